@@ -16,7 +16,7 @@ from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network, Node, Tensor
-from blockconv.network.ops.base import Conversion
+from blockconv.network.ops.base import BetweenTypes
 
 FLOAT = element("float32")
 
@@ -133,7 +133,7 @@ def test_an_op_says_all_of_itself(record):
     assert record.infer is not ops.Attributes.infer
     assert record.op
     named = record.op in {row.op for row in TABLE}
-    converts = issubclass(record, Conversion)
+    converts = issubclass(record, BetweenTypes)
     # A view, another library's, under the name of `of`, and of the gradient that it is.
     special = record in (ops.Reshape, ops.Foreign, ops.Quantized, ops.ConvTranspose2d)
     assert named or converts or special

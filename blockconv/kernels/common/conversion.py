@@ -16,7 +16,7 @@ __all__ = [
     "CONVERTED_LANES",
     "Conversion",
     "ConversionArguments",
-    "Extents",
+    "ConvertedExtents",
     "Moved",
     "both_ends",
     "conversion_words",
@@ -107,7 +107,7 @@ class Conversion:
         return self.dst.quantized(self.src.dequantized(value))
 
 
-class Extents(NamedTuple):
+class ConvertedExtents(NamedTuple):
     """`count` contiguous extents of `size` elements; the steps from one to the next, in bytes."""
 
     src: Any
@@ -120,13 +120,13 @@ class Extents(NamedTuple):
 
 
 def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
-    """Code that converts `Extents` by vectors of `lanes`: one for an extent, or more.
+    """Code that converts `ConvertedExtents` by vectors of `lanes`: one for an extent, or more.
 
     The last vector of an extent is moved back to be whole; those of an extent that is shorter are of one element.
     """
 
     @emitted
-    def convert(builder: Any, x: Extents) -> None:
+    def convert(builder: Any, x: ConvertedExtents) -> None:
         if not moved.is_converted:
             return
         vectors, one = (Conversion(builder, moved, n, x.conversion) for n in (lanes, 1))

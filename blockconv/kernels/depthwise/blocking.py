@@ -18,7 +18,7 @@ from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.common.waiting import is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
-from blockconv.kernels.depthwise.tiling import Tiling, WindowAxis, halved, outputs, tile_axis, tile_packed_axis
+from blockconv.kernels.depthwise.tiling import AxisTiling, WindowAxis, halved, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.machine import Machine
 
 __all__ = ["ChannelRun", "DepthwiseBlocking", "blocking"]
@@ -54,7 +54,7 @@ class ChannelRun(NamedTuple):
 
 @dataclass(frozen=True)
 class DepthwiseBlocking:
-    """What vectors run over, and the tile; `TileSpec` says what most numbers are.
+    """What vectors run over, and the tile; `DepthwiseTileSpec` says what most numbers are.
 
     batched: a vector runs over a pixel's elements of all images, which lie together (CHWN4, CHWN, HWCN).
     pixel: elements of a pixel that lie together.
@@ -63,7 +63,7 @@ class DepthwiseBlocking:
     span: entries of the table that a task takes at the least.
     dot: the multiply-accumulate.
     joined: taps of the loop axis, which it takes several of at once.
-    shuffled: as in `TileSpec`.
+    shuffled: as in `DepthwiseTileSpec`.
     whole: vectors run over pixels, and a tile has whole rows of them.
     gathered: entries for which a task gathers what it reads, 0 where it is read in place.
     entry_bytes: of a pixel, that one of them reads.
@@ -332,7 +332,7 @@ def _width(request: Request) -> WindowAxis:
     return WindowAxis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw, request.anchor is not None)
 
 
-def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[Tiling, int]:
+def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
     most, least = outputs(request.machine, request.types)
     tiling = tile_axis(_width(request), 1 if one_by_one else most)

@@ -8,7 +8,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.tiling import MOST_TAPS, Tiling, WindowAxis, outputs, tile_axis
+from blockconv.kernels.depthwise.tiling import MOST_TAPS, AxisTiling, WindowAxis, outputs, tile_axis
 from blockconv.machine.machine import Machine
 
 __all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
@@ -41,7 +41,7 @@ def picked_unit(isa: Isa, problem: Conv2dProblem, pixel: int, lanes: int, types:
 
 def whole_rows(
     machine: Machine, problem: Conv2dProblem, lanes: int, block: int, pixel: int, types: Types
-) -> tuple[int, int, Tiling] | None:
+) -> tuple[int, int, AxisTiling] | None:
     """(lanes, vectors of a row, tiling) of tiles of whole rows of floats, where that is few vectors; else None.
 
     block: channels of a pixel; pixel: elements of one.
@@ -69,7 +69,7 @@ def whole_rows(
 
 def whole_integer_rows(
     isa: Isa, problem: Conv2dProblem, lanes: int, block: int, pixel: int
-) -> tuple[int, int, Tiling] | None:
+) -> tuple[int, int, AxisTiling] | None:
     """As `whole_rows`, of bytes, where a vector has whole blocks of channels."""
     p, each, unit = problem, lanes // PARTS, UNIT // PARTS
     if not (isa.is_x86 and isa.ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:

@@ -28,10 +28,10 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = ["FloatTile", "Loader", "TileAxis", "TileRun", "TileSpec", "chosen", "step_of", "times"]
+__all__ = ["DepthwiseTileRun", "DepthwiseTileSpec", "FloatTile", "Loader", "TileAxis", "chosen", "step_of", "times"]
 
 
-class TileSpec(NamedTuple):
+class DepthwiseTileSpec(NamedTuple):
     """What a tile is compiled for.
 
     element: the code of the elements' type.
@@ -120,7 +120,7 @@ class TileSpec(NamedTuple):
 
     @property
     def variants(self) -> list[tuple[int, int, int]]:
-        """(begin, end, whether loads along pixels are masked) of each variant, in the order of `TileRun.variant`."""
+        """(begin, end, whether loads along pixels are masked) of each variant, in the order of a run's `variant`."""
         if self.is_packed:
             return [(0, 0, 0)]
         edges = [(self.begin, self.end)] if self.edges == 1 else [(0, 0), (self.begin, 0), (0, self.end)]
@@ -141,10 +141,10 @@ class TileSpec(NamedTuple):
         return p * self.loops + q if self.columns else q * self.unrolled + p
 
 
-class TileRun(NamedTuple):
+class DepthwiseTileRun(NamedTuple):
     """One tile; addresses, and counts of elements.
 
-    variant: which of `TileSpec.variants`.
+    variant: which of `DepthwiseTileSpec.variants`.
     src: where the first output's first tap lies, in memory or not.
     wei: the weights of the first tap.
     bia: a bias for each valid channel.
@@ -204,10 +204,10 @@ def times(builder: Any, value: Any, count: int) -> Any:
 class FloatTile:
     """The code of one tile of floats. `accs` are the accumulators.
 
-    run, loop, unrolled, out: a `TileRun`, two `TileAxis` and an `Output` of LLVM's values.
+    run, loop, unrolled, out: a `DepthwiseTileRun`, two `TileAxis` and an `Output` of LLVM's values.
     """
 
-    def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
+    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
         self.v = spec.tile.code(builder)
         self.wei_mask = None
@@ -361,7 +361,12 @@ class Loader:
     """
 
     def __init__(
-        self, v: Vectors, spec: TileSpec, run: Any, masks: list[Any | None] | None = None, border: Any | None = None
+        self,
+        v: Vectors,
+        spec: DepthwiseTileSpec,
+        run: Any,
+        masks: list[Any | None] | None = None,
+        border: Any | None = None,
     ) -> None:
         self.wide, self.spec, self.run, self.border = v, spec, run, border
         self.v = Vectors(v.b, spec.half, spec.lanes) if spec.half else v

@@ -17,7 +17,7 @@ from blockconv.core import target
 from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
 from blockconv.kernels.common.unpacked import UNIT, permutes_bytes, shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import IntegerTile
 from blockconv.kernels.depthwise.codegen_rows import mask
 from blockconv.kernels.depthwise.columns import Columns
@@ -29,7 +29,7 @@ BORDER, ZERO, ANY = -1, -2, -3  # of a byte that is wanted, and not one of the s
 Wanted = tuple[int, ...]  # of each byte of a vector, its distance from the tile's first position; or one of these
 
 
-def integer_rows_tile(spec: TileSpec, columns: Columns) -> Any:
+def integer_rows_tile(spec: DepthwiseTileSpec, columns: Columns) -> Any:
     """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""
 
     @emitted
@@ -46,7 +46,7 @@ class IntegerRowsTile(IntegerTile):
     """The code of one tile. Nothing is read at run time but addresses and the zero point."""
 
     def __init__(
-        self, builder: Any, spec: TileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
+        self, builder: Any, spec: DepthwiseTileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
     ) -> None:
         self.columns = columns
         super().__init__(builder, spec, run, loop, unrolled, out)
@@ -71,7 +71,7 @@ class IntegerRowsTile(IntegerTile):
                     found.append((number, weights[t, group]))
         begin, end, _ = variant
         rows = begin * columns.src_row, (spec.readers[1] - end - 1) * columns.src_row + columns.src
-        source = Source(self, rows, list(readers))
+        source = SourceBytes(self, rows, list(readers))
         for wanted in sorted(readers, key=lambda each: (first_of(each), each)):
             x = self.b.bitcast(source.picked(wanted), self.v.kind)
             for number, weight in readers[wanted]:
@@ -107,7 +107,7 @@ def reach(wanted: Iterable[int]) -> tuple[int, int]:
     return (min(found), max(found) + 1) if found else (0, 0)
 
 
-class Source:
+class SourceBytes:
     """The code that picks bytes of the source, by a vector of indices if any byte may go to any lane.
 
     rows: the first byte that a tile may read and the one behind the last. all_wanted: what will be picked.

@@ -27,12 +27,12 @@ from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import EpilogueArguments, after_scales, dequantized, float_of
 from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec, step_of, times
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader, step_of, times
 
 __all__ = ["depthwise_tile", "repeats"]
 
 
-def depthwise_tile(spec: TileSpec, pixel_bytes: int = 0) -> Any:
+def depthwise_tile(spec: DepthwiseTileSpec, pixel_bytes: int = 0) -> Any:
     """tile(run, loop, unrolled, out): reduce and store one tile.
 
     pixel_bytes: from a pixel of the unrolled axis to the next, in source and destination alike, so that addresses are
@@ -62,7 +62,7 @@ def repeats(period: int, lanes: int) -> bool:
 class IntegerTile(FloatTile):
     """The code of one tile of bytes, as `FloatTile` is of floats."""
 
-    def __init__(self, builder: Any, spec: TileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
+    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
         self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
         self.dot = by_number(spec.dot)

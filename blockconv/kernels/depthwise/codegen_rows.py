@@ -16,13 +16,13 @@ from blockconv.jit.ir import const, emitted, join, shuffle
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import FloatTile, Loader, TileSpec
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader
 from blockconv.kernels.depthwise.columns import Columns
 
 __all__ = ["mask", "rows_tile"]
 
 
-def rows_tile(spec: TileSpec, columns: Columns) -> Any:
+def rows_tile(spec: DepthwiseTileSpec, columns: Columns) -> Any:
     """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""
 
     @emitted
@@ -41,7 +41,7 @@ class RowsTile(FloatTile):
     """The code of one tile. Along the loop axis, the columns, nothing is read at run time but the weights' step."""
 
     def __init__(
-        self, builder: Any, spec: TileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
+        self, builder: Any, spec: DepthwiseTileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
     ) -> None:
         super().__init__(builder, spec, run, loop, unrolled, out)
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
@@ -90,7 +90,7 @@ class RowsTile(FloatTile):
 PAST = -1  # for an element past the end of a row: anything
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """A vector, and the elements of the row that its lanes are; None: zero."""
 
     elements: list[int | None]
@@ -149,7 +149,7 @@ class SourceRow:
             taken[columns.unit_lane(lanes, output)] = (2 * number + phase) * pixel + inside
         return shuffle(self.v.b, self.pairs[begin], self.pairs[begin + lanes], taken)
 
-    def phase(self, phase: int, k: int) -> Part:
+    def phase(self, phase: int, k: int) -> RowPart:
         """Vector `k` of these pixels, which is shuffled from the row's once."""
         if (phase, k) not in self.known:
             lanes, size = self.v.lanes, self.columns.src
@@ -157,7 +157,7 @@ class SourceRow:
             parts = [self.part(number * lanes) for number in sorted({at // lanes for at in elements if at < size})]
             past = None if any(None in part.elements for part in parts) else PAST
             found = [at if at < size else past for at in elements]
-            self.known[phase, k] = Part(found, self.picked(parts, found))
+            self.known[phase, k] = RowPart(found, self.picked(parts, found))
         return self.known[phase, k]
 
     def contiguous(self, wanted: list[int | None]) -> Any:
@@ -170,7 +170,7 @@ class SourceRow:
             return v.load(self.at(begin), mask([0 <= begin + lane < size for lane in range(lanes)]))
         return self.picked([self.part(min(max(begin, 0), size - lanes))], wanted)
 
-    def part(self, begin: int) -> Part:
+    def part(self, begin: int) -> RowPart:
         """The vector from an element on; of a row that is less than a vector, all of it."""
         v, size = self.v, self.columns.src
         masked = has_masks(v) and begin + v.lanes > size
@@ -182,10 +182,10 @@ class SourceRow:
                 found = v.load(self.at(begin), mask([at is not None for at in elements]))
             else:
                 found = v.load(self.at(begin)) if v.lanes <= size else v.load_first(self.address, size)
-            self.known[begin] = Part(elements, found)
+            self.known[begin] = RowPart(elements, found)
         return self.known[begin]
 
-    def picked(self, parts: list[Part], wanted: list[int | None]) -> Any:
+    def picked(self, parts: list[RowPart], wanted: list[int | None]) -> Any:
         """Of these vectors what is wanted: elements, and zero for None; anything for an element that none has."""
         lanes, vectors = self.v.lanes, [part.value for part in parts]
         found = {at: (k, lane) for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}

@@ -8,7 +8,7 @@ import numpy as np
 
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.kernels.depthwise.codegen import TileRun
+from blockconv.kernels.depthwise.codegen import DepthwiseTileRun
 
 __all__ = ["Entry", "entry_run", "find_steps", "following", "read_entry"]
 
@@ -107,7 +107,7 @@ def following(e):
 @inline
 def entry_run(e, variant, src, zeros):
     """What the tile of an entry reads."""
-    return TileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, zeros, e.scales)
+    return DepthwiseTileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, zeros, e.scales)
 
 
 def find_steps(table: np.ndarray[Any, Any]) -> None:

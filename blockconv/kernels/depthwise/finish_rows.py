@@ -17,13 +17,13 @@ from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes, unpacked_order
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.columns import Columns
 
 __all__ = ["finish_rows"]
 
 
-def finish_rows(builder: Any, spec: TileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
+def finish_rows(builder: Any, spec: DepthwiseTileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
     """Store the accumulators, stack slots, in the order of the lanes."""
     full = builder.icmp_signed(">=", out.valid, const(spec.period))
     with builder.if_else(full, likely=True) as (whole, part):
@@ -33,7 +33,7 @@ def finish_rows(builder: Any, spec: TileSpec, columns: Columns, out: Any, accs: 
             _RowsEpilogue(builder, spec, columns, out, len(accs), masked=True).finish(accs)
 
 
-class Extent(NamedTuple):
+class LaneExtent(NamedTuple):
     """Lanes of a unit that are neighbours in memory, and how many elements are stored before them."""
 
     unit: int
@@ -44,7 +44,9 @@ class Extent(NamedTuple):
 class _RowsEpilogue(TileEpilogue):
     """The code that finishes a tile. A unit is what one store writes."""
 
-    def __init__(self, builder: Any, spec: TileSpec, columns: Columns, out: Any, count: int, masked: bool) -> None:
+    def __init__(
+        self, builder: Any, spec: DepthwiseTileSpec, columns: Columns, out: Any, count: int, masked: bool
+    ) -> None:
         tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=spec.period)
         super().__init__(builder, tile, tile.lanes, spec.act, out, has_parts=False, masked=masked)
         self.columns, self.rows, lanes = columns, spec.unrolled, tile.lanes
@@ -56,16 +58,16 @@ class _RowsEpilogue(TileEpilogue):
         self.is_dense = columns.dst_row == columns.dst * self.unit.itemsize
         self.extents = self.extents_of(columns.row_lanes(tile.lanes))
 
-    def extents_of(self, row_lanes: int) -> list[Extent]:
+    def extents_of(self, row_lanes: int) -> list[LaneExtent]:
         """The lanes that exist."""
-        found: list[Extent] = []
+        found: list[LaneExtent] = []
         for row in range(self.rows):
             for output in range(self.columns.dst):
                 unit, lane = divmod(row * row_lanes + output, self.unit.lanes)
                 if found and found[-1].unit == unit and (self.is_dense or output > 0):
                     found[-1].lanes.append(lane)
                 else:
-                    found.append(Extent(unit, [lane], row * self.columns.dst + output))
+                    found.append(LaneExtent(unit, [lane], row * self.columns.dst + output))
         return found
 
     @property
@@ -90,7 +92,7 @@ class _RowsEpilogue(TileEpilogue):
                 found.append(shuffle(self.b, made, made, list(order[first : first + self.unit.lanes])))
         return found
 
-    def is_whole(self, extent: Extent) -> bool:
+    def is_whole(self, extent: LaneExtent) -> bool:
         """Whether as many elements of the tile as a unit has lie where an extent begins."""
         lanes = self.unit.lanes
         return len(extent.lanes) == lanes or (

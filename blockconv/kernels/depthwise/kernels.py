@@ -11,7 +11,7 @@ from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
-from blockconv.kernels.depthwise.codegen import TileAxis, TileSpec
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, following, read_entry
 
@@ -215,11 +215,14 @@ def depthwise_channels(along, gathered, pixel_bytes, *spec):
 
     along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 2,
     a task has one entry, which is read before all rows; 0, the entries of a tile, where these are more of a pixel's
-    neighbours than a few: of a sequence of entries that differ only by even steps the first alone is read. gathered: 1,
-    a task gathers what it reads of the source before its tiles do, see `gathering.py`. pixel_bytes: as in
-    `depthwise_tile`. spec: a `TileSpec`. A task is a chunk of an image's rows and a group of the table's entries.
+    neighbours than a few: of a sequence of entries that differ only by even steps the first alone is read.
+    gathered: 1, a task gathers what it reads of the source before its tiles do, see `gathering.py`.
+    pixel_bytes: as in `depthwise_tile`.
+    spec: a `DepthwiseTileSpec`.
+
+    A task is a chunk of an image's rows and a group of the table's entries.
     """
-    shape = TileSpec(*spec)
+    shape = DepthwiseTileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
     compute = _tile_at(shape, pixel_bytes)
 
@@ -274,9 +277,9 @@ def depthwise_channels(along, gathered, pixel_bytes, *spec):
 def depthwise_pixels(*spec):
     """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors.
 
-    spec: a `TileSpec`. A task is a chunk of an image's rows and one entry of the table.
+    spec: a `DepthwiseTileSpec`. A task is a chunk of an image's rows and one entry of the table.
     """
-    shape = TileSpec(*spec)
+    shape = DepthwiseTileSpec(*spec)
     lanes, loops, unrolled, columns = shape.lanes, shape.loops, shape.unrolled, shape.columns
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
     taps, edges, masks, dot = shape.taps, shape.edges, shape.masks, shape.dot

@@ -18,7 +18,7 @@ from blockconv.kernels.common.copies import copy_bytes, fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import Output
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.depthwise.codegen import TileAxis, TileSpec, chosen
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis, chosen
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
 from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, fill_zeros
@@ -42,7 +42,7 @@ def _separator(lanes: int, columns: int, inner: int) -> Any:
     return separate
 
 
-def _row_packer(shape: TileSpec) -> Any:
+def _row_packer(shape: DepthwiseTileSpec) -> Any:
     """pack_rows(a, scratch, src, ih, rows, fill): a window, whose first row, number `ih` of an image, is at `src`."""
     lanes, columns = shape.lanes, shape.columns
     separate = _separator(lanes, columns, shape.inner)
@@ -76,9 +76,9 @@ def _copy_rows(dst, dst_row, src, src_row, rows, size):
 def depthwise_packed(*spec):
     """Tiles of `unrolled` rows x `loops` vectors of pixels.
 
-    spec: a `TileSpec`. A task is a chunk of an image's rows and one entry of the table.
+    spec: a `DepthwiseTileSpec`. A task is a chunk of an image's rows and one entry of the table.
     """
-    shape = TileSpec(*spec)
+    shape = DepthwiseTileSpec(*spec)
     lanes, unrolled, itemsize = shape.lanes, shape.unrolled, shape.finished.itemsize
     width, tile, pack_rows = shape.loops * lanes, depthwise_tile(shape), _row_packer(shape)
 

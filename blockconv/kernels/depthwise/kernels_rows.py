@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.kernels.common.tile import Output
-from blockconv.kernels.depthwise.codegen import TileAxis, TileSpec
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
 from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
@@ -20,9 +20,11 @@ COLUMNS = len(Columns._fields)
 def depthwise_rows(*spec):
     """Tiles of `unrolled` whole rows.
 
-    spec: a `TileSpec`, then `Columns`. A task is a chunk of an image's rows and a group of the table's entries.
+    spec: a `DepthwiseTileSpec`, then `Columns`.
+
+    A task is a chunk of an image's rows and a group of the table's entries.
     """
-    shape, columns = TileSpec(*spec[:-COLUMNS]), Columns(*spec[-COLUMNS:])
+    shape, columns = DepthwiseTileSpec(*spec[:-COLUMNS]), Columns(*spec[-COLUMNS:])
     lanes, unrolled, edges, itemsize = shape.lanes, shape.unrolled, shape.edges, shape.finished.itemsize
     tile = (integer_rows_tile if shape.dot else rows_tile)(shape, columns)
 

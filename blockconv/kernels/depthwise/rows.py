@@ -27,7 +27,7 @@ from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
-from blockconv.kernels.depthwise.codegen import TileSpec
+from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
 from blockconv.kernels.depthwise.gathering import gathered_words
 from blockconv.kernels.depthwise.kernels import (
@@ -205,15 +205,15 @@ def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: 
     return window + packed.window, {**nothing, **dict(zip(names, found, strict=True))}
 
 
-REQUIRED = len(TileSpec._fields) - len(TileSpec._field_defaults)  # numbers that every tile has
+REQUIRED = len(DepthwiseTileSpec._fields) - len(DepthwiseTileSpec._field_defaults)  # numbers that every tile has
 
 
 def _spec(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, epilogue: Epilogue) -> tuple[int, ...]:
-    """The `TileSpec` of the blocking; where all types are one, without what is for others, for it is the same tile."""
-    taken = {name: int(getattr(at, name)) for name in TileSpec._fields[:REQUIRED] if hasattr(at, name)}
+    """The spec of a blocking's tile. One type for all has no words for others: it is the same tile."""
+    taken = {name: int(getattr(at, name)) for name in DepthwiseTileSpec._fields[:REQUIRED] if hasattr(at, name)}
     permute = int(problem.oc > problem.ic and at.period > 1)
     fma = int(target.isa().fma and types.acc.is_float)
-    spec = TileSpec(element=types.acc.code, fma=fma, act=epilogue.kind(types), permute=permute, **taken)
+    spec = DepthwiseTileSpec(element=types.acc.code, fma=fma, act=epilogue.kind(types), permute=permute, **taken)
     dst = types.dst
     if types.src.is_half:
         return spec._replace(src=types.src.code, dst=dst.code if dst != types.acc else 0)

@@ -11,7 +11,7 @@ from blockconv.machine.machine import Machine
 
 __all__ = [
     "MOST_TAPS",
-    "Tiling",
+    "AxisTiling",
     "WindowAxis",
     "halved",
     "lines_bind",
@@ -41,7 +41,7 @@ class WindowAxis(NamedTuple):
     shared: bool = False
 
 
-class Tiling(NamedTuple):
+class AxisTiling(NamedTuple):
     unrolled: int
     taps: int
     stride: int
@@ -69,14 +69,14 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
     return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
 
 
-def tile_axis(axis: WindowAxis, most: int) -> Tiling:
+def tile_axis(axis: WindowAxis, most: int) -> AxisTiling:
     """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
-    best: tuple[float, Tiling] | None = None
+    best: tuple[float, AxisTiling] | None = None
     sizes = sorted(shared_sizes(most)) if axis.shared else range(1, most + 1)
     for outputs in [size for size in sizes if size <= axis.out] if axis.taps <= MOST_TAPS else ():
         edges = _edges(axis, outputs)
         if edges is not None:
-            score = -(-axis.out // outputs) * (outputs + 1.0), Tiling(outputs, *axis[2:5], *edges)
+            score = -(-axis.out // outputs) * (outputs + 1.0), AxisTiling(outputs, *axis[2:5], *edges)
             if best is None or score[0] <= best[0]:
                 best = score
     # Tiles of a few outputs where more would do: the edges are nearly everything.
@@ -84,10 +84,10 @@ def tile_axis(axis: WindowAxis, most: int) -> Tiling:
         return best[1]
     count = -(-axis.out // most)
     outputs = next(size for size in shared_sizes(most) if size <= axis.out) if axis.shared else -(-axis.out // count)
-    return Tiling(outputs, 0, 0, 0, 0, 0, 1)
+    return AxisTiling(outputs, 0, 0, 0, 0, 0, 1)
 
 
-def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Types) -> Tiling | None:
+def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Types) -> AxisTiling | None:
     """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
 
     None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
@@ -100,13 +100,13 @@ def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Type
     return found if 2 * found.unrolled == most else None
 
 
-def tile_packed_axis(axis: WindowAxis, most: int) -> Tiling:
+def tile_packed_axis(axis: WindowAxis, most: int) -> AxisTiling:
     """The unrolled axis where rows outside are packed as those inside: there are no edges."""
     sizes = shared_sizes(most) if axis.shared else range(1, most + 1)
     fitting = [size for size in sizes if size <= axis.out]
     outputs = min(fitting, key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
     known = (axis.taps, axis.stride, axis.dilation) if axis.taps <= MOST_TAPS else (0, 0, 0)
-    return Tiling(outputs, *known, 0, 0, 1)
+    return AxisTiling(outputs, *known, 0, 0, 1)
 
 
 def _edges(axis: WindowAxis, outputs: int) -> tuple[int, int, int] | None:

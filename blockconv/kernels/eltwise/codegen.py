@@ -26,7 +26,7 @@ from blockconv.kernels.common.vectors import Vectors
 __all__ = [
     "UNROLL",
     "EltwiseQuantization",
-    "Extents",
+    "ExtentsRun",
     "OpKind",
     "Operand",
     "eltwise_extent",
@@ -69,7 +69,7 @@ class EltwiseQuantization(Arguments):
     dst = group(QuantizationArguments, "of the destination")
 
 
-class Extents(NamedTuple):
+class ExtentsRun(NamedTuple):
     """Extents of contiguous elements.
 
     src, dst: the addresses of the first one.
@@ -138,7 +138,7 @@ class _Sides:
 def eltwise_extent(
     element: ElementType, lanes: int, kind: int, operand: int, act: int, masked: int, inner: int = 0
 ) -> Any:
-    """Code for dst = act(kind(src, other, second)) over `Extents`.
+    """Code for dst = act(kind(src, other, second)) over `ExtentsRun`.
 
     act: an `ActivationKind`. masked: the result is zero where the mask says so. inner: elements that are repeated.
     """
@@ -146,7 +146,7 @@ def eltwise_extent(
     unroll = count if act >= ActivationKind.OTHER or masked else -(-UNROLL // count) * count
 
     @emitted
-    def compute(builder: Any, x: Extents) -> None:
+    def compute(builder: Any, x: ExtentsRun) -> None:
         sides = _Sides(builder, element, lanes, kind, x.integers)
         looked_up = kind == OpKind.LOOKUP
         activate = _lookup(sides.memory, x.activation) if looked_up else _activation(sides.real, act, x.activation)
@@ -156,7 +156,7 @@ def eltwise_extent(
             addresses = [builder.add(address, offset) for address in (x.other, x.second)][: operand_count(kind)]
             _extent(sides, x, src, dst, _operands(sides, operand, addresses, inner), activate)
 
-    def _extent(sides: _Sides, x: Extents, src: Any, dst: Any, operands: Any, activate: Any) -> None:
+    def _extent(sides: _Sides, x: ExtentsRun, src: Any, dst: Any, operands: Any, activate: Any) -> None:
         v = sides.memory
 
         def vector(offset: Any, mask: Any | None, k: int | None = None) -> None:

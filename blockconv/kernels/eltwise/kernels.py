@@ -9,7 +9,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.kernels.eltwise.codegen import (
     EltwiseQuantization,
-    Extents,
+    ExtentsRun,
     Operand,
     eltwise_extent,
     operand_count,
@@ -130,7 +130,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                     size, times, stride = period, count // period, 0
                 step = period * itemsize if periodic else a.step
                 x, y, z = a.src + at, a.other + offset, a.second + offset
-                compute(Extents(x, y, z, mask, a.dst + at, size, act_at, times, step, stride, words))
+                compute(ExtentsRun(x, y, z, mask, a.dst + at, size, act_at, times, step, stride, words))
                 continue
             for row in range(extent_first, min(extents, extent_first + a.task_extents)):
                 at = at_outer + row * a.step + start * itemsize
@@ -155,7 +155,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                     at, beside = p * part * itemsize, p * part * operand_itemsize if full else 0
                     y, z = other + beside, second + beside
                     size = min(part, count - p * part)
-                    run = Extents(src + at, y, z, mask, dst + at, size, act_at, 1, 0, 0, words)
+                    run = ExtentsRun(src + at, y, z, mask, dst + at, size, act_at, 1, 0, 0, words)
                     if valid < block:
                         compute_masked(run)
                     else:

@@ -66,7 +66,7 @@ ALL = 1 << 40  # channels, where none is missing
 
 
 @dataclass(frozen=True)
-class Extents:
+class EltwiseExtents:
     """The contiguous extents of a storage, or of some images of it.
 
     size: elements in one.
@@ -104,13 +104,15 @@ class Operated(NamedTuple):
         whole = count // block * block
         return [some for some in (range(whole), range(whole, count)) if some]
 
-    def found(self, lanes: int) -> list[Extents] | str:
+    def found(self, lanes: int) -> list[EltwiseExtents] | str:
         """The extents of all images; or why there are none, in a sentence."""
         each = [extents(self, images, lanes) for images in self.images()]
-        return next((one for one in each if isinstance(one, str)), None) or [e for e in each if isinstance(e, Extents)]
+        return next((one for one in each if isinstance(one, str)), None) or [
+            e for e in each if isinstance(e, EltwiseExtents)
+        ]
 
 
-def extents(storage: Operated, images: range, lanes: int) -> Extents | str:
+def extents(storage: Operated, images: range, lanes: int) -> EltwiseExtents | str:
     """The extents of whole blocks of images, or of some of the last; or why there are none, in a sentence."""
     layout, shape, other, _ = storage
     ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
@@ -122,25 +124,25 @@ def extents(storage: Operated, images: range, lanes: int) -> Extents | str:
     block = layout.blocks[1] if ragged else 1
     least = -(-MASKED * lanes // block) * block if ragged else lanes  # the period of a mask
     if other is None:
-        return Extents(inner.size, Operand.NONE, 1, least, False, ragged, outer, begin)
+        return EltwiseExtents(inner.size, Operand.NONE, 1, least, False, ragged, outer, begin)
     if inner.dst not in (0, 1):
         return f"an operand in {other} has another memory order than {layout}"
     if inner.dst == 0:
-        return Extents(inner.size, Operand.REPEATED, 1, least, False, ragged, outer, begin)
+        return EltwiseExtents(inner.size, Operand.REPEATED, 1, least, False, ragged, outer, begin)
     repeats = outer and outer[-1].strides == (inner.size, 0) and not (ragged and _channels(outer[-1]))
     if not repeats and (other == layout or not ragged):
-        return Extents(inner.size, Operand.FULL, 1, least, False, ragged, outer, begin)
+        return EltwiseExtents(inner.size, Operand.FULL, 1, least, False, ragged, outer, begin)
     size = inner.size
     if repeats:
         size, outer = size * outer[-1].size, outer[:-1]
     whole = math.lcm(inner.size, lanes)
     if inner.size <= LARGEST_BLOCK and whole <= MOST_REPEATED * lanes:
         period = -(-least // whole) * whole
-        return Extents(size, Operand.REPEATED, inner.size, period, False, ragged, outer, begin)
+        return EltwiseExtents(size, Operand.REPEATED, inner.size, period, False, ragged, outer, begin)
     if whole > LONGEST or (inner.size % lanes == 0 and inner.size >= UNROLL * lanes and not ragged):
-        return Extents(size, Operand.PERIOD, inner.size, inner.size, ragged, ragged, outer, begin)
+        return EltwiseExtents(size, Operand.PERIOD, inner.size, inner.size, ragged, ragged, outer, begin)
     period = whole * max(1, min(-(-WRITTEN // whole), size // (8 * whole)))
-    return Extents(size, Operand.PERIOD, inner.size, period, True, ragged, outer, begin)
+    return EltwiseExtents(size, Operand.PERIOD, inner.size, period, True, ragged, outer, begin)
 
 
 def _loops(storage: Operated, images: range) -> tuple[list[Loop], tuple[int, int]]:
@@ -180,7 +182,7 @@ def _channels(loop: Loop) -> int:
 
 
 @dataclass(frozen=True)
-class How:
+class EltwiseMethod:
     """How an op is computed, whatever its shape is.
 
     lanes: of a vector that is computed with.
@@ -205,7 +207,7 @@ class How:
         return EltwiseQuantization(src=words[0], other=words[1], dst=words[2])
 
 
-def _ops(storage: Operated, kind: int, buffers: tuple[int, int, int, int], how: How) -> list[Op]:
+def _ops(storage: Operated, kind: int, buffers: tuple[int, int, int, int], how: EltwiseMethod) -> list[Op]:
     """buffers: source, operand, second operand, destination."""
     if 0 in storage.shape:
         return []
@@ -216,7 +218,9 @@ def _ops(storage: Operated, kind: int, buffers: tuple[int, int, int, int], how: 
     return ops + fill_images(storage.layout, storage.shape, how.element.itemsize, buffers[-1], zero)
 
 
-def _op(found: Extents, kind: int, buffers: tuple[int, int, int, int], storage: Operated, how: How) -> Op:
+def _op(
+    found: EltwiseExtents, kind: int, buffers: tuple[int, int, int, int], storage: Operated, how: EltwiseMethod
+) -> Op:
     e, threads, activation = how.element, how.threads, how.activation
     last, outer = (found.loops[-1], found.loops[:-1]) if found.loops else (Loop(1, (0, 0)), ())
     total = math.prod(loop.size for loop in found.loops) * found.size * e.itemsize
@@ -269,11 +273,11 @@ def _loop(loop: Loop, itemsize: int, beside: int, ragged: bool) -> EltwiseLoop:
     return EltwiseLoop(size=loop.size, step=loop.src * itemsize, stride=loop.dst * beside, channels=channels)
 
 
-def _activation_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:
+def _activation_ops(problem: ActivationProblem, dst: Layout, how: EltwiseMethod) -> list[Op]:
     return _ops(Operated(dst, problem.shape), OpKind.NOTHING, (0, 0, 0, 1), how)
 
 
-def _lookup_ops(problem: ActivationProblem, dst: Layout, how: How) -> list[Op]:
+def _lookup_ops(problem: ActivationProblem, dst: Layout, how: EltwiseMethod) -> list[Op]:
     return _ops(Operated(dst, problem.shape), OpKind.LOOKUP, (0, 0, 0, 1), how)
 
 
@@ -289,7 +293,7 @@ def _binary(problem: BinaryProblem, dst: Layout, other: Layout | None) -> Operat
     return Operated(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2])
 
 
-def _binary_ops(problem: BinaryProblem, dst: Layout, how: How, other: Layout | None = None) -> list[Op]:
+def _binary_ops(problem: BinaryProblem, dst: Layout, how: EltwiseMethod, other: Layout | None = None) -> list[Op]:
     kind, swapped, _ = _broadcast(problem)
     first, second = (1, 0) if swapped else (0, 1)
     return _ops(_binary(problem, dst, other), kind, (first, second, second, 2), how)
@@ -300,7 +304,7 @@ def _affine(problem: AffineProblem, layout: Layout) -> Operated:
     return Operated(layout, problem.shape, row_major(rank), (1, problem.shape[1], *[1] * (rank - 2)))
 
 
-def _affine_ops(problem: AffineProblem, dst: Layout, how: How) -> list[Op]:
+def _affine_ops(problem: AffineProblem, dst: Layout, how: EltwiseMethod) -> list[Op]:
     return _ops(_affine(problem, dst), OpKind.AFFINE, (0, 1, 2, 3), how)
 
 
@@ -328,7 +332,7 @@ def _without_extents(request: Request, storage: Operated) -> Reason | None:
 DEQUANTIZED_CYCLES = 2
 
 
-def _cost(request: Request, how: How) -> float:
+def _cost(request: Request, how: EltwiseMethod) -> float:
     """The result, and the operands that are as large, at the speed of memory; or the time to convert integers."""
     problem, m = request.problem, request.machine
     elements = request.dst.size(problem.dst_shape)
@@ -339,7 +343,7 @@ def _cost(request: Request, how: How) -> float:
     return m.launch_seconds() + max(m.move_seconds(arrays * result, result), computed) / how.threads
 
 
-def _lookup_cost(request: Request, how: How) -> float:
+def _lookup_cost(request: Request, how: EltwiseMethod) -> float:
     """Two permutations and a choice, three instructions for each of 16 shuffles, or three for each byte."""
     m, size = request.machine, request.dst.size(request.problem.shape)
     each = 3 if m.isa.vbmi else 24 if m.isa.ssse3 else 2 * how.lanes
@@ -357,7 +361,7 @@ def _row(op: str, why_not: Callable[..., Reason | None], ops: Callable[..., list
     ) -> Primitive | Reason:
         reason, element = why_not(request, **options), request.types.src
         lanes = request.machine.lanes((element if op == "lookup" else element.computed).itemsize)
-        how = How(element, request.threads, lanes, activation, quantizations, table)
+        how = EltwiseMethod(element, request.threads, lanes, activation, quantizations, table)
         asked = request.problem, request.dst, how
         cost = _lookup_cost if op == "lookup" else _cost
         return reason or Primitive(lambda: cost(request, how), lambda: ops(*asked, **options))

@@ -11,12 +11,12 @@ from blockconv.jit.ir import call_llvm, const, emitted
 from blockconv.kernels.common.conversion import both_ends
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["ANY_POWER", "THREE_QUARTERS", "Window", "normalisation", "squares"]
+__all__ = ["ANY_POWER", "THREE_QUARTERS", "LrnRun", "normalisation", "squares"]
 
 THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square roots, or by the C library
 
 
-class Window(NamedTuple):
+class LrnRun(NamedTuple):
     """Contiguous results, each from the squares of the channels around its own.
 
     src: the address of the results' own elements.
@@ -58,10 +58,10 @@ def squares(element: ElementType, lanes: int) -> Any:
 
 
 def normalisation(element: ElementType, lanes: int, power: int, squared: bool) -> Any:
-    """Code that computes a `Window`'s results. squared: what lies near is squares already."""
+    """Code that computes a `LrnRun`'s results. squared: what lies near is squares already."""
 
     @emitted
-    def normalise(builder: Any, w: Window) -> None:
+    def normalise(builder: Any, w: LrnRun) -> None:
         v, out = both_ends(builder, element, lanes, w.integers)
         slot = cgutils.alloca_once(builder, v.kind)
 

@@ -12,7 +12,7 @@ from blockconv.jit.ir import as_float64, store_bits, store_f
 from blockconv.kernels.common.axis_arguments import ContiguousAxis
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
-from blockconv.kernels.lrn.codegen import Window, normalisation, squares
+from blockconv.kernels.lrn.codegen import LrnRun, normalisation, squares
 
 __all__ = ["LINE", "ChannelWindow", "ContiguousLrn", "Factors", "StridedLrn", "lrn_lines", "lrn_planes"]
 
@@ -93,7 +93,7 @@ def lrn_lines(element, lanes, power):
                 square(x + k * stride, own + k * block * held, min(block, size - k * block), words)
             for k in range(blocks):
                 normalise(
-                    Window(
+                    LrnRun(
                         src=x + k * stride,
                         near=near + k * block * held,
                         dst=y + k * stride,
@@ -137,7 +137,7 @@ def lrn_planes(element, lanes, power):
             for c in range(channels):
                 low, high = max(0, c - before), min(channels, c - before + window)
                 normalise(
-                    Window(
+                    LrnRun(
                         src=src + c * plane,
                         near=src + low * plane,
                         dst=dst + c * plane,

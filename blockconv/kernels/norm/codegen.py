@@ -17,12 +17,12 @@ from blockconv.jit.ir import call_llvm, const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Groups", "Span", "group_factors", "group_means", "normalised_span", "span_sums"]
+__all__ = ["Groups", "PixelSpan", "group_factors", "group_means", "normalised_span", "span_sums"]
 
 UNROLL = 4  # vectors with accumulators of their own, so that an addition need not wait for the one before
 
 
-class Span(NamedTuple):
+class PixelSpan(NamedTuple):
     """Pixels with some channels.
 
     src, dst: addresses of the first pixel.
@@ -70,7 +70,7 @@ def span_sums(element: ElementType, lanes: int, period: int, squares: bool) -> A
     """Code that adds to `sums` each channel's elements; squares: the squares of what they differ from `means`."""
 
     @emitted
-    def add_sums(builder: Any, s: Span) -> None:
+    def add_sums(builder: Any, s: PixelSpan) -> None:
         v = Floats(builder, element, lanes)
 
         def summand(address: Any, mask: Any | None, mean: Any) -> Any:
@@ -130,7 +130,7 @@ def normalised_span(element: ElementType, lanes: int, period: int, ragged: bool)
     """Code that writes (x - mean) * factor + bias. ragged: channels may not exist; zeros are written for these."""
 
     @emitted
-    def normalise(builder: Any, s: Span) -> None:
+    def normalise(builder: Any, s: PixelSpan) -> None:
         v = Floats(builder, element, lanes)
 
         def result(address: Any, mask: Any | None, exist: Any | None, terms: list[Any]) -> Any:

@@ -9,7 +9,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, fill_memory
-from blockconv.kernels.norm.codegen import Groups, Span, group_factors, group_means, normalised_span, span_sums
+from blockconv.kernels.norm.codegen import Groups, PixelSpan, group_factors, group_means, normalised_span, span_sums
 
 __all__ = ["ARRAYS", "NormArgs", "group_norm"]
 
@@ -59,7 +59,7 @@ def _passes(kind: ElementType, lanes: int, period: int, ragged: bool) -> Any:
                 for part in range((a.pixels + a.partial - 1) // a.partial):
                     pixel = part * a.partial
                     offset = at + row * a.row_stride + pixel * a.pixel_stride
-                    span = Span(
+                    span = PixelSpan(
                         src=src + offset,
                         dst=dst + offset,
                         pixels=min(a.partial, a.pixels - pixel),

@@ -25,7 +25,7 @@ from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.kernels import PoolArgs
-from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, Reduction, held_type
+from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, PoolReduction, held_type
 from blockconv.kernels.pool.tiles import pays_to_gather
 from blockconv.machine.machine import Machine, host
 from blockconv.runtime import OWN_TABLE, Block, Buffer
@@ -37,10 +37,10 @@ __all__ = [
     "MASK_VECTORS",
     "SRC",
     "TASK_BYTES",
+    "PlaneView",
     "PoolAxis",
     "PoolBlocking",
     "Problem",
-    "View",
     "Windows",
     "all_taps",
     "axis_of",
@@ -56,7 +56,7 @@ Problem = Pool2dProblem | AdaptivePool2dProblem
 ANY_TYPE = ("float32", "float64", "bfloat16", "float16", "int8", "uint8")  # the element types that pools take
 
 
-class View(NamedTuple):
+class PlaneView(NamedTuple):
     """A layout as [planes][rows][columns][inner]; inner elements are contiguous.
 
     outer, nearer: the two loops of planes, with strides in elements of the source and of the destination.
@@ -78,7 +78,7 @@ class View(NamedTuple):
         return self.outer.size * self.nearer.size
 
 
-def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...]) -> View:
+def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...]) -> PlaneView:
     """The view of a source and a destination in the same layout, with at most one block of channels.
 
     Of a block of images, those that exist are counted.
@@ -105,7 +105,7 @@ def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...])
         channel = channel + (blocks - 1) * around[of_blocks].step
     one = Loop(1, (0, 0))
     outer, nearer = [one, one, *fused(around)][-2:]
-    return View(outer, nearer, inner, np.where(channel < channels, 1, 0), period, blocks, block_planes)
+    return PlaneView(outer, nearer, inner, np.where(channel < channels, 1, 0), period, blocks, block_planes)
 
 
 # ---------------------------------------------------------------- windows
@@ -203,7 +203,7 @@ class PoolBlocking:
         )
 
     @cached_property
-    def view(self) -> View:
+    def view(self) -> PlaneView:
         """Of a pool that does not change the layout."""
         return view(self.src, self.problem.src_shape, self.problem.dst_shape)
 
@@ -293,10 +293,10 @@ class PoolBlocking:
         return (windows(p, "h").taps[0], windows(p, "w").taps[0]) == (p.ih, p.iw)
 
     @property
-    def reduction(self) -> Reduction:
+    def reduction(self) -> PoolReduction:
         """What kernels reduce; they are masked if channels that do not exist have to be zeroed."""
         masked = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
-        return Reduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, int(masked))
+        return PoolReduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, int(masked))
 
     @property
     def row_bytes(self) -> int:

@@ -3,7 +3,7 @@
 Every function reduces vectors that lie at run-time strides, keeping several accumulators so that no operation waits
 for the one before it.
 
-What is known when a kernel is built is a `Reduction` and a ``...Spec``; what it is called with is a ``...Run``.
+What is known when a kernel is built is a `PoolReduction` and a ``...Spec``; what it is called with is a ``...Run``.
 Addresses and steps between elements of memory are in bytes.
 """
 
@@ -20,11 +20,11 @@ from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import I32, I64, const, emitted, pointer
 from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors, llvm_type
-from blockconv.kernels.pool.reduction import Reducer, Reduction, averaged, quantization_at
+from blockconv.kernels.pool.reduction import PoolReduction, Reducer, averaged, quantization_at
 
 __all__ = [
-    "TileRun",
-    "TileSpec",
+    "PoolTileRun",
+    "PoolTileSpec",
     "WindowRun",
     "combine",
     "identity",
@@ -88,7 +88,7 @@ def store_value(typingctx, address, value, element_lit):
 @intrinsic(prefer_literal=True)
 def identity(typingctx, operation_lit, element_lit):
     """What a reduction starts from, as `load_value` gives it."""
-    reduction = Reduction(operation_lit.literal_value, element_lit.literal_value, 1)
+    reduction = PoolReduction(operation_lit.literal_value, element_lit.literal_value, 1)
     result = _scalar(ElementType.of(reduction.element))
 
     def codegen(context, builder, signature, args):
@@ -100,7 +100,7 @@ def identity(typingctx, operation_lit, element_lit):
 @intrinsic(prefer_literal=True)
 def combine(typingctx, operation_lit, element_lit, acc, x):
     """One step of a reduction, on elements as `load_value` gives them."""
-    reduction = Reduction(operation_lit.literal_value, element_lit.literal_value, 1)
+    reduction = PoolReduction(operation_lit.literal_value, element_lit.literal_value, 1)
 
     def codegen(context, builder, signature, args):
         return Reducer(builder, reduction).combine(args[2], args[3])
@@ -125,18 +125,18 @@ def store_average(element_type: ElementType) -> Any:
 # ---------------------------------------------------------------- wide pixels
 
 
-class TileSpec(NamedTuple):
+class PoolTileSpec(NamedTuple):
     """A tile of neighbouring outputs of one row, a vector of channels each."""
 
     pixels: int  # outputs
     taps: int  # columns of a window
     stride: int  # columns between windows
     dilation: int  # columns between taps
-    border: int  # 1: columns outside the image are met, and read from `TileRun.fill`
+    border: int  # 1: columns outside the image are met, and read from `PoolTileRun.fill`
     rows: int  # of a window, if known, or 0
 
 
-class TileRun(NamedTuple):
+class PoolTileRun(NamedTuple):
     """The arguments of `pool_tile`."""
 
     src: Any  # the channel of the first column, in the first row that exists
@@ -153,7 +153,7 @@ class TileRun(NamedTuple):
     integers: Any  # address of the `PoolQuantization`
 
 
-def pool_tile(reduction: Reduction, spec: TileSpec) -> Any:
+def pool_tile(reduction: PoolReduction, spec: PoolTileSpec) -> Any:
     """Code for a tile: the windows' rows are reduced into a vector a column, then the columns of each window.
 
     Each column is loaded once, whatever the number of windows that it is in.
@@ -162,7 +162,7 @@ def pool_tile(reduction: Reduction, spec: TileSpec) -> Any:
     columns = sorted({c for window in windows for c in window})
 
     @emitted
-    def tile(builder: Any, run: TileRun) -> None:
+    def tile(builder: Any, run: PoolTileRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         inside = {}
         for c in columns if spec.border else ():
@@ -208,7 +208,7 @@ class WindowRun(NamedTuple):
     integers: Any  # address of the `PoolQuantization`
 
 
-def reduce_window(reduction: Reduction, vectors: int, unroll: int) -> Any:
+def reduce_window(reduction: PoolReduction, vectors: int, unroll: int) -> Any:
     """Code for one window of any size: `vectors` vectors of its channels, `unroll` columns at a time.
 
     Each row has accumulators of its own: a sum's rounding errors grow with rows plus columns, not with their product.

@@ -13,7 +13,7 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, I64, const, emitted, pointer, shuffle, splat
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.pool.reduction import Reducer, Reduction
+from blockconv.kernels.pool.reduction import PoolReduction, Reducer
 
 __all__ = [
     "ColumnsRun",
@@ -50,7 +50,7 @@ class RowsRun(NamedTuple):
     count: Any = 0
 
 
-def reduce_rows(reduction: Reduction, vectors: int, known: int = 0, partial: bool = False) -> Any:
+def reduce_rows(reduction: PoolReduction, vectors: int, known: int = 0, partial: bool = False) -> Any:
     """Code for the rows of windows, which are reduced into `vectors` neighbouring vectors of a line.
 
     known: how many rows, or 0. partial: only `RowsRun.count` elements of one vector exist.
@@ -97,7 +97,7 @@ class ColumnsRun(NamedTuple):
     count: Any = 0
 
 
-def reduce_columns(reduction: Reduction, spec: ColumnsSpec) -> Any:
+def reduce_columns(reduction: PoolReduction, spec: ColumnsSpec) -> Any:
     """Code for the columns of windows, which are reduced into outputs."""
     used = reduction.lanes if spec.stride == 1 else reduction.lanes // spec.inner * spec.inner
 
@@ -141,7 +141,7 @@ class TapsRun(NamedTuple):
     count: Any = 0
 
 
-def reduce_taps(reduction: Reduction, spec: TapsSpec) -> Any:
+def reduce_taps(reduction: PoolReduction, spec: TapsSpec) -> Any:
     """Code for neighbouring elements, each reduced with those that lie a few `tap_step` after it."""
 
     @emitted
@@ -189,7 +189,7 @@ class PlaneRun(NamedTuple):
     integers: Any  # address of the `PoolQuantization`
 
 
-def reduce_plane(reduction: Reduction, inner: int) -> Any:
+def reduce_plane(reduction: PoolReduction, inner: int) -> Any:
     """Code for all pixels of a plane of narrow pixels (`inner` elements, at most a vector's), into one vector.
 
     Vectors start at whole pixels, so that a lane holds one channel (and lanes past the last whole pixel of a vector
@@ -246,7 +246,7 @@ class FoldRun(NamedTuple):
     integers: Any  # address of the `PoolQuantization`
 
 
-def fold_planes(reduction: Reduction, planes: int) -> Any:
+def fold_planes(reduction: PoolReduction, planes: int) -> Any:
     """Code for vectors of `planes` planes (a power of two), each folded onto its first lanes, which become one vector.
 
     Two vectors are folded at a time: their lower halves, side by side, with their upper halves.
@@ -296,7 +296,7 @@ class IndexRun(NamedTuple):
     count: Any  # elements of the vector that are stored
 
 
-def max_with_index(reduction: Reduction, inner: int = 0, stride: int = 0, dilation: int = 1) -> Any:
+def max_with_index(reduction: PoolReduction, inner: int = 0, stride: int = 0, dilation: int = 1) -> Any:
     """Code for a vector of windows: their maxima and where these are; of equals the first, of NaNs the last.
 
     inner: elements of a pixel, if a vector holds several pixels, whose windows begin `stride` columns apart, or 0.

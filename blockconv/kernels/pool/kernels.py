@@ -19,8 +19,8 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_f, move, store_bits
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.pool.codegen import (
-    TileRun,
-    TileSpec,
+    PoolTileRun,
+    PoolTileSpec,
     WindowRun,
     combine,
     identity,
@@ -31,7 +31,7 @@ from blockconv.kernels.pool.codegen import (
     store_value,
 )
 from blockconv.kernels.pool.codegen_lines import FoldRun, PlaneRun, fold_planes, reduce_plane
-from blockconv.kernels.pool.reduction import SUM, PoolQuantization, Reduction, held_type
+from blockconv.kernels.pool.reduction import SUM, PoolQuantization, PoolReduction, held_type
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
@@ -259,11 +259,11 @@ def pool_tiles(operation, element, lanes, masked, *tile):
     A row's last tile, or vector, is moved back to be whole. `PoolTile` says what the last integers are.
     """
     gathered, pixels, kh, kw, stride, dilation = PoolTile(*tile)
-    reduction = Reduction(operation, element, lanes, masked)
+    reduction = PoolReduction(operation, element, lanes, masked)
     itemsize, held_bytes, sums = reduction.itemsize, reduction.held.itemsize, int(sums_integers(operation, element))
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1
-    inner_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 0, kh))
-    border_tile = pool_tile(reduction, TileSpec(pixels, kw, stride, dilation, 1, 0))
+    inner_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 0, kh))
+    border_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 1, 0))
 
     def kernel(args, first, last, scratch):
         a = TilesArgs(args)
@@ -293,7 +293,7 @@ def pool_tiles(operation, element, lanes, masked, *tile):
                         inside = column >= 0 and column + span <= iw
                         for i_at in range(i_first, i_first + part, lanes):
                             i = min(i_at, inner - lanes) * itemsize
-                            run = TileRun(
+                            run = PoolTileRun(
                                 src=src + column * s_col + i,
                                 rows=row.rows,
                                 row_step=row_step,
@@ -322,7 +322,7 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
     `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time. What is left at
     the end is reduced as whole vectors, with some of the channels before.
     """
-    reduction = Reduction(operation, element, lanes, masked)
+    reduction = PoolReduction(operation, element, lanes, masked)
     itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
     reduce = reduce_window(reduction, vectors, unroll)
 
@@ -356,7 +356,7 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
 @jit.kernel
 def pool_planes(operation, element, lanes, masked, inner):
     """A task is a plane of narrow pixels, which becomes one pixel; a vector of pixels at a time, if pixels fill one."""
-    reduction = Reduction(operation, element, lanes)
+    reduction = PoolReduction(operation, element, lanes)
     itemsize, held = reduction.itemsize, reduction.held.code
     held_bytes = reduction.held.itemsize
     used, size, pixel = lanes // inner * inner, lanes * held_bytes, inner * itemsize

@@ -36,7 +36,7 @@ from blockconv.kernels.pool.kernels import (
     storing,
     window_column,
 )
-from blockconv.kernels.pool.reduction import Reduction
+from blockconv.kernels.pool.reduction import PoolReduction
 
 SLACK = 8 * 64  # bytes that a load of pixels which are apart may read after the end of a line
 GROUP = 4  # vectors of a contiguous extent that are reduced at a time
@@ -49,7 +49,7 @@ class LineArgs(PoolArgs):
     line_bytes = word("from a line to the next", "bytes")
 
 
-def whole_rows(reduction: Reduction, known: int = 0) -> Any:
+def whole_rows(reduction: PoolReduction, known: int = 0) -> Any:
     """``reduce(a, src, elements, rows, row_step, line)``: the rows of windows, over the image's width, into a line.
 
     known: how many rows, or 0.
@@ -81,7 +81,7 @@ def whole_rows(reduction: Reduction, known: int = 0) -> Any:
 @jit.kernel
 def pool_wide_lines(operation, element, lanes, masked):
     """A task is rows of outputs, a vector of channels of one at a time: a line of vectors, then the line's columns."""
-    reduction = Reduction(operation, element, lanes, masked)
+    reduction = PoolReduction(operation, element, lanes, masked)
     itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     size = lanes * held_bytes
     four_rows, one_row = reduce_rows(reduction, 4), reduce_rows(reduction, 1)
@@ -135,7 +135,7 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
     kh, kw: of a window that is small enough to be unrolled, or 0. stride 1: a row is one contiguous extent, whatever
     `inner` is. Else vectors hold whole pixels of it.
     """
-    reduction = Reduction(operation, element, lanes, masked)
+    reduction = PoolReduction(operation, element, lanes, masked)
     itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     used = lanes if stride == 1 else lanes // inner * inner
     whole, vectors = int(used == lanes), 4 if stride < 3 else 1
@@ -185,7 +185,7 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
 @jit.kernel
 def pool_bins(operation, element, lanes, masked):
     """A task is rows of outputs: the windows' rows into a line by vectors, then outputs one by one."""
-    reduction = Reduction(operation, element, lanes, masked)
+    reduction = PoolReduction(operation, element, lanes, masked)
     itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     reduce, store = whole_rows(reduction), storing(operation, element)
 
@@ -227,7 +227,7 @@ class RunsArgs(PoolArgs):
     flags = word("from the table to what `reduce_taps` reads of columns: bytes for a row's elements, a tap", "bytes")
 
 
-def extent(reduction: Reduction, taps: int, checked: int = 0, result: bool = False) -> Any:
+def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: bool = False) -> Any:
     """``reduce(run, elements, row)``: `elements` elements by groups of vectors; the last one is moved back to be whole.
 
     taps, checked, result: as in `TapsSpec`. row: elements after which flags, scales and the mask begin anew; they go
@@ -266,7 +266,7 @@ def pool_runs(operation, element, lanes, masked, kh, kw, checked):
     A task is rows of outputs: the windows' columns are reduced into a buffer of rows, with empty ones beyond the
     image, and the rows from there. checked: as in `TapsSpec`, of the columns.
     """
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
     columns, rows = extent(reduction, kw, checked), extent(reduction, kh, result=True)
 
     def kernel(args, first, last, scratch):
@@ -313,7 +313,7 @@ class IndexArgs(PoolArgs):
 @jit.kernel
 def pool_wide_indices(operation, element, lanes, masked):
     """Maxima and their indices: a task is rows of outputs, by a vector of channels of one output at a time."""
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
     maxima = max_with_index(reduction)
 
     def kernel(args, first, last, scratch):
@@ -356,7 +356,7 @@ def pool_line_indices(operation, element, lanes, masked, inner, stride, dilation
 
     Each row of a row of windows goes into a line of its own, with margins, which no maximum is in.
     """
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
     held, held_bytes = reduction.held.code, reduction.held.itemsize
     used, size = lanes // inner * inner, inner * held_bytes
     copy = whole_rows(reduction, 1)

@@ -27,8 +27,8 @@ __all__ = [
     "MAXIMUM",
     "SUM",
     "PoolQuantization",
+    "PoolReduction",
     "Reducer",
-    "Reduction",
     "averaged",
     "held_type",
     "quantization_at",
@@ -49,7 +49,7 @@ def held_type(operation: int, element_type: ElementType) -> ElementType:
     return element("int32") if operation == SUM else element_type
 
 
-class Reduction(NamedTuple):
+class PoolReduction(NamedTuple):
     """What a kernel reduces, and by which vectors."""
 
     operation: int  # MAXIMUM or SUM
@@ -91,7 +91,7 @@ class Reducer(Vectors):
     integers: the address of their `QuantizationArguments`, where integers are read or written.
     """
 
-    def __init__(self, builder: Any, reduction: Reduction, integers: Any = None) -> None:
+    def __init__(self, builder: Any, reduction: PoolReduction, integers: Any = None) -> None:
         self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
         self.is_packed = self.memory.type.is_packed
         super().__init__(builder, reduction.held, reduction.lanes * (2 if self.is_packed else 1))

@@ -48,7 +48,7 @@ from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reference import reference_op
 from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
-from blockconv.kernels.pool.tables import Scales, masks_of, table_of
+from blockconv.kernels.pool.tables import LineOfScales, masks_of, table_of
 from blockconv.kernels.pool.tiles import tile_pixels
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import Block, Op
@@ -166,7 +166,7 @@ def _windows(b: PoolBlocking) -> Op:
 
 
 def _shuffles(b: PoolBlocking) -> Op:
-    table = table_of(b, scales=Scales(repeat=b.view.inner))
+    table = table_of(b, scales=LineOfScales(repeat=b.view.inner))
     return _op(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
 
 
@@ -201,7 +201,7 @@ def _lines(b: PoolBlocking) -> Op:
     args = pl.LineArgs(**b.args._asdict(), line_elements=b.line_columns * inner, line_bytes=line_bytes)
     kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
     kernel = pl.pool_lines(*b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw)
-    return _op(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=Scales(repeat=inner)))
+    return _op(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=LineOfScales(repeat=inner)))
 
 
 def _bins(b: PoolBlocking) -> Op:
@@ -235,7 +235,7 @@ def _runs(b: PoolBlocking) -> Op:
     checked = sum(1 << t for t, tap in enumerate(inside) if not tap.all())
     flags = np.stack([np.resize(tap, p.iw * inner + more) for tap in inside]).ravel()
     flags = np.resize(flags, -(-flags.size // 8) * 8).view(np.int64)
-    table = table_of(b, scales=Scales(inner, more))
+    table = table_of(b, scales=LineOfScales(inner, more))
     args = pl.RunsArgs(**b.args._asdict(), ih=p.ih, ph=p.ph, flags=table.nbytes)
     kernel = pl.pool_runs(*b.reduction, p.kh, p.kw, checked)
     buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes

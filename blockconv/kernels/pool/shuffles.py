@@ -16,7 +16,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import I32, const, emitted, shuffle, splat
 from blockconv.kernels.pool.kernels import PoolArgs, output_row, start
-from blockconv.kernels.pool.reduction import Reducer, Reduction
+from blockconv.kernels.pool.reduction import PoolReduction, Reducer
 
 __all__ = ["ShuffledTile", "ShufflesArgs", "pool_shuffles"]
 
@@ -66,7 +66,7 @@ class ShuffledRun(NamedTuple):
     count: Any  # elements that are stored, of a partial tile
 
 
-def pool_shuffled(reduction: Reduction, tile: ShuffledTile, border: bool, rows: int = 0) -> Any:
+def pool_shuffled(reduction: PoolReduction, tile: ShuffledTile, border: bool, rows: int = 0) -> Any:
     """Code for a tile. border: columns outside the image are met. rows: of a window, if known."""
     lanes = reduction.lanes
     columns = tile.columns(lanes)
@@ -134,7 +134,7 @@ def pool_shuffles(operation, element, lanes, masked, *tile):
     `ShuffledTile` says what the last integers are.
     """
     shape = ShuffledTile(*tile)
-    reduction, itemsize = Reduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
     inner, kh, stride, shift, width = shape.inner, shape.kh, shape.stride, shape.shift, shape.vectors * lanes
     span = shape.columns(lanes) * lanes
     inner_tile, border_tile = (pool_shuffled(reduction, shape, border, kh) for border in (False, True))

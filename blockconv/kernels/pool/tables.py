@@ -10,21 +10,21 @@ from blockconv.kernels.pool.blocking import MASK_VECTORS, PoolBlocking, Windows,
 from blockconv.kernels.pool.kernels import WindowRow
 from blockconv.runtime import Block
 
-__all__ = ["Scales", "masks_of", "table_of"]
+__all__ = ["LineOfScales", "masks_of", "table_of"]
 
 
-class Scales(NamedTuple):
+class LineOfScales(NamedTuple):
     """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""
 
     repeat: int = 1
     more: int = 0
 
 
-ONE_EACH = Scales()
+ONE_EACH = LineOfScales()
 
 
 def table_of(
-    b: PoolBlocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: Scales = ONE_EACH
+    b: PoolBlocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: LineOfScales = ONE_EACH
 ) -> Block:
     """The table of a pool's windows, or `of` other rows and columns of windows.
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from blockconv.kernels.common.conversion import Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
-from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, TileShape
+from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, TransposeShape
 
-__all__ = ["Copy", "Transpose", "copy_blocking", "transpose_blocking"]
+__all__ = ["Copy", "TransposeBlocking", "copy_blocking", "transpose_blocking"]
 
 SEGMENT = 256  # bytes in a row on either side that a task moves at the least, so that whole lines are filled
 FAR = 4096  # bytes between two rows from which on they are streams of their own
@@ -82,7 +82,7 @@ def copy_blocking(nest: Nest, itemsize: int) -> Copy | str:
 # ---------------------------------------------------------------- transposes
 
 
-class Transpose(NamedTuple):
+class TransposeBlocking(NamedTuple):
     """Tiles of u, contiguous in the source, by v, contiguous in the destination, and loops around them.
 
     us, vs: elements along u and v.
@@ -93,7 +93,7 @@ class Transpose(NamedTuple):
     offsets: with `TABLED`, the destination offset of each element along u.
     """
 
-    shape: TileShape
+    shape: TransposeShape
     u: Loop
     v: Loop
     us: int
@@ -113,7 +113,7 @@ class Transpose(NamedTuple):
         return -(-self.us // self.u_strip) * -(-self.vs // self.v_strip)
 
 
-def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool) -> Transpose | str:
+def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool) -> TransposeBlocking | str:
     """How to transpose a nest whose unit strides are in two different loops; else a sentence that says why not."""
     u = next((loop for loop in nest.loops if loop.src == 1), None)
     v = next((loop for loop in nest.loops if loop.dst == 1), None)
@@ -139,7 +139,7 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
     u_strides = (u_outer.dst if u_outer else u.dst * b), u.dst
     v_strides = (v_outer.src if v_outer else v.src * a), v.src
     outer = [loop for loop in nest.loops if not any(loop is x for x in (*extent, v, u_outer, v_outer))]
-    shape = TileShape(*moved, a, b, va, ub, TABLED if len(extent) > 1 else 0)
+    shape = TransposeShape(*moved, a, b, va, ub, TABLED if len(extent) > 1 else 0)
     flags = _flags(nest, shape, (u, v), u_strides, v_strides)
     rows = [*outer, *([u_outer] if u_outer else [])]  # loops over the destination's rows
     itemsize = moved.dst_bytes
@@ -151,11 +151,11 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
     ahead = u_strip if stream and u_strip > b and v_strip > a else 0
     offsets = _offsets(extent) if flags & TABLED else []
     shape = shape._replace(flags=flags)
-    return Transpose(shape, u, v, us, vs, u_strip, v_strip, u_strides, v_strides, outer, dims, ahead, offsets)
+    return TransposeBlocking(shape, u, v, us, vs, u_strip, v_strip, u_strides, v_strides, outer, dims, ahead, offsets)
 
 
 def _flags(
-    nest: Nest, shape: TileShape, loops: tuple[Loop, Loop], u_strides: tuple[int, int], v_strides: tuple[int, int]
+    nest: Nest, shape: TransposeShape, loops: tuple[Loop, Loop], u_strides: tuple[int, int], v_strides: tuple[int, int]
 ) -> int:
     """What a tile is like, besides what its shape says already."""
     a, b, va, ub, flags = shape[2:]
@@ -199,7 +199,7 @@ def _around(nest: Nest, loop: Loop, other: Loop, stride: Callable[[Loop], int]) 
     return next(fits, None)
 
 
-def _strips(us: int, vs: int, shape: TileShape, src_row: int, dst_row: int) -> tuple[int, int]:
+def _strips(us: int, vs: int, shape: TransposeShape, src_row: int, dst_row: int) -> tuple[int, int]:
     """Elements of u and v in a task: whole tiles, long enough segments on both sides, a cache's share together.
 
     Rows that are far apart are streams, and memory keeps up with few: of source rows a tile takes, long parts.

@@ -23,7 +23,7 @@ __all__ = [
     "STREAM",
     "TABLED",
     "TileAddresses",
-    "TileShape",
+    "TransposeShape",
     "tile_code",
 ]
 
@@ -37,7 +37,7 @@ BOUNCE = 16  # a tile whose rows are longer than the source is goes through the 
 TABLED = 32  # the destination offsets of u stand in a table: u runs over several loops
 
 
-class TileShape(NamedTuple):
+class TransposeShape(NamedTuple):
     """A tile: `a` elements of v by `b` of u, which are contiguous in the destination and in the source.
 
     va, ub: elements of v, and of u, in the loop that is contiguous; a tile may go on in the loop around it.
@@ -87,7 +87,7 @@ class TileAddresses(NamedTuple):
     conversion: int
 
 
-def tile_code(shape: TileShape) -> Any:
+def tile_code(shape: TransposeShape) -> Any:
     """Code that transposes a `TileAddresses`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
     moved, (a, b, va, ub, flags) = shape.moved, shape[2:]
     lanes, stream = max(a, b), bool(flags & STREAM)

@@ -6,13 +6,13 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, prefetch, store_bits, store_i64
-from blockconv.kernels.common.conversion import ConversionArguments, Extents, Moved, convert_extents
+from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.reorder.codegen import (
     BOUNCE,
     LINE,
     TABLED,
     TileAddresses,
-    TileShape,
+    TransposeShape,
     tile_code,
 )
 
@@ -147,7 +147,7 @@ def reorder_copy(src_type, dst_type, vector_bytes, one_vector, stream):
                 s, d = src + y * y_src + x_first * x_src, dst + y * y_dst + x_first * x_dst
                 if whole and exists and furthest <= own.copied:
                     if converted:
-                        convert(Extents(s, d, extent, x_last - x_first, x_src, x_dst, a.conversion.address))
+                        convert(ConvertedExtents(s, d, extent, x_last - x_first, x_src, x_dst, a.conversion.address))
                         continue
                     for _ in range(x_first, x_last):
                         move(d, s, vector_bytes, stream)
@@ -158,7 +158,7 @@ def reorder_copy(src_type, dst_type, vector_bytes, one_vector, stream):
                     valid = min(extent, own.copied - index) if exists else 0
                     size = valid * itemsize
                     if converted:
-                        convert_rest(Extents(s, d, valid, 1, 0, 0, a.conversion.address))
+                        convert_rest(ConvertedExtents(s, d, valid, 1, 0, 0, a.conversion.address))
                     elif size >= vector_bytes:
                         for at in range(0, size - vector_bytes + 1, vector_bytes):
                             move(d + at, s + at, vector_bytes, stream)
@@ -213,12 +213,12 @@ def copy_first(dst, src, elements, inner, count, itemsize):
 
 @jit.kernel
 def reorder_transpose(src_type, dst_type, a, b, va, ub, flags):
-    """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TileShape`).
+    """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TransposeShape`).
 
     A last tile that would hang over is moved back. Scratch: a line of fill values of each side, a line for what must
     not be written, and a tile, if one may be longer than the source.
     """
-    shape = TileShape(src_type, dst_type, a, b, va, ub, flags)
+    shape = TransposeShape(src_type, dst_type, a, b, va, ub, flags)
     itemsize, dst_bytes = shape.moved.src_bytes, shape.moved.dst_bytes
     whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
     bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
@@ -342,7 +342,7 @@ def reorder_elements(src_type, dst_type):
                     index = load_i64(scratch, held.dim) // held.step
                     offset += (index % held.size) * held.stride
                 if converted:
-                    convert(Extents(src + offset * itemsize, to, 1, 1, 0, 0, a.conversion.address))
+                    convert(ConvertedExtents(src + offset * itemsize, to, 1, 1, 0, 0, a.conversion.address))
                     continue
                 value = load_bits(src + offset * itemsize, itemsize)
             store_bits(to, value, dst_bytes)

@@ -27,7 +27,7 @@ from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
-from blockconv.kernels.reorder.blocking import Copy, Transpose, copy_blocking, transpose_blocking
+from blockconv.kernels.reorder.blocking import Copy, TransposeBlocking, copy_blocking, transpose_blocking
 from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, TABLED
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
@@ -76,7 +76,7 @@ PACKED = frozenset(
 )
 
 
-class Elements(NamedTuple):
+class MovedElements(NamedTuple):
     """What is moved, and the words of kernels that say so.
 
     fill: what the destination's padding holds, as the bits of an element.
@@ -89,19 +89,19 @@ class Elements(NamedTuple):
     conversion: ConversionArguments
 
     @staticmethod
-    def bits(itemsize: int, fill: int = 0) -> Elements:
+    def bits(itemsize: int, fill: int = 0) -> MovedElements:
         """Of so many bytes, that are moved as they are."""
         code, none = Types.bits(itemsize).src.code, quantization_words(None, Types.all("float32").src)
-        return Elements(Moved(code, code), fill, fill, ConversionArguments(src=none, dst=none))
+        return MovedElements(Moved(code, code), fill, fill, ConversionArguments(src=none, dst=none))
 
     @staticmethod
-    def converted(types: Types, quantizations: Quantizations) -> Elements:
+    def converted(types: Types, quantizations: Quantizations) -> MovedElements:
         """Of these types. The padding holds the zero point."""
         ends = tuple(zip((types.src, types.dst), quantizations, strict=True))
         src, dst = (quantization_words(given, type) for type, given in ends)
         src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
         moved = Moved(types.src.unpacked.code, types.dst.unpacked.code)
-        return Elements(moved, fill, src_fill, ConversionArguments(src=src, dst=dst))
+        return MovedElements(moved, fill, src_fill, ConversionArguments(src=src, dst=dst))
 
     @property
     def words(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Elements(NamedTuple):
 
 
 def _nest_words(
-    limits: dict[int, tuple[int, int]], dims: tuple[int, ...], outer: list[Loop], elements: Elements
+    limits: dict[int, tuple[int, int]], dims: tuple[int, ...], outer: list[Loop], elements: MovedElements
 ) -> dict[str, Any]:
     """The words of a `NestArgs`, and the loops at the end of the block."""
     pairs = [limits.get(dim, (ALL, ALL)) for dim in dims]
@@ -127,7 +127,7 @@ def _outer_loop(loop: Loop, dims: tuple[int, ...], moved: Moved) -> OuterLoop:
     return OuterLoop(size=loop.size, src=loop.src * moved.src_bytes, dst=loop.dst * moved.dst_bytes, **steps)
 
 
-def copy_op(nest: Nest, c: Copy, elements: Elements, stream: bool = False) -> Op:
+def copy_op(nest: Nest, c: Copy, elements: MovedElements, stream: bool = False) -> Op:
     """The op that copies contiguous extents."""
     moved = elements.moved
     nbytes, most = c.extent.size * moved.src_bytes, CONVERTED_LANES * moved.src_bytes if moved.is_converted else 64
@@ -149,7 +149,7 @@ def copy_op(nest: Nest, c: Copy, elements: Elements, stream: bool = False) -> Op
     return Op(kernel, args, c.tasks * math.prod(loop.size for loop in c.outer), scratch=SCRATCH)
 
 
-def transpose_op(nest: Nest, t: Transpose, elements: Elements, stream: bool = False) -> Op:
+def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stream: bool = False) -> Op:
     """The op that transposes tiles."""
     moved = elements.moved
     d1, d0 = (stride * moved.dst_bytes for stride in t.u_strides)
@@ -170,7 +170,7 @@ def transpose_op(nest: Nest, t: Transpose, elements: Elements, stream: bool = Fa
     )
 
 
-def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Elements) -> Op:
+def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: MovedElements) -> Op:
     """The op of any two layouts of one rank."""
     size, task_size = dst.size(shape), 4096
     dst_axes, src_axes = dst.axes(shape)[::-1], src.axes(shape)
@@ -191,14 +191,14 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Elem
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-Cut = Callable[..., Any]  # cut(nest, moved, vector_bytes, stream): a `Copy` or a `Transpose`, or a `Reason`
+Cut = Callable[..., Any]  # cut(nest, moved, vector_bytes, stream): a `Copy` or a `TransposeBlocking`, or a `Reason`
 
 
 def _cut_copy(loops: Nest, moved: Moved, vector_bytes: int, stream: bool) -> Copy | Reason:
     return copy_blocking(loops, moved.itemsize)
 
 
-class Sizes(NamedTuple):
+class MovedBytes(NamedTuple):
     """Bytes that are read and written, on a machine."""
 
     read: int
@@ -215,10 +215,10 @@ class Sizes(NamedTuple):
         return self.machine.move_seconds(self.read, self.written)
 
 
-Cost = Callable[[Any, Any, Sizes], float]  # of the nest, how it is cut, and the bytes
+Cost = Callable[[Any, Any, MovedBytes], float]  # of the nest, how it is cut, and the bytes
 
 
-def _transpose_cost(loops: Nest, cut: Transpose, sizes: Sizes) -> float:
+def _transpose_cost(loops: Nest, cut: TransposeBlocking, sizes: MovedBytes) -> float:
     """Bytes at the speed of a copy, or the instructions of all tiles: loads, stores and shuffles in registers.
 
     A tile whose side is contiguous in memory is loaded or stored as whole vectors, else row by row.
@@ -230,7 +230,7 @@ def _transpose_cost(loops: Nest, cut: Transpose, sizes: Sizes) -> float:
     return max(_TRANSPOSED * sizes.seconds, tiles * each * INSTRUCTION_CYCLES * sizes.machine.cycle_seconds())
 
 
-def _copy_cost(loops: Nest, cut: Copy, sizes: Sizes) -> float:
+def _copy_cost(loops: Nest, cut: Copy, sizes: MovedBytes) -> float:
     """Bytes at the speed of a copy, or the moves of all contiguous extents, whichever takes longer.
 
     An extent longer than a cache line counts as its lines. Where a tail cuts extents, each is checked, and those that
@@ -246,7 +246,7 @@ def _copy_cost(loops: Nest, cut: Copy, sizes: Sizes) -> float:
     return max(sizes.seconds, moves * sizes.machine.scalar_seconds())
 
 
-def _elements_cost(loops: None, cut: None, sizes: Sizes) -> float:
+def _elements_cost(loops: None, cut: None, sizes: MovedBytes) -> float:
     return sizes.moved * 10e-9
 
 
@@ -291,16 +291,18 @@ def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row
             if loops is None:
                 return "the blocks of the two layouts do not nest: neither size divides the other"
             # Whether a nest can be cut does not depend on the elements.
-            found = cut(loops, Elements.bits(problem.itemsize).moved, vector_bytes, stream)
+            found = cut(loops, MovedElements.bits(problem.itemsize).moved, vector_bytes, stream)
             if isinstance(found, Reason):
                 return found
-        sizes = Sizes(types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape), problem.itemsize, m)
+        sizes = MovedBytes(
+            types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape), problem.itemsize, m
+        )
 
         def ops() -> list[Op]:
             if quantizations is None:
-                elements = Elements.bits(types.src.itemsize, fill)
+                elements = MovedElements.bits(types.src.itemsize, fill)
             else:
-                elements = Elements.converted(types, quantizations)
+                elements = MovedElements.converted(types, quantizations)
             if cut is None:
                 return [bind(src, dst, shape, elements)]
             return [bind(loops, cut(loops, elements.moved, vector_bytes, stream), elements, stream)]

@@ -7,17 +7,17 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.shuffle.codegen import planes_to_tile, tile_to_planes
 
-__all__ = ["Result", "ShuffleArgs", "Source", "permute_channels"]
+__all__ = ["ShuffleArgs", "ShuffleResult", "ShuffleSource", "permute_channels"]
 
 
-class Source(Arguments):
+class ShuffleSource(Arguments):
     """Neighbouring channels of the source, as many as a tile has."""
 
     offset = word("from the pixel's first channel", "bytes")
     plane = word("where the first of them goes in the scratch", "bytes")
 
 
-class Result(Arguments):
+class ShuffleResult(Arguments):
     """Neighbouring channels of the destination. As many offsets of planes follow."""
 
     offset = word("from the pixel's first channel", "bytes")
@@ -28,7 +28,7 @@ class ShuffleArgs(Arguments):
 
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
-    table = word("a `Source` for each vector of these; then a `Result` for each", "address")
+    table = word("a `ShuffleSource` for each vector of these; then a `ShuffleResult` for each", "address")
     image = word("from an image, or a row of pixels that are equally far apart, to the next", "bytes")
     pixels = word("in an image, or in such a row")
     col = word("from a pixel to the next", "bytes")
@@ -55,12 +55,12 @@ def permute_channels(itemsize, pixels, width):
             src, dst = a.src + at, a.dst + at
             row = a.table
             for _ in range(sources):
-                source = Source(row)
+                source = ShuffleSource(row)
                 to_planes(src + source.offset, col, scratch + source.plane)
-                row += Source.nbytes
+                row += ShuffleSource.nbytes
             for _ in range(results):
-                result = Result(row)
-                to_tile(scratch, row + Result.nbytes, dst + result.offset, col)
-                row += Result.nbytes + 8 * width
+                result = ShuffleResult(row)
+                to_tile(scratch, row + ShuffleResult.nbytes, dst + result.offset, col)
+                row += ShuffleResult.nbytes + 8 * width
 
     return kernel

@@ -20,7 +20,7 @@ from blockconv.kernels.common.axis import positions
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.shuffle.kernels import Result, ShuffleArgs, Source, permute_channels
+from blockconv.kernels.shuffle.kernels import ShuffleArgs, ShuffleResult, ShuffleSource, permute_channels
 from blockconv.kernels.table import Reason, Request, same_layout_row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -65,12 +65,12 @@ def _ops(request: Request) -> list[Op]:
     padded, plane = layout.padded_shape(p.shape)[1], pixels * itemsize
     block = min(g.length, padded)
     firsts = [start + min(k, block - width) for start in range(0, padded, block) for k in range(0, block, width)]
-    sources = [Source(offset=g.offset(k), plane=k * plane) for k in firsts if k < c]
+    sources = [ShuffleSource(offset=g.offset(k), plane=k * plane) for k in firsts if k < c]
     table = [word for source in sources for word in source]
     each = c // p.groups
     for k in firsts:
         planes = (d % p.groups * each + d // p.groups if d < c else padded for d in range(k, k + width))
-        table += [*Result(offset=g.offset(k)), *(channel * plane for channel in planes)]
+        table += [*ShuffleResult(offset=g.offset(k)), *(channel * plane for channel in planes)]
     outer, inner = positions(layout, p.shape, 1, itemsize)
     tiles = -(-inner.size // pixels)
     args = ShuffleArgs(

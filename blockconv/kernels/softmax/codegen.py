@@ -17,10 +17,10 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.conversion import both_ends
 from blockconv.kernels.common.floats import Floats
 
-__all__ = ["Extents", "Neighbours", "contiguous_softmax", "strided_softmax"]
+__all__ = ["Neighbours", "SoftmaxRun", "contiguous_softmax", "strided_softmax"]
 
 
-class Extents(NamedTuple):
+class SoftmaxRun(NamedTuple):
     """The elements of an axis at one position, in contiguous extents: addresses, bytes from an extent to the next,
     elements of an extent, elements of all of them; memory for as many powers, where elements are narrower than these,
     and where the elements' `ConversionArguments` are."""
@@ -53,7 +53,7 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
     """Code that computes the softmax (log: its logarithm) of one position of a contiguous axis."""
 
     @emitted
-    def softmax(builder: Any, x: Extents) -> None:
+    def softmax(builder: Any, x: SoftmaxRun) -> None:
         v, out = both_ends(builder, element, lanes, x.integers)
         most, total = v.slots(1, v.c(-math.inf)) + v.slots(1, v.zero)
         count = builder.sdiv(builder.add(x.size, builder.sub(x.extent, const(1))), x.extent)

@@ -8,7 +8,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
-from blockconv.kernels.softmax.codegen import Extents, Neighbours, contiguous_softmax, strided_softmax
+from blockconv.kernels.softmax.codegen import Neighbours, SoftmaxRun, contiguous_softmax, strided_softmax
 
 __all__ = ["LINE", "softmax_lines", "softmax_planes"]
 
@@ -41,10 +41,10 @@ def softmax_lines(element, lanes, log):
             src, dst = a.src + at, a.dst + at
             if a.gathered:
                 gather_blocks(scratch, src, size * itemsize, block * itemsize, stride)
-                softmax(Extents(scratch, scratch, 0, size, size, powers, words))
+                softmax(SoftmaxRun(scratch, scratch, 0, size, size, powers, words))
                 scatter_blocks(dst, scratch, size * itemsize, block * itemsize, stride)
             else:
-                softmax(Extents(src, dst, stride, block, size, powers, words))
+                softmax(SoftmaxRun(src, dst, stride, block, size, powers, words))
             end = dst + (blocks - 1) * stride + (size - (blocks - 1) * block) * itemsize
             for k in range(a.tail):
                 store_bits(end + k * itemsize, a.zero, itemsize)

@@ -5,15 +5,21 @@ from __future__ import annotations
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import store_bits
-from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Extents, Moved, convert_extents
+from blockconv.kernels.common.conversion import (
+    CONVERTED_LANES,
+    ConversionArguments,
+    ConvertedExtents,
+    Moved,
+    convert_extents,
+)
 from blockconv.kernels.common.copies import copy_bytes, copy_pixels
 
-__all__ = ["COPY", "FILL", "ZERO", "CopyArgs", "Extent", "PixelLoop", "strided_copy"]
+__all__ = ["COPY", "FILL", "ZERO", "CopyExtent", "PixelLoop", "StridedCopyArgs", "strided_copy"]
 
 COPY, FILL, ZERO = range(3)  # what is done with an extent
 
 
-class Extent(Arguments):
+class CopyExtent(Arguments):
     """Channels that are contiguous on both sides, or that are filled."""
 
     src = word("from the pixel's first channel in the source", "bytes")
@@ -32,12 +38,12 @@ class PixelLoop(Arguments):
     dst_stride = word("from a pixel to the next in the destination", "bytes")
 
 
-class CopyArgs(Arguments):
+class StridedCopyArgs(Arguments):
     """A copy of all extents of all pixels of a loop nest. A task is some extents of some columns of one row."""
 
     src = word("of the source, the first pixel that is copied", "address")
     dst = word("of the destination, the first pixel", "address")
-    extents = word("an `Extent` for each of a pixel", "address")
+    extents = word("a `CopyExtent` for each of a pixel", "address")
     fill = word("what filled elements are", "bits of an element")
     zero = word("what elements are of channels that do not exist", "bits of an element")
     conversion = group(ConversionArguments, "where elements are converted")
@@ -60,7 +66,7 @@ def strided_copy(src_type, dst_type):
     itemsize, converted, convert = moved.src_bytes, int(moved.is_converted), convert_extents(moved, CONVERTED_LANES, 0)
 
     def kernel(args, first, last, scratch):
-        a = CopyArgs(args)
+        a = StridedCopyArgs(args)
         extent_tasks, col_tasks, cols = a.extent_tasks, a.col_tasks, a.task_cols
         outer, middle, inner = a.loops[0], a.loops[1], a.loops[2]
         s_col, d_col, contiguous = inner.src_stride, inner.dst_stride, a.contiguous
@@ -78,7 +84,7 @@ def strided_copy(src_type, dst_type):
             dst = a.dst + i * outer.dst_stride + j * middle.dst_stride
             last_extent = min(a.count, (part + 1) * a.task_extents)
             for k in range(part * a.task_extents, last_extent):
-                extent = Extent(a.extents + k * Extent.nbytes)
+                extent = CopyExtent(a.extents + k * CopyExtent.nbytes)
                 size, action = extent.size, extent.action
                 s, d = src + extent.src, dst + extent.dst
                 copied, until = (left, right) if action == COPY else (end, end)
@@ -92,9 +98,9 @@ def strided_copy(src_type, dst_type):
                 if until > copied and converted:
                     pixels, to, words = until - copied, d + copied * d_col, a.conversion.address
                     if contiguous == size:
-                        convert(Extents(s, to, pixels * size, 1, 0, 0, words))
+                        convert(ConvertedExtents(s, to, pixels * size, 1, 0, 0, words))
                     else:
-                        convert(Extents(s, to, size, pixels, s_col, d_col, words))
+                        convert(ConvertedExtents(s, to, size, pixels, s_col, d_col, words))
                 elif until > copied:
                     if contiguous == size:
                         copy_bytes(d + copied * d_col, s, (until - copied) * size)

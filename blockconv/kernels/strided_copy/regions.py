@@ -11,12 +11,12 @@ from blockconv.core.layout import Layout
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.loop_nest import fused
 from blockconv.kernels.strided_copy.blocking import Bordered
-from blockconv.kernels.strided_copy.kernels import COPY, ZERO, Extent
+from blockconv.kernels.strided_copy.kernels import COPY, ZERO, CopyExtent
 
-__all__ = ["Region", "Side", "Span", "extents_of", "images_are_innermost", "in_blocks", "loops_of", "pixels"]
+__all__ = ["CopyRegion", "CopySpan", "Side", "extents_of", "images_are_innermost", "in_blocks", "loops_of", "pixels"]
 
 
-class Span(NamedTuple):
+class CopySpan(NamedTuple):
     """`size` neighbouring channels of the destination: copies of the source's first, first + step, ..., or filled."""
 
     size: int
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Region:
+class CopyRegion:
     """What is copied where: of N, H and W, and of the channels.
 
     channels: what goes to the channels from `first` on.
@@ -37,7 +37,7 @@ class Region:
     sources, steps: the first element that is read, and from one to the next.
     """
 
-    channels: Sequence[Span]
+    channels: Sequence[CopySpan]
     first: int
     tail: bool
     sizes: tuple[int, int, int]
@@ -78,7 +78,7 @@ class Side(NamedTuple):
         return self._replace(begin=number * blocks.stride * itemsize), number * blocks.step
 
 
-def in_blocks(region: Region, src: Side, dst: Side, itemsize: int) -> Iterator[tuple[Region, Side, Side]]:
+def in_blocks(region: CopyRegion, src: Side, dst: Side, itemsize: int) -> Iterator[tuple[CopyRegion, Side, Side]]:
     """The parts of a region whose images are in one block of either side, which are as far from each other."""
     start, begin, source, step = region.starts[0], region.begins[0], region.sources[0], region.steps[0]
     until = begin + (region.counts or region.sizes)[0]
@@ -107,7 +107,7 @@ def in_blocks(region: Region, src: Side, dst: Side, itemsize: int) -> Iterator[t
         )
 
 
-def loops_of(region: Region, s: Geometry, d: Geometry) -> list[Bordered]:
+def loops_of(region: CopyRegion, s: Geometry, d: Geometry) -> list[Bordered]:
     """Three loops over pixels, in the destination's order; those that are one on both sides are fused."""
     strides = [(step * src, dst) for step, src, dst in zip(region.steps, pixels(s), pixels(d), strict=True)]
     counts = region.counts or region.sizes
@@ -120,9 +120,9 @@ def loops_of(region: Region, s: Geometry, d: Geometry) -> list[Bordered]:
     return [Bordered(1, (0, 0), count=1)] * (3 - len(loops)) + loops
 
 
-def extents_of(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int) -> list[Extent]:
+def extents_of(region: CopyRegion, s: Geometry, d: Geometry, padded: int, itemsize: int) -> list[CopyExtent]:
     """The extents of a pixel: channels that are contiguous on both sides, in the destination's order."""
-    found = [Extent(src=0, dst=0, size=0, action=COPY)]
+    found = [CopyExtent(src=0, dst=0, size=0, action=COPY)]
     for extent in _parts(region, s, d, padded, itemsize):
         last = found[-1]
         follows = last.action == extent.action and last.dst + last.size == extent.dst
@@ -133,10 +133,10 @@ def extents_of(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: 
     return [extent for extent in found if extent.size]
 
 
-def _parts(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int) -> Iterator[Extent]:
+def _parts(region: CopyRegion, s: Geometry, d: Geometry, padded: int, itemsize: int) -> Iterator[CopyExtent]:
     """The same, cut where a block of channels of either side ends."""
     at = region.first
-    for span in (*region.channels, *[Span(padded - region.last, action=ZERO)] * region.tail):
+    for span in (*region.channels, *[CopySpan(padded - region.last, action=ZERO)] * region.tail):
         done = 0
         while done < span.size:
             size, src = min(span.size - done, _contiguous(d, at, itemsize)), 0
@@ -144,7 +144,7 @@ def _parts(region: Region, s: Geometry, d: Geometry, padded: int, itemsize: int)
                 channel = span.first + done * span.step
                 size = min(size, _contiguous(s, channel, itemsize) if span.step == 1 else 1)
                 src = s.offset(channel)
-            yield Extent(src=src, dst=d.offset(at), size=size * itemsize, action=span.action)
+            yield CopyExtent(src=src, dst=d.offset(at), size=size * itemsize, action=span.action)
             done, at = done + size, at + size
 
 
@@ -153,7 +153,7 @@ def _contiguous(g: Geometry, channel: int, itemsize: int) -> int:
     return g.length - channel % g.length if g.channel == itemsize else 1
 
 
-def images_are_innermost(region: Region, side: Side, g: Geometry, itemsize: int) -> bool:
+def images_are_innermost(region: CopyRegion, side: Side, g: Geometry, itemsize: int) -> bool:
     """Whether all images of a channel are contiguous, and channels follow each other; and all images are copied."""
     images = side.shape[0]
     copied = (region.counts or region.sizes)[0]

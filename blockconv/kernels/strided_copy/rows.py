@@ -37,11 +37,11 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.loop_nest import nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.strided_copy.blocking import blocking_of
-from blockconv.kernels.strided_copy.kernels import FILL, CopyArgs, PixelLoop, strided_copy
+from blockconv.kernels.strided_copy.kernels import FILL, PixelLoop, StridedCopyArgs, strided_copy
 from blockconv.kernels.strided_copy.regions import (
-    Region,
+    CopyRegion,
+    CopySpan,
     Side,
-    Span,
     extents_of,
     images_are_innermost,
     in_blocks,
@@ -59,7 +59,7 @@ __all__ = ["ROWS"]
 
 
 @dataclass(frozen=True)
-class How:
+class CopyMethod:
     """How a region is copied, whatever its shape is.
 
     quantizations: what integers of the source(s) and of the destination stand for.
@@ -71,7 +71,7 @@ class How:
     quantizations: tuple[Quantization, ...] | None = None
     fill: int = 0
 
-    def of_source(self, k: int) -> How:
+    def of_source(self, k: int) -> CopyMethod:
         """The same with one of the sources."""
         given = self.quantizations
         return self if given is None else replace(self, quantizations=(given[k], given[-1]))
@@ -95,7 +95,7 @@ class How:
         }
 
 
-def _ops(region: Region, src: Side, dst: Side, how: How) -> list[Op]:
+def _ops(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> list[Op]:
     """The ops that copy a region, one for each block of images. No op if nothing is written."""
     if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
         return []
@@ -104,7 +104,7 @@ def _ops(region: Region, src: Side, dst: Side, how: How) -> list[Op]:
     return [_op(*part, how) for part in in_blocks(region, src, dst, how.kind.itemsize)]
 
 
-def _op(region: Region, src: Side, dst: Side, how: How) -> Op:
+def _op(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Op:
     """The op that copies a region."""
     kind, threads = how.kind, how.threads
     s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
@@ -119,7 +119,7 @@ def _op(region: Region, src: Side, dst: Side, how: How) -> Op:
     cols = loops[2]
     contiguous = cols.src if cols.src == cols.dst or cols.size == 1 else 0
     blocking = blocking_of(loops, [extent.size for extent in extents], contiguous, threads)
-    args = CopyArgs(
+    args = StridedCopyArgs(
         src=Buffer(src.buffer, src.begin + sum(map(operator.mul, region.sources, pixels(s)))),
         dst=Buffer(dst.buffer, dst.begin + sum(map(operator.mul, region.starts, pixels(d)))),
         extents=OWN_TABLE,
@@ -144,10 +144,10 @@ def _space(shape: Sequence[int]) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- the ops
 
 
-def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
+def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
     p, ops = problem, []
     for k, (shape, start) in enumerate(zip(p.shapes, p.starts, strict=True)):
-        region = Region([Span(shape[1])], 0, True, _space(shape))
+        region = CopyRegion([CopySpan(shape[1])], 0, True, _space(shape))
         if p.axis == 1:
             region = replace(region, first=start, tail=start + shape[1] == p.dst_shape[1])
         else:
@@ -156,31 +156,31 @@ def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: How) -> l
     return ops
 
 
-def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
+def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
     p = problem
-    channels = [Span(p.sizes[1], p.begins[1], p.steps[1])]
-    region = Region(channels, 0, True, _space(p.sizes), sources=_space(p.begins), steps=_space(p.steps))
+    channels = [CopySpan(p.sizes[1], p.begins[1], p.steps[1])]
+    region = CopyRegion(channels, 0, True, _space(p.sizes), sources=_space(p.begins), steps=_space(p.steps))
     return _ops(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), how)
 
 
-def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
+def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
     p, shape = problem, problem.dst_shape
     before, end = zip(*p.pads, strict=True)
     begins = [min(max(0, a), size) for a, size in zip(before, shape, strict=True)]
     sources = [max(0, -a) for a in before]
     counts = [max(0, size - a - max(0, b)) for size, a, b in zip(shape, begins, end, strict=True)]
     after = shape[1] - begins[1] - counts[1]
-    channels = [Span(begins[1], action=FILL), Span(counts[1], sources[1]), Span(after, action=FILL)]
-    region = Region(
+    channels = [CopySpan(begins[1], action=FILL), CopySpan(counts[1], sources[1]), CopySpan(after, action=FILL)]
+    region = CopyRegion(
         channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
     )
     return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), replace(how, fill=how.kind.bits(p.value)))
 
 
-def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, how: How) -> list[Op]:
+def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
     p, each = problem, problem.shape[1] // problem.groups
-    channels = [Span(p.groups, k, each) for k in range(each)]
-    region = Region(channels, 0, True, _space(p.shape))
+    channels = [CopySpan(p.groups, k, each) for k in range(each)]
+    region = CopyRegion(channels, 0, True, _space(p.shape))
     return _ops(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), how)
 
 
@@ -188,15 +188,15 @@ def _reorder_ops(
     problem: ReorderProblem,
     src: Layout,
     dst: Layout,
-    how: How,
+    how: CopyMethod,
     fill: int = 0,
     stream: bool = False,
 ) -> list[Op]:
     """stream: as of other reorders; here it does nothing."""
     shape, padded = problem.shape, dst.padded_shape(problem.shape)
-    channels = [Span(shape[1]), Span(padded[1] - shape[1], action=FILL)]
+    channels = [CopySpan(shape[1]), CopySpan(padded[1] - shape[1], action=FILL)]
     counts = _space(shape) if padded[0] != shape[0] else None  # images that lack are a border
-    region = Region(channels, 0, False, _space((padded[0], *shape[1:])), counts=counts)
+    region = CopyRegion(channels, 0, False, _space((padded[0], *shape[1:])), counts=counts)
     return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
 
 
@@ -269,7 +269,7 @@ def _seconds(request: Request) -> float:
     return moved if src == dst else 3 * moved
 
 
-def _requantized_seconds(request: Request, how: How) -> float:
+def _requantized_seconds(request: Request, how: CopyMethod) -> float:
     """To requantize as many elements as the destination has, where some stand for something else."""
     given = how.quantizations
     if given is None or all(one == given[-1] for one in given):
@@ -293,7 +293,7 @@ def _row(
         if len(request.problem.dst_shape) != 4:
             request = request.of(_in_four(request.problem, _groups(request.problem)), row_major(4), row_major(4))
         problem, src, dst, types = request.problem, request.src, request.dst, request.types
-        how = How(types.src, request.threads, quantizations)
+        how = CopyMethod(types.src, request.threads, quantizations)
 
         def cost() -> float:
             seconds = max(_seconds(request), _requantized_seconds(request, how))
@@ -304,7 +304,7 @@ def _row(
             if isinstance(problem, ReorderProblem):  # which fills images too with its own
                 return found
             zero = quantizations[-1].zero_point if quantizations else 0
-            for buffer in [op.args[CopyArgs.dst.first] for op in found[-1:]]:
+            for buffer in [op.args[StridedCopyArgs.dst.first] for op in found[-1:]]:
                 assert isinstance(buffer, Buffer)
                 found += fill_images(dst, problem.dst_shape, types.src.itemsize, buffer.index, zero)
             return found

@@ -46,7 +46,7 @@ COLUMNS, LEAST_COLUMNS = 16, 4  # neighbouring pixels of planes that are transpo
 STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside its products
 
 
-class Window(NamedTuple):
+class TileWindow(NamedTuple):
     """What is gathered together of a source (see `source_windows.py`): that of neighbouring tiles of an image.
 
     rows, cols: of tiles, at most; more than one row where all columns fit.
@@ -124,7 +124,7 @@ class WinogradBlocking:
     tile_cols: int
     tiles: int
     block_tiles: int
-    window: Window
+    window: TileWindow
     scratch: ScratchLayout
 
     @property
@@ -333,7 +333,7 @@ def _block_vectors(machine: Machine, problem: Conv2dProblem, lanes: int) -> tupl
     return lanes, min(2, whole)
 
 
-def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> Window:
+def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> TileWindow:
     """The window, which stays near the core. pixel: bytes of one, at most."""
 
     def side(tiles: int) -> int:
@@ -347,11 +347,11 @@ def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> 
     cols = fitting(tile_cols, form.side)
     leading = max(side(cols), pw + COLUMNS)
     rows = fitting(tile_rows, leading) if cols == tile_cols else 1
-    return Window(rows, cols, leading, side(rows))
+    return TileWindow(rows, cols, leading, side(rows))
 
 
 def _scratch(
-    form: Form, lanes: int, window: Window, tiles: int, sources: int, products: int, images: int
+    form: Form, lanes: int, window: TileWindow, tiles: int, sources: int, products: int, images: int
 ) -> ScratchLayout:
     """The scratch for so many tiles, with so many vectors of their sources and products each.
 

@@ -21,7 +21,7 @@ __all__ = [
     "Array",
     "Arrays",
     "Attributes",
-    "Conversion",
+    "BetweenTypes",
     "ElementTypes",
     "Pads",
     "Pair",
@@ -112,7 +112,7 @@ class Solved(Attributes):
         return self.problem(*(tensor.shape for tensor in site.inputs))
 
 
-class Conversion(Attributes):
+class BetweenTypes(Attributes):
     """Elements of one type as those of another. Its kernels are reorders, from any layout to any other.
 
     An input of the network is read in row-major order, as it comes.

@@ -17,7 +17,7 @@ from blockconv.core.types import INTEGERS, ElementType, FloatType, element
 from blockconv.network.ops.base import (
     Array,
     Arrays,
-    Conversion,
+    BetweenTypes,
     ElementTypes,
     Shape,
     Shapes,
@@ -32,7 +32,7 @@ __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
 
 
 @dataclass(frozen=True)
-class Cast(Conversion):
+class Cast(BetweenTypes):
     """Floats as those of another type, rounded to the nearest, a half to the even one."""
 
     op: ClassVar[str] = "cast"

@@ -28,7 +28,7 @@ from blockconv.network.ops.base import (
     Array,
     Arrays,
     Attributes,
-    Conversion,
+    BetweenTypes,
     ElementTypes,
     Shape,
     Shapes,
@@ -44,7 +44,7 @@ from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Po
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
 
 
-class _GivesIntegers(Conversion):
+class _GivesIntegers(BetweenTypes):
     """What gives integers of 8 or 4 bits, `dtype`, of the shape of its input; `dst` says what they stand for."""
 
     dst: Quantization
@@ -73,7 +73,7 @@ class Quantize(_GivesIntegers):
 
 
 @dataclass(frozen=True)
-class Dequantize(Conversion):
+class Dequantize(BetweenTypes):
     """dst = (src - zero_point) * scale, in float32, of 8 or 4 bits or of int32.
 
     Of a constant there may be a scale for each index of `axis`: then it may be a parameter of a convolution, and passes
