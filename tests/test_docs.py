@@ -304,3 +304,13 @@ def test_the_fields_of_a_record_are_described_one_a_line() -> None:
         if (said := inside_lines(ast.get_docstring(node) or "", fields_of(node)))
     }
     assert not found
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places = collections.defaultdict(list)
+    for place, node in classes():
+        if not node.name.startswith("_"):
+            places[node.name].append(place)
+    # Public names of PyTorch's, the op of a network, a node that a front end reads, and what plans measure.
+    shared = {"Conv2d", "ConvTranspose2d", "Call", "Profile"}
+    assert not {name: found for name, found in places.items() if len(found) > 1 and name not in shared}

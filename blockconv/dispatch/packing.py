@@ -17,7 +17,7 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.weights import unpack_op
-from blockconv.kernels.table import ALIGNED, Piece
+from blockconv.kernels.table import ALIGNED, GradientPiece
 from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
 
 __all__ = [
@@ -85,7 +85,7 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
     return Packing(Program(ops), at, between)
 
 
-def _packing_of_piece(piece: Piece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
+def _packing_of_piece(piece: GradientPiece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
     """Pack the weights of one piece of a gradient. `source` is the layout of all its weights, of this shape.
 
     A reorder reads taps in their order, and writes them in reverse order.

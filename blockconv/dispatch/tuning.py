@@ -25,7 +25,7 @@ from blockconv.runtime import Op, Program, address_of, aligned_empty
 
 __all__ = [
     "Costs",
-    "Machine",
+    "MachineSpeed",
     "calibrate",
     "copy_of",
     "key",
@@ -41,14 +41,14 @@ PARAMETERS = 24  # bytes of an activation's parameters
 BUDGET = 0.02  # seconds that a measurement goes on for at most, once it has LEAST
 
 
-class Machine(NamedTuple):
+class MachineSpeed(NamedTuple):
     """Times here over times on the machine that rows predict for: of convolutions, and of what moves memory."""
 
     compute: float
     memory: float
 
 
-def calibrate() -> Machine:
+def calibrate() -> MachineSpeed:
     """Measure a convolution and a large copy on one thread. Takes under a second, and changes no choice and no bit."""
     p, lay = Conv2dProblem(1, 64, 56, 56, 64, 3, 3, ph=1, pw=1), Layout("NCHW16")
     direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
@@ -56,7 +56,7 @@ def calibrate() -> Machine:
     size = 1 << 23
     copy = copy_of(size)
     copied = seconds_of(copy.ops(), [4 * size, 4 * size], 1)
-    return Machine(taken / direct.seconds, copied / copy.seconds)
+    return MachineSpeed(taken / direct.seconds, copied / copy.seconds)
 
 
 # ---------------------------------------------------------------- tables of costs

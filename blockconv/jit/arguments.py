@@ -102,7 +102,7 @@ class Blocks(Word):
         self.block, self.count, self.many = block, count, many
         self.each = block.nbytes // WORD
         self.size = None if count is None else count * self.each
-        self.type = View(block)
+        self.type = BlockView(block)
 
     def value(self, values: Arguments) -> Any:
         end = len(values) if self.size is None else self.first + self.size
@@ -272,7 +272,7 @@ def _no_word(block: type[Arguments], name: str) -> str:
 # ---------------------------------------------------------------- in kernels
 
 
-class View(types.Type):  # type: ignore[misc]
+class BlockView(types.Type):  # type: ignore[misc]
     """Numba's type of a view of a block; its value is the address."""
 
     def __init__(self, block: type[Arguments]) -> None:
@@ -298,10 +298,10 @@ class Declared(types.Callable, types.Opaque):  # type: ignore[misc]
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
         if kws or len(args) != 1 or not isinstance(args[0], types.Integer):
             raise TypingError(f"in a kernel, {self.block.__name__}(address) takes one integer")
-        return View(self.block)(types.int64)
+        return BlockView(self.block)(types.int64)
 
     def get_call_signatures(self) -> Any:
-        return [View(self.block)(types.int64)], False
+        return [BlockView(self.block)(types.int64)], False
 
     def get_impl_key(self, sig: Any) -> Any:
         return Declared
@@ -312,9 +312,9 @@ def _typeof(block: Any, context: Any) -> Any:
     return Declared(block)
 
 
-@register_model(View)
+@register_model(BlockView)
 class _ViewModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, view: View) -> None:
+    def __init__(self, manager: Any, view: BlockView) -> None:
         super().__init__(manager, view, I64)
 
 
@@ -341,9 +341,9 @@ def _nbytes(context: Any, builder: Any, declared: Declared, value: Any) -> Any:
 
 @infer_getattr
 class _ViewAttributes(AttributeTemplate):  # type: ignore[misc]
-    key = View
+    key = BlockView
 
-    def generic_resolve(self, view: View, name: str) -> Any:
+    def generic_resolve(self, view: BlockView, name: str) -> Any:
         if name == "address":
             return types.int64
         if name not in view.block.fields:
@@ -351,8 +351,8 @@ class _ViewAttributes(AttributeTemplate):  # type: ignore[misc]
         return view.block.fields[name].type
 
 
-@lower_getattr_generic(View)  # type: ignore[untyped-decorator]
-def _get(context: Any, builder: Any, view: View, address: Any, name: str) -> Any:
+@lower_getattr_generic(BlockView)  # type: ignore[untyped-decorator]
+def _get(context: Any, builder: Any, view: BlockView, address: Any, name: str) -> Any:
     if name == "address":
         return address
     field = view.block.fields[name]
@@ -361,7 +361,7 @@ def _get(context: Any, builder: Any, view: View, address: Any, name: str) -> Any
     return builder.load(_at(builder, address, field), align=8)
 
 
-@lower_setattr_generic(View)  # type: ignore[untyped-decorator]
+@lower_setattr_generic(BlockView)  # type: ignore[untyped-decorator]
 def _set(context: Any, builder: Any, signature: Any, args: Any, name: str) -> None:
     view, _ = signature.args
     field = view.block.fields.get(name)
@@ -378,12 +378,12 @@ def _at(builder: Any, address: Any, field: Word) -> Any:
 @type_callable(operator.getitem)  # type: ignore[untyped-decorator]
 def _typed_item(context: Any) -> Any:
     def typed(view: Any, index: Any) -> Any:
-        return view(view, types.int64) if isinstance(view, View) and isinstance(index, types.Integer) else None
+        return view(view, types.int64) if isinstance(view, BlockView) and isinstance(index, types.Integer) else None
 
     return typed
 
 
-@lower_builtin(operator.getitem, View, types.int64)  # type: ignore[untyped-decorator]
+@lower_builtin(operator.getitem, BlockView, types.int64)  # type: ignore[untyped-decorator]
 def _item(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     view, _ = signature.args
     address, index = args

@@ -28,9 +28,9 @@ from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.common.interleaved_planes import InterleaveArgs, Planes, interleave_rows
+from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
 from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
-from blockconv.kernels.table import ALIGNED, Epilogue, Piece, Primitive, Reason, Request, Row, WeightForm
+from blockconv.kernels.table import ALIGNED, Epilogue, GradientPiece, Primitive, Reason, Request, Row, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["backward_data_row"]
@@ -179,7 +179,7 @@ def backward_data_row(of: Row, fills: Row) -> Row:
             if isinstance(found, Reason):
                 return found
             made.append((part, found))
-        pieces = tuple(Piece(part.request.problem, each.form, part.taps) for part, each in made)
+        pieces = tuple(GradientPiece(part.request.problem, each.form, part.taps) for part, each in made)
         dot = next((each.form.dot for part, each in made if part.taps is not None), made[0][1].form.dot)
         form = WeightForm(Layout("abcde"), 0, dot=dot, pieces=pieces)
         size = request.types.dst.itemsize * math.prod(request.problem.dst_shape) if interleaves else 0
@@ -270,13 +270,13 @@ def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitiv
 
 def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op:
     p, itemsize, d = request.problem, request.types.dst.itemsize, request.destination
-    table = np.zeros((p.sh, p.sw, len(Planes.fields)), np.int64)
+    table = np.zeros((p.sh, p.sw, len(InterleavedPlanes.fields)), np.int64)
     for part, at in zip(parts, begins, strict=False):
         if part.planes is None:
             continue
         h, w = part.planes
         lies = geometry(_NCHW, part.request.problem.dst_shape, itemsize)
-        table[(h.first + p.ph) % p.sh, w.first] = Planes(
+        table[(h.first + p.ph) % p.sh, w.first] = InterleavedPlanes(
             at=at, n=lies.n, channel=lies.block, row=lies.row, first_row=h.first, first=w.first, size=w.size
         )
     args = InterleaveArgs(

@@ -67,7 +67,7 @@ class WeightForm(NamedTuple):
     transform: Transform | None = None
     dot: Dot = MULTIPLY_ADD
     order: Callable[[Any], npt.NDArray[Any]] | None = None
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[GradientPiece, ...] = ()
 
     def bias_elements(self, problem: Any) -> int:
         """Elements of a problem's packed bias."""
@@ -88,7 +88,7 @@ class WeightForm(NamedTuple):
         return self.packed_bytes(problem, itemsize) if self.transform is None else self.transform.nbytes(problem)
 
 
-class Piece(NamedTuple):
+class GradientPiece(NamedTuple):
     """One of several convolutions that compute the gradient of an input: those pixels that some of the taps reach.
 
     problem: a `Conv2dProblem` of stride 1, whose input channels are the output channels of the whole's.
@@ -274,7 +274,7 @@ def _with_transposed_taps(primitive: Primitive) -> Primitive:
 
 def _transposed_form(form: WeightForm) -> WeightForm:
     pieces = tuple(
-        Piece(transposed_problem(of.problem), _transposed_form(of.form), of.taps and of.taps[::-1])
+        GradientPiece(transposed_problem(of.problem), _transposed_form(of.form), of.taps and of.taps[::-1])
         for of in form.pieces
     )
     return form._replace(layout=transposed_taps(form.layout), pieces=pieces)

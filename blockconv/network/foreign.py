@@ -29,8 +29,8 @@ __all__ = [
     "LIBRARIES",
     "NUMPY_OPS",
     "REMEDY",
+    "ForeignPart",
     "NamedNode",
-    "Part",
     "Session",
     "captured",
     "check_foreign",
@@ -112,7 +112,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
 # ---------------------------------------------------------------- parts
 
 
-class Part(NamedTuple):
+class ForeignPart(NamedTuple):
     """Nodes that run together.
 
     inputs, outputs: values of the network, in the order of the model's.
@@ -137,10 +137,10 @@ def parsed(model: bytes) -> Any:
     return onnx.load_model_from_string(model)
 
 
-def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Part:
+def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> ForeignPart:
     """The part of some foreign nodes of a network. Constants of up to `most` elements are the model's own."""
     if nodes[0].attributes.library == "pytorch":
-        return Part(*joined_calls(network, nodes), "pytorch")
+        return ForeignPart(*joined_calls(network, nodes), "pytorch")
     import onnx
     from onnx import numpy_helper
 
@@ -181,7 +181,7 @@ def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Part:
     )
     first = parsed(nodes[0].attributes.model)
     whole = onnx.helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
-    return Part(
+    return ForeignPart(
         whole.SerializeToString(),
         tuple(values[name] for name in fed),
         tuple(values[name] for name in wanted),

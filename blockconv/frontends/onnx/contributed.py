@@ -19,7 +19,7 @@ from blockconv.frontends.onnx.quantized import (
     stored,
     weight,
 )
-from blockconv.frontends.onnx.scope import Call, Op, Translator, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, registered
 from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -27,7 +27,7 @@ from blockconv.network.graph import Tensor
 
 __all__ = ["CONTRIBUTED_OPS"]
 
-CONTRIBUTED_OPS: dict[str, Op] = {}
+CONTRIBUTED_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, CONTRIBUTED_OPS)
 
 

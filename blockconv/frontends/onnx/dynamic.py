@@ -27,7 +27,7 @@ from blockconv.frontends.onnx.quantized import (
     weight,
     zero_points,
 )
-from blockconv.frontends.onnx.scope import Call, Op, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -36,7 +36,7 @@ from blockconv.network.graph import Tensor
 __all__ = ["DYNAMIC_OPS"]
 
 Array = npt.NDArray[Any]
-DYNAMIC_OPS: dict[str, Op] = {}
+DYNAMIC_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, DYNAMIC_OPS)
 _FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.frontends.onnx.scope import Call, Op, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.graph import Tensor
 
 __all__ = ["MATRIX_OPS", "gemm", "matmul"]
 
 Array = npt.NDArray[Any]
-MATRIX_OPS: dict[str, Op] = {}
+MATRIX_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, MATRIX_OPS)
 
 

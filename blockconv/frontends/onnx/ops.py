@@ -21,7 +21,7 @@ from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
-from blockconv.frontends.onnx.scope import Call, Op, Translator, only_output, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, only_output, registered
 from blockconv.frontends.onnx.shapes import SHAPE_OPS
 from blockconv.frontends.onnx.windows import WINDOW_OPS
 from blockconv.network import ops
@@ -31,7 +31,7 @@ from blockconv.network.graph import Tensor
 __all__ = ["OPS"]
 
 Array = npt.NDArray[Any]
-OPS: dict[str, Op] = (
+OPS: dict[str, OnnxOp] = (
     SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS
 )  # all that are read
 _op = functools.partial(registered, OPS)

@@ -18,7 +18,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, element
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.matrices import matmul
-from blockconv.frontends.onnx.scope import Call, Dequantized, Op, Scope, registered, title
+from blockconv.frontends.onnx.scope import Call, Dequantized, OnnxOp, Scope, registered, title
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -42,7 +42,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-QUANTIZED_OPS: dict[str, Op] = {}
+QUANTIZED_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, QUANTIZED_OPS)
 CONSTANT = "constant scales and zero points; uint8 and int8"
 ALSO_4_BITS = f"{CONSTANT}, uint4 and int4"

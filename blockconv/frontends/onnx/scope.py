@@ -19,7 +19,7 @@ __all__ = [
     "OP",
     "Call",
     "Dequantized",
-    "Op",
+    "OnnxOp",
     "Scope",
     "Translator",
     "Unknown",
@@ -131,7 +131,7 @@ class Scope(Emitter):
 Translator = Callable[["Call"], "Tensor | list[Tensor]"]
 
 
-class Op(NamedTuple):
+class OnnxOp(NamedTuple):
     """How an op of ONNX is read: `since` is the first opset whose definition is, `limits` what is not supported of it,
     in words."""
 
@@ -141,12 +141,12 @@ class Op(NamedTuple):
 
 
 def registered(
-    table: dict[str, Op], *names: str, limits: str = "", since: int = 1
+    table: dict[str, OnnxOp], *names: str, limits: str = "", since: int = 1
 ) -> Callable[[Translator], Translator]:
     """Put a translator into a table, for the ONNX ops of these names."""
 
     def register(translate: Translator) -> Translator:
-        table.update(dict.fromkeys(names, Op(translate, limits, since)))
+        table.update(dict.fromkeys(names, OnnxOp(translate, limits, since)))
         return translate
 
     return register

@@ -15,14 +15,14 @@ from blockconv.core.activation import function
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
-from blockconv.frontends.onnx.scope import Call, Op, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["SHAPE_OPS"]
 
-SHAPE_OPS: dict[str, Op] = {}
+SHAPE_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, SHAPE_OPS)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from blockconv.frontends.onnx.scope import Call, Op, only_output, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, only_output, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["WINDOW_OPS", "average", "convolution", "global_pool"]
 
-WINDOW_OPS: dict[str, Op] = {}
+WINDOW_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, WINDOW_OPS)
 
 

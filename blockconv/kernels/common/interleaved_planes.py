@@ -10,10 +10,10 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted, load_bits, shuffle, store_bits
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["InterleaveArgs", "Planes", "interleave_rows"]
+__all__ = ["InterleaveArgs", "InterleavedPlanes", "interleave_rows"]
 
 
-class Planes(Arguments):
+class InterleavedPlanes(Arguments):
     """Columns of the destination that were computed together, in rows that were; planes of the workspace."""
 
     at = word("the first plane, from the workspace", "bytes")
@@ -30,7 +30,7 @@ class InterleaveArgs(Arguments):
 
     src = word("the workspace", "address")
     dst = word("the destination", "address")
-    planes = word("`Planes` for each remainder of rows, and of columns", "address")
+    planes = word("`InterleavedPlanes` for each remainder of rows, and of columns", "address")
     channels = word("channels")
     rows = word("rows of the destination", "rows")
     n = word("from an image of the destination to the next", "bytes")
@@ -60,7 +60,7 @@ def interleave_rows(itemsize, lanes):
             h, rest = task % a.rows, task // a.rows
             c, n = rest % a.channels, rest // a.channels
             dst = a.dst + n * a.n + c * a.channel + h * a.row
-            of_row = Planes(a.planes)[(h + a.ph) % a.sh * a.sw]
+            of_row = InterleavedPlanes(a.planes)[(h + a.ph) % a.sh * a.sw]
             done = 0
             if a.sw == 2 and of_row.size > 0 and of_row[1].size > 0:
                 even, odd = of_row, of_row[1]

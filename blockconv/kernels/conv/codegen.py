@@ -27,7 +27,7 @@ from blockconv.kernels.common.unpacked import interleaved, unpacked
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
-    "Planes",
+    "ChannelAddresses",
     "byte_converter",
     "half_widener",
     "interleave_four",
@@ -165,7 +165,7 @@ def half_widener(code: int, lanes: int) -> Any:
     return widen
 
 
-class Planes(NamedTuple):
+class ChannelAddresses(NamedTuple):
     """The addresses of four channels of a pixel, or of two, and how many exist beside the first."""
 
     first: int
@@ -190,7 +190,7 @@ def _interleaver(lanes: int) -> Any:
 
 @inline
 def _moved(planes, by):
-    return Planes(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
+    return ChannelAddresses(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
 
 
 def _by_vectors(itemsize: int, sixteen: Any, four: Any) -> Any:

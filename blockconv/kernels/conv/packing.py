@@ -11,7 +11,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import (
-    Planes,
+    ChannelAddresses,
     byte_converter,
     half_widener,
     interleave_four,
@@ -253,7 +253,7 @@ def pack_interleaved(unit):
                 fill_bytes(out, left * 4, fill)
                 fill_bytes(out + right * 4, (cols - right) * 4, fill)
                 at = z * a.depth_bytes + h * a.source.row
-                planes = Planes(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
+                planes = ChannelAddresses(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
                 interleave(planes, out + left * 4, right - left, step)
 
     return kernel

@@ -11,7 +11,13 @@ from blockconv.jit.ir import copy_memory
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import Planes, interleave_four, interleave_two, line_packer, plane_interleaver
+from blockconv.kernels.conv.codegen import (
+    ChannelAddresses,
+    interleave_four,
+    interleave_two,
+    line_packer,
+    plane_interleaver,
+)
 from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
 __all__ = ["UNIT", "pack_plane_units", "pack_units", "spare_bytes"]
@@ -46,7 +52,9 @@ def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, An
             first = channel + k * unit
             c0, c1 = source_offset(a, min(first, last)), source_offset(a, min(first + 1, last))
             c2, c3 = source_offset(a, min(first + 2, last)), source_offset(a, min(first + 3, last))
-            interleave(Planes(src + c0, src + c1, src + c2, src + c3, last - first), spare + k * row, count, step)
+            interleave(
+                ChannelAddresses(src + c0, src + c1, src + c2, src + c3, last - first), spare + k * row, count, step
+            )
         pack_line(dst, spare, count, UNIT, row, units - 1)
 
     return pack_line, pack_end, pack_planes
@@ -129,7 +137,7 @@ def pack_plane_units(unit, is_float, vector_bytes):
                 fill_bytes(out, left * UNIT, fill)
                 fill_bytes(out + right * UNIT, (cols - right) * UNIT, fill)
                 at = z * a.depth_bytes + h * a.source.row
-                planes = Planes(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
+                planes = ChannelAddresses(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
                 interleave(planes, out + left * UNIT, right - left, step)
 
     return kernel

@@ -31,7 +31,7 @@ _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """How rows of pixels are packed, in bytes: a phase of a row, a row, the row that it is made of, a window's rows.
 
     rows: of the destination, that are computed of a window.
@@ -122,7 +122,7 @@ class DepthwiseBlocking:
         """Whether rows of pixels are packed."""
         return self.columns > 0 and not self.masks
 
-    def packed(self, problem: Conv2dProblem, rows: int) -> Packed:
+    def packed(self, problem: Conv2dProblem, rows: int) -> PackedRows:
         """Of tasks of so many rows."""
         p, s = problem, self.columns
         vectors = -(-p.ow * self.pixel // (self.loops * self.lanes)) * self.loops
@@ -133,7 +133,7 @@ class DepthwiseBlocking:
         row_stride, halo = s * phase, (p.kh - 1) * p.dh + 1
         tiles = max(1, (WINDOW // row_stride - halo) // p.sh // self.unrolled)
         rows = min(tiles, -(-rows // self.unrolled)) * self.unrolled
-        return Packed(phase, row_stride, row_stride if s > 1 else 0, ((rows - 1) * p.sh + halo) * row_stride, rows)
+        return PackedRows(phase, row_stride, row_stride if s > 1 else 0, ((rows - 1) * p.sh + halo) * row_stride, rows)
 
     def seconds(self, machine: Machine, problem: Conv2dProblem) -> float:
         """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""

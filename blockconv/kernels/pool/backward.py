@@ -45,7 +45,7 @@ __all__ = ["INDEX", "PoolBackwardArgs", "pool_backward", "pool_scatter", "pool_s
 INDEX = 8  # bytes
 
 
-class Windows(Arguments):
+class WindowWords(Arguments):
     """A row, or a column, of windows: elements of the input along the axis."""
 
     first = word("the first that they cover")
@@ -75,7 +75,7 @@ class PoolBackwardArgs(Arguments):
     src = word("the gradient of the output", "address")
     dst = word("the gradient of the input", "address")
     idx = word("the indices of maxima", "address")
-    rows = word("a table: `Windows` for each of their rows; the others follow it", "address")
+    rows = word("a table: `WindowWords` for each of their rows; the others follow it", "address")
     cols_at = word("from there to those for each column", "bytes")
     covering_at = word("to a `Covering` for each row of the input", "bytes")
     channels_at = word("to a `Channels` for each vector", "bytes")
@@ -103,11 +103,12 @@ class PoolBackwardArgs(Arguments):
     dst_image_block = word("from a block to the next", "bytes")
 
 
-class Tap(NamedTuple):
+class TapRun(NamedTuple):
     """A vector of an element of the output, and the taps that it is added to: addresses, counts, strides in bytes.
 
-    position: the number of the first tap's pixel. below, beside: from there to that of the next row's tap, of the next
-    tap. share: what an average multiplies by.
+    position: the number of the first tap's pixel.
+    below, beside: from there to that of the next row's tap, of the next tap.
+    share: what an average multiplies by.
     """
 
     dst: int
@@ -130,7 +131,7 @@ def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) 
     all of the lanes exist."""
 
     @emitted
-    def add(builder: Any, x: Tap) -> None:
+    def add(builder: Any, x: TapRun) -> None:
         b = builder
         v, indices = Floats(b, held, lanes), Vectors(b, element("int64"), lanes)
         sums, exist = v.computed, None if whole else v.computed.below(x.valid)
@@ -211,17 +212,17 @@ def pool_backward(src, lanes, is_max, cols):
             oh = Covering(a.rows + a.covering_at)[top].first
             oh_end = Covering(a.rows + a.covering_at)[end - 1].end if n < a.n else 0
             while oh < oh_end:
-                rows = Windows(a.rows)[oh]
+                rows = WindowWords(a.rows)[oh]
                 above = max(0, (top - rows.first + dh - 1) // dh)
                 h = rows.first + above * dh
                 taps = max(0, min(rows.taps - above, (end - h + dh - 1) // dh))
                 for ow in range(a.ow if taps > 0 else 0):
-                    cols = Windows(a.rows + a.cols_at)[ow]
+                    cols = WindowWords(a.rows + a.cols_at)[ow]
                     at, place = image + oh * s.row + ow * s.col, to + (h - top) * to_row + cols.first * col
                     part = 0.0 if is_max else 1.0 / (rows.counted * cols.counted)
                     for vector in range(share * inner, share * inner + inner):
                         of = Channels(a.rows + a.channels_at)[vector]
-                        tap = Tap(
+                        tap = TapRun(
                             place + (vector - share * inner) * to_vector if is_half else place + of.dst,
                             a.src + at + of.src,
                             a.idx + (at + of.src) // itemsize * INDEX,
@@ -381,7 +382,7 @@ def pool_spread(src, lanes):
                 top, end = covering.first, covering.end
                 fill_memory(scratch, a.made_at, 0)
                 for oh in range(top, end):
-                    at, part = begin + oh * s.row, 1.0 / Windows(a.rows)[oh].counted
+                    at, part = begin + oh * s.row, 1.0 / WindowWords(a.rows)[oh].counted
                     if s.col == itemsize:
                         add_row(scratch, at, a.ow, part)
                         continue

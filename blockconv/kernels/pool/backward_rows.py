@@ -79,7 +79,7 @@ def _axes(request: Request) -> _Axes:
 
 
 def _tables(request: Request) -> list[Any]:
-    """`Windows` of rows and of columns, and a `Covering` for each row of the input."""
+    """`WindowWords` of rows and of columns, and a `Covering` for each row of the input."""
     pool, (rows, cols, ih, _) = request.problem.pool, _axes(request)
     last = rows.first + (rows.taps - 1) * getattr(pool, "dh", 1)
     pixels = np.arange(ih)

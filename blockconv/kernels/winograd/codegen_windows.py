@@ -12,10 +12,10 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, emitted, join, shuffle, transpose
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Blocks", "Planes", "gather_blocks", "gather_few_planes", "gather_planes"]
+__all__ = ["ChannelBlocks", "Planes", "gather_blocks", "gather_few_planes", "gather_planes"]
 
 
-class Blocks(NamedTuple):
+class ChannelBlocks(NamedTuple):
     """Neighbouring pixels of blocks of channels, and where they go as vectors of all of these."""
 
     src: int  # the address of the first pixel in the first block
@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
 
 @functools.cache
 def gather_blocks(width: int, pixels: int, lanes: int, type: int) -> Any:
-    """Code that gathers so many pixels of `Blocks` of `width` channels: vectors of channels, one behind the other.
+    """Code that gathers so many pixels of blocks of `width` channels: vectors of channels, one behind the other.
 
     type: the code of their elements' type.
     """

@@ -18,7 +18,13 @@ from blockconv.jit.ir import move
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
 from blockconv.kernels.winograd.codegen import ELEMENT, WORD, SourceTile, source_transform
-from blockconv.kernels.winograd.codegen_windows import Blocks, Planes, gather_blocks, gather_few_planes, gather_planes
+from blockconv.kernels.winograd.codegen_windows import (
+    ChannelBlocks,
+    Planes,
+    gather_blocks,
+    gather_few_planes,
+    gather_planes,
+)
 from blockconv.kernels.winograd.source import part_of_pixel, tile_at
 from blockconv.kernels.winograd.transforms import Form
 
@@ -40,7 +46,7 @@ def _row_of_planes(columns, lanes, src_type):
             return
         for col in range(0, pixels, columns):
             at = min(col, pixels - columns)  # the last ones are moved back to be as many
-            whole(Blocks(src + at * itemsize, channel, valid, dst + at * pixel))
+            whole(ChannelBlocks(src + at * itemsize, channel, valid, dst + at * pixel))
 
     return gather
 
@@ -58,7 +64,7 @@ def _row_of_blocks(width, lanes, src_type):
         blocks, together = (valid + width - 1) // width, by_col == nbytes and columns > 1
         first = pixels // columns * columns if together else 0
         for col in range(0, first, columns):
-            whole(Blocks(src + col * nbytes, by_block, blocks, dst + col * pixel))
+            whole(ChannelBlocks(src + col * nbytes, by_block, blocks, dst + col * pixel))
         partly = valid < width and a.src_strides.length == NO_BLOCK  # else a block's padding may be read
         for k in range(columns):
             at = src + min(k, blocks - 1) * by_block  # of blocks that do not exist, the last that does

@@ -125,7 +125,8 @@ class Requantize(_GivesIntegers):
 class Lookup(Attributes):
     """dst = table[src], of 8 bits: whatever element-wise ops make of a value with one scale.
 
-    table: 256 bytes, the result for each byte of src. dst, dtype: of the output.
+    table: 256 bytes, the result for each byte of src.
+    dst, dtype: of the output.
     """
 
     op: ClassVar[str] = "lookup"

@@ -25,7 +25,13 @@ from blockconv.network.quantization.calibration import (
     with_outputs,
 )
 from blockconv.network.quantization.report import LayerReport, QuantizationReport, decibels
-from blockconv.network.quantization.rewriting import Integers, Weights, quantizable, quantization_of, rewritten
+from blockconv.network.quantization.rewriting import (
+    IntegerTarget,
+    WeightTarget,
+    quantizable,
+    quantization_of,
+    rewritten,
+)
 
 __all__ = ["QuantizedNetwork", "quantize"]
 
@@ -104,7 +110,7 @@ def quantize(
     excluded, eight = _holders(fused, "float32", float32), _holders(fused, "int8", int8)
     shared = quantizable(fused, excluded, kind)
     values = _integers(shared, calibration, kind, _read_by(fused, eight))
-    how = Weights(per_channel, reduce_range, "int4" if weights == "int4" else "int8", eight)
+    how = WeightTarget(per_channel, reduce_range, "int4" if weights == "int4" else "int8", eight)
     made = fuse(rewritten(fused, values, excluded, how))
     report = _report(fused, made, values, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
@@ -150,7 +156,7 @@ def _read_by(fused: Network, names: Collection[str]) -> set[str]:
 
 def _integers(
     shared: Mapping[str, str], calibration: Calibration, dtype: IntegerType, kept: Collection[str]
-) -> dict[str, Integers]:
+) -> dict[str, IntegerTarget]:
     """What each value is to be; values that share a scale have the range of all of them.
 
     kept: values that stay of 8 bits, as do those that share a scale with one.
@@ -167,7 +173,7 @@ def _integers(
     bytes_ = {root for name, root in shared.items() if name in kept}
     wide: Any = element(dtype).unpacked.name
     types = {root: wide if root in bytes_ else dtype for root in ranges}
-    made = {root: Integers(quantization_of(*found, types[root]), types[root]) for root, found in ranges.items()}
+    made = {root: IntegerTarget(quantization_of(*found, types[root]), types[root]) for root, found in ranges.items()}
     return {name: made[root] for name, root in shared.items()}
 
 
@@ -177,7 +183,7 @@ def _integers(
 def _report(
     fused: Network,
     made: Network,
-    values: Mapping[str, Integers],
+    values: Mapping[str, IntegerTarget],
     samples: Sequence[Mapping[str, Any]] | None,
 ) -> QuantizationReport:
     """What the layers of the new network give beside those of the old one."""
@@ -205,7 +211,7 @@ def _runs_as(made: Network, node: Node) -> str:
 def _ratios(
     fused: Network,
     made: Network,
-    values: Mapping[str, Integers],
+    values: Mapping[str, IntegerTarget],
     compared: Mapping[str, str],
     samples: Sequence[Mapping[str, Any]],
 ) -> dict[str, float]:

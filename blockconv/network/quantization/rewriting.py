@@ -17,13 +17,13 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
-__all__ = ["Integers", "Weights", "quantizable", "quantization_of", "rewritten"]
+__all__ = ["IntegerTarget", "WeightTarget", "quantizable", "quantization_of", "rewritten"]
 
 Array = npt.NDArray[Any]
 LEAST = 1e-30  # of a scale
 
 
-class Integers(NamedTuple):
+class IntegerTarget(NamedTuple):
     """What a value is to be: integers of this type, and what they stand for."""
 
     quantization: Quantization
@@ -98,7 +98,7 @@ def _joined(joined: dict[str, str], a: str, b: str) -> None:
 # ---------------------------------------------------------------- the network
 
 
-class Weights(NamedTuple):
+class WeightTarget(NamedTuple):
     """How weights become integers: by a scale for each output channel, or one; of `quantize`'s reduced range; of which
     type, but for the nodes that keep int8."""
 
@@ -113,9 +113,9 @@ class Weights(NamedTuple):
 
 def rewritten(
     network: Network,
-    values: Mapping[str, Integers],
+    values: Mapping[str, IntegerTarget],
     excluded: Collection[str],
-    weights: Weights,
+    weights: WeightTarget,
 ) -> Network:
     """The network, which is fused, with these values as integers and back."""
     constants, nodes, names = dict(network.constants), [], dict[str, str]()
@@ -138,7 +138,7 @@ def rewritten(
     return network.changed(nodes, constants)
 
 
-def _there_and_back(src: str, dst: str, name: str, given: Integers) -> list[Node]:
+def _there_and_back(src: str, dst: str, name: str, given: IntegerTarget) -> list[Node]:
     between = f"{name}.integers"
     return [
         Node(f"{name}.quantize", Quantize(given.quantization, given.dtype), (src,), between),
@@ -147,7 +147,7 @@ def _there_and_back(src: str, dst: str, name: str, given: Integers) -> list[Node
 
 
 def _with_integer_weights(
-    node: Node, constants: dict[str, Array], src_scale: float, how: Weights
+    node: Node, constants: dict[str, Array], src_scale: float, how: WeightTarget
 ) -> tuple[Node, list[Node]]:
     """A convolution with weights and bias of integers, and the nodes that dequantize them."""
     weight, *bias = (constants[name].astype(np.float64) for name in node.parameters)

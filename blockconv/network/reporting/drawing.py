@@ -22,7 +22,7 @@ from blockconv.network.reporting.data import CallData
 from blockconv.network.reporting.palette import FILLS, fill
 from blockconv.network.schedule import Action, Schedule, Value
 
-__all__ = ["Line", "Row", "drawing", "lines", "rows"]
+__all__ = ["DrawnRow", "Line", "drawing", "lines", "rows"]
 
 CENTRES = {"in": 13, "out": 23}  # pixels from a row's top at which a line enters and leaves its box
 BOX = 4, 32  # pixels from a row's top to its box's, and to the box's end
@@ -30,7 +30,7 @@ STEM = 16  # pixels from a box's left end to the line that leads to the next row
 PITCH, WIDEST = 11.0, 88.0  # pixels from line to line, and of all lines together at most
 
 
-class Row(NamedTuple):
+class DrawnRow(NamedTuple):
     """What is drawn of an action, or of an input or output of the network, which have no kernel and take no time."""
 
     name: str
@@ -68,15 +68,15 @@ class Line(NamedTuple):
 # ---------------------------------------------------------------- rows
 
 
-def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[Row]:
+def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[DrawnRow]:
     """Inputs, actions in their order, outputs."""
     network, problem = planned.network, planned.problem
 
-    def end(kind: str, name: str, layout: Layout) -> Row:
+    def end(kind: str, name: str, layout: Layout) -> DrawnRow:
         value = name, layout
         reads, writes = ((), value) if kind == "input" else ((value,), None)
         shape = text.dims(network.shape(name))
-        return Row(name, kind, kind, "", shape, layout, layout, None, None, reads, writes)
+        return DrawnRow(name, kind, kind, "", shape, layout, layout, None, None, reads, writes)
 
     found = [end("input", tensor.name, problem.given[tensor.name]) for tensor in network.inputs]
     for action, call in zip(made.actions, calls, strict=True):
@@ -86,7 +86,7 @@ def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[Ro
         what = _what(network, action)
         ends = action.reads, writes
         found.append(
-            Row(
+            DrawnRow(
                 action.name,
                 action.kind,
                 what,
@@ -136,7 +136,7 @@ def _once(pair: tuple[int, int]) -> str:
 # ---------------------------------------------------------------- lines
 
 
-def lines(found: Sequence[Row], made: Schedule) -> list[Line]:
+def lines(found: Sequence[DrawnRow], made: Schedule) -> list[Line]:
     """The lines beside the boxes. What only the next row reads needs none: it is drawn from box to box."""
     makers = {row.writes: k for k, row in enumerate(found) if row.writes is not None}
     root = _roots(made)
@@ -189,7 +189,7 @@ def _roots(made: Schedule) -> functools._lru_cache_wrapper[Value]:
     return functools.cache(root)
 
 
-def direct(found: Sequence[Row], made: Schedule) -> set[int]:
+def direct(found: Sequence[DrawnRow], made: Schedule) -> set[int]:
     """The rows that read what the row before them wrote."""
     return {
         k
@@ -212,7 +212,7 @@ def _within(made: Schedule, value: Value) -> Iterable[Value]:
 # ---------------------------------------------------------------- HTML
 
 
-def drawing(found: Sequence[Row], made: Schedule, why: Sequence[str]) -> str:
+def drawing(found: Sequence[DrawnRow], made: Schedule, why: Sequence[str]) -> str:
     """The rows as HTML. why: what is shown of each when it is opened, and of reorders and copies always."""
     wires, next_to = lines(found, made), direct(found, made)
     lanes = 1 + max((line.lane for line in wires), default=-1)
@@ -264,7 +264,7 @@ def _segment(x1: float, y1: float | str, x2: float, y2: float | str, arrow: bool
     return f'<line x1="{x1:.1f}" y1="{y1}" x2="{x2:.1f}" y2="{y2}"{end}/>'
 
 
-def _row(row: Row, wires: str, why: str, most: float) -> str:
+def _row(row: DrawnRow, wires: str, why: str, most: float) -> str:
     name, shape = escape(text.shortened(row.name, 28)), escape(row.shape)
     moved = row.kind in ("reorder", "copy")
     ground = FILLS["reorder"] if moved else fill(row.dst)
@@ -288,7 +288,7 @@ def _row(row: Row, wires: str, why: str, most: float) -> str:
     return f'<details class="call"><summary class="row">{line}</summary><p class="why">{told}</p></details>'
 
 
-def _times(row: Row) -> tuple[tuple[str, float | None], ...]:
+def _times(row: DrawnRow) -> tuple[tuple[str, float | None], ...]:
     return ("predicted", row.predicted), ("measured", row.measured)
 
 

@@ -213,7 +213,7 @@ def _scale(most: float) -> tuple[float, int]:
 # ---------------------------------------------------------------- every call
 
 
-def _legend(rows: Sequence[drawing.Row], drawn: Drawn) -> str:
+def _legend(rows: Sequence[drawing.DrawnRow], drawn: Drawn) -> str:
     used = {layout for row in rows for layout in (row.src, row.dst)}
     keys = [(layout.name, fill(layout)) for layout in NATIVE if layout in used]
     keys += [("another layout", FILLS["other"])] * any(fill(layout) == FILLS["other"] for layout in used)
