@@ -268,6 +268,9 @@ _OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], 
     ("transpose 3210", ops.Transpose((3, 2, 1, 0)), (_X,), (), "float32"),
     ("reduce_mean of the image", ops.ReduceMean((2, 3)), (_X,), (), "float32"),
     ("reduce_mean of 6x50", ops.ReduceMean((1,)), ((6, 50),), (), "float32"),
+    ("matmul 2x6x50 by 50x40", ops.MatMul(), ((2, 6, 50), (50, 40)), (), "float32"),
+    ("matmul of heads", ops.MatMul((None, (0, 1, 3, 2), None)), ((2, 3, 20, 17), (2, 3, 33, 17)), (), "float32"),
+    ("matmul of halves", ops.MatMul(), ((2, 6, 50), (2, 50, 40)), (), "bfloat16"),
     ("find_quantization 2x20x9x11", ops.FindQuantization(), (_X,), (), "float32"),
 )
 

@@ -45,6 +45,7 @@ ORDER = [
     "blockconv.kernels.norm",
     "blockconv.kernels.resize",
     "blockconv.kernels.reduce",
+    "blockconv.kernels.product",
     "blockconv.kernels.dynamic",
     "blockconv.kernels.backward_data",
     "blockconv.kernels.table",

@@ -26,9 +26,9 @@ from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
 from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, against, in_turns, positive, rates
 from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
+from blockconv.kernels.common.register_tiles import tiles_of, tiles_of_registers
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
-from blockconv.kernels.conv.register_tiles import tiles_of, tiles_of_registers
 from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity

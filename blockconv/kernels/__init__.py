@@ -15,6 +15,7 @@ from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
+from blockconv.kernels.product import rows as product
 from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.resize import rows as resize
@@ -53,5 +54,6 @@ TABLE: tuple[Row, ...] = (
     *norm.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
+    *product.ROWS,
     *dynamic.ROWS,
 )

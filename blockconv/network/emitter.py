@@ -17,6 +17,7 @@ import numpy.typing as npt
 from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
@@ -27,6 +28,7 @@ from blockconv.network.ops import (
     Concat,
     Convolution,
     GroupNorm,
+    MatMul,
     Reshape,
     Shape,
     Slice,
@@ -412,3 +414,16 @@ class Translation:
         rows = math.prod(a.shape[:-1])
         y = self.convolve(attributes, self.reshape(a, (rows, a.shape[-1], 1, 1)), others, parameters)
         return self.reshape(y, (rows, weight.shape[0]))
+
+    def multiplied(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b, by NumPy's rules; a constant that is multiplied from the right goes to `product`."""
+        if not a.shape or not b.shape:
+            raise self.error("inputs", (a.shape, b.shape), "have to be vectors or matrices")
+        if not a.type.is_float or max(len(a.shape), len(b.shape)) > MOST_DIMENSIONS:
+            raise Unsupported(f"matrices of {a.type} of shapes {a.shape} and {b.shape}")
+        is_row, is_column = len(a.shape) == 1, len(b.shape) == 1
+        left = self.reshape(a, (1, *a.shape)) if is_row else a
+        right = self.reshape(b, (*b.shape, 1)) if is_column else b
+        y = self.emit(MatMul(), left, right)
+        *batch, rows, columns = y.shape
+        return self.reshape(y, (*batch, *[rows] * (not is_row), *[columns] * (not is_column)))

@@ -37,7 +37,7 @@ INTEGERS = {
 }  # fmt: skip
 # Operands that have to be constants.
 PARAMETERS = {
-    "Conv": (1, 2), "BatchNormalization": (1, 2, 3, 4), "Gemm": (1, 2), "MatMul": (1,), "Reshape": (1,),
+    "Conv": (1, 2), "BatchNormalization": (1, 2, 3, 4), "Reshape": (1,),
     "Clip": (1, 2), "Pad": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Unsqueeze": (1,),
     "ReduceMean": (1,), "Resize": (1, 2, 3), "Upsample": (1,), "Dropout": (1, 2), "ConstantOfShape": (0,),
     "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "QLinearConv": (1, 2, 3, 4, 5, 6, 7, 8),

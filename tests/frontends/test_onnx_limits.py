@@ -19,7 +19,6 @@ SCALES = np.array([1, 1, 1.5, 1.5], np.float32)
 # A node over a value of (1, 4, 6, 6), or what it gives, and what is said of it. They keep that rank.
 LIMITS: dict[str, tuple[Any, str]] = {
     "unknown op": (lambda x: node("Sinh", x), "Sinh: "),
-    "computed matrices": (lambda x: node("MatMul", x, x), "its second matrix, .* is not constant"),
     "computed weight": (lambda x: node("Conv", x, x), "its weight, .* is not constant"),
     "cubic": (lambda x: node("Resize", x, "", "s", mode="cubic"), "mode='cubic'"),
     "powers": (lambda x: node("Pow", x, x), "its exponent, .* is not constant"),

@@ -64,7 +64,8 @@ def check(
     assert found, f"no kernel for {problem} from {layout} to {dst or layout}"
     for row, where in itertools.product(found, ("end", "start")):
         layouts = Layout(layout), Layout(dst or layout)
-        program = Program(row.prepare(problem, *layouts, Types.all(dtype), threads, **options).ops())
+        primitive = row.prepare(problem, *layouts, Types.all(dtype), threads, **options)
+        program, memory = Program(primitive.ops()), [np.full(n, 0xC3, np.uint8) for n in primitive.workspace]
         what = f"{row.name}, {problem}, {layout} to {dst or layout}, {dtype}, {options}, against the {where}"
         sources = []
         for arena, storage in zip(_ARENAS, before, strict=False):
@@ -75,7 +76,7 @@ def check(
         target = arena.take(after.nbytes, where) if in_place is None else sources[in_place]
         if in_place is None:
             target[:] = 0xC3
-        program.run([*map(address_of, sources), address_of(target)], threads)
+        program.run([*map(address_of, (*sources, target, *memory))], threads)
         if element(dtype).is_half:
             compare_halves(target.view(dtype), after, what)
         else:

@@ -794,6 +794,8 @@ def _gemm(g: Graph) -> None:
     n = g.pick((1, 2, 5, 16, 17))
     turned = g.chance(0.5)
     wei: Any = g.array((n, k) if turned else (k, n), g.float)
+    if g.kind != "qdq" and g.chance(0.2):
+        wei = g.input(wei.shape, g.float, wei)
     if g.kind == "qdq":
         wei = _qdq_weight(g, wei, 0 if turned else 1)
     shape = g.pick(((n,), (1, n), (), (1,), (rows, 1), (rows, n)))
@@ -806,8 +808,21 @@ def _matmul(g: Graph) -> None:
     x = g.take(ranks=(2, 3, 3, 4, 1))
     if g.kind == "qdq" and g.chance(0.8):
         g.add("MatMul", x, _qdq_weight(g, np.zeros(_factor(g, x, False), "f4"), 1))
+    elif g.chance(0.4):  # of two that flow
+        y = g.add("Transpose", x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2]) if x.rank > 1 else x
+        g.add("MatMul", *((x, y) if g.chance(0.6) else (y, x)))
     else:
         g.add("MatMul", x, g.array(_factor(g, x), g.float))
+
+
+@_op(f"{MS}.FusedMatMul")
+def _fused_matmul(g: Graph) -> None:
+    x = g.take(np.float32, ranks=(2, 3, 4))
+    turned = g.chance(0.5)
+    given = {"alpha": g.number(0.3, 2)} if g.chance(0.5) else {}
+    k, n = x.shape[-1], x.shape[-2]
+    y = x if turned else g.input((k, n), np.float32)
+    g.contributed("FusedMatMul", ("f4", (*x.shape[:-1], n)), x, y, **given, **({"transB": 1} if turned else {}))
 
 
 def _factor(g: Graph, x: Value, batches: bool = True) -> tuple[int, ...]:

@@ -167,6 +167,7 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     "NhwcMaxPool": _max_pool,
     "QGemm": _qgemm,
     "DynamicQuantizeMatMul": _dynamic_matmul,
+    "FusedMatMul": lambda a, x, y: (a.alpha or 1) * (x @ (y.swapaxes(-1, -2) if a.transB else y)),
     "MatMulIntegerToFloat": lambda a, x, w, s, t, z=None, u=None, b=None: (
         _integers(x, s, z) @ _integers(w, t, u) + (0 if b is None else b)
     ).astype("f4"),
@@ -231,7 +232,19 @@ _EXACT = {
     *("Split", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Dropout", "Constant", "Shape", "Size"),
 }
 _SUMS = {
-    *("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "Sum", "Mean", "AveragePool", "GlobalAveragePool", "LpPool"),
+    *(
+        "MatMul",
+        "FusedMatMul",
+        "Gemm",
+        "Einsum",
+        "Conv",
+        "ConvTranspose",
+        "Sum",
+        "Mean",
+        "AveragePool",
+        "GlobalAveragePool",
+        "LpPool",
+    ),
     *("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "GlobalLpPool", "CumSum"),
     *("LayerNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "LpNormalization"),
 }

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["MATRIX_OPS", "gemm", "matmul"]
@@ -22,9 +23,40 @@ MATRIX_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, MATRIX_OPS)
 
 
-@_op("Gemm", limits="constant B and C")
+@_op("Gemm", limits="floats, or constant B and C")
 def _gemm(call: Call) -> Tensor:
-    return gemm(call, call.input(), 1, 2)
+    if all(call.scope.is_constant(call.input(k).name) for k in range(1, 2 + call.has(2))):
+        return gemm(call, call.input(), 1, 2)
+    a, b = call.input(), call.input(1)
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise call.error("inputs", (a.shape, b.shape), "have to be matrices")
+    y = _scaled(call, _product(call, a, b), call.attribute("alpha", 1.0))
+    return call.binary("add", y, _scaled(call, call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
+
+
+@_op("com.microsoft.FusedMatMul", limits="floats")
+def _fused_matmul(call: Call) -> Tensor:
+    return _scaled(call, _product(call, call.input(), call.input(1)), call.attribute("alpha", 1.0))
+
+
+def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, either of them transposed as attributes say, of Gemm and FusedMatMul."""
+    if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
+        raise Unsupported("transBatchA=1 or transBatchB=1")
+    turned = [call.attribute(name, 0) and len(x.shape) > 1 for name, x in (("transA", a), ("transB", b))]
+    if not any(turned):
+        return call.multiplied(a, b)
+    if min(len(a.shape), len(b.shape)) < 2 or not a.type.is_float:
+        raise Unsupported(f"matrices of {a.type} of shapes {a.shape} and {b.shape}")
+    orders = [
+        (*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2) if is_turned else None
+        for x, is_turned in zip((a, b), turned, strict=True)
+    ]
+    return call.emit(ops.MatMul((*orders, None)), a, b)
+
+
+def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else call.binary("mul", x, call.constant(np.asarray(factor, x.type.dtype), "factor"))
 
 
 def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
@@ -53,9 +85,14 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     return y if of_channels else call.emit(ops.Binary("add"), y, call.constant(c.astype(a.dtype), "c"))
 
 
-@_op("MatMul", limits="constant B, whose batch broadcasts with A's")
+@_op("MatMul", limits="floats, or constant B; up to 6 dimensions")
 def _matmul(call: Call) -> Tensor:
-    return matmul(call, ops.Conv2d(), call.input(), 1)
+    b = call.input(1)
+    return (
+        matmul(call, ops.Conv2d(), call.input(), 1)
+        if call.scope.is_constant(b.name)
+        else call.multiplied(call.input(), b)
+    )
 
 
 def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:

@@ -31,7 +31,7 @@ OPS: dict[str, Translator] = {}
 # Ops that are worth a plan by themselves.
 HEAVY = frozenset(
     {
-        *("convolution", "linear", "addmm", "mm", "max_pool2d_with_indices", "avg_pool2d"),
+        *("convolution", "linear", "addmm", "mm", "bmm", "max_pool2d_with_indices", "avg_pool2d"),
         *("blockconv.conv2d", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
     }
 )
@@ -208,7 +208,14 @@ def _bilinear(call: Call) -> Tensor:
 
 
 def _product(call: Call, x: Tensor, weight: str, turned: bool, bias: str | None) -> Tensor:
-    """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel. turned: it is (N, K)."""
+    """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel. turned: it is (N, K).
+
+    By one that flows it is a product of two values.
+    """
+    if isinstance(call[weight], Tensor):
+        matrix = call[weight]
+        y = call.emit(ops.MatMul((None, (1, 0) if turned else None, None)), x, matrix)
+        return y if bias is None or call[bias] is None else call.binary("add", y, call.input(bias))
     if call.array(weight).ndim != 2:
         raise Unsupported(f"a weight of {call.array(weight).ndim} dimensions")
     wei = call.parameter(weight, lambda w: (w if turned else w.T)[:, :, None, None])
@@ -236,6 +243,21 @@ def _addmm(call: Call) -> Tensor:
 @_op("mm")
 def _mm(call: Call) -> Tensor:
     return _product(call, call.input(), "mat2", False, None)
+
+
+@_op("bmm", "matmul")
+def _matmul(call: Call) -> Tensor:
+    return call.multiplied(call.input(), call.input("mat2" if "mat2" in call.arguments else "other"))
+
+
+@_op("baddbmm")
+def _baddbmm(call: Call) -> Tensor:
+    y, added = call.multiplied(call.input("batch1"), call.input("batch2")), call.input()
+    y, added = (
+        x if factor == 1 else call.binary("mul", x, _number(call, factor, x))
+        for x, factor in ((y, call["alpha"]), (added, call["beta"]))
+    )
+    return y if call["beta"] == 0 else call.binary("add", y, added)
 
 
 # ---------------------------------------------------------------- element by element

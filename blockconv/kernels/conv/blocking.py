@@ -14,10 +14,10 @@ from blockconv.core.types import SIGNED, Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
+from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
-from blockconv.kernels.conv.register_tiles import are_far, tiles_of
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
 

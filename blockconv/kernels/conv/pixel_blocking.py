@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
+from blockconv.kernels.common.register_tiles import tiles_of_registers
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES
-from blockconv.kernels.conv.register_tiles import tiles_of_registers
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.machine import Machine
 

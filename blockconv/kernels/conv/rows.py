@@ -25,6 +25,7 @@ from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.register_tiles import are_far
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
@@ -39,7 +40,6 @@ from blockconv.kernels.conv.blocking import (
 )
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
-from blockconv.kernels.conv.register_tiles import are_far
 from blockconv.kernels.conv.space import space
 from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
 from blockconv.machine.profile import SCATTERED

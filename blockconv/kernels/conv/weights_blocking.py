@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
+from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.conv.register_tiles import are_far, tiles_of
 
 __all__ = ["WORKSPACE", "WeightsBlocking", "weights_blocking"]
 

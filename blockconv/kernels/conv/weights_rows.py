@@ -32,8 +32,8 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.common.register_tiles import are_far
 from blockconv.kernels.conv import weights_kernels as kernels
-from blockconv.kernels.conv.register_tiles import are_far
 from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
 from blockconv.kernels.table import Primitive, Reason, Request, Row

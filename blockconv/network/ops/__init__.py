@@ -11,7 +11,7 @@ stand for; other ops take integers as they are. A family exports what its `__all
 """
 
 from blockconv.core.problem import PoolKind
-from blockconv.network.ops import axes, dynamic, elementwise, foreign, moves, norm, quantized, windows
+from blockconv.network.ops import axes, dynamic, elementwise, foreign, moves, norm, products, quantized, windows
 from blockconv.network.ops.axes import *  # noqa: F403
 from blockconv.network.ops.base import Attributes, Shape, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
@@ -19,6 +19,7 @@ from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
 from blockconv.network.ops.moves import *  # noqa: F403
 from blockconv.network.ops.norm import *  # noqa: F403
+from blockconv.network.ops.products import *  # noqa: F403
 from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.windows import *  # noqa: F403
 
@@ -29,5 +30,6 @@ __all__ += elementwise.__all__
 __all__ += foreign.__all__
 __all__ += moves.__all__
 __all__ += norm.__all__
+__all__ += products.__all__
 __all__ += quantized.__all__
 __all__ += windows.__all__

@@ -1,0 +1,1 @@
+"""Products of matrices that all flow, and attention."""

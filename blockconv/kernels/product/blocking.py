@@ -1,0 +1,149 @@
+"""How products of matrices are cut: the tile, the rows of a task, where each matrix lies."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.core.product_problem import Order, ordered
+from blockconv.core.types import ElementType
+from blockconv.kernels.common.dot import MULTIPLY_ADD
+from blockconv.kernels.common.register_tiles import are_far, tiles_of
+from blockconv.kernels.common.request import Request, shared_sizes
+from blockconv.machine.machine import Machine
+
+__all__ = ["Matrices", "Product", "inverse", "product", "row_tasks", "zeros_and"]
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Matrices(NamedTuple):
+    """Where the matrices of an operand, or of a result, lie in a row-major array. In bytes.
+
+    offsets: of each. row, column: from a row, and from a column, to the next.
+    """
+
+    offsets: Offsets
+    row: int
+    column: int
+
+    @staticmethod
+    def of(shape: Sequence[int], order: Order, batch: Sequence[int], itemsize: int) -> Matrices:
+        """Of an array's matrices, its axes in that order, which broadcast to `batch`."""
+        steps = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        *outer, row, column = ordered(tuple(steps), order)
+        sizes = ordered(tuple(shape), order)[:-2]
+        given = [(1, 0)] * (len(batch) - len(sizes)) + list(zip(sizes, outer, strict=True))
+        total: Offsets = np.zeros((), np.int64)
+        for count, (size, step) in zip(batch, given, strict=True):
+            total = total[..., None] + (np.arange(count) * step if size > 1 else np.zeros(count, np.int64))
+        return Matrices(total.reshape(-1), row, column)
+
+    @staticmethod
+    def own(shape: Sequence[int], order: Order, itemsize: int) -> Matrices:
+        """Of an array's own matrices."""
+        return Matrices.of(shape, order, ordered(tuple(shape), order)[:-2], itemsize)
+
+    @staticmethod
+    def numbers(shape: Sequence[int], order: Order, batch: Sequence[int]) -> Offsets:
+        """For each of `batch`, the number of the operand's matrix among all of its own."""
+        sizes = ordered(tuple(shape), order)[:-2]
+        return Matrices.of((*sizes, 1, 1), None, batch, 1).offsets
+
+    def is_one(self, rows: int) -> bool:
+        """Whether the rows of all matrices are evenly apart, as if of one."""
+        return bool((self.offsets == np.arange(len(self.offsets)) * rows * self.row).all())
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of (rows, depth) by (depth, columns), in tiles of `pixels` rows by `vectors` vectors of columns.
+
+    element: the type that is computed with. lanes: of a vector, and elements of a block of the reduction.
+    """
+
+    rows: int
+    depth: int
+    columns: int
+    element: ElementType
+    lanes: int
+    pixels: int
+    vectors: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return self.vectors * self.lanes
+
+    @property
+    def panels(self) -> int:
+        """Tiles of a row of the result."""
+        return -(-self.columns // self.width)
+
+    @property
+    def steps(self) -> int:
+        """Blocks of the reduction, the last of which may have less."""
+        return -(-self.depth // self.lanes)
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.depth * self.width * self.element.itemsize
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a panel."""
+        return -(-self.rows // self.pixels)
+
+    def seconds(self, machine: Machine) -> float:
+        """Predicted for one product, on one thread."""
+        return self.tiles * self.panels * _tile_seconds(machine, self)
+
+
+def _tile_seconds(m: Machine, x: Product) -> float:
+    rates, itemsize = m.profile.rates, x.element.itemsize
+    part = m.fma_seconds(x.lanes, itemsize) / m.profile.fma
+    step = rates.step(x.pixels, x.vectors, part, are_far(m, x.depth, x.vectors))
+    return x.depth * step + rates.end(x.pixels * x.vectors)
+
+
+@functools.lru_cache(maxsize=4096)
+def product(m: Machine, rows: int, depth: int, columns: int, element: ElementType, like: Product | None) -> Product:
+    """The tile of least predicted time. like: the anchor's: then tiles are those of any size."""
+    lanes = m.lanes(element.itemsize)
+    found = []
+    for vectors, most in tiles_of(MULTIPLY_ADD, m.isa):
+        least = max(1, -(-rows // most))
+        sizes = [-(-rows // count) for count in range(least, least + 3)]
+        if like is not None:
+            sizes = [size for size in (*shared_sizes(most), like.pixels) if size <= min(rows, most)]
+        for pixels in {max(1, size) for size in sizes}:
+            one = Product(rows, depth, columns, element, lanes, pixels, vectors)
+            found.append((float(f"{one.seconds(m):.6e}"), abs(vectors - 2), -pixels, one))
+    return min(found, key=lambda item: item[:3])[3]
+
+
+def row_tasks(request: Request, x: Product, matrices: int, row_bytes: int, most: int) -> int:
+    """Tasks that share the rows of a matrix: as few as keep `row_bytes` of each below `most`, as many as threads need.
+
+    matrices: how many there are.
+    """
+    wanted = 3 * request.threads if request.threads > 1 else 1
+    least = max(-(-x.tiles * x.pixels * row_bytes // most), -(-wanted // max(1, matrices)))
+    return max(1, min(x.tiles, least))
+
+
+def inverse(order: Order) -> Order:
+    """The order that undoes this one."""
+    return None if order is None else tuple(order.index(axis) for axis in range(len(order)))
+
+
+def zeros_and(*tables: npt.ArrayLike, zeros: int) -> npt.NDArray[Any]:
+    """So many bytes of zeros, and these tables of int64s, as one."""
+    first = np.zeros(-(-zeros // 8), np.int64)
+    return np.concatenate([first, *(np.asarray(table, np.int64).reshape(-1) for table in tables)])

@@ -1,0 +1,225 @@
+"""The kernels of products whose operands all flow. See `blockconv.kernels.product.rows`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blockconv import jit
+from blockconv.core.types import ElementType
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import call_kernel, load_i64
+from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.product.codegen import Matrix, matrix_packer
+
+__all__ = ["MultiplyArgs", "PanelArgs", "ProductWords", "RowWords", "multiply", "pack_panels"]
+
+
+class PanelArgs(Arguments):
+    """Matrices that become panels of columns: [panel][step][column], the columns of a tile."""
+
+    src = word("the first element of all", "address")
+    dst = word("the first panel", "address")
+    matrices = word("a table: from `src` to each matrix", "address")
+    rows = word("of a matrix as it lies, its columns contiguous")
+    columns = word("likewise")
+    stride = word("from one of its rows to the next", "bytes")
+    panels = word("of a matrix")
+    panel = word("from the source of a panel to that of the next", "bytes")
+    panel_bytes = word("of a packed panel", "bytes")
+
+
+@jit.kernel
+def pack_panels(element, lanes, vectors, turned):
+    """A task is a panel. turned: the columns of panels are the rows of matrices as they lie."""
+    kind = ElementType.of(element)
+    pack, held, width = matrix_packer(kind, lanes, bool(turned)), kind.computed.itemsize, lanes * vectors
+
+    def kernel(args, first, last, scratch):
+        a = PanelArgs(args)
+        for task in range(first, last):
+            matrix, panel = task // a.panels, task % a.panels
+            rows, columns = a.rows, a.columns
+            if turned:
+                rows = min(width, rows - panel * width)
+            else:
+                columns = min(width, columns - panel * width)
+            pack(
+                Matrix(
+                    src=a.src + load_i64(a.matrices, matrix) + panel * a.panel,
+                    dst=a.dst + task * a.panel_bytes,
+                    rows=rows,
+                    columns=columns,
+                    stride=a.stride,
+                    dst_row=width * held,
+                    dst_block=lanes * held,
+                    blocks=vectors,
+                )
+            )
+
+    return kernel
+
+
+# ---------------------------------------------------------------- rows by panels
+
+
+class ProductWords(Arguments):
+    """A product of rows by panels, with the words that tiles of all rows and panels have in common."""
+
+    tile = word("what computes tiles, by a `TileRecord`", "address of a kernel")
+    pixels = word("rows of a tile")
+    width = word("columns of a tile")
+    columns = word("columns of the product")
+    src_pixel = word("from a row of the source to the next", "bytes")
+    dst_pixel = word("from a row of the destination to the next", "bytes")
+    dst_block = word("from a vector of such a row to the next", "bytes")
+    dst_panel = word("from a panel's columns of the destination to those of the next", "bytes")
+    full_steps = word("steps of the reduction that take a whole block of it")
+    tail_steps = word("steps that take less")
+    tail_channels = word("what these take", "elements")
+    offsets = word("from the op's table to one: from a row's source to what each step reads", "bytes")
+    panels = word("of a matrix")
+    panel_bytes = word("of a panel", "bytes")
+    prefetch_lines = word("of the next panel that each full step prefetches", "cache lines")
+
+
+class RowWords(Arguments):
+    """How rows of a source are shared by tasks, and packed: [block of the reduction][row][element]."""
+
+    rows = word("of a matrix")
+    tasks = word("that share them")
+    src_row = word("from one to the next", "bytes")
+    stride = word("from a row to the next, of the matrix as it lies", "bytes")
+    depth = word("elements of a row")
+    blocks = word("blocks of these")
+    block_bytes = word("from a packed block to the next", "bytes")
+
+
+class MultiplyArgs(Arguments):
+    """A product of matrices."""
+
+    src = word("the first element of the left matrices", "address")
+    wei = word("the packed right matrices", "address")
+    dst = word("the first element of the result", "address")
+    table = word("the op's table; it begins with a tile's columns of zeros", "address")
+    matrices = word("from the table to three words for each product: the left matrix, the panels, the result", "bytes")
+    splits = word("tasks that share the panels")
+    packed_at = word("from the scratch to packed rows", "bytes")
+    rows = group(RowWords, "the rows of the left matrices")
+    product = group(ProductWords, "the product")
+
+
+class Extent(NamedTuple):
+    """Rows of a task: the first, and how many."""
+
+    first: int
+    size: int
+
+
+@inline
+def rows_of_task(rows, pixels, tasks, task):
+    """Tasks share tiles evenly; the last tile is moved back to be whole, and computes some rows again."""
+    tiles = (rows + pixels - 1) // pixels
+    first = min(tiles * task // tasks * pixels, rows - pixels)
+    return Extent(first, min(tiles * (task + 1) // tasks * pixels, rows) - first)
+
+
+class Rows(NamedTuple):
+    """Rows that are multiplied: their source and destination, the panels, and how many they are."""
+
+    src: int
+    dst: int
+    wei: int
+    rows: int
+
+
+@inline
+def multiply_rows(p, run, table, x, first, last):
+    """Multiply rows by the panels from `first` to `last`."""
+    pixels = p.pixels
+    tiles = (x.rows + pixels - 1) // pixels
+    run.tiles = tiles
+    run.src = x.src
+    run.src_next = pixels * p.src_pixel
+    run.src_last = (x.rows - pixels) * p.src_pixel
+    run.src_row = 0
+    run.offsets = table + p.offsets
+    run.full_steps = p.full_steps
+    run.tail_steps = p.tail_steps
+    run.tail_channels = p.tail_channels
+    run.bia = table
+    run.prefetch_lines = p.prefetch_lines
+    run.dst_next = pixels * p.dst_pixel
+    run.dst_last = (x.rows - pixels) * p.dst_pixel
+    run.dst_row = 0
+    run.dst_pixel = p.dst_pixel
+    run.dst_block = p.dst_block
+    run.residual = 0
+    run.activation = 0
+    run.scratch = 0
+    run.scales = 0
+    run.sums = 0
+    run.is_first = 1
+    run.is_last = 1
+    for k in range(first, last):
+        exist = min(p.width, p.columns - k * p.width)
+        run.wei = x.wei + k * p.panel_bytes
+        run.prefetch = x.wei + (k + 1) * p.panel_bytes
+        run.dst = x.dst + k * p.dst_panel
+        run.valid = exist
+        run.written = exist
+        call_kernel(p.tile, run.address, 0, 0, 0)
+
+
+def _row_packer(element: int, lanes: int, turned: bool) -> Any:
+    """pack(r, src, dst, count): pack so many rows, where `r` is the `RowWords`."""
+    kind = ElementType.of(element)
+    pack, row_bytes = matrix_packer(kind, lanes, turned), lanes * kind.computed.itemsize
+
+    @inline
+    def packed(r, src, dst, count):
+        rows, columns = (r.depth, count) if turned else (count, r.depth)
+        pack(
+            Matrix(
+                src=src,
+                dst=dst,
+                rows=rows,
+                columns=columns,
+                stride=r.stride,
+                dst_row=row_bytes,
+                dst_block=r.block_bytes,
+                blocks=r.blocks,
+            )
+        )
+
+    return packed
+
+
+@jit.kernel
+def multiply(element, lanes, packs, turned):
+    """A task is some rows of a matrix by some of the panels.
+
+    packs: rows are packed in the scratch first, else they are read where they are. turned: these are columns as they
+    lie.
+    """
+    pack = _row_packer(element, lanes, bool(turned))
+
+    def kernel(args, first, last, scratch):
+        a = MultiplyArgs(args)
+        p, r, run, packed = a.product, a.rows, TileRecord(scratch), -1
+        for task in range(first, last):
+            split, rest = task % a.splits, task // a.splits
+            matrix, part = rest // r.tasks, rest % r.tasks
+            words = a.table + a.matrices + 24 * matrix
+            rows = rows_of_task(r.rows, p.pixels, r.tasks, part)
+            src = a.src + load_i64(words, 0) + rows.first * r.src_row
+            if packs:
+                if rest != packed:
+                    pack(r, src, scratch + a.packed_at, rows.size)
+                    packed = rest
+                src = scratch + a.packed_at
+            dst = a.dst + load_i64(words, 2) + rows.first * p.dst_pixel
+            x = Rows(src, dst, a.wei + load_i64(words, 1), rows.size)
+            multiply_rows(p, run, a.table, x, p.panels * split // a.splits, p.panels * (split + 1) // a.splits)
+
+    return kernel

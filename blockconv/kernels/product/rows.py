@@ -1,0 +1,239 @@
+"""Products of matrices that all flow: tiles of the convolutions' microkernel, whose weights are packed in the call.
+
+The right matrices are packed first, as panels of a tile's columns. Then tasks multiply rows of a left matrix by panels.
+Rows are read where they are, or a task packs them. What threads share out, and where each matrix lies, is a table: so
+any broadcasting, and any order of axes, is one kernel.
+
+Buffers: matmul: a, b, result, memory for the panels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from blockconv.core import target
+from blockconv.core.layout import row_major
+from blockconv.core.types import FLOATS, ElementType
+from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
+from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.product import kernels
+from blockconv.kernels.product.blocking import Matrices, Product, inverse, product, row_tasks, zeros_and
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["ROWS"]
+
+RECORD = -(-TileRecord.nbytes // 128) * 128
+
+
+class Ends(NamedTuple):
+    """What a tile reads and writes: from a row of the source to the next; the type that is stored; from a row of the
+    destination, from a vector of it and from a panel's columns to the next, in bytes. tiles: of a task."""
+
+    src_pixel: int
+    dst: ElementType
+    dst_pixel: int
+    dst_block: int
+    dst_panel: int
+    tiles: int
+
+
+def product_words(x: Product, ends: Ends, offsets: int, columns: int) -> kernels.ProductWords:
+    """The words of a product. offsets: where its table begins in the op's, in bytes. columns: that are stored."""
+    last = (x.depth - 1) % x.lanes + 1 if x.depth else 0
+    full = x.steps - (last < x.lanes)
+    spec = TileSpec(
+        element=x.element.code,
+        fma=int(target.isa().fma),
+        rows=1,
+        pixels=x.pixels,
+        vectors=x.vectors,
+        lanes=x.lanes,
+        src_pixel=ends.src_pixel,
+        step=x.lanes,
+        store_width=x.lanes,
+        act=0,
+        groups=DENSE.groups,
+        group_ic=DENSE.ic,
+        group_oc=DENSE.oc,
+        pitch=DENSE.pitch,
+        taps=DENSE.taps,
+        tap_step=DENSE.tap_step,
+        dst=ends.dst.code if ends.dst != x.element else 0,
+    )
+    lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
+    return kernels.ProductWords(
+        tile=conv_tile(*spec.prefetching(lines).given).address,
+        pixels=x.pixels,
+        width=x.width,
+        columns=columns,
+        src_pixel=ends.src_pixel,
+        dst_pixel=ends.dst_pixel,
+        dst_block=ends.dst_block,
+        dst_panel=ends.dst_panel,
+        full_steps=full,
+        tail_steps=x.steps - full,
+        tail_channels=last,
+        offsets=offsets,
+        panels=x.panels,
+        panel_bytes=x.panel_bytes,
+        prefetch_lines=lines,
+    )
+
+
+def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buffer) -> Op:
+    """The op that packs all right matrices of an operand."""
+    kind, turned = request.types.src, own.column != request.types.src.itemsize
+    stride = own.column if turned else own.row
+    args = kernels.PanelArgs(
+        src=src,
+        dst=dst,
+        matrices=OWN_TABLE,
+        rows=x.columns if turned else x.depth,
+        columns=x.depth if turned else x.columns,
+        stride=stride,
+        panels=x.panels,
+        panel=x.width * (stride if turned else kind.itemsize),
+        panel_bytes=x.panel_bytes,
+    )
+    kernel = kernels.pack_panels(kind.code, x.lanes, x.vectors, int(turned))
+    return Op(kernel, args, len(own.offsets) * x.panels, table=own.offsets)
+
+
+class Left(NamedTuple):
+    """Rows of the left matrices as tasks read them.
+
+    turned: they are columns as they lie. packs: they are packed first. room: rows of a packed block. block: bytes from
+    a block of the reduction to the next. tasks: that share a matrix's rows.
+    """
+
+    turned: bool
+    packs: bool
+    room: int
+    tasks: int
+
+    def block_bytes(self, x: Product) -> int:
+        return self.room * x.lanes * x.element.itemsize
+
+    def words(self, x: Product, at: Matrices) -> kernels.RowWords:
+        stride = at.column if self.turned else at.row
+        return kernels.RowWords(
+            rows=x.rows,
+            tasks=self.tasks,
+            src_row=at.row,
+            stride=stride,
+            depth=x.depth,
+            blocks=x.steps,
+            block_bytes=self.block_bytes(x),
+        )
+
+
+def left(request: Request, x: Product, at: Matrices, tasks: int) -> Left:
+    """How left matrices are read. Rows that lie so that they push each other out of the first-level cache are packed.
+
+    So are those of a size that was not planned, since a tile that reads them where they are is compiled for each size.
+    """
+    kind, known = request.types.src, request.machine.profile
+    turned = at.column != kind.itemsize
+    near = x.pixels <= known.ways * known.sets_reached(at.row) - 2
+    packs = turned or kind.is_half or request.anchor is not None or not near
+    most = -(-x.tiles // tasks) * x.pixels
+    return Left(turned, packs, min(x.rows, most) | 1, tasks)  # blocks of an odd number of lines share no sets
+
+
+# ---------------------------------------------------------------- products
+
+
+def _why_not(request: Request) -> Reason | None:
+    p = request.problem
+    for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape)):
+        if layout != row_major(len(shape)):
+            return f"needs arrays in row-major order, unlike {layout}"
+    return None
+
+
+class _MatMul:
+    """A product on a machine: where its matrices lie, and how it is cut.
+
+    Where one right matrix is for all left ones, whose rows are evenly apart, these are one.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, p, kind = request, request.problem, request.types.src
+        batch, rows, columns = p.size
+        self.a = Matrices.of(p.a, p.orders[0], batch, kind.itemsize)
+        self.b = Matrices.own(p.b, p.orders[1], kind.itemsize)
+        self.dst = Matrices.of(p.dst_shape, inverse(p.orders[2]), batch, kind.itemsize)
+        self.panels = Matrices.numbers(p.b, p.orders[1], batch)
+        if len(self.b.offsets) == 1 and self.a.is_one(rows) and self.dst.is_one(rows):
+            rows, self.panels = rows * len(self.panels), self.panels[:1]
+            self.a, self.dst = (at._replace(offsets=at.offsets[:1]) for at in (self.a, self.dst))
+        like = None if request.anchor is None else _MatMul(request.at_anchor).x
+        self.x: Product = product(request.machine, rows, p.depth, columns, kind.computed, like)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all panels."""
+        return len(self.b.offsets) * self.x.panels * self.x.panel_bytes
+
+    def seconds(self) -> float:
+        """Predicted: panels are packed, tiles computed."""
+        m, threads, x, p = self.request.machine, self.request.threads, self.x, self.request.problem
+        kind, pairs = self.request.types.src, len(self.panels)
+        packed = m.move_seconds(kind.itemsize * math.prod(p.b), self.nbytes)
+        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + self.nbytes, kind.itemsize * math.prod(p.dst_shape))
+        return 2 * m.launch_seconds() + (packed + max(moved, pairs * x.seconds(m))) / threads
+
+    def ops(self) -> list[Op]:
+        request, x, kind = self.request, self.x, self.request.types.src
+        if 0 in request.problem.dst_shape:
+            return []
+        held, cache = x.element.itemsize, request.machine.second_level_cache
+        pairs = len(self.panels)
+        tasks = row_tasks(request, x, pairs, x.depth * held, cache // 4)
+        rows = left(request, x, self.a, tasks)
+        block = rows.block_bytes(x) if rows.packs else x.lanes * held
+        steps = [block * k for k in range(x.steps)]
+        zeros = x.width * held
+        matrices = [self.a.offsets, self.panels * (x.panels * x.panel_bytes), self.dst.offsets]
+        table = zeros_and(steps, np.stack(matrices, axis=1), zeros=zeros)
+        ends = Ends(
+            src_pixel=x.lanes * held if rows.packs else self.a.row,
+            dst=kind,
+            dst_pixel=self.dst.row,
+            dst_block=x.lanes * kind.itemsize,
+            dst_panel=x.width * kind.itemsize,
+            tiles=-(-x.tiles // tasks),
+        )
+        wanted = 3 * request.threads if request.threads > 1 else 1
+        splits = max(1, min(x.panels, wanted // (pairs * tasks)))
+        args = kernels.MultiplyArgs(
+            src=Buffer(0),
+            wei=Buffer(3),
+            dst=Buffer(2),
+            table=OWN_TABLE,
+            matrices=8 * (-(-zeros // 8) + x.steps),
+            splits=splits,
+            packed_at=RECORD,
+            rows=rows.words(x, self.a),
+            product=product_words(x, ends, 8 * -(-zeros // 8), x.columns),
+        )
+        kernel = kernels.multiply(kind.code, x.lanes, int(rows.packs), int(rows.turned))
+        scratch = RECORD + (rows.block_bytes(x) * x.steps if rows.packs else 0)
+        first = panels_op(request, x, self.b, Buffer(1), Buffer(3))
+        return [first, Op(kernel, args, pairs * tasks * splits, scratch=scratch, table=table)]
+
+
+def _make_matmul(request: Request) -> Primitive | Reason:
+    why_not = _why_not(request)
+    if why_not:
+        return why_not
+    found = _MatMul(request)
+    return Primitive(found.seconds, found.ops, workspace=(found.nbytes,))
+
+
+ROWS = (Row("matmul", "matmul", _make_matmul, frozenset(FLOATS)),)
