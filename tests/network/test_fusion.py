@@ -101,6 +101,65 @@ def test_the_later_conv_takes_the_residual():
     assert b.net.nodes[-1].attributes.activation == RELU.activation
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    groups=st.sampled_from([1, 2, 4]),
+    dilation=st.integers(1, 2),
+    stride=st.integers(1, 2),
+    windows=st.lists(st.sampled_from([(1, 0), (2, 1), (3, 1), (3, 2), (5, 2)]), min_size=2, max_size=3),
+    copies=st.lists(st.booleans(), max_size=2),
+    bias=st.booleans(),
+)
+@example(groups=1, dilation=1, stride=1, windows=[(3, 1), (1, 0)], copies=[True, False], bias=True)  # as RepVGG
+def test_convolutions_beside_each_other_are_one(groups, dilation, stride, windows, copies, bias):
+    b = Lab()
+    parts, boxes = [], []
+    for k, pad in windows:
+        weight = b.random(4, 4 // groups, k, k)
+        options = {"stride": stride, "padding": pad * dilation, "dilation": dilation, "groups": groups}
+        size = [(n + 2 * pad * dilation - dilation * (k - 1) - 1) // stride + 1 for n in SHAPE[2:]]
+        if not boxes or size == boxes[0][1]:
+            parts.append(b.conv2d(b.x, weight, b.random(4) if bias else None, **options))
+            boxes.append(((-pad, k - pad), size))
+    if stride == 1 and boxes[0][1] == [*SHAPE[2:]]:
+        parts += [b.scaled(b.x) if scaled else b.x for scaled in copies]
+        boxes += [((0, 1), boxes[0][1])] * len(copies)
+    total = parts[0]
+    for part in parts[1:]:
+        total = b.add(ops.Binary("add"), total, part)
+    kinds = b.fused(b.add(RELU, total))
+    low, high = (limit(box[end] for box, _ in boxes) for end, limit in ((0, min), (1, max)))
+    seen = boxes[0][0]
+    for box, _ in boxes[1:]:  # each holds the sum so far, or is held by it
+        seen = (
+            box
+            if box[0] <= seen[0] and box[1] >= seen[1]
+            else seen
+            if seen[0] <= box[0] and seen[1] >= box[1]
+            else None
+        )
+        if seen is None:
+            break
+    if seen == (low, high):
+        assert kinds == ["conv2d"]
+
+
+@pytest.mark.parametrize("what", ["stride", "activation", "reader", "source", "dilation", "shape"])
+def test_other_convolutions_stay_apart(what):
+    b = Lab()
+    x = b.add(RELU, b.x)
+    y = b.conv(x)
+    z = {
+        "stride": lambda: b.conv2d(x, b.random(4, 4, 1, 1), stride=2, padding=(3, 2)),
+        "activation": lambda: b.add(RELU, b.conv(x, k=1)),
+        "source": lambda: b.conv(b.x, k=1),
+        "dilation": lambda: b.conv2d(x, b.random(4, 4, 3, 3), padding=2, dilation=2),
+        "shape": lambda: b.conv2d(x, b.random(4, 4, *SHAPE[2:])),
+    }.get(what, lambda: b.conv(x, k=1))()
+    outputs = [b.add(ops.Binary("add"), y, z), *([z] if what == "reader" else [])]
+    assert b.fused(*outputs).count("conv2d") == 2
+
+
 def test_a_residual_made_later_moves_the_conv():
     b = Lab()
     y = b.conv(b.x)

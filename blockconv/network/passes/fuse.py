@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from blockconv.core.activation import Activation, ActivationKind, activation
 from blockconv.core.errors import NetworkError
@@ -168,10 +169,10 @@ def _flat_conv(edit: Edit, node: Node) -> bool:
 
 
 def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
-    """Scales and shifts of channels, a residual and an activation into the convolution before them; an activation
-    into an affine or binary op. dtype: see `fuse`."""
-    into_conv = functools.partial(_affine_into_conv, dtype=dtype)
-    rules = into_conv, dynamic.affine_into_dynamic, _residual_into_conv, _activation_into
+    """Scales and shifts of channels, convolutions beside it, a residual and an activation into a convolution; an
+    activation into an affine or binary op. dtype: see `fuse`."""
+    into_conv, together = (functools.partial(rule, dtype=dtype) for rule in (_affine_into_conv, _parallel_convs))
+    rules = into_conv, dynamic.affine_into_dynamic, together, _residual_into_conv, _activation_into
     return rewritten(network, *rules, _activation_before_concat)
 
 
@@ -202,6 +203,93 @@ def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
         (parameters, edit.constant(f"{conv[0].name}.bias", total)),
     )
     return edit.replace((conv[0], node), fused)
+
+
+class _Branch(NamedTuple):
+    """A convolution as numbers in float64, and the nodes that spell it: one, or none for the value itself."""
+
+    old: tuple[Node, ...]
+    weight: npt.NDArray[np.float64]
+    bias: npt.NDArray[np.float64]
+    attributes: Conv2d
+
+
+def _parallel_convs(edit: Edit, node: Node, dtype: FloatType) -> bool:
+    """Convolutions of one value that are added are one, if the window of one holds the other's.
+
+    RepVGG and MobileOne train such. A scaled copy of the value, or the value itself, is a convolution by one pixel.
+    """
+    a = node.attributes
+    shapes = {edit.shape(name) for name in (*node.inputs, node.output)}
+    if not isinstance(a, Binary) or a.kind != "add" or len(shapes) > 1:
+        return False
+    for name, other in (node.inputs, node.inputs[::-1]):
+        found = edit.private(name, Conv2d)
+        wide = _branch(edit, name, found) if found else None
+        more = _branch(edit, other, found, dtype) if found and wide else None
+        if found is None or wide is None or more is None:
+            continue
+        taps = _taps(more, wide)
+        if taps is None:
+            continue
+        weight = wide.weight.copy()
+        weight[:, :, taps[0][:, None], taps[1]] += more.weight
+        conv, type = found[0], edit.type(found[0].parameters[0])
+        made = simplify.stored(weight, type, np.abs(weight).max(axis=(1, 2, 3), keepdims=True))
+        total = simplify.stored(wide.bias + more.bias, type.computed)
+        if made is None or total is None:
+            continue
+        parameters = edit.constant(f"{conv.name}.weight", made), edit.constant(f"{conv.name}.bias", total)
+        attributes = replace(found[1], activation=a.activation)
+        fused = replace(conv, attributes=attributes, output=node.output, parameters=parameters)
+        return edit.replace((*more.old, conv, node), fused)
+    return False
+
+
+def _branch(edit: Edit, name: str, beside: tuple[Node, Conv2d], dtype: FloatType = "float32") -> _Branch | None:
+    """The convolution of a value's source, if that is the one of another convolution, of the same steps.
+
+    A copy beside small weights would cost these their last bits in a type of 16 bits.
+    """
+    source, (one, own) = beside[0].inputs[0], beside
+    oc, per_group, *_ = edit.shape(one.parameters[0])
+    found = edit.private(name, Conv2d)
+    if found:
+        conv, attributes = found
+        alike = (attributes.stride, attributes.groups) == (own.stride, own.groups)
+        if conv.inputs != (source,) or not alike or not attributes.activation.is_identity:
+            return None
+        weight, *bias = (edit.constants[read] for read in conv.parameters)
+        shift = bias[0].astype(np.float64) if bias else np.zeros(oc)
+        return _Branch((conv,), weight.astype(np.float64), shift, attributes)
+    affine = edit.private(name, Affine)
+    narrow = dtype != "float32" or edit.type(source).is_half
+    if own.stride != (1, 1) or edit.shape(source)[1] != oc or narrow:
+        return None
+    if affine and affine[0].inputs == (source,) and affine[1].activation.is_identity:
+        scale, shift = (edit.constants[read].astype(np.float64) for read in affine[0].parameters)
+    elif name == source:
+        scale, shift = np.ones(oc), np.zeros(oc)
+    else:
+        return None
+    weight = np.zeros((oc, per_group, 1, 1))
+    weight[np.arange(oc), np.arange(oc) % per_group, 0, 0] = scale
+    return _Branch((affine[0],) if affine else (), weight, shift, Conv2d(groups=own.groups))
+
+
+def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
+    """For each tap of a window, which one of another reads the same pixel, along H and W; None if one does not."""
+    found = []
+    for axis in (0, 1):
+        (count, step, pad), (size, outer_step, outer_pad) = (
+            (one.weight.shape[2 + axis], one.attributes.dilation[axis], one.attributes.pads[axis][0])
+            for one in (inner, outer)
+        )
+        at, rest = np.divmod(np.arange(count) * step + outer_pad - pad, outer_step)
+        if rest.any() or at[0] < 0 or at[-1] >= size:
+            return None
+        found.append(at)
+    return found
 
 
 def _residual_into_conv(edit: Edit, node: Node) -> bool:
