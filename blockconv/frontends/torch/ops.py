@@ -19,7 +19,7 @@ import torch
 from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import ReduceKind
 from blockconv.core.types import FloatType
-from blockconv.frontends.torch.reader import Call, Constant, InTraining, Translator, Value, hint
+from blockconv.frontends.torch.reader import Call, Constant, InTraining, Translator, Value, hint, stand_in
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -40,10 +40,11 @@ _KEPT = frozenset(
     {
         *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel"),
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
-        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle"),
+        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "upsample_linear1d"),
         *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
         # These run in PyTorch, where one op is faster than its parts.
         *("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "_log_softmax", "baddbmm", "logsumexp"),
+        *("im2col", "col2im", "upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler_2d"),
     }
 )
 
@@ -176,17 +177,19 @@ def _adaptive_max_pool(call: Call) -> Value:
 
 def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor") -> Tensor:
     """Scales that the model gives decide where pixels are read; sizes have the scale out / in."""
-    x, size = call.input(), call.get("output_size")
+    x, size, rank = call.input(), call.get("output_size"), len(call.input().shape) - 2
     if "scale_factors" in call.arguments:  # overload .vec
-        scales = call["scale_factors"] or (None, None)
+        scales = call["scale_factors"] or (None,) * rank
     else:
-        scales = call.get("scales_h"), call.get("scales_w")
+        scales = (call.get("scales_h"), call.get("scales_w")) if rank == 2 else (call.get("scales"),)
     if size is None:
         size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
-    given: Any = None if None in scales else tuple(map(float, scales))
-    if len(x.shape) != 4:
-        raise Unsupported(f"{len(x.shape) - 2}-D images")
-    return call.emit(ops.Resize(mode, _pair(size, 1), given, coordinates, nearest), x)
+    if rank not in (1, 2):
+        raise Unsupported(f"{rank}-D images")
+    ones = (1,) * (2 - rank)
+    given: Any = None if None in scales else (*map(float, ones), *map(float, scales))
+    resized = call.emit(ops.Resize(mode, (*ones, *size), given, coordinates, nearest), _image(call, x, rank))
+    return _unlike_image(call, resized, x, rank)
 
 
 @_op("upsample_nearest2d")
@@ -199,7 +202,7 @@ def _nearest_exact(call: Call) -> Tensor:
     return _resize(call, "nearest", "half_pixel", "round_prefer_ceil")
 
 
-@_op("upsample_bilinear2d")
+@_op("upsample_bilinear2d", "upsample_linear1d")
 def _bilinear(call: Call) -> Tensor:
     return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
 
@@ -308,9 +311,10 @@ def _gelu(call: Call) -> Tensor:
 
 @_op("softplus")
 def _softplus(call: Call) -> Tensor:
-    if call["beta"] != 1:
-        raise Unsupported(f"beta={call['beta']}")
-    return call.emit(ops.Activate(function("softplus")), call.input())
+    x, beta = call.input(), float(call["beta"])
+    wide = x if beta == 1 else call.binary("mul", x, _number(call, beta, x))
+    y = call.emit(ops.Activate(function("softplus")), wide)
+    return y if beta == 1 else call.binary("div", y, _number(call, beta, x))
 
 
 @_op("elu")
@@ -488,6 +492,35 @@ def _reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
     return call.emit(ops.Reduce(axes, bool(call.get("keepdim", False)), kind), x)
 
 
+@_op("var", "var_mean")
+def _variance(call: Call) -> Value:
+    x, axes, keep = _floats(call), _reduced_axes(call), bool(call.get("keepdim", False))
+    count = math.prod(x.shape[axis] for axis in axes)
+    more = count - (1 if call.get("correction") is None else call["correction"])
+    if x.type.is_half or more <= 0:
+        raise Unsupported(f"correction={call['correction']} of {count} elements of {x.type}")
+    mean = call.emit(ops.ReduceMean(axes, True), x)
+    off = call.binary("sub", x, mean)
+    squares = call.emit(ops.ReduceMean(axes, keep), call.binary("mul", off, off))
+    variance = squares if more == count else call.binary("mul", squares, _number(call, count / more, x))
+    if call.node.target._schema.name == "aten::var":
+        return variance
+    kept = tuple(n for axis, n in enumerate(mean.shape) if keep or axis not in axes)
+    return [variance, call.reshape(mean, kept)]
+
+
+@_op("max", "min")
+def _extreme(call: Call) -> Value:
+    """The values; of the overload for one axis, PyTorch finds the indices where they are read."""
+    kind: ReduceKind = "max" if call.node.target._schema.name == "aten::max" else "min"
+    if "other" in call.arguments:
+        return _binary(call)
+    if "dim" not in call.arguments:
+        return _reduced(call, call.input(), kind)
+    axis = call.axis(call["dim"], len(call.input().shape))
+    return [call.emit(ops.Reduce((axis,), bool(call["keepdim"]), kind), _floats(call)), None]
+
+
 @_op("amin")
 def _amin(call: Call) -> Tensor:
     return _reduced(call, call.input(), "min")
@@ -552,6 +585,71 @@ def _repeat(call: Call) -> Tensor:
 def _index_select(call: Call) -> Tensor:
     x = call.input()
     return call.gathered(x, call.axis(call["dim"], len(x.shape)), call.array("index").reshape(-1))
+
+
+@_op("index")
+def _index(call: Call) -> Tensor:
+    """Elements whose indices are constants: along one axis, or along neighbours of which each has its own indices."""
+    x, given = call.input(), [(axis, value) for axis, value in enumerate(call["indices"]) if value is not None]
+    if not all(isinstance(value, Constant) and value.array.dtype.kind in "iu" for _, value in given):
+        raise Unsupported("indices that are no integers, or flow")
+    first, arrays = given[0][0], [np.asarray(value.array) for _, value in given]
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    varies = [[len(shape) - array.ndim + k for k, n in enumerate(array.shape) if n > 1] for array in arrays]
+    flat = [axis for axes in varies for axis in axes]
+    if flat != sorted({*flat}) or [axis for axis, _ in given] != [*range(first, first + len(given))]:
+        raise Unsupported("indices of several axes that vary together")
+    rest = x.shape[first + len(given) :]
+    for (axis, _), array in zip(given, arrays, strict=True):
+        x = call.gathered(x, axis, array.reshape(-1))
+    return call.reshape(x, (*x.shape[:first], *shape, *rest))
+
+
+@_op("flip")
+def _flip(call: Call) -> Tensor:
+    x = call.input()
+    for axis in call["dims"]:
+        at = call.axis(axis, len(x.shape))
+        x = call.gathered(x, at, np.arange(x.shape[at])[::-1])
+    return x
+
+
+@_op("slice_scatter", "select_scatter")
+def _scatter(call: Call) -> Tensor:
+    """A part of a value is written anew: what lies before and behind it, and the part, one after the other."""
+    x, part = call.input(), call.input("src")
+    axis = call.axis(call["dim"], len(x.shape))
+    size = x.shape[axis]
+    if "index" in call.arguments:
+        part = call.reshape(part, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+        taken = range(call["index"] % size, call["index"] % size + 1)
+    else:
+        taken = range(size)[slice(call["start"], call["end"], call["step"])]
+    if taken.step != 1 or not taken or part.type != x.type:
+        raise Unsupported(f"step={taken.step}: {len(taken)} elements of {part.type} into {x.type}")
+    ends = [(0, taken.start), (taken.stop, size - taken.stop)]
+    before, after = ([call.emit(ops.Slice(axis, *end), x, helps=True)] if end[1] else [] for end in ends)
+    parts = [*before, part, *after]
+    return call.emit(ops.Concat(axis), *parts) if parts[1:] else part
+
+
+@_op("copy")
+def _copy(call: Call) -> Tensor:
+    x, source = call.input(), call.input("src")
+    if source.type != x.type:
+        raise Unsupported(f"{source.type} as {x.type}")
+    return call.expanded(source, x.shape)
+
+
+@_op("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+def _filled(call: Call) -> Value:
+    """A constant of a value's shape, or of a given one."""
+    if call.reader.fake:
+        return stand_in(call.node, constant=True)
+    name = call.node.target._schema.name
+    number = call["fill_value"] if "fill_value" in call.arguments else int("ones" in name)
+    size = call["size"] if "size" in call.arguments else call.input().shape
+    return Constant(torch.full(tuple(size), number, dtype=call.node.meta["val"].dtype), call.node.name)
 
 
 def _transposed(call: Call, perm: Sequence[int]) -> Tensor:

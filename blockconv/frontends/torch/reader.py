@@ -211,10 +211,7 @@ class Reader:
     def _value(self, node: Any) -> Value:
         args, kwargs, flat = self._operands(node)
         if node.target is operator.getitem:
-            found = args[0][args[1]]
-            if found is None:
-                raise Unsupported(f"its output {args[1]} of {kind_of(node.args[0])}")
-            return found
+            return args[0][args[1]]
         if not any(isinstance(value, Tensor) for value in flat):
             return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
         kind = kind_of(node).removeprefix("aten.")
@@ -224,9 +221,13 @@ class Reader:
             if isinstance(value, Tensor) and value.type.name not in self.types and not kind.startswith("sym_"):
                 raise Unsupported(f"{value.type}")
         try:
-            return self.table[kind](Call(self, node, args, kwargs))
+            made = self.table[kind](Call(self, node, args, kwargs))
         except ArgumentError as error:
             raise Unsupported(f"{error.argument}={error.value!r:.80} {error.rule}") from error
+        for user in node.users:
+            if user.target is operator.getitem and user.users and made[user.args[1]] is None:
+                raise Unsupported(f"its output {user.args[1]}")
+        return made
 
     def _made_foreign(self, node: Any) -> Value:
         """The values of a node that PyTorch runs: of several outputs those that are read."""

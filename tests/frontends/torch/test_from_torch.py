@@ -19,6 +19,15 @@ from blockconv.frontends.torch.ops import OPS as READ
 IMAGE, ROW, MATRIX = (2, 6, 8, 10), (2, 6, 11), (3, 6)
 V6 = torch.linspace(0.5, 2, 6)
 
+
+def _written(x):
+    y = x.clone()
+    y[:, :2] += 1
+    y[:, 3] = x[:, 0] * 2
+    y[..., 4:7] = 0.5
+    return y
+
+
 OPS = {
     "conv": (lambda: nn.Conv2d(6, 8, 3, 2, 1, 1, 2), IMAGE),
     "conv asymmetric": (lambda: nn.Conv2d(6, 8, (3, 2), (1, 2), (0, 1), (2, 1), bias=False), IMAGE),
@@ -63,6 +72,42 @@ OPS = {
     "prelu": (lambda: nn.PReLU(6), IMAGE),
     "gelu tanh": (lambda: nn.GELU("tanh"), IMAGE),
     "softplus": (nn.Softplus, IMAGE),
+    "softplus beta": (lambda: nn.Softplus(2.5), IMAGE),
+    **{
+        f"{name} {kind}": (lambda f=f, o=options: Apply(lambda x: f(x, **o)), IMAGE)
+        for name, f in (
+            ("var", torch.var),
+            ("std", torch.std),
+            ("var_mean", lambda x, **o: sum(torch.var_mean(x, **o))),
+        )
+        for kind, options in {
+            "all": {},
+            "axes": {"dim": (2, 3), "keepdim": True},
+            "biased": {"dim": -1, "correction": 0},
+        }.items()
+    },
+    **{
+        f"{name} {kind}": (lambda f=f: Apply(f), IMAGE)
+        for name, reduce in (("max", torch.max), ("min", torch.min))
+        for kind, f in {
+            "all": reduce,
+            "axis": lambda x, r=reduce: r(x, 1)[0],
+            "two": lambda x, r=reduce: r(x, x * 2),
+            "keepdim": lambda x, r=reduce: r(x, -1, keepdim=True)[0],
+        }.items()
+    },
+    "flip": (lambda: Apply(lambda x: x.flip(1, -1)), IMAGE),
+    "roll": (lambda: Apply(lambda x: x.roll((3, -2), (1, 3))), IMAGE),
+    "index": (lambda: Apply(lambda x, i: x[:, i], i=torch.tensor([[3, 1], [0, -1]])), IMAGE),
+    "index of pixels": (
+        lambda: Apply(lambda x, h, w: x[:, :, h[:, None], w], h=torch.tensor([7, 0]), w=torch.tensor([1, 3, 5])),
+        IMAGE,
+    ),
+    "part written": (lambda: Apply(lambda x: _written(x)), IMAGE),
+    "filled": (lambda: Apply(lambda x: x + torch.full_like(x, 3) * x.new_ones(10)), IMAGE),
+    "wrapped pad": (lambda: Apply(lambda x: F.pad(x, (1, 2, 2, 1), mode="circular")), IMAGE),
+    "upsample 1d": (lambda: nn.Upsample(scale_factor=2, mode="linear"), ROW),
+    "upsample 1d to size": (lambda: nn.Upsample(17, mode="linear", align_corners=True), ROW),
     "softsign": (nn.Softsign, IMAGE),
     "functions": (lambda: Apply(lambda x: x.abs().sqrt().log().exp() + x.erf() + x.sin() * x.cos()), IMAGE),
     "root": (lambda: Apply(lambda x: (x * x + 1) ** 0.5 + (x.abs() + 1).rsqrt() - x**3), IMAGE),
