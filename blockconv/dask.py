@@ -8,7 +8,9 @@ goes to each worker process once, and is bound there. The processes of a machine
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,9 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, Sizes
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.network.builder import NetworkBuilder
+from blockconv.network.ops.reach import PIXELS
 from blockconv.network.plan import Plan, compile
-from blockconv.network.tiling import Piece, Tiling, tiling
+from blockconv.network.tiling import Tiling, tiling
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -53,26 +56,32 @@ def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
     ((1, 2, 150, 200), 18.0)
     """
     dask, da = _checked("map_plan", array)
+    from dask.highlevelgraph import HighLevelGraph
+
     wanted = plan.network.inputs[0].type.dtype
     if array.dtype != wanted:
         raise ArgumentError("map_plan", "array", str(array.dtype), f"has to have dtype {wanted}")
     how = tiling(plan.network, array.shape, tile)  # and not the plan's: workers bind it, where it runs
+    token = uuid.uuid4().hex
     # One key of the graph, so that a worker process gets and binds the plan once.
-    held = dask.delayed(plan, name=f"plan-{uuid.uuid4().hex}", traverse=False)
-    ends = np.cumsum((0, *array.chunks[0])).tolist()
-    images = [slice(*pair) for pair in itertools.pairwise(ends)]
-    run = dask.delayed(_run, pure=False, nout=len(how.outputs))
-    found: dict[str, list[Any]] = {name: [] for name in how.outputs}
-    for some in images:
-        for piece in how.pieces:
-            rows, columns = how.source(piece)
-            source = array[some, :, rows, columns].rechunk(-1).to_delayed().item()
-            made = run(held, source, [how.local(piece, name) for name in how.outputs])
-            for name, value in zip(how.outputs, made, strict=True):
-                dtype = plan.network.tensors[name].type.dtype
-                found[name].append(da.from_delayed(value, _shape(how, piece, name, some), dtype))
-    arrays = {name: _assembled(da, parts, len(images), how) for name, parts in found.items()}
-    return arrays if len(arrays) > 1 else next(iter(arrays.values()))
+    held = dask.delayed(plan, name=f"plan-{token}", traverse=False)
+    tiles = f"tile-{token}"
+    graph = HighLevelGraph.from_collections(tiles, _tasks(tiles, how, array, held.key), [array, held])
+    across = len({piece.start[1] for piece in how.pieces})
+    lines = how.pieces[::across], how.pieces[:across]
+    places = list(itertools.product(range(array.numblocks[0]), (0,), *(range(len(line)) for line in lines)))
+    found = {}
+    for k, name in enumerate(how.outputs):
+        parts, layers, needs = tiles, dict(graph.layers), dict(graph.dependencies)
+        if len(how.outputs) > 1:
+            parts = f"output-{k}-{token}"
+            layers[parts] = {(parts, *place): (operator.getitem, (tiles, *place), k) for place in places}
+            needs[parts] = {tiles}
+        ends = ([piece.gives[name][axis] for piece in line] for axis, line in enumerate(lines))
+        sizes = (tuple(end - begin for begin, end in line) for line in ends)
+        chunks = array.chunks[0], (how.outputs[name][1],), *sizes
+        found[name] = da.Array(HighLevelGraph(layers, needs), parts, chunks, plan.network.tensors[name].type.dtype)
+    return found if len(found) > 1 else next(iter(found.values()))
 
 
 def conv2d(
@@ -147,24 +156,52 @@ def _checked(op: str, array: Any) -> tuple[Any, Any]:
     return dask, da
 
 
-def _run(plan: Plan, source: Array, parts: list[tuple[slice, slice]]) -> tuple[Array, ...]:
-    """A task: what a tile of some images gives of each output."""
-    values = plan.by_name(np.ascontiguousarray(source)).values()
-    return tuple(
+def _tasks(name: str, how: Tiling, array: da.Array, plan: str) -> dict[Any, Any]:
+    """The graph of all tiles of all chunks of images: by (name, images, 0, row, column), a task that runs the plan.
+
+    Parts of chunks are tasks of their own, which run where the chunks are.
+    """
+    graph: dict[Any, Any] = {}
+    across = len({piece.start[1] for piece in how.pieces})
+    within = [
+        {begin: _within(array.chunks[axis], begin, begin + how.tile[k]) for begin in {p.start[k] for p in how.pieces}}
+        for k, axis in enumerate(PIXELS)
+    ]
+    whole = slice(None), slice(None)
+    for (at, piece), g in itertools.product(enumerate(how.pieces), range(array.numblocks[0])):
+        r, c = divmod(at, across)
+
+        def part(channels: int, y: int, x: int, of: tuple[slice, slice], place: tuple[int, ...] = (g, r, c)) -> Any:
+            key = f"part-{name}", *place, channels, y, x
+            graph[key] = operator.getitem, (array.name, place[0], channels, y, x), (*whole, *of)
+            return key
+
+        rows, columns = within[0][piece.start[0]], within[1][piece.start[1]]
+        blocks = [
+            [[part(k, y, x, (of_y, of_x)) for x, of_x in columns] for y, of_y in rows]
+            for k in range(array.numblocks[1])
+        ]
+        run = functools.partial(_run, [how.local(piece, output) for output in how.outputs])
+        graph[name, g, 0, r, c] = run, plan, blocks
+    return graph
+
+
+def _within(sizes: tuple[int, ...], begin: int, end: int) -> list[tuple[int, slice]]:
+    """The chunks along an axis that have pixels from begin to end, and which pixels of them."""
+    starts = list(itertools.accumulate(sizes, initial=0))[:-1]
+    found = (
+        (k, max(begin - at, 0), min(end - at, size)) for k, (at, size) in enumerate(zip(starts, sizes, strict=True))
+    )
+    return [(k, slice(first, after)) for k, first, after in found if first < after]
+
+
+def _run(parts: list[tuple[slice, slice]], plan: Plan, blocks: list[list[list[Array]]]) -> Any:
+    """A task: what a tile of some images gives of each output, or of the only one.
+
+    parts: of the tile's outputs. blocks: of the tile, by channels, rows, columns.
+    """
+    values = plan.by_name(np.ascontiguousarray(np.block(blocks))).values()
+    found = tuple(
         np.ascontiguousarray(value[:, :, rows, columns]) for value, (rows, columns) in zip(values, parts, strict=True)
     )
-
-
-def _shape(how: Tiling, piece: Piece, name: str, some: slice) -> tuple[int, ...]:
-    (top, bottom), (left, right) = piece.gives[name]
-    return some.stop - some.start, how.outputs[name][1], bottom - top, right - left
-
-
-def _assembled(da: Any, parts: list[Any], groups: int, how: Tiling) -> Any:
-    """The array of all parts, in the order of images, rows and columns."""
-    columns = len({piece.start[1] for piece in how.pieces})
-    rows = len(how.pieces) // columns
-    grid = [
-        [[[parts[(g * rows + r) * columns + c] for c in range(columns)] for r in range(rows)]] for g in range(groups)
-    ]
-    return da.block(grid)
+    return found if len(found) > 1 else found[0]

@@ -12,6 +12,7 @@ from small_networks import u_net, whole_numbers
 
 import blockconv as bc
 
+dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
 
 import blockconv.dask  # noqa: E402
@@ -30,6 +31,57 @@ def test_a_plan_on_chunks_gives_the_whole_images_results(plan: bc.Plan, chunks: 
     for name in wanted:
         assert (found[name].shape, found[name].dtype) == (wanted[name].shape, wanted[name].dtype)
         np.testing.assert_array_equal(found[name].compute(scheduler="threads"), wanted[name])
+
+
+def test_each_chunk_is_computed_once(plan: bc.Plan) -> None:
+    """Four tiles read most of them."""
+    calls = []
+
+    def chunk(block_info: Any = None) -> Any:
+        calls.append(block_info[None]["chunk-location"])
+        return np.ones((1, 3, 50, 50), np.float32)
+
+    x = da.map_blocks(chunk, chunks=((1,), (3,), (50,) * 5, (50,) * 5), dtype=np.float32, meta=np.empty((0,) * 4, "f4"))
+    calls.clear()
+    found = blockconv.dask.map_plan(plan, x, tile=64)
+    wanted = plan(np.ones((1, 3, 250, 250), np.float32))
+    for name, result in dask.compute(found, scheduler="threads")[0].items():
+        np.testing.assert_array_equal(result, wanted[name])
+    assert sorted(calls) == sorted(set(calls))
+    assert len(calls) == 25
+
+
+def test_a_tile_is_few_tasks() -> None:
+    b = bc.NetworkBuilder("one")
+    b.output(b.conv2d(b.input("x", (1, 1, 64, 64)), np.ones((1, 1, 3, 3), np.float32), padding=1))
+    plan = bc.compile(b.build(), threads=1)
+    x = da.zeros((1, 1, 640, 640), dtype=np.float32, chunks=64)
+    (found,) = dask.optimize(blockconv.dask.map_plan(plan, x, 64))
+    tiles = len(plan.tiling(x.shape, 64).pieces)
+    assert len(found.dask) <= 5 * tiles + x.npartitions + 1  # parts of up to four chunks, and the plan's call
+
+
+def test_zarr_is_read_and_written_by_chunks(plan: bc.Plan, tmp_path: Any) -> None:
+    zarr = pytest.importorskip("zarr")
+    x = whole_numbers(np.random.default_rng(1), 1, 3, 130, 200)
+    image = zarr.open(str(tmp_path / "x.zarr"), mode="w", shape=x.shape, chunks=(1, 3, 50, 70), dtype="float32")
+    image[:] = x
+    for name, found in blockconv.dask.map_plan(plan, da.from_zarr(image), tile=64).items():
+        chunks = (1, found.shape[1], 32, 48)
+        out = zarr.open(str(tmp_path / name), mode="w", shape=found.shape, chunks=chunks, dtype="float32")
+        da.store(found.rechunk(chunks), out, lock=False)
+        np.testing.assert_array_equal(zarr.open(str(tmp_path / name), mode="r")[:], plan(x)[name])
+
+
+def test_floats_have_the_bits_of_tiles_whoever_computes_them() -> None:
+    rng = np.random.default_rng(5)
+    plan = bc.compile(u_net(rng), threads=1)
+    x = rng.standard_normal((1, 3, 150, 170)).astype(np.float32)
+    wanted = plan.tiled(x, 64)
+    for scheduler, chunks in (("synchronous", (1, 3, 64, 64)), ("threads", (1, 1, 150, 30))):
+        found = blockconv.dask.map_plan(plan, da.from_array(x, chunks), tile=64)
+        for name, array in dask.compute(found, scheduler=scheduler)[0].items():
+            assert array.tobytes() == wanted[name].tobytes()
 
 
 def test_functions_have_the_results_of_those_on_arrays() -> None:
@@ -56,6 +108,7 @@ def test_processes_bind_a_plan_once_and_a_worker_that_ends_loses_nothing(plan: b
         found = blockconv.dask.map_plan(plan, lazy, tile=64)
         for name, wanted in plan(x).items():
             np.testing.assert_array_equal(found[name].compute(), wanted)
+        assert set(client.run(bc.get_num_threads).values()) == {1}, "as Dask's nanny says by OMP_NUM_THREADS"
         workers = {worker["pid"] for worker in client.run(lambda dask_worker: {"pid": os.getpid()}).values()}
         assert len(workers) == 2
         pending = client.compute(found[next(iter(found))])

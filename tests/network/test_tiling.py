@@ -109,12 +109,13 @@ def test_zarr_is_read_and_written_by_tiles(tmp_path: Any) -> None:
     zarr = pytest.importorskip("zarr")
     plan = bc.compile(u_net(np.random.default_rng(0)), threads=1, accuracy="strict")
     x = whole_numbers(np.random.default_rng(1), 1, 3, 120, 160)
-    image = zarr.create_array(tmp_path / "x.zarr", data=x, chunks=(1, 2, 50, 70))
-    out = {name: zarr.create_array(tmp_path / f"{name}.zarr", shape=shape, chunks=(1, 1, 32, 48), dtype="float32")
+    image = zarr.open(str(tmp_path / "x.zarr"), mode="w", shape=x.shape, chunks=(1, 2, 50, 70), dtype="float32")
+    image[:] = x
+    out = {name: zarr.open(str(tmp_path / name), mode="w", shape=shape, chunks=(1, 1, 32, 48), dtype="float32")
            for name, shape in plan.tiling(x.shape, 64).outputs.items()}  # fmt: skip
     assert plan.tiled(image, 64, out=out).keys() == out.keys()
     for name, wanted in plan(x).items():
-        np.testing.assert_array_equal(zarr.open_array(tmp_path / f"{name}.zarr")[:], wanted)
+        np.testing.assert_array_equal(zarr.open(str(tmp_path / name), mode="r")[:], wanted)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
