@@ -42,7 +42,7 @@ def reaches(network: Any, name: str) -> dict[str, Reaches]:
     """
     found: dict[str, Reaches] = {name: dict.fromkeys(PIXELS, Reach())}
     for node in network.nodes:
-        for source, given in windows(network, node, found).items():
+        for source, given in windows(network, node, found):
             made = {axis: found[source][read].through(window) for axis, (read, window) in given.items()}
             known = found.setdefault(node.output, made)
             if known.keys() != made.keys() or any(known[axis].step != made[axis].step for axis in made):
@@ -65,21 +65,23 @@ def receptive_fields(network: Any) -> dict[str, ReceptiveField]:
     return fields
 
 
-def windows(network: Any, node: Any, known: Mapping[str, Any]) -> dict[str, Windows]:
-    """The windows by which a node reads its inputs that are in `known`, a mapping of values to their pixels' axes.
+def windows(network: Any, node: Any, known: Mapping[str, Any]) -> list[tuple[str, Windows]]:
+    """Its inputs in `known`, a mapping of values to their pixels' axes, and the windows by which a node reads them.
+
+    A value that is two of a node's inputs, like a convolution's source and residual, is there twice.
 
     Raises UnsupportedError, which names the node, if it reads pixels without bounds.
     """
     flows = [name for name in dict.fromkeys(node.inputs) if name in known]
     if not flows:
-        return {}
+        return []
     axes = tuple(sorted(known[flows[0]]))
     if any(tuple(sorted(known[name])) != axes for name in flows):
         raise _refused(node, "joins values whose pixels are along different axes")
     found = node.attributes.reads(network.site(node), axes)
     if isinstance(found, str):
         raise _refused(node, found)
-    return {name: window for name, window in zip(node.inputs, found, strict=True) if name in known}
+    return [(name, window) for name, window in zip(node.inputs, found, strict=True) if name in known]
 
 
 def _refused(node: Any, rule: str) -> UnsupportedError:

@@ -165,10 +165,9 @@ def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int,
     for node, same in zip(image.nodes, small.nodes, strict=True):
         if node.output not in known:
             continue
-        for source, given in windows(image, node, known).items():
-            if windows(small, same, known)[source] != given:
-                rule = "does something else for a tile than for the whole image, whose size decides a scale or padding"
-                raise UnsupportedError(f"{node}: {rule}; give an image of another size")
+        if windows(image, node, known) != windows(small, same, known):
+            rule = "does something else for a tile than for the whole image, whose size decides a scale or padding"
+            raise UnsupportedError(f"{node}: {rule}; give an image of another size")
         for k, axis in enumerate(sorted(known[node.output])):
             less = image.inputs[0].shape[PIXELS[k]] - small.inputs[0].shape[PIXELS[k]]
             if image.shape(node.output)[axis] - small.shape(same.output)[axis] != less / known[node.output][axis].step:
@@ -181,7 +180,7 @@ def _valid(small: Network, known: Mapping[str, Mapping[int, Reach]], k: int) -> 
     name = small.inputs[0].name
     found = {name: (0, small.inputs[0].shape[PIXELS[k]])}
     for node in small.nodes:
-        for source, given in windows(small, node, known).items():
+        for source, given in windows(small, node, known):
             axis = sorted(given)[k]
             (begin, end), (_, window) = found[source], given[axis]
             first = math.ceil((begin - window.low) / window.step)

@@ -98,6 +98,20 @@ def test_functions_have_the_results_of_those_on_arrays() -> None:
 
 
 @pytest.mark.slow
+def test_an_array_of_more_than_two_billion_elements() -> None:
+    """Generated chunk by chunk, reduced chunk by chunk: 8.8 GB of float32 that are never there at once."""
+    b, side = bc.NetworkBuilder("sum"), 47_000
+    b.output(b.conv2d(b.input("x", (1, 1, 1024, 1024)), np.ones((1, 1, 3, 3), np.float32), padding=1))
+    plan = bc.compile(b.build(), threads=1)
+    x = da.ones((1, 1, side, side), dtype=np.float32, chunks=4096)
+    assert x.size > 2**31
+    found = blockconv.dask.map_plan(plan, x, 4096)
+    assert found.shape == x.shape
+    total, least = dask.compute(found.sum(dtype=np.float64), found.min(), scheduler="threads", num_workers=2)
+    assert (total, least) == ((3 * side - 2) ** 2, 4)
+
+
+@pytest.mark.slow
 def test_processes_bind_a_plan_once_and_a_worker_that_ends_loses_nothing(plan: bc.Plan, tmp_path: Any) -> None:
     """Two workers with a nanny; the first call ends its process, and its tiles run again."""
     distributed = pytest.importorskip("distributed")

@@ -79,6 +79,45 @@ def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int,
     assert (written == 1).all(), "each pixel once"
 
 
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(networks(), st.booleans(), st.tuples(st.integers(70, 140), st.integers(70, 140)), st.integers(40, 90))
+def test_plans_of_random_networks_have_the_whole_images_results(
+    network: bc.Network, int8: bool, size: tuple[int, int], tile: int
+) -> None:
+    """Bit for bit if quantized; else within rounding, since sums of four layers are too large to be exact."""
+    rng = np.random.default_rng(tile)
+    x = whole_numbers(rng, 1, 2, *size)
+    if int8:
+        x = rng.standard_normal(x.shape).astype(np.float32)
+        network = bc.quantize(network, [rng.standard_normal((1, 2, 96, 96)).astype(np.float32)])
+    plan = bc.compile(network, threads=1, accuracy="strict")
+    try:
+        found = plan.tiled(x, tile)
+    except bc.ArgumentError:
+        return
+    wanted = plan(x)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if int8 else 1e-6 * np.abs(wanted).max(initial=0))
+
+
+@pytest.mark.slow
+def test_an_image_of_more_than_two_billion_pixels(tmp_path: Any) -> None:
+    """A sparse file, with a few pixels set, each of which one pixel of the result finds."""
+    b, side = bc.NetworkBuilder("large"), 47_000
+    y = b.conv2d(b.input("x", (1, 1, 1024, 1024)), np.ones((1, 1, 3, 3), np.float32), stride=4, padding=1)
+    b.output(b.max_pool2d(y, 4))
+    plan = bc.compile(b.build(), threads=1)
+    image = np.memmap(tmp_path / "x", np.float32, "w+", shape=(1, 1, side, side))
+    assert image.size > 2**31
+    places = np.random.default_rng(0).integers(0, side // 16, (40, 2))
+    for value, (y, x) in enumerate(places, 1):
+        image[0, 0, 16 * y + 4, 16 * x + 8] = value
+    found = plan.tiled(image, 4096)
+    wanted = np.zeros((side // 16, side // 16), np.float32)
+    np.maximum.at(wanted, tuple(places.T), np.arange(1, 41, dtype=np.float32))
+    np.testing.assert_array_equal(found[0, 0], wanted)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
     ("shape", "tile"), [((2, 3, 200, 132), 48), ((1, 3, 70, 90), (40, 64)), ((1, 3, 64, 64), None)]
@@ -214,6 +253,18 @@ def test_int8_is_the_whole_image_bit_for_bit() -> None:
     plan = bc.compile(network, threads=1)
     x = rng.normal(size=(1, 3, 150, 101)).astype(np.float32)
     np.testing.assert_array_equal(plan.tiled(x, 40), plan(x))
+
+
+def test_a_value_that_is_read_twice_is_read_by_both_windows() -> None:
+    """A convolution whose source is its residual too, as fusion writes `x + conv(x)`."""
+    rng, b = np.random.default_rng(0), bc.NetworkBuilder("twice")
+    x = b.input("x", (1, 4, 64, 64))
+    b.output(b.binary("add", x, b.conv2d(x, whole_numbers(rng, 4, 4, 5, 3), padding=(2, 1))))
+    plan = bc.compile(b.build(), threads=1)
+    assert len(plan.network.nodes) == 1
+    assert [*plan.network.receptive_field().values()] == [((5, 3), (1, 1), (-2, -1))]
+    image = whole_numbers(rng, 1, 4, 150, 90)
+    np.testing.assert_array_equal(plan.tiled(image, 40), plan(image))
 
 
 def test_the_receptive_field_of_a_known_network() -> None:
