@@ -271,6 +271,7 @@ _OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], 
     ("matmul 2x6x50 by 50x40", ops.MatMul(), ((2, 6, 50), (50, 40)), (), "float32"),
     ("matmul of heads", ops.MatMul((None, (0, 1, 3, 2), None)), ((2, 3, 20, 17), (2, 3, 33, 17)), (), "float32"),
     ("matmul of halves", ops.MatMul(), ((2, 6, 50), (2, 50, 40)), (), "bfloat16"),
+    ("lstm of 20", ops.Recurrent("lstm"), ((4, 2, 80), (2, 2, 20)), ((1, 2, 20, 64), (1, 80)), "float32"),
     ("find_quantization 2x20x9x11", ops.FindQuantization(), (_X,), (), "float32"),
 )
 

@@ -46,6 +46,7 @@ ORDER = [
     "blockconv.kernels.resize",
     "blockconv.kernels.reduce",
     "blockconv.kernels.product",
+    "blockconv.kernels.recurrent",
     "blockconv.kernels.dynamic",
     "blockconv.kernels.backward_data",
     "blockconv.kernels.table",

@@ -29,6 +29,7 @@ from blockconv.core.problem_checks import (
 )
 
 __all__ = [
+    "COLUMNS",
     "ActivationProblem",
     "AffineProblem",
     "BinaryKind",
@@ -40,6 +41,8 @@ __all__ = [
     "LrnProblem",
     "NearestMode",
     "PadProblem",
+    "RecurrentKind",
+    "RecurrentProblem",
     "ReduceKind",
     "ReduceMeanProblem",
     "ResizeMode",
@@ -55,6 +58,8 @@ __all__ = [
 
 BinaryKind = Literal["add", "sub", "mul", "div", "max", "min"]
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
+RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
+COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value
 ResizeMode = Literal["nearest", "linear"]
 Coordinates = Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"]
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -487,3 +492,53 @@ class ReduceMeanProblem(_Shaped):
     def dst_shape(self) -> Shape:
         """The shape of the result."""
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
+
+
+@dataclass(frozen=True)
+class RecurrentProblem:
+    """All steps of an LSTM or a GRU of `hidden` values, in as many directions as `reverse` has flags.
+
+    kind: "gru" multiplies the hidden values with the reset gate, "gru_of_sums" their products with the last weights.
+    """
+
+    kind: RecurrentKind
+    steps: int
+    batch: int
+    hidden: int
+    reverse: tuple[bool, ...] = (False,)
+
+    def __post_init__(self) -> None:
+        op = "recurrent"
+        check_word(op, "kind", self.kind, RecurrentKind)
+        for name, least in (("steps", 1), ("batch", 0), ("hidden", 1)):
+            (value,) = checked_whole(op, name, (getattr(self, name),), 1)
+            set_field(self, name, value)
+            if value < least:
+                raise ArgumentError(op, name, value, f"must be at least {least}")
+        if not 1 <= len(self.reverse) <= 2:
+            raise ArgumentError(op, "reverse", self.reverse, "must hold a flag for each of 1 or 2 directions")
+
+    @property
+    def gates(self) -> int:
+        """The number of gates."""
+        return 4 if self.kind == "lstm" else 3
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Gates that read the hidden values, and gates that read those that were reset."""
+        return (2, 1) if self.kind == "gru" else (self.gates, 0)
+
+    @property
+    def src_shape(self) -> Shape:
+        """The logical shape of the source."""
+        return self.steps, self.batch, len(self.reverse) * self.gates * self.hidden
+
+    @property
+    def states_shape(self) -> Shape:
+        """The logical shape of the first hidden values, and cells."""
+        return 1 + (self.kind == "lstm"), len(self.reverse) * self.batch, self.hidden
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The logical shape of the result: the hidden values of each step, and an LSTM's last cells."""
+        return self.steps + (self.kind == "lstm"), len(self.reverse) * self.batch, self.hidden

@@ -16,6 +16,7 @@ from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
 from blockconv.kernels.product import rows as product
+from blockconv.kernels.recurrent import rows as recurrent
 from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.resize import rows as resize
@@ -55,5 +56,6 @@ TABLE: tuple[Row, ...] = (
     *resize.ROWS,
     *reduce.ROWS,
     *product.ROWS,
+    *recurrent.ROWS,
     *dynamic.ROWS,
 )

@@ -29,7 +29,7 @@ LISTED = {
     "Dropout", "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample",
     "Split", "Slice", "ReduceMean", "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul",
     "MatMulInteger", "DynamicQuantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
-    "ConvTranspose", "DepthToSpace", "SpaceToDepth",
+    "ConvTranspose", "DepthToSpace", "SpaceToDepth", "LSTM", "GRU",
 }  # fmt: skip
 INTEGERS = {
     "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MaxPool",
@@ -43,7 +43,7 @@ PARAMETERS = {
     "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "QLinearConv": (1, 2, 3, 4, 5, 6, 7, 8),
     "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
     "ConvInteger": (1, 2, 3), "QLinearMatMul": (1, 2, 3, 4, 5, 6, 7), "MatMulInteger": (1, 2, 3),
-    "ConvTranspose": (1, 2),
+    "ConvTranspose": (1, 2), "LSTM": (1, 2, 3, 4), "GRU": (1, 2, 3, 4),
 }  # fmt: skip
 CASES = {
     name: case
@@ -60,6 +60,8 @@ UNSUPPORTED = {
     "tf_crop_and_resize": 4,
     "half_pixel_symmetric": 2,
     "scales of N or C": 0,
+    "layout=1": 2,
+    "peepholes": 1,
     "is no tensor": 2,
     "an alpha other than 1": 1,
     "is not constant": 0,

@@ -36,6 +36,7 @@ def _looked_up(b: bc.NetworkBuilder, x: str) -> str:
 
 OPS: dict[str, Build] = {
     "conv": lambda b, x: b.conv2d(x, ONES((8, 4, 3, 3)), ONES(8), padding=1, activation="relu"),
+    "transposed": lambda b, x: b.add(ops.ConvTranspose2d((2, 2)), x, parameters=(ONES((4, 8, 3, 3)), ONES(8))),
     "depthwise": lambda b, x: b.conv2d(x, ONES((4, 1, 3, 3)), padding=1, groups=4),
     "residual": lambda b, x: b.conv2d(x, ONES((4, 4, 1, 1)), residual=x),
     "max": lambda b, x: b.max_pool2d(x, 2, 1),

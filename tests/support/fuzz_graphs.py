@@ -609,6 +609,24 @@ def _pad(g: Graph) -> None:
         _pool_of(g, y, "MaxPool" if value else g.pick(("MaxPool", "AveragePool")))
 
 
+@_op("LSTM", "GRU")
+def _recurrent(g: Graph, op: str) -> None:
+    x, gates, hidden = g.take(ranks=(3,)), 4 if op == "LSTM" else 3, g.pick((1, 4, 17))
+    d, n = g.pick((1, 1, 2)), x.shape[1]
+    named = "bidirectional" if d == 2 else g.pick(("forward", "reverse"))
+    more: dict[str, Any] = {"hidden_size": hidden, "direction": named}
+    if op == "GRU" and g.chance(0.5):
+        more["linear_before_reset"] = 1
+    if g.chance(0.1):
+        more["clip"] = 0.5
+    weights = [g.array((d, gates * hidden, k), x.dtype, 0.4) for k in (x.shape[2], hidden)]
+    bias = g.array((d, 2 * gates * hidden), x.dtype) if g.chance(0.7) else None
+    lengths = np.full(n, x.shape[0], np.int32) if g.chance(0.2) else None
+    states = [g.operand(g.array((d, n, hidden), x.dtype)) if g.chance(0.4) else None for _ in range(gates - 2)]
+    outputs = 1 + (op == "LSTM") + g.chance(0.5)
+    g.add(op, x, *weights, bias, lengths, *states, outputs=outputs, **more)
+
+
 @_op("DepthToSpace", "SpaceToDepth")
 def _blocks(g: Graph, op: str) -> None:
     x, size = _anything(g, (4,)), g.pick((1, 2, 3))

@@ -21,6 +21,7 @@ from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
+from blockconv.frontends.onnx.recurrent import RECURRENT_OPS
 from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, only_output, registered
 from blockconv.frontends.onnx.shapes import SHAPE_OPS
 from blockconv.frontends.onnx.windows import WINDOW_OPS
@@ -32,7 +33,7 @@ __all__ = ["OPS"]
 
 Array = npt.NDArray[Any]
 OPS: dict[str, OnnxOp] = (
-    SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS
+    SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS | RECURRENT_OPS
 )  # all that are read
 _op = functools.partial(registered, OPS)
 

@@ -12,6 +12,7 @@ stand for; other ops take integers as they are. A family exports what its `__all
 
 from blockconv.core.problem import PoolKind
 from blockconv.network.ops import axes, dynamic, elementwise, foreign, moves, norm, products, quantized, windows
+from blockconv.network.ops import axes, dynamic, elementwise, foreign, moves, norm, quantized, recurrent, windows
 from blockconv.network.ops.axes import *  # noqa: F403
 from blockconv.network.ops.base import Attributes, Shape, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
@@ -21,6 +22,7 @@ from blockconv.network.ops.moves import *  # noqa: F403
 from blockconv.network.ops.norm import *  # noqa: F403
 from blockconv.network.ops.products import *  # noqa: F403
 from blockconv.network.ops.quantized import *  # noqa: F403
+from blockconv.network.ops.recurrent import *  # noqa: F403
 from blockconv.network.ops.windows import *  # noqa: F403
 
 __all__ = ["Attributes", "PoolKind", "Shape", "Solved"]
@@ -32,4 +34,5 @@ __all__ += moves.__all__
 __all__ += norm.__all__
 __all__ += products.__all__
 __all__ += quantized.__all__
+__all__ += recurrent.__all__
 __all__ += windows.__all__

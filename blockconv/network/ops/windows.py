@@ -258,7 +258,7 @@ class ConvTranspose2d(Weighted):
                 slice(tap * step, tap * step + (size - 1) * stride + 1, stride)
                 for tap, step, size, stride in zip((y, x), self.dilation, (ih, iw), self.stride, strict=True)
             )
-            dst[:, :, rows, columns] += (weights @ image).reshape(n, -1, ih, iw)
+            dst[:, :, rows, columns] += (weights @ image).reshape(n, dst.shape[1], ih, iw)
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
         return self.activation.reference(sum((b[:, None, None] for b in bias), dst))
 

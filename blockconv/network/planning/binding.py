@@ -31,7 +31,8 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
     types, options = element_types(network, node), node.attributes.options()
     primitive = candidate.prepare(src, dst, types, threads, **options)
     computed = network.tensors[node.output].type.computed
-    constants = (held.constant(name, row_major(1), computed) for name in node.parameters)
+    dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)
+    constants = (held.constant(name, layout, computed) for name, layout in dense)
     memory = map(Workspace, primitive.workspace)
     return BoundNode(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
 

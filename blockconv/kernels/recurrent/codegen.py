@@ -1,0 +1,166 @@
+"""A step of a recurrent layer as vector code: sums of products with the last hidden values, and the gates."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core import target
+from blockconv.core.activation import ACTIVATIONS
+from blockconv.core.eltwise_problem import COLUMNS
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import const, emitted
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["Step", "add_products", "narrow", "reset_hidden", "update", "widen"]
+
+
+class Step(NamedTuple):
+    """Addresses of a step of one image in one direction. Scratch is of the type that is computed with.
+
+    src: what the inputs give to each gate. sums: what the hidden values give to each gate; last: to the last gate of a
+    GRU. hidden, cell: in the scratch. dst: the hidden values that the step makes. size: hidden values.
+    """
+
+    src: int
+    sums: int
+    last: int
+    hidden: int
+    cell: int
+    dst: int
+    size: int
+
+
+def add_products(kind: ElementType, lanes: int) -> Any:
+    """Code for sums += x @ weight, of `rows` rows of weights in `blocks` blocks of columns (`COLUMNS`)."""
+
+    @emitted
+    def add(builder: Any, sums: Any, x: Any, weight: Any, rows: Any, blocks: Any) -> None:
+        v = Vectors(builder, kind, lanes, fma=target.isa().fma)
+        line = COLUMNS * v.itemsize
+        parts = [const(k) for k in range(0, line, v.bytes)]
+        slots = [cgutils.alloca_once(builder, v.kind) for _ in parts]
+        with cgutils.for_range(builder, blocks) as block:
+            to = builder.add(sums, builder.mul(block.index, const(line)))
+            first = builder.add(weight, builder.mul(builder.mul(block.index, rows), const(line)))
+            for slot, part in zip(slots, parts, strict=True):
+                builder.store(v.load(builder.add(to, part)), slot)
+            with cgutils.for_range(builder, rows) as row:
+                value = v.broadcast(builder.add(x, builder.mul(row.index, const(v.itemsize))))
+                at = builder.add(first, builder.mul(row.index, const(line)))
+                for slot, part in zip(slots, parts, strict=True):
+                    builder.store(v.multiply_add(value, v.load(builder.add(at, part)), builder.load(slot)), slot)
+            for slot, part in zip(slots, parts, strict=True):
+                v.store(builder.load(slot), builder.add(to, part))
+
+    return add
+
+
+class _Gates:
+    """Code over vectors of hidden values at an offset in bytes of memory."""
+
+    def __init__(self, builder: Any, element: ElementType, lanes: int, step: Step) -> None:
+        self.f, self.b, self.step = Floats(builder, element, lanes), builder, step
+        self.v = self.f.computed
+
+    def scratch(self, address: Any, offset: Any, gate: int = 0) -> Any:
+        """Where the vector of a gate is in an array of the scratch."""
+        start = self.b.mul(self.step.size, const(gate * self.v.itemsize))
+        return self.b.add(self.b.add(address, start), self.f.in_computed(offset))
+
+    def input(self, gate: int, offset: Any, mask: Any) -> Any:
+        start = self.b.mul(self.step.size, const(gate * self.f.itemsize))
+        return self.f.load(self.b.add(self.b.add(self.step.src, start), offset), mask)
+
+    def gate(self, gate: int, offset: Any, mask: Any) -> Any:
+        """Of 0 to 1."""
+        sums = self.v.load(self.scratch(self.step.sums, offset, gate), mask)
+        return self.v.sigmoid(self.v.add(self.input(gate, offset, mask), sums))
+
+    def tanh(self, x: Any) -> Any:
+        code = ACTIVATIONS["tanh"].code
+        assert code is not None
+        return code(self.v, x)
+
+
+def reset_hidden(element: ElementType, lanes: int) -> Any:
+    """Code that writes the hidden values, times a GRU's reset gate, to `cell`."""
+
+    @emitted
+    def reset(builder: Any, step: Step) -> None:
+        g = _Gates(builder, element, lanes, step)
+
+        def vector(offset: Any, mask: Any) -> None:
+            hidden = g.v.load(g.scratch(step.hidden, offset), mask)
+            g.v.store(g.v.mul(g.gate(1, offset, mask), hidden), g.scratch(step.cell, offset), mask)
+
+        g.f.each(step.size, vector)
+
+    return reset
+
+
+def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool) -> Any:
+    """Code that makes the hidden values of a step, and an LSTM's cells. resets_sums: see `RecurrentProblem`."""
+
+    @emitted
+    def make(builder: Any, step: Step) -> None:
+        g = _Gates(builder, element, lanes, step)
+        v = g.v
+
+        def lstm(offset: Any, mask: Any) -> Any:
+            at = g.scratch(step.cell, offset)
+            last = v.add(g.input(3, offset, mask), v.load(g.scratch(step.sums, offset, 3), mask))
+            kept = v.mul(g.gate(2, offset, mask), v.load(at, mask))
+            cell = v.add(kept, v.mul(g.gate(0, offset, mask), g.tanh(last)))
+            v.store(cell, at, mask)
+            return v.mul(g.gate(1, offset, mask), g.tanh(cell))
+
+        def gru(offset: Any, mask: Any) -> Any:
+            sums = v.load(g.scratch(step.last, offset), mask)
+            sums = v.mul(g.gate(1, offset, mask), sums) if resets_sums else sums
+            new, kept = g.tanh(v.add(g.input(2, offset, mask), sums)), g.gate(0, offset, mask)
+            hidden = v.load(g.scratch(step.hidden, offset), mask)
+            return v.add(v.mul(v.sub(v.c(1.0), kept), new), v.mul(kept, hidden))
+
+        def vector(offset: Any, mask: Any) -> None:
+            hidden = (lstm if is_lstm else gru)(offset, mask)
+            v.store(hidden, g.scratch(step.hidden, offset), mask)
+            g.f.store(hidden, builder.add(step.dst, offset), mask)
+
+        g.f.each(step.size, vector)
+
+    return make
+
+
+def widen(element: ElementType, lanes: int) -> Any:
+    """Code that copies `size` elements to the scratch."""
+
+    @emitted
+    def copy(builder: Any, src: Any, dst: Any, size: Any) -> None:
+        f = Floats(builder, element, lanes)
+        f.each(
+            size,
+            lambda offset, mask: f.computed.store(
+                f.load(builder.add(src, offset), mask), builder.add(dst, f.in_computed(offset)), mask
+            ),
+        )
+
+    return copy
+
+
+def narrow(element: ElementType, lanes: int) -> Any:
+    """Code that copies `size` elements from the scratch."""
+
+    @emitted
+    def copy(builder: Any, src: Any, dst: Any, size: Any) -> None:
+        f = Floats(builder, element, lanes)
+        f.each(
+            size,
+            lambda offset, mask: f.store(
+                f.computed.load(builder.add(src, f.in_computed(offset)), mask), builder.add(dst, offset), mask
+            ),
+        )
+
+    return copy

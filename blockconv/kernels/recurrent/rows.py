@@ -1,0 +1,65 @@
+"""LSTM and GRU layers after the products of their inputs, over all steps of a sequence.
+
+A step needs the one before, so a task is all steps of an image in one direction. Its weights are read once a step, in
+blocks of `COLUMNS` columns, which are contiguous: they come from the second-level cache.
+
+Buffers: source, first states, weights, biases, the weights of reset hidden values (of a GRU that resets these, and no
+sums), destination. Weights and biases are of the type that is computed with.
+"""
+
+from __future__ import annotations
+
+from blockconv.core.eltwise_problem import COLUMNS, RecurrentProblem
+from blockconv.core.types import FLOATS
+from blockconv.kernels.recurrent.kernels import RecurrentArgs, recurrent
+from blockconv.kernels.table import Request, same_layout_row
+from blockconv.runtime import Buffer, Op
+
+__all__ = ["ROWS"]
+
+
+def _blocks(problem: RecurrentProblem) -> tuple[int, int]:
+    """Blocks of columns of both weights."""
+    first, second = ((count * problem.hidden + COLUMNS - 1) // COLUMNS for count in problem.columns)
+    return first, second
+
+
+def _ops(request: Request) -> list[Op]:
+    p, kind = request.problem, request.types.src
+    tasks, (blocks, others) = p.batch * len(p.reverse), _blocks(p)
+    if not tasks:
+        return []
+    args = RecurrentArgs(
+        src=Buffer(0),
+        states=Buffer(1),
+        weight=Buffer(2),
+        bias=Buffer(3),
+        other=Buffer(4),
+        dst=Buffer(5 if others else 4),
+        steps=p.steps,
+        batch=p.batch,
+        tasks=tasks,
+        reverse=sum(1 << k for k, flag in enumerate(p.reverse) if flag),
+        hidden=p.hidden,
+        gates=p.gates,
+        blocks=blocks,
+        other_blocks=others,
+        line=COLUMNS,
+    )
+    lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
+    kernel = recurrent(kind.code, lanes, int(p.kind == "lstm"), int(p.kind == "gru_of_sums"))
+    scratch = (2 * p.hidden + (blocks + others) * COLUMNS) * held
+    return [Op(kernel, args, tasks, 1, scratch=scratch)]
+
+
+def _cost(request: Request) -> float:
+    p, m, held = request.problem, request.machine, request.types.src.computed.itemsize
+    tasks, columns = p.batch * len(p.reverse), sum(_blocks(p)) * COLUMNS
+    if not tasks:
+        return m.launch_seconds()
+    computed = p.hidden * columns / m.lanes(held) * m.fma_seconds(m.lanes(held), held)
+    step = max(computed, m.move_seconds(p.hidden * columns * held, p.hidden * held))
+    return m.launch_seconds() + p.steps * step * -(-tasks // min(request.threads, tasks))
+
+
+ROWS = (same_layout_row("recurrent", "recurrent", FLOATS, _cost, _ops),)

@@ -1,0 +1,104 @@
+"""Recurrent layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
+from blockconv.core.errors import ArgumentError
+from blockconv.core.types import FLOATS, ElementType
+from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, check_rank, check_type
+from blockconv.network.ops.rule import Site
+
+__all__ = ["Recurrent", "blocks_of_columns"]
+
+
+def blocks_of_columns(matrices: Array) -> Array:
+    """(D, H, columns) as (D, blocks, H, COLUMNS), with zeros where the last block has no columns."""
+    d, h, count = matrices.shape
+    blocks = -(-count // COLUMNS)
+    padded = np.zeros((d, h, blocks * COLUMNS), matrices.dtype)
+    padded[:, :, :count] = matrices
+    return np.ascontiguousarray(padded.reshape(d, h, blocks, COLUMNS).swapaxes(1, 2))
+
+
+@dataclass(frozen=True)
+class Recurrent(Attributes):
+    """LSTM or GRU layers over sequences, in the directions that `reverse` has, with ONNX's order of gates.
+
+    inputs: the products of the inputs with the weights, (T, N, D * gates * H), biases included; the first hidden values
+    and an LSTM's first cells, (1 or 2, D * N, H). kind: see `RecurrentProblem`.
+    parameters: the weights of hidden values and biases (D, gates * H); then, for the kind "gru", the weights of reset
+    hidden values. Weights are (D, H, columns) as `blocks_of_columns` has them.
+    The output is (T, D * N, H): the hidden values of each step. An LSTM's last cells follow, as step T.
+    """
+
+    op: ClassVar[str] = "recurrent"
+    inputs: ClassVar[range] = range(2, 3)
+    parameters: ClassVar[range] = range(2, 4)
+    kind: RecurrentKind
+    reverse: tuple[bool, ...] = (False,)
+
+    def problem(self, src: Shape, states: Shape) -> RecurrentProblem:
+        check_rank(self, src, 3)
+        check_rank(self, states, 3)
+        problem = RecurrentProblem(self.kind, src[0], src[1], states[2], self.reverse)
+        for name, given, wanted in (("input", src, problem.src_shape), ("states", states, problem.states_shape)):
+            if given != wanted:
+                raise ArgumentError(self.op, name, given, f"has to have shape {wanted}")
+        return problem
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        p = self.problem(inputs[0], inputs[1])
+        d, h = len(p.reverse), p.hidden
+        first, second = ((d, -(-count * h // COLUMNS), h, COLUMNS) for count in p.columns)
+        wanted = first, (d, p.gates * h), *[second] * bool(second[1])
+        if parameters != wanted:
+            raise ArgumentError(self.op, "parameters", parameters, f"have to have the shapes {wanted}")
+        return p.dst_shape
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        src = inputs[0]
+        check_type(self, "input", src, *FLOATS)
+        check_type(self, "states", inputs[1], src.name)
+        for type in parameters:
+            check_type(self, "weight", type, *dict.fromkeys((src.name, src.computed.name)))
+        return src
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        p = self.problem(inputs[0].shape, inputs[1].shape)
+        d, h = len(p.reverse), p.hidden
+        weights = [w.swapaxes(1, 2).reshape(d, h, -1) for w in (parameters[0], *parameters[2:])]
+        src, bias = inputs[0].reshape(p.steps, p.batch, d, p.gates * h), parameters[1]
+        states = inputs[1].reshape(p.states_shape[0], d, p.batch, h)
+        found = np.zeros((p.dst_shape[0], d, p.batch, h), np.result_type(src, states))
+        for k, backward in enumerate(p.reverse):
+            hidden, cell = states[0, k], states[-1, k]
+            for t in range(p.steps)[:: -1 if backward else 1]:
+                x = np.split(src[t, :, k], p.gates, axis=1)
+                r = np.split((hidden @ weights[0][k])[:, : p.columns[0] * h], p.columns[0], axis=1)
+                b = np.split(bias[k], p.gates)
+                gates = [_logistic(x[g] + r[g] + b[g]) for g in range(min(3, p.columns[0]))]
+                if self.kind == "lstm":
+                    cell = gates[2] * cell + gates[0] * np.tanh(x[3] + r[3] + b[3])
+                    hidden = gates[1] * np.tanh(cell)
+                else:
+                    if self.kind == "gru":
+                        last = ((gates[1] * hidden) @ weights[1][k])[:, :h] + b[2]
+                    else:
+                        last = gates[1] * (r[2] + b[2])
+                    hidden = (1 - gates[0]) * np.tanh(x[2] + last) + gates[0] * hidden
+                found[t, k] = hidden
+            if self.kind == "lstm":
+                found[p.steps, k] = cell
+        return found.reshape(p.dst_shape)
+
+    def problem_at(self, site: Site) -> Any:
+        return self.problem(*(tensor.shape for tensor in site.inputs))
+
+
+def _logistic(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
