@@ -496,9 +496,14 @@ class ReduceMeanProblem(_Shaped):
 
 @dataclass(frozen=True)
 class RecurrentProblem:
-    """All steps of an LSTM or a GRU of `hidden` values, in as many directions as `reverse` has flags.
+    """All steps of an LSTM or a GRU.
 
-    kind: "gru" multiplies the hidden values with the reset gate, "gru_of_sums" their products with the last weights.
+    kind: "lstm"; "gru", whose reset gate multiplies the hidden values; "gru_of_sums", whose reset gate multiplies their
+        products with the last weights.
+    steps: in a sequence.
+    batch: sequences.
+    hidden: values of a sequence that go from a step to the next.
+    reverse: for each direction, whether it begins with the last step.
     """
 
     kind: RecurrentKind

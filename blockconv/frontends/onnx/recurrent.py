@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.eltwise_problem import RecurrentKind
-from blockconv.frontends.onnx.scope import Call, Op, registered
+from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor

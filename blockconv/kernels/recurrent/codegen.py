@@ -18,10 +18,15 @@ __all__ = ["Step", "add_products", "narrow", "reset_hidden", "update", "widen"]
 
 
 class Step(NamedTuple):
-    """Addresses of a step of one image in one direction. Scratch is of the type that is computed with.
+    """A step of one image in one direction. Scratch holds the type that is computed with.
 
-    src: what the inputs give to each gate. sums: what the hidden values give to each gate; last: to the last gate of a
-    GRU. hidden, cell: in the scratch. dst: the hidden values that the step makes. size: hidden values.
+    src: address of what the inputs give to each gate.
+    sums: address of what the hidden values give to each gate; scratch.
+    last: the same for the last gate of a GRU.
+    hidden: address of the hidden values; scratch.
+    cell: address of an LSTM's cells, or of reset hidden values; scratch.
+    dst: address of the hidden values that the step gives.
+    size: the number of hidden values.
     """
 
     src: int

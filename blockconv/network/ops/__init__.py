@@ -11,8 +11,18 @@ stand for; other ops take integers as they are. A family exports what its `__all
 """
 
 from blockconv.core.problem import PoolKind
-from blockconv.network.ops import axes, dynamic, elementwise, foreign, moves, norm, products, quantized, windows
-from blockconv.network.ops import axes, dynamic, elementwise, foreign, moves, norm, quantized, recurrent, windows
+from blockconv.network.ops import (
+    axes,
+    dynamic,
+    elementwise,
+    foreign,
+    moves,
+    norm,
+    products,
+    quantized,
+    recurrent,
+    windows,
+)
 from blockconv.network.ops.axes import *  # noqa: F403
 from blockconv.network.ops.base import Attributes, Shape, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403

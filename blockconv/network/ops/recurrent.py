@@ -27,13 +27,16 @@ def blocks_of_columns(matrices: Array) -> Array:
 
 @dataclass(frozen=True)
 class Recurrent(Attributes):
-    """LSTM or GRU layers over sequences, in the directions that `reverse` has, with ONNX's order of gates.
+    """An LSTM or a GRU over T steps of N sequences in D directions, with ONNX's order of gates.
 
-    inputs: the products of the inputs with the weights, (T, N, D * gates * H), biases included; the first hidden values
-    and an LSTM's first cells, (1 or 2, D * N, H). kind: see `RecurrentProblem`.
-    parameters: the weights of hidden values and biases (D, gates * H); then, for the kind "gru", the weights of reset
-    hidden values. Weights are (D, H, columns) as `blocks_of_columns` has them.
-    The output is (T, D * N, H): the hidden values of each step. An LSTM's last cells follow, as step T.
+    inputs: the products of all inputs with their weights, (T, N, D * gates * H), with biases; and the first hidden
+        values with an LSTM's first cells, (1 or 2, D * N, H).
+    parameters: the weights of hidden values; biases (D, gates * H); for the kind "gru" the weights of reset hidden
+        values. Weights are (D, H, columns) in the form of `blocks_of_columns`.
+    kind: see `RecurrentProblem`.
+    reverse: for each direction, whether it begins with the last step.
+
+    The output has shape (T, D * N, H): the hidden values of each step. An LSTM's last cells follow as step T.
     """
 
     op: ClassVar[str] = "recurrent"
