@@ -10,7 +10,7 @@ import functools
 import inspect
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -214,6 +214,23 @@ def vector(itemsize: int, lanes: int) -> Any:
 def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
     return builder.shuffle_vector(a, b, mask)
+
+
+def picked(builder: Any, kind: Any, elements: Sequence[int], part: Callable[[int], Any]) -> Any:
+    """A vector of some elements, in ascending order, of vectors that follow one another. Other lanes hold anything.
+
+    part(k): vector number `k` of these, for each that has one of the elements.
+    """
+    value, lanes = ir.Constant(kind, ir.Undefined), kind.count
+    for k in sorted({at // lanes for at in elements}):
+        taken = [lanes + at % lanes if at // lanes == k else lane for lane, at in enumerate(elements)]
+        value = shuffle(builder, value, part(k), [*taken, *range(len(taken), lanes)])
+    return value
+
+
+def every_pixel(lanes: int, inner: int, stride: int, first: int = 0) -> list[int]:
+    """The elements of as many pixels of `inner` elements as `lanes` hold, every `stride`-th from number `first` on."""
+    return [(k // inner * stride + first) * inner + k % inner for k in range(lanes // inner * inner)]
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:

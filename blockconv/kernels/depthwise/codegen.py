@@ -21,7 +21,7 @@ from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I32, const, opaque, shuffle, splat
+from blockconv.jit.ir import I32, const, every_pixel, opaque, picked, shuffle, splat
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
 from blockconv.kernels.common.tile import Tile
@@ -344,13 +344,8 @@ class FloatTile:
 
 def chosen(builder: Any, parts: list[Any], inner: int, phase: int = 0) -> Any:
     """Of as many neighbouring vectors, every that many'th pixel of `inner` elements, from number `phase` on."""
-    lanes = parts[0].type.count
-    sources = [((k // inner) * len(parts) + phase) * inner + k % inner for k in range(lanes)]
-    value = ir.Constant(parts[0].type, ir.Undefined)
-    for j, part in enumerate(parts):
-        taken = [lanes + at - j * lanes if at // lanes == j else k for k, at in enumerate(sources)]
-        value = shuffle(builder, value, part, taken)
-    return value
+    kind = parts[0].type
+    return picked(builder, kind, every_pixel(kind.count, inner, len(parts), phase), parts.__getitem__)
 
 
 class Loader:

@@ -18,7 +18,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, group
-from blockconv.jit.ir import const, pointer, shuffle, splat
+from blockconv.jit.ir import const, every_pixel, picked, pointer, splat
 from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.vectors import Vectors
@@ -212,18 +212,8 @@ class Reducer(Vectors):
         """As many whole pixels of `inner` elements as a vector holds, each `stride` pixels after the one before it."""
         if stride == 1:
             return self.load(address)
-        offsets = [(k // inner) * stride * inner + k % inner for k in range(self.lanes // inner * inner)]
-        value = ir.Constant(self.kind, ir.Undefined)
-        for first in range(0, offsets[-1] + 1, self.lanes):
-            here = [k for k, offset in enumerate(offsets) if first <= offset < first + self.lanes]
-            if not here:
-                continue
-            part = self.load(self.b.add(address, const(first * self.itemsize)))
-            chosen = list(range(self.lanes))
-            for k in here:
-                chosen[k] = self.lanes + offsets[k] - first
-            value = shuffle(self.b, value, part, chosen)
-        return value
+        elements = every_pixel(self.lanes, inner, stride)
+        return picked(self.b, self.kind, elements, lambda k: self.load(self.b.add(address, const(k * self.bytes))))
 
     def scale(self, address: Any, spread: bool = True) -> Any:
         """What sums are multiplied by, or those of integers divided by; spread: one for all lanes. None: for maxima."""
