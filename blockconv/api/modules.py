@@ -314,7 +314,7 @@ class Conv2d:
         if each_call and not isinstance(self.weight, BlockedArray):  # what is bound serves all weights that come
             weights = weights_as_read(problem, self.weight)[1]
         else:
-            types, each_call = with_weights(types, self.weight), False
+            types, each_call = with_weights(types, self.weight, any(map(any, self._pads))), False
         if self.algorithm == "auto":
             row = selection.choose(self._row_op, problem, src, dst, types, self.accuracy, once=each_call)
         else:

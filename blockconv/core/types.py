@@ -55,6 +55,8 @@ class ElementType:
         (`dispatch.quantizing.is_narrow`).
     light: of int8 weights, whether those of one sign of each output channel are sure to add up to less than `LIGHT`,
         and products with any source of bytes to less than 256 times that (`dispatch.quantizing.is_light`).
+    finite: of weights, whether each is known to be neither NaN nor infinite, so that its product with a zero of padding
+        is zero.
     is_packed: two integers of 4 bits share a byte in arrays, the one of lower index in its lower bits; itemsize is that
         of one by itself.
     """
@@ -65,6 +67,7 @@ class ElementType:
     narrow: bool = False
     is_packed: bool = False
     light: bool = False
+    finite: bool = False
 
     def __str__(self) -> str:
         return f"narrow {self.name}" if self.narrow else self.name
@@ -207,8 +210,13 @@ class Types(NamedTuple):
         return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))
 
     @property
+    def has_finite_weights(self) -> bool:
+        """Whether a weight times zero is sure to be zero."""
+        return self.wei.finite or not self.wei.is_float
+
+    @property
     def is_uniform(self) -> bool:
-        return len(set(self)) == 1
+        return len({(type.name, type.narrow) for type in self}) == 1
 
     @property
     def is_requantized(self) -> bool:

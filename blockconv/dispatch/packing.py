@@ -17,7 +17,7 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.weights import unpack_op
-from blockconv.kernels.table import ALIGNED, GradientPiece
+from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
 
 __all__ = [
@@ -61,7 +61,7 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
-    """Pack a gradient's weights: a piece has some taps, in reverse order, with input and output channels exchanged."""
+    """Pack the weights of pieces, each of which has some taps."""
     shape = problem.grouped_wei_shape
     ops, at, between = [], 0, 0
     given, size = 0, itemsize * source.size(shape)
@@ -85,10 +85,11 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
     return Packing(Program(ops), at, between)
 
 
-def _packing_of_piece(piece: GradientPiece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
-    """Pack the weights of one piece of a gradient. `source` is the layout of all its weights, of this shape.
+def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
+    """Pack the weights of one piece. `source` is the layout of all weights, of this shape.
 
-    A reorder reads taps in their order, and writes them in reverse order.
+    A gradient's are turned: input and output channels are exchanged. A reorder reads its taps in their order, and
+    writes them in reverse order.
     """
     assert piece.taps is not None
     form, problem, ((row, down), (col, along)) = piece.form, piece.problem, piece.taps
@@ -96,12 +97,14 @@ def _packing_of_piece(piece: GradientPiece, source: Layout, shape: tuple[int, ..
     turned = None if transform is None else transform.turned
     if turned and transform and source == form.layout and piece.taps == tuple((k - 1, -1) for k in shape[3:]):
         return Packing(Program((turned(problem),)), transform.nbytes(problem), 0)
-    exchanged = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))
-    first = row + (problem.kh - 1) * down, col + (problem.kw - 1) * along
-    src = part_of(exchanged, (0, 0, 0, *shape[3:]), (1, 1, 1, -down, -along))
-    dst = part_of(form.layout, (0,) * 5, (1, 1, 1, -1, -1))
-    inner = problem.grouped_wei_shape
-    begins = source.offset(shape, (0, 0, 0, *first)), form.layout.offset(inner, (0, 0, 0, inner[3] - 1, inner[4] - 1))
+    inner, src, dst, first, to = problem.grouped_wei_shape, source, form.layout, (row, col), (0, 0)
+    if piece.turned:
+        src = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))
+        dst = part_of(form.layout, (0,) * 5, (1, 1, 1, -1, -1))
+        first, to = (row + (problem.kh - 1) * down, col + (problem.kw - 1) * along), (inner[3] - 1, inner[4] - 1)
+        down, along = -down, -along
+    src = part_of(src, (0, 0, 0, *shape[3:]), (1, 1, 1, down, along))
+    begins = source.offset(shape, (0, 0, 0, *first)), form.layout.offset(inner, (0, 0, 0, *to))
     moved = {
         0: (itemsize * begins[0], itemsize * source.size(shape)),
         1: (itemsize * begins[1], nbytes),
@@ -140,8 +143,14 @@ def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightF
 
 def unpacked_weights(
     problem: Conv2dProblem, weight: BlockedArray, form: WeightForm
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """`pack_weights` of packed weights of 4 bits, which are unpacked on their way, and each output channel's sum."""
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+    """`pack_weights` of packed weights of 4 bits, which are unpacked on their way, and each output channel's sum.
+
+    Where the kernel reads some of the taps, or tiles leave out some, the second are all weights, as int8.
+    """
+    if form.pieces or form.kept:
+        plain = unpacked_weights(problem, weight, WeightForm(_PLAIN, 0))[0].view(np.int8).reshape(problem.wei_shape)
+        return pack_weights(problem, plain, form), plain
     program, nbytes = _unpacking(problem, weight.layout, form)
     first, sums = aligned_empty(nbytes), np.empty(problem.oc, np.int32)
     first[:] = 0
@@ -186,7 +195,13 @@ def kept_room(how: Packing) -> tuple[int, int]:
 def pack_bias(
     problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: npt.DTypeLike
 ) -> npt.NDArray[Any]:
-    """[groups][bias elements], zero beyond a group's channels; zeros without a bias. Or in the order of the form."""
+    """[groups][bias elements], zero beyond a group's channels; zeros without a bias. Or in the order of the form.
+
+    bias: (O,), or one such for each of the form's ranges of taps; there are as many of what is packed.
+    """
+    if form.kept:
+        each = np.broadcast_to(0 if bias is None else bias, (len(form.kept), problem.oc))
+        return np.stack([pack_bias(problem, one, form._replace(kept=()), dtype) for one in each])
     if form.pieces:
         whole = np.zeros(form.bias_elements(problem), dtype)
         at = 0

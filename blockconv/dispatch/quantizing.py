@@ -33,6 +33,7 @@ __all__ = [
     "check_zero_point",
     "epilogue_block",
     "epilogue_of",
+    "is_finite",
     "is_light",
     "is_narrow",
     "known_weights",
@@ -112,10 +113,21 @@ def is_light(weight: Array | BlockedArray) -> bool:
     return all((np.abs(bound(flat, 0).sum(axis=1, dtype=np.int64)) < LIGHT).all() for bound in (np.maximum, np.minimum))
 
 
-def with_weights(types: Types, weight: Array | BlockedArray) -> Types:
-    """The types of a convolution by these weights: of narrow ones, if that lets this machine multiply them faster."""
-    if types.wei.name != "int8":
-        return types
+def is_finite(weight: Any, type: ElementType) -> bool:
+    """Whether weights, as elements of this type, are neither NaN nor infinite."""
+    given = np.asarray(weight).astype(type.dtype, copy=False)
+    if type.is_half:
+        exponent = np.array(np.inf, type.dtype).view(np.uint16)
+        return bool(((given.view(np.uint16) & exponent) != exponent).all())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(given.sum()) or np.isfinite(given).all())  # a sum of others is not finite
+
+
+def with_weights(types: Types, weight: Array | BlockedArray, padded: bool = True) -> Types:
+    """The types of a convolution by these weights: of narrow ones, if that lets this machine multiply them faster; of
+    floats that are known to be finite, if images are padded."""
+    if types.wei.is_float:
+        return types._replace(wei=replace(types.wei, finite=padded and is_finite(weight, types.wei)))
     narrow = of_narrow(types) != types and (isinstance(weight, BlockedArray) or is_narrow(weight))
     return known_weights(types, narrow, is_light(weight))
 
@@ -148,13 +160,17 @@ def quantized_bias(
 ) -> Array:
     """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them.
 
-    weight: (O, I/G, KH, KW); its sums by output channel, (O,), will do. after: what becomes of the sums.
+    weight: (O, I/G, KH, KW); its sums by output channel, (O,), will do where all taps are read. after: what becomes of
+    the sums.
     """
+    if form.pieces:
+        (piece,) = form.pieces
+        return quantized_bias(piece.problem, piece.of(weight), bias, piece.form, after)
     types, given = after.types, after.given
     zero_point = given.src.zero_point + (types.src.flip if form.dot.is_unsigned else 0)
     folded = np.zeros(problem.oc, np.int64)
     if zero_point:  # a sum of as many weights as `check_sums` takes is an int32
-        folded -= zero_point * weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int32).astype(np.int64)
+        folded = folded - zero_point * _sums(weight, form).astype(np.int64)
     if bias is not None:
         folded = folded + bias
     packed = pack_bias(problem, folded, form, np.int32)
@@ -164,6 +180,13 @@ def quantized_bias(
     return np.concatenate([packed.reshape(-1), pack_bias(problem, scale, form, np.float32).reshape(-1).view(np.int32)])
 
 
+def _sums(weight: Array, form: WeightForm) -> Array:
+    """The sum of each output channel's weights, (O,), or one such for each of the form's ranges of taps."""
+    parts = [weight[:, :, slice(*rows), slice(*cols)] for rows, cols in form.kept] or [weight]
+    sums = np.stack([part.reshape(len(weight), -1).sum(axis=1, dtype=np.int32) for part in parts])
+    return sums if form.kept else sums[0]
+
+
 def weight_sums(
     problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types, given: Quantization
 ) -> Array:
@@ -171,7 +194,10 @@ def weight_sums(
 
     weight: (O, I/G, KH, KW). bias: float32, which is added to what scales make of sums. given: of the weights.
     """
-    sums = weight.reshape(problem.oc, -1).sum(axis=1, dtype=np.int32)
+    if form.pieces:
+        (piece,) = form.pieces
+        return weight_sums(piece.problem, piece.of(weight), bias, piece.form, types, given)
+    sums = _sums(weight, form)
     parts = [pack_bias(problem, sums, form, np.int32)]
     if types.is_requantized:
         parts.append(pack_bias(problem, np.broadcast_to(given.scale, (problem.oc,)), form, np.float32))

@@ -30,7 +30,7 @@ from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
 from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
-from blockconv.kernels.table import ALIGNED, Epilogue, GradientPiece, Primitive, Reason, Request, Row, WeightForm
+from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Reason, Request, Row, TapsPiece, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["backward_data_row"]
@@ -179,7 +179,7 @@ def backward_data_row(of: Row, fills: Row) -> Row:
             if isinstance(found, Reason):
                 return found
             made.append((part, found))
-        pieces = tuple(GradientPiece(part.request.problem, each.form, part.taps) for part, each in made)
+        pieces = tuple(TapsPiece(part.request.problem, each.form, part.taps) for part, each in made)
         dot = next((each.form.dot for part, each in made if part.taps is not None), made[0][1].form.dot)
         form = WeightForm(Layout("abcde"), 0, dot=dot, pieces=pieces)
         size = request.types.dst.itemsize * math.prod(request.problem.dst_shape) if interleaves else 0

@@ -17,6 +17,7 @@ from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
+from blockconv.kernels.common.taps import TapRange, reached_problem, reached_taps
 from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
 from blockconv.kernels.transposed import (
     has_h_inside_w,
@@ -58,7 +59,9 @@ class WeightForm(NamedTuple):
     dot: the multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the
         bias.
     order: order(problem) is the output channel of each element of the bias, -1 for none, where they lie otherwise.
-    pieces: of what is computed by several convolutions, theirs; all but `dot` is said by these.
+    pieces: of what is computed by several convolutions, or by some of the taps, theirs; all but `dot` is said by these.
+    kept: ranges of rows and of columns of taps; for each of them there is a bias, which has the source's zero point
+        times the sum of these weights in it. None: one bias, of all taps.
     """
 
     layout: Layout
@@ -67,7 +70,8 @@ class WeightForm(NamedTuple):
     transform: Transform | None = None
     dot: Dot = MULTIPLY_ADD
     order: Callable[[Any], npt.NDArray[Any]] | None = None
-    pieces: tuple[GradientPiece, ...] = ()
+    pieces: tuple[TapsPiece, ...] = ()
+    kept: tuple[tuple[TapRange, TapRange], ...] = ()
 
     def bias_elements(self, problem: Any) -> int:
         """Elements of a problem's packed bias."""
@@ -75,7 +79,7 @@ class WeightForm(NamedTuple):
             return sum(-(-of.form.bias_elements(of.problem) // ALIGNED) * ALIGNED for of in self.pieces)
         if self.order is not None:
             return len(self.order(problem))
-        return -(-problem.g // self.sharing) * self.bias
+        return -(-problem.g // self.sharing) * self.bias * max(1, len(self.kept))
 
     def packed_bytes(self, problem: Any, itemsize: int) -> int:
         """Bytes of a problem's weights in this layout."""
@@ -88,18 +92,27 @@ class WeightForm(NamedTuple):
         return self.packed_bytes(problem, itemsize) if self.transform is None else self.transform.nbytes(problem)
 
 
-class GradientPiece(NamedTuple):
-    """One of several convolutions that compute the gradient of an input: those pixels that some of the taps reach.
+class TapsPiece(NamedTuple):
+    """A convolution by some of the taps: one of several that compute the gradient of an input, or all that is left of
+    one whose other taps find nothing but padding.
 
-    problem: a `Conv2dProblem` of stride 1, whose input channels are the output channels of the whole's.
+    problem: a `Conv2dProblem`.
     form: of its weights.
     taps: for rows and for columns of the whole's taps, the index of its first tap, and the step from there to the next;
         None: it has none of these, and its weights are zero.
+    turned: of a gradient, whose input channels are the output channels of the whole's, and whose stride is 1.
     """
 
     problem: Any
     form: WeightForm
     taps: tuple[tuple[int, int], tuple[int, int]] | None
+    turned: bool = True
+
+    def of(self, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Its weights among the whole's, (O, I/G, KH, KW), where it is not turned."""
+        assert self.taps is not None
+        (row, _), (col, _) = self.taps
+        return weight[:, :, row : row + self.problem.kh, col : col + self.problem.kw]
 
 
 ALIGNED = 128  # bytes, or elements, of which the packed weights and biases of pieces are multiples
@@ -217,8 +230,13 @@ class Row:
         return found if isinstance(found, Reason) else None
 
     def _rewritten(self, request: Request, options: Mapping[str, Any]) -> Rewritten | None:
-        """The request as kernels take it: images of one pixel as columns, w inside h, blocks of images in parts."""
+        """The request as kernels take it: without taps that find nothing but padding, images of one pixel as columns, w
+        inside h, blocks of images in parts."""
         p, src, dst = request.problem, request.src, request.dst
+        if self.op == "conv2d" and self.algorithm == "direct" and not self.reference:
+            cut = reached_problem(p) if request.types.has_finite_weights else p
+            if cut.wei_shape != p.wei_shape:
+                return Rewritten(request.changed(reached_problem, src, dst), functools.partial(_of_reached_taps, p))
         if self.op in CONVOLUTIONS and has_images_of_one_pixel(p, src, dst):
             return Rewritten(request.changed(columns_problem, columns_layout(src), columns_layout(dst)))
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):
@@ -272,12 +290,23 @@ def _with_transposed_taps(primitive: Primitive) -> Primitive:
     return primitive if form is None else replace(primitive, weights=_transposed_form(form))
 
 
+def _of_reached_taps(whole: Any, primitive: Primitive) -> Primitive:
+    """The primitive of the whole problem, whose weights are those of `reached_problem`."""
+    (row, _), (col, _) = reached_taps(whole)
+    form = primitive.form
+    piece = TapsPiece(reached_problem(whole), form, ((row, 1), (col, 1)), turned=False)
+    return replace(primitive, weights=WeightForm(Layout("abcde"), 0, dot=form.dot, pieces=(piece,)))
+
+
 def _transposed_form(form: WeightForm) -> WeightForm:
     pieces = tuple(
-        GradientPiece(transposed_problem(of.problem), _transposed_form(of.form), of.taps and of.taps[::-1])
+        of._replace(
+            problem=transposed_problem(of.problem), form=_transposed_form(of.form), taps=of.taps and of.taps[::-1]
+        )
         for of in form.pieces
     )
-    return form._replace(layout=transposed_taps(form.layout), pieces=pieces)
+    kept = tuple((cols, rows) for rows, cols in form.kept)
+    return form._replace(layout=transposed_taps(form.layout), pieces=pieces, kept=kept)
 
 
 def same_layout_row(

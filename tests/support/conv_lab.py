@@ -26,6 +26,7 @@ from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
+from blockconv.dispatch.quantizing import with_weights
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Epilogue, Request
 
@@ -100,7 +101,8 @@ class Data:
     @property
     def types(self) -> Types:
         src = self.x.dtype.name
-        return Types.converted(src, self.dst) if src in ("bfloat16", "float16") else Types.all(src)
+        types = Types.converted(src, self.dst) if src in ("bfloat16", "float16") else Types.all(src)
+        return with_weights(types, self.w)
 
 
 def data(

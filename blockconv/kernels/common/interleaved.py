@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.jit.ir import I64, const, pointer, shuffle
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.tile import Tile
+from blockconv.kernels.common.tile_record import each_step
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["DENSE", "Shared", "reduce_shared"]
@@ -65,12 +65,12 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int
     step_bytes = shared.taps * shared.width * v.itemsize
     wei = run.wei
     for channel in range(shared.ic):
-        with cgutils.for_range(b, run.full_steps) as loop:
-            offset = b.load(b.gep(pointer(b, run.offsets, I64), [loop.index]))
-            weights = b.add(wei, b.mul(loop.index, const(step_bytes)))
+        with each_step(b, run) as number:
+            offset = b.load(b.gep(pointer(b, run.offsets, I64), [number]))
+            weights = b.add(wei, b.mul(number, const(step_bytes)))
             step = _Step(v, tile, shared, px_step, channel, dot)
             step.reduce(b.add(run.src, offset), run.src_row, weights, accs)
-        wei = b.add(wei, b.mul(run.full_steps, const(step_bytes)))
+        wei = b.add(wei, b.mul(run.run_steps, const(step_bytes)))
     return accs
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -27,7 +28,7 @@ from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
 from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
-from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
 
 __all__ = [
     "Reduction",
@@ -282,15 +283,16 @@ class Reduction(NamedTuple):
     ahead: tuple[int, ...] = ()
 
     def all_steps(self) -> None:
-        self.steps(const(0), self.run.full_steps, const(self.step), self.unrolled)
+        b, run = self.b, self.run
+        self.steps(each_step(b, run), const(self.step), self.unrolled)
         if self.step > 1:
-            self.steps(self.run.full_steps, self.run.tail_steps, self.run.tail_channels, 1)
+            tail = each_step(b, run, b.mul(run.runs, run.run_steps), run.tail_steps)
+            self.steps(tail, run.tail_channels, 1)
 
-    def steps(self, start: Any, count: Any, channels: Any, unrolled: int) -> None:
-        """Reduce over `count` steps from `start` on, with `channels` channels each, so many of them in a turn."""
+    def steps(self, numbers: AbstractContextManager[Any], channels: Any, unrolled: int) -> None:
+        """Reduce over the steps of these numbers, with `channels` channels each, so many of them in a turn."""
         b, run, channel_bytes = self.b, self.run, self.channel_bytes
-        with cgutils.for_range(b, count) as loop:
-            step = b.add(start, loop.index)
+        with numbers as step:
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [step]))
             x = b.add(run.src, offset)
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
@@ -321,7 +323,8 @@ class Reduction(NamedTuple):
         if not self.ahead:
             return
         b, run = self.b, self.run
-        following, last = b.add(step, const(1)), b.sub(b.add(run.full_steps, run.tail_steps), const(1))
+        steps = b.add(b.mul(run.runs, run.run_steps), run.tail_steps)
+        following, last = b.add(step, const(1)), b.sub(steps, const(1))
         following = b.select(b.icmp_signed("<", following, last), following, last)
         x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [following])))
         for line in self.ahead:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numba.core import cgutils
@@ -11,15 +12,16 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.tile import LINE
 
-__all__ = ["TileRecord", "kernel_of_tiles"]
+__all__ = ["TileRecord", "each_step", "kernel_of_tiles"]
 
 
 class TileRecord(Arguments):
     """What `conv_tile` is called with: the source, weights and destination of a tile, or of several in a row.
 
-    A step of the reduction is one tap of one block of channels. The words from `dst` to `scratch` are those of
-    `Output`. Of several tiles, what one alone has is the first one's; the last one may lie less far from the one before
-    it than the others do, and so compute some pixels again.
+    A step of the reduction is one tap of one block of channels. All steps are one run of one row, or, where some taps
+    are left out, there is a run for each block of channels, whose rows have the steps that are not. The words from
+    `dst` to `scratch` are those of `Output`. Of several tiles, what one alone has is the first one's; the last one may
+    lie less far from the one before it than the others do, and so compute some pixels again.
     """
 
     tiles = word("how many are computed, one after the other", "tiles")
@@ -30,8 +32,12 @@ class TileRecord(Arguments):
     src = word("the source of the tile's first pixel", "address")
     src_row = word("from the source of a row of pixels to that of the next", "bytes")
     offsets = word("a table: from `src` to what each step reads, in the order of the weights, in bytes", "address")
-    full_steps = word("steps of a whole block of channels; they come first", "steps")
-    tail_steps = word("steps of fewer channels", "steps")
+    runs = word("runs of steps of a whole block of channels; they come first", "runs")
+    run_steps = word("from a run's first step to that of the next", "steps")
+    rows = word("rows of taps in a run, and in the tail", "rows")
+    row_steps = word("from a row's first step to that of the next", "steps")
+    full_steps = word("steps that are taken of each row of a run", "steps")
+    tail_steps = word("steps of fewer channels that are taken of each row, after all runs", "steps")
     tail_channels = word("what each of those takes", "channels")
     wei = word("packed weights: [step][channel of the block][output channel of the tile]", "address")
     bia = word("a bias for each output channel of the tile", "address")
@@ -52,6 +58,21 @@ class TileRecord(Arguments):
     is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
 
 
+@contextlib.contextmanager
+def each_step(b: Any, run: TileRecord, start: Any = None, count: Any = None) -> Iterator[Any]:
+    """A loop over the steps of a reduction, which gives their numbers. Default: over those of all runs.
+
+    start, count: the first step of a single run, and how many of each row are taken.
+    """
+    with (
+        cgutils.for_range(b, run.runs if start is None else const(1)) as block,
+        cgutils.for_range(b, run.rows) as row,
+        cgutils.for_range(b, run.full_steps if count is None else count) as loop,
+    ):
+        before = b.mul(block.index, run.run_steps) if start is None else start
+        yield b.add(b.add(before, b.mul(row.index, run.row_steps)), loop.index)
+
+
 def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:
     """A kernel whose first argument is a `TileRecord`, each tile of which compute(builder, run) reduces and stores.
 
@@ -62,7 +83,7 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -
     @emitted
     def compute_tiles(builder, record):
         run = TileRecord.load(builder, record)
-        lines = builder.mul(run.prefetch_lines, builder.mul(run.full_steps, const(LINE)))
+        lines = builder.mul(run.prefetch_lines, builder.mul(builder.mul(run.runs, run.run_steps), const(LINE)))
 
         def further(number: Any, each: Any, last: Any) -> Any:
             distance = builder.mul(number, each)

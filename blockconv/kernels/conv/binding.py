@@ -56,7 +56,7 @@ def bind_tiles(
 ) -> list[Op]:
     """The op. The residual lies in memory as the destination does."""
     bound = _Binding(problem, src, dst, types, blocking)
-    offsets, parts = bound.offsets(), bound.parts()
+    offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     reduction = bound.reduction(len(offsets))
     args = TilesArguments(
         src=SRC,
@@ -70,6 +70,7 @@ def bind_tiles(
         **bound.geometries(),
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
+        biases=WORD * (len(offsets) + len(parts)) if biases else 0,
         **reduction,
         **bound.window(),
         **bound.tasks(),
@@ -77,7 +78,8 @@ def bind_tiles(
     )
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
-    return [Op(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, np.array(offsets + parts, np.int64))]
+    table = np.array([*offsets, *parts, *biases], np.int64)
+    return [Op(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, table)]
 
 
 def _in_bytes(lies: Geometry) -> Geometry:
@@ -162,6 +164,27 @@ class _Binding:
         offsets = [self.dst.offset(c + k) - self.dst.offset(c) for c in firsts for k in range(0, width, stored)]
         return [offset >> self.dst_shift for offset in offsets]
 
+    def bias_offsets(self) -> list[int]:
+        """From the biases to those of each range of taps that tiles reduce, in bytes: what rows add, what columns add.
+
+        Floats have one bias for all ranges: their padding is zero.
+        """
+        kept = self.blocking.kept
+        if kept is None or self.types.acc.is_float:
+            return []
+        found = []
+        for ranges, taps, step in ((kept.rows, self.at.kh, len(kept.cols)), (kept.cols, self.at.kw, 1)):
+            table = [0] * (taps + 1) ** 2
+            for k, (low, high) in enumerate(ranges):
+                table[low * (taps + 1) + high] = k * step * self.bias_bytes
+            found += table
+        return found
+
+    @property
+    def bias_bytes(self) -> int:
+        """Of the biases of all output channels."""
+        return self.groups * self.blocking.ocbs * self.blocking.width * self.types.acc.itemsize
+
     def geometries(self) -> Words:
         """Where source and destination lie along the axes of the space; levels are one more axis of the source."""
         p, at, stored = self.p, self.at, self.blocking.store_width
@@ -185,6 +208,7 @@ class _Binding:
     def reduction(self, steps: int) -> Words:
         """Steps and weights: `steps` of whole blocks of channels, and of what is left over."""
         blocking, shared = self.blocking, self.blocking.shared
+        row_steps = -(-self.at.kw // shared.taps)
         tail = blocking.step if self.is_shared else (self.ic - 1) % blocking.step + 1
         is_whole = self.dot.is_matrix or -(-tail // self.dot.channels) * self.dot.channels == blocking.step
         full = steps if is_whole else steps - steps // -(-self.ic // blocking.step)
@@ -192,6 +216,11 @@ class _Binding:
         if self.is_shared:
             depth, width = shared.ic * self.p.kh * self.p.kw, self.oc
         wei_block = depth * width * (self.types.acc.itemsize if self.is_shared else self.itemsize)
+        k_blocks, kept = blocking.k_blocks, blocking.kept
+        k_steps = full // k_blocks
+        if kept is not None and k_blocks > 1:  # of whole runs
+            k_steps = max(1, k_steps // (self.at.kh * row_steps)) * self.at.kh * row_steps
+            k_blocks = max(1, full // k_steps)
         # Windows are not prefetched: what that saves when they are packed, the tiles lose. (Measured on 256 channels of
         # 56x56, where packing takes 8 %.)
         return {
@@ -201,8 +230,14 @@ class _Binding:
             "group_oc": self.oc,
             "full_steps": full,
             "tail_steps": steps - full,
-            "k_blocks": blocking.k_blocks,
-            "k_steps": full // blocking.k_blocks,
+            "k_blocks": k_blocks,
+            "k_steps": k_steps,
+            "tap_rows": 0 if kept is None else self.at.kh,
+            "tap_cols": 0 if kept is None or kept.cols == ((0, self.at.kw),) else self.at.kw,
+            "row_steps": row_steps,
+            "step_bytes": wei_block // (steps * max(1, shared.ic)),
+            "tap_row": self.at.dh,
+            "tap_col": self.at.dw,
             "tail_channels": -(-tail // self.dot.channels),
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
@@ -257,7 +292,7 @@ class _Binding:
             "itemsize": self.dst_itemsize,
             "dst_shift": self.dst_shift,
             "acc_itemsize": acc_itemsize,
-            "scales": self.groups * blocking.ocbs * blocking.width * acc_itemsize,
+            "scales": self.bias_bytes * (len(blocking.kept.ranges) if blocking.kept else 1),
         }
 
     def kernels(self, epilogue: Epilogue, lines: int) -> Words:

@@ -16,6 +16,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
+from blockconv.kernels.common.taps import Kept, kept_taps
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
 from blockconv.kernels.conv.space import Space, space
@@ -85,6 +86,7 @@ class ConvBlocking:
     gap: as in `TileShape`.
     k_blocks: blocks of the reduction's steps, between which a task's accumulators are kept in the scratch.
     blocks: of `pixel_lanes` pixels, so many of which are reduced together by matrices whose columns are pixels; else 0.
+    kept: which taps tiles reduce, where some are left out.
     """
 
     rows: int
@@ -112,6 +114,7 @@ class ConvBlocking:
     gap: int = 0
     k_blocks: int = 1
     blocks: int = 0
+    kept: Kept | None = None
 
     @property
     def shape(self) -> TileShape:
@@ -385,7 +388,8 @@ def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, d
     """
     problem, m = request.problem, request.machine
     rates, groups, oc = m.profile.by(name_of(dot)), problem.g, problem.oc // problem.g
-    steps = -(-problem.ic // groups // dot.channels) * problem.kh * problem.kw
+    elements = -(-problem.ic // groups // dot.channels)
+    steps = elements * problem.kh * problem.kw
     like = None if request.anchor is None else blocking(request.at_anchor).shape
     best: tuple[bool, float, int, int, TileShape] | None = None
     for vectors, most in tiles_of(dot, m.isa):
@@ -395,7 +399,8 @@ def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, d
         for r, pixels in tile_sizes(at, most, like):
             count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
             step = rates.step(r * pixels, vectors, is_far=are_far(m, steps, vectors))
-            seconds = steps * step + rates.end(r * pixels * vectors)
+            reduced = elements * kept_taps(at, request.types, r, pixels).average
+            seconds = reduced * step + rates.end(r * pixels * vectors)
             shape = TileShape(r, pixels, vectors)
             seconds *= count_of_tiles * (1.0 if like is None else _unlike(shape, like, most))
             level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding

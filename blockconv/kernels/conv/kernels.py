@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import call_kernel, copy_memory
+from blockconv.jit.ir import call_kernel, copy_memory, load_i64
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE
@@ -191,34 +191,105 @@ def _gather_residual(a, run, scattered, dst, channel, valid):
 
 
 @inline
+def _tiles_of(a, cols):
+    """The tiles of a row of a task."""
+    return (cols.size + a.tile_pixels - 1) // a.tile_pixels
+
+
+@inline
 def _write_row(a, run, cols):
-    """Write what the tiles of a row of a task have in common. Returns how many there are."""
-    pixels, last = a.tile_pixels, cols.size - a.tile_pixels
-    tiles = (cols.size + pixels - 1) // pixels
+    """Write what the tiles of a row of a task have in common."""
+    pixels, last, tiles = a.tile_pixels, cols.size - a.tile_pixels, _tiles_of(a, cols)
     # Where each tile of a row has a panel, it begins with it.
     src_next = a.panel_bytes if a.panel == pixels else pixels * a.src_pixel
     run.src_next = src_next
     run.src_last = (tiles - 1) * src_next if a.panel == pixels else last * a.src_pixel
     run.dst_next = pixels * a.destination.col
     run.dst_last = last * a.destination.col
-    return tiles
+
+
+class _Steps(NamedTuple):
+    """What the record of a tile says if no tap is left out."""
+
+    offsets: int
+    wei: int
+    bia: int
+    full: int
+    tail: int
 
 
 @inline
-def _compute_rows(a, run, scattered, count, tiles, src, dst, block):
-    """Compute so many rows of a task, each of so many tiles, as many of which a call takes as `run` says."""
-    rows, together = a.tile_rows, run.tiles
+def _taps_in_bounds(pixel, size, taps, apart):
+    """(first, past the last) of the taps that some of a tile's pixels find inside the image; see `common.taps`.
+
+    pixel: the columns, or rows, of the image that the first tap of the tile's first pixel and of its last one is at.
+    """
+    first, last = pixel
+    low = min(taps, max(0, -(last // apart)))
+    return low, max(low, min(taps, -((first - size) // apart)))
+
+
+@inline
+def _rows_in_bounds(a, row):
+    first = row * a.sh - a.ph
+    return _taps_in_bounds((first, first + (a.tile_rows - 1) * a.sh), a.ih, a.tap_rows, a.tap_row)
+
+
+@inline
+def _cols_in_bounds(a, col):
+    if not a.tap_cols:
+        return 0, a.row_steps
+    first = col * a.sw - a.pw
+    return _taps_in_bounds((first, first + (a.tile_pixels - 1) * a.sw), a.iw, a.tap_cols, a.tap_col)
+
+
+@inline
+def _leave_out(a, run, every, rows, cols):
+    """Write which steps a tile reduces: those of these rows and columns of taps, of each block of channels.
+
+    Where none is left out, all are one run, as of a tile inside the image.
+    """
+    (top, bottom), (left, right) = rows, cols
+    first, each, run_steps = top * a.row_steps + left, right - left, a.tap_rows * a.row_steps
+    is_whole = each == a.row_steps
+    is_all = is_whole and bottom - top == a.tap_rows
+    taken = (bottom - top) * each if is_whole else each
+    run.offsets = every.offsets + first * 8
+    run.wei = every.wei + first * a.step_bytes
+    run.runs = 1 if is_all else every.full // run_steps
+    run.run_steps = every.full if is_all else run_steps
+    run.rows = 1 if is_whole else bottom - top
+    run.row_steps = 0 if is_whole else a.row_steps
+    run.full_steps = every.full if is_all else taken
+    run.tail_steps = taken if every.tail else 0
+    if a.biases:
+        table = a.offsets + a.biases
+        number = (a.tap_rows + 1) ** 2 + left * (a.row_steps + 1) + right
+        run.bia = every.bia + load_i64(table, top * (a.tap_rows + 1) + bottom) + load_i64(table, number)
+        run.scales = run.bia + a.scales
+
+
+@inline
+def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
+    """Compute the tiles of these rows and columns, as many of which a call takes as `run` says."""
+    count, together, tiles = rows.size, run.tiles, _tiles_of(a, cols)
+    tile_rows, last_col = a.tile_rows, cols.size - a.tile_pixels
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
-    for number in range((count + rows - 1) // rows):
-        r = min(number * rows, count - rows)
+    every = _Steps(run.offsets, run.wei, run.bia, run.full_steps, run.tail_steps)
+    for number in range((count + tile_rows - 1) // tile_rows):
+        r = min(number * tile_rows, count - tile_rows)
         tile = 0
         while tile < tiles:
+            if a.tap_rows:
+                col = cols.first + min(tile * a.tile_pixels, last_col)
+                _leave_out(a, run, every, _rows_in_bounds(a, rows.first + r), _cols_in_bounds(a, col))
             run.src = src + r * a.window_sh * a.window_row + min(tile * run.src_next, run.src_last)
             at = dst + r * a.destination.row + min(tile * run.dst_next, run.dst_last)
             _compute_tiles(a, run, scattered, at, block)
-            run.prefetch += together * a.prefetch_lines * (run.full_steps * LINE)
+            run.prefetch += together * a.prefetch_lines * (every.full * LINE)
             run.sums += together * tile_bytes
             tile += together
+    run.bia = every.bia
 
 
 @inline
@@ -266,11 +337,15 @@ def _write_steps(a, run, group, ocb, valid, k, sums):
     before = k * a.k_steps
     full = a.full_steps - before if is_last else a.k_steps
     tail = a.tail_steps if is_last else 0
-    step_bytes = a.wei_block // (a.full_steps + a.tail_steps)
+    step_bytes = a.step_bytes
     wei = a.wei + (group * a.wei_blocks + ocb) * a.wei_block + before * step_bytes
     run.offsets = a.offsets + before * 8
     run.wei = wei
     # Blocks of the destination's padding alone are zero: nothing is reduced for them.
+    run.runs = 1
+    run.run_steps = full if valid > 0 else 0
+    run.rows = 1
+    run.row_steps = 0
     run.full_steps = full if valid > 0 else 0
     run.tail_steps = tail if valid > 0 else 0
     run.sums = sums
@@ -313,17 +388,19 @@ def conv_tiles():
             src = window + top * a.window_sh * a.window_row + left * a.src_pixel
             dst = a.dst + n * a.destination.n
             dst += task_rows.first * a.destination.row + task_cols.first * a.destination.col
-            tiles_of_row, ocbs = _write_row(a, run, task_cols), a.ocbs
+            _write_row(a, run, task_cols)
+            ocbs = a.ocbs
             for ocb in range(ocbs * split // a.splits, ocbs * (split + 1) // a.splits):
                 valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
                 block = _Block(group * a.group_oc + ocb * width, valid, _written(a, group, ocb, valid))
                 _write_block(a, run, group, ocb, block.valid)
                 run.valid = width if scattered.all else block.valid
                 run.written = width if scattered.all else block.written
-                run.tiles = 1 if scattered.all or block.written > width else tiles_of_row
+                is_alone = scattered.all or a.tap_cols or block.written > width
+                run.tiles = 1 if is_alone else _tiles_of(a, task_cols)
                 for k in range(a.k_blocks):
                     run.prefetch = _write_steps(a, run, group, ocb, block.valid, k, scratch + a.sums_at)
-                    _compute_rows(a, run, scattered, task_rows.size, tiles_of_row, src, dst, block)
+                    _compute_rows(a, run, scattered, task_rows, task_cols, src, dst, block)
         if a.enter:
             call_kernel(a.leave, 0, 0, 0, 0)
 

@@ -16,6 +16,7 @@ from blockconv.kernels.common.dot import Dot, matrix_dot_for, name_of, packed_as
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.conv.blocking import (
     ConvBlocking,
     Inner,
@@ -170,8 +171,10 @@ def shape_seconds(request: Request, shape: TileShape, cb: int, taps: int, dot: D
     p, m, name = request.problem, request.machine, name_of(dot)
     blocks = len(row_blocks(shape.rows, shape.pixels, shape.gap))
     rates, alone = m.profile.by(name), m.profile.by(f"{name}, one step")
-    steps, vectors = -(-(p.ic // p.g) // cb) * p.kh * (p.kw // taps), shape.rows * shape.pixels * shape.vectors
-    weights = p.oc * steps * LINE_BYTES
+    elements, vectors = -(-(p.ic // p.g) // cb), shape.rows * shape.pixels * shape.vectors
+    at = space(p, request.src, request.dst)
+    steps = elements * kept_taps(at, request.types, shape.rows, shape.pixels, taps).average / taps
+    weights = p.oc * elements * p.kh * (p.kw // taps) * LINE_BYTES
     ways = 1 if weights <= m.second_level_cache else 2
     step = max(rates.step(LINES * blocks, shape.vectors), ways * shape.vectors * rates.latency)
     return max(steps * step + rates.end(vectors), alone.end(vectors))

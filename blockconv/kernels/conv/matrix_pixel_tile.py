@@ -24,7 +24,7 @@ from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
 from blockconv.kernels.common.tile import LINE, Output, Tile
-from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import (
     COLUMNS,
@@ -114,7 +114,8 @@ def _compute(b: Any, run: TileRecord, spec: MatrixPixelSpec) -> None:
     with cgutils.for_range(b, const(-(-spec.all_blocks // spec.blocks))) as loop:
         first = b.mul(loop.index, const(spec.blocks))
         first = b.select(b.icmp_signed("<", first, last), first, last)
-        ahead = b.mul(b.mul(loop.index, run.full_steps), b.mul(run.prefetch_lines, const(LINE)))
+        steps = b.mul(run.runs, run.run_steps)
+        ahead = b.mul(b.mul(loop.index, steps), b.mul(run.prefetch_lines, const(LINE)))
         now = run._replace(src=b.add(run.src, b.mul(first, const(LINE_BYTES))), prefetch=b.add(run.prefetch, ahead))
         reduce(b, spec, now)
         _Finish(b, spec, run, first).all_channels()
@@ -133,9 +134,9 @@ def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     for i in range(spec.blocks):
         for k in vectors:
             call_unit(b, "llvm.x86.tilezero", registers.acc(i, k))
-    with cgutils.for_range(b, run.full_steps) as loop:
-        x, w = _step(b, spec, run, loop.index)
-        prefetch_next(b, run, loop.index)
+    with each_step(b, run) as step:
+        x, w = _step(b, spec, run, step)
+        prefetch_next(b, run, step)
         for i in range(spec.blocks):
             load_register(b, registers.src(i), b.add(x, const(i * LINE_BYTES)), const(spec.src_unit))
             for k in vectors:
@@ -153,8 +154,8 @@ def _emulate(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     v = Vectors(b, ElementType.of(spec.element), COLUMNS)
     with cgutils.for_range(b, const(spec.channels)) as channel:
         accs = v.slots(spec.blocks, v.zero)
-        with cgutils.for_range(b, run.full_steps) as loop:
-            x, w = _step(b, spec, run, loop.index)
+        with each_step(b, run) as step:
+            x, w = _step(b, spec, run, step)
             w = b.add(w, b.mul(channel.index, const(spec.step * WORD)))
             with cgutils.for_range(b, const(spec.step)) as unit:
                 weight = v.broadcast(b.add(w, b.mul(unit.index, const(WORD))))

@@ -25,7 +25,7 @@ from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
 from blockconv.kernels.common.tile import LINE, Output, prefetch_residual
-from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
 
 __all__ = [
     "COLUMNS",
@@ -193,10 +193,10 @@ class _Reduction:
         for i, _ in enumerate(self.blocks):
             for k in vectors:  # each line is the bias
                 load_register(b, registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
-        with cgutils.for_range(b, run.full_steps) as loop:
-            x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [loop.index])))
-            w = b.add(run.wei, b.mul(loop.index, const(self.spec.step * self.width_bytes)))
-            prefetch_next(b, run, loop.index)
+        with each_step(b, run) as step:
+            x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
+            w = b.add(run.wei, b.mul(step, const(self.spec.step * self.width_bytes)))
+            prefetch_next(b, run, step)
             for i, block in enumerate(self.blocks):
                 at = b.add(x, const(block.first * self.spec.src_pixel))
                 at = b.add(at, b.mul(const(block.row), run.src_row)) if block.row else at
@@ -240,10 +240,10 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
         with cgutils.for_range(b, const(spec.pixels)) as pixel:
             accs = [v.slots(1, v.load(b.add(run.bia, const(k * v.bytes))))[0] for k in range(spec.vectors)]
             src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, const(spec.src_pixel))))
-            with cgutils.for_range(b, run.full_steps) as loop:
-                x = b.add(src, b.load(b.gep(pointer(b, run.offsets, I64), [loop.index])))
+            with each_step(b, run) as step:
+                x = b.add(src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
                 with cgutils.for_range(b, const(spec.step)) as element:
-                    line = b.add(b.mul(loop.index, const(spec.step)), element.index)
+                    line = b.add(b.mul(step, const(spec.step)), element.index)
                     w = b.add(run.wei, b.mul(line, const(spec.vectors * v.bytes)))
                     scalar = v.broadcast(b.add(x, b.mul(element.index, const(WORD))))
                     for k, slot in enumerate(accs):

@@ -12,10 +12,10 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
 from blockconv.kernels.common.register_tiles import tiles_of_registers
 from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
@@ -72,7 +72,7 @@ def blocking(request: Request) -> ConvBlocking:
     oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
 
     def score(tile: _Tile) -> tuple[float, int]:  # of tiles whose times are equal but for their rounding, the largest
-        cycles = float(f"{_cycles(m, p, at, tile, at.oh, at.ow, itemsize):.3e}")
+        cycles = float(f"{_cycles(request, at, tile, at.oh, at.ow):.3e}")
         return cycles, -tile.rows * tile.vectors * tile.channels
 
     tile = min(_tiles(m, oc, at, itemsize), key=score)
@@ -118,7 +118,7 @@ def _phases(at: Space, panel: int) -> tuple[int, int]:
 
 def _columns_of_task(request: Request, at: Space, tile: _Tile, most: int) -> int:
     """Columns, at most so many, of the largest task of one row, that leave the least to do to the busiest thread."""
-    p, threads, itemsize = request.problem, request.threads, request.types.src.itemsize
+    p, threads = request.problem, request.threads
     units, images = -(-at.ow // tile.pixels), at.images * p.g
     largest = min(max(1, most // tile.pixels), -(-units // -(-tasks_wanted(threads) // images)))
     # Of the sizes that make the same number of tasks, the least; of very many, some, as each takes time to be priced.
@@ -127,7 +127,7 @@ def _columns_of_task(request: Request, at: Space, tile: _Tile, most: int) -> int
 
     def busiest(size: int) -> tuple[float, int]:
         tasks = images * -(-at.ow // size)
-        return -(-tasks // threads) / tasks * _cycles(request.machine, p, at, tile, 1, size, itemsize), -size
+        return -(-tasks // threads) / tasks * _cycles(request, at, tile, 1, size), -size
 
     return min(sizes, key=busiest)
 
@@ -140,22 +140,22 @@ PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
-def cycles(machine: Machine, problem: Conv2dProblem, at: Space, found: ConvBlocking, itemsize: int) -> float:
+def cycles(request: Request, at: Space, found: ConvBlocking) -> float:
     """Predicted, on one thread."""
     tile = _Tile(found.rows, found.pixels // found.pixel_lanes, found.pixel_lanes, found.width)
-    return _cycles(machine, problem, at, tile, found.task_rows, found.task_cols, itemsize)
+    return _cycles(request, at, tile, found.task_rows, found.task_cols)
 
 
-def _cycles(
-    machine: Machine, problem: Conv2dProblem, at: Space, tile: _Tile, rows: int, cols: int, itemsize: int
-) -> float:
+def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> float:
     """`cycles`, of tasks of so many rows and columns at the most."""
-    p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
+    p, machine, itemsize = request.problem, request.machine, request.types.src.itemsize
+    ic, oc = p.ic // p.g, p.oc // p.g
     down, along = -(-at.oh // rows), -(-at.ow // cols)
     tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along
-    ocbs, tiles, steps = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns, ic * p.kh * p.kw
+    ocbs, tiles = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns
+    steps = ic * kept_taps(at, request.types, tile.rows, tile.pixels).average
     end = machine.profile.rates.end(tile.rows * tile.vectors * tile.channels) / machine.cycle_seconds()
-    step = _step_cycles(machine, tile, itemsize, overlap=steps > ic)
+    step = _step_cycles(machine, tile, itemsize, overlap=p.kh * p.kw > 1)
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     if is_pointwise(p):

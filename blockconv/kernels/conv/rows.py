@@ -26,6 +26,7 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.register_tiles import are_far
+from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
@@ -71,10 +72,13 @@ def _tiled(
             return reason
         found = cut(request, **tile)
         asked = request.problem, request.src, request.dst, request.types
+        at = space(*asked[:3], found.line > 0)
+        kept = kept_taps(at, request.types, found.rows, found.pixels, found.shared.taps)
+        found = replace(found, kept=kept) if kept.rows else found
         return Primitive(
             cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
             make=lambda: bind_tiles(*asked, found, epilogue),
-            weights=weights(found),
+            weights=weights(found) if request.types.acc.is_float else weights(found)._replace(kept=kept.ranges),
             blocking=found,
         )
 
@@ -97,10 +101,11 @@ def _cost_direct(request: Request, found: ConvBlocking) -> float:
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
     taps = ic * p.kh * p.kw
-    reduced = taps * rates.step(pixels, found.vectors, fma / known.fma, are_far(m, taps, found.vectors))
+    kept = kept_taps(at, request.types, found.rows, found.pixels).average
+    reduced = ic * kept * rates.step(pixels, found.vectors, fma / known.fma, are_far(m, taps, found.vectors))
     waits = plane_read_cycles(m.isa, request.source) if found.in_place else 0.0
     each = STEP * fma + waits * m.cycle_seconds()
-    steps = -(-p.ic // p.g // found.step) * p.kh * p.kw * each
+    steps = -(-p.ic // p.g // found.step) * kept * each
     vectors, existing = pixels * found.vectors, oc / (-(-oc // found.width) * found.vectors)
     stored = rates.end(vectors) + vectors * _storing(request, found, existing)
     if _ends_in_part(p, request.dst, found):  # of a tile's vectors the last
@@ -244,10 +249,9 @@ MATRIX_PIXELS = Row(
 
 def _cost_pixels(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
-    p, m = request.problem, request.machine
-    at = space(p, request.src, request.dst, found.line > 0)
-    cycles = pixel_blocking.cycles(m, p, at, found, request.types.src.itemsize)
-    return _with_memory(cycles * m.cycle_seconds(), request, found.dot)
+    at = space(request.problem, request.src, request.dst, found.line > 0)
+    cycles = pixel_blocking.cycles(request, at, found)
+    return _with_memory(cycles * request.machine.cycle_seconds(), request, found.dot)
 
 
 PIXELS = Row(
@@ -296,7 +300,8 @@ def _cost_grouped(request: Request, found: ConvBlocking) -> float:
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.oc
     step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.latency)
-    multiply_adds = found.shared.ic * p.kh * p.kw * step
+    kept = kept_taps(at, request.types, found.rows, found.pixels, found.shared.taps).average
+    multiply_adds = found.shared.ic * kept * step
     stored = vectors * _storing(request, found, channels) + m.profile.rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(request, found)
     return _with_memory(computed, request, found.dot)

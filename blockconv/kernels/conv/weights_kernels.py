@@ -461,6 +461,7 @@ def _write_common(a, run, scratch):
     run.dst_next, run.dst_last, run.dst, run.dst_row, run.dst_pixel, run.dst_block = 0, 0, 0, 0, 0, 0
     run.residual, run.valid, run.written, run.activation, run.scratch, run.scales = 0, 0, 0, 0, 0, 0
     run.offsets, run.tail_steps, run.tail_channels = a.offsets, 0, 0
+    run.runs, run.rows, run.row_steps = 1, 1, 0
     run.prefetch, run.prefetch_lines, run.bia = 0, 0, scratch + a.zeros_at
     run.is_last = 0
 
@@ -517,6 +518,7 @@ def weights_tiles(itemsize):
                 _pack_window(a, pack, chunk, scratch, channel)
                 run.is_first = number == begin
                 run.full_steps = chunk.images * chunk.rows * chunk.cols
+                run.run_steps = run.full_steps
                 for ocb in range(first_ocb, end_ocb):
                     c = ocb * a.width
                     c += group * a.oc

@@ -144,6 +144,7 @@ def multiply_rows(p, run, table, x, first, last):
     run.src_last = (x.rows - pixels) * p.src_pixel
     run.src_row = 0
     run.offsets = table + p.offsets
+    run.runs, run.run_steps, run.rows, run.row_steps = 1, p.full_steps, 1, 0
     run.full_steps = p.full_steps
     run.tail_steps = p.tail_steps
     run.tail_channels = p.tail_channels

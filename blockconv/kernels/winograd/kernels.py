@@ -77,6 +77,10 @@ def winograd_multiply():
         exist = min(a.set_oc, a.oc - before)
         run = header.record
         run.src_row = 0
+        run.runs = 1
+        run.run_steps = a.full_steps
+        run.rows = 1
+        run.row_steps = 0
         run.full_steps = a.full_steps
         run.tail_steps = a.tail_steps
         run.tail_channels = a.tail_channels

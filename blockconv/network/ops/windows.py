@@ -165,9 +165,11 @@ class Conv2d(Convolution):
     inputs: src and perhaps res, of dst's shape.
     parameters: wei (O, I/groups, KH, KW) and perhaps bia (O,).
     dtype: of dst, if it is not src's: float32, of a src of 16 bits, whose bia may be of float32 too.
+    finite: whether wei is known to hold neither NaN nor infinity, which changes no result.
     """
 
     dtype: Literal["float32"] | None = None
+    finite: bool = False
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         src, *residual = inputs
@@ -194,7 +196,8 @@ class Conv2d(Convolution):
 
     def types_at(self, site: Site) -> Types:
         src, dst = site.inputs[0].type, site.output.type
-        return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+        types = Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+        return types._replace(wei=replace(types.wei, finite=self.finite))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, ElementType, Types, element
-from blockconv.dispatch.quantizing import check_sums, is_light, is_narrow
+from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
 from blockconv.kernels import TABLE
 from blockconv.network.graph import Network, Node, Tensor
 from blockconv.network.ops import (
@@ -73,10 +73,15 @@ def lookups(network: Network) -> Network:
 
 
 def known_weights(network: Network) -> Network:
-    """Convolutions of integers say whether their weights are narrow, and whether they are light."""
+    """Convolutions say what is known of their weights: of floats that they are finite, where there is padding; of
+    integers whether they are narrow, and whether they are light."""
 
     def said(node: Node) -> Node:
         a = node.attributes
+        if isinstance(a, Conv2d) and any(map(any, a.pads)) and not a.finite:
+            name = node.parameters[0]
+            finite = is_finite(network.constants[name], network.tensors[name].type)
+            return replace(node, attributes=replace(a, finite=finite)) if finite else node
         if not isinstance(a, (QuantizedConv2d, DynamicConv2d)):
             return node
         weight = network.constants[node.parameters[0]]
