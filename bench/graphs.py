@@ -351,13 +351,13 @@ def _by_from_torch(
 def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool) -> Result:
     import torch
 
-    import blockconv as bc
+    from blockconv.torch import report
 
     fast = torch.compile(module, backend="blockconv", options={"threads": threads})
     start = time.perf_counter()
     found = _flat(fast(*inputs))
     seconds = time.perf_counter() - start
-    graphs = list(bc.torch.report(fast))
+    graphs = list(report(fast))
     return {
         "values": found,
         "taken": sum(graph.taken for graph in graphs),

@@ -15,14 +15,29 @@ from typing import Any
 
 from blockconv.core.errors import ArgumentError
 from blockconv.eager import functional
-from blockconv.eager.modules import Conv1d, Conv2d, ConvTranspose2d, convert, forget_packed, restore
+from blockconv.eager.modules import (
+    AdaptiveAvgPool2d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    MaxPool2d,
+    convert,
+    forget_packed,
+    restore,
+)
 from blockconv.frontends.torch.reports import Compiled, compiled_graphs
 
 __all__ = [
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
     "Compiled",
     "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
+    "MaxPool2d",
     "Report",
     "backend",
     "convert",

@@ -206,6 +206,10 @@ def adaptive_avg_pool2d(
     >>> bc.adaptive_avg_pool2d(np.arange(6, dtype=np.float32).reshape(1, 1, 1, 6), (1, 3))[0, 0]
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
+    differentiable = with_gradient("adaptive_avg_pool2d", (input,), out=out, out_layout=out_layout)
+    if differentiable is not None:
+        found: Array = differentiable(input, output_size)
+        return found
     pooled: Array = pool(
         ("adaptive_avg_pool2d", (output_size,), False, (input_quantization, out_quantization)),
         input,

@@ -17,7 +17,16 @@ from blockconv.core.activation import activation as read_activation
 from blockconv.core.errors import ArgumentError
 from blockconv.eager.library import ops
 
-__all__ = ["avg_pool2d", "conv1d", "conv2d", "conv_transpose2d", "max_pool2d"]
+__all__ = [
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "avg_pool2d",
+    "conv1d",
+    "conv2d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "max_pool2d",
+]
 
 
 def conv2d(
@@ -40,7 +49,9 @@ def conv2d(
 
     The output is channels_last if input or weight is. Raises ArgumentError for a bad argument.
     """
-    dilations = _two(dilation)
+    x, dilations = _batched("conv2d", input), _two(dilation)
+    if weight.dim() != 4:
+        raise ArgumentError("conv2d", "weight", tuple(weight.shape), "has to be (O, C / groups, KH, KW)")
     if padding == "same":
         if _two(stride) != (1, 1):
             raise ArgumentError("conv2d", "padding", padding, "'same' needs a stride of 1")
@@ -50,9 +61,8 @@ def conv2d(
     if isinstance(edges[0], (tuple, list)):
         (top, bottom), (left, right) = edges
         if (top, left) != (bottom, right):
-            input, top, left = torch_functional.pad(input, (left, right, top, bottom)), 0, 0
+            x, top, left = torch_functional.pad(x, (left, right, top, bottom)), 0, 0
         edges = top, left
-    x = input if input.dim() == 4 else input.unsqueeze(0)
     y = ops.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
     y = y if input.dim() == 4 else y.squeeze(0)
     y = y if residual is None else y + residual
@@ -105,7 +115,9 @@ def conv_transpose2d(
     steps, dilations, edges, more = map(_two, (stride, dilation, padding, output_padding))
     if any(extra >= max(step, dilation) for extra, step, dilation in zip(more, steps, dilations, strict=True)):
         raise ArgumentError(name, "output_padding", output_padding, "has to be less than stride or dilation")
-    x = input if input.dim() == 4 else input.unsqueeze(0)
+    x = _batched(name, input)
+    if weight.dim() != 4:
+        raise ArgumentError(name, "weight", tuple(weight.shape), "has to be (C, O / groups, KH, KW)")
     n, channels = x.shape[0], weight.shape[1] * groups
     reach = [(x.shape[2 + k] - 1) * steps[k] + dilations[k] * (weight.shape[2 + k] - 1) + 1 for k in (0, 1)]
     if all(extra < step for extra, step in zip(more, steps, strict=True)):
@@ -120,6 +132,23 @@ def conv_transpose2d(
     return y if activation is None else _activated(y, activation)
 
 
+def conv_transpose1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """torch.nn.functional.conv_transpose1d with gradients: `conv_transpose2d` over (N, C, 1, L)."""
+    one = {"stride": stride, "dilation": dilation, "padding": padding, "output_padding": output_padding}
+    row = {name: (int("padding" not in name), *_single(value)) for name, value in one.items()}
+    x, w = input.unsqueeze(-2), weight.unsqueeze(-2)
+    return conv_transpose2d(x, w, bias, groups=groups, **row).squeeze(-2)
+
+
 def max_pool2d(
     input: Any,
     kernel_size: Any,
@@ -131,7 +160,7 @@ def max_pool2d(
 ) -> Any:
     """torch.nn.functional.max_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
     sizes = _window(kernel_size, stride, padding)
-    x = input if input.dim() == 4 else input.unsqueeze(0)
+    x = _batched("max_pool2d", input)
     found = ops.max_pool2d(x, *sizes, _two(dilation), ceil_mode)
     values, indices = found if input.dim() == 4 else (part.squeeze(0) for part in found)
     return (values, indices) if return_indices else values
@@ -148,9 +177,38 @@ def avg_pool2d(
 ) -> Any:
     """torch.nn.functional.avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
     sizes = _window(kernel_size, stride, padding)
-    x = input if input.dim() == 4 else input.unsqueeze(0)
+    x = _batched("avg_pool2d", input)
     y = ops.avg_pool2d(x, *sizes, ceil_mode, count_include_pad, divisor_override)
     return y if input.dim() == 4 else y.squeeze(0)
+
+
+def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
+    """torch.nn.functional.adaptive_avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
+    x = _batched("adaptive_avg_pool2d", input)
+    y = ops.adaptive_avg_pool2d(x, _sizes(input, output_size))
+    return y if input.dim() == 4 else y.squeeze(0)
+
+
+def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    """torch.nn.functional.adaptive_max_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W).
+
+    It runs on blockconv where `output_size` divides the input's size, else in PyTorch.
+    """
+    _batched("adaptive_max_pool2d", input)
+    sizes = _sizes(input, output_size)
+    steps = [(input.shape[k - 2] // max(1, size), input.shape[k - 2] % max(1, size)) for k, size in enumerate(sizes)]
+    if any(rest or not step for step, rest in steps):
+        return _F.adaptive_max_pool2d(input, output_size, return_indices)
+    return max_pool2d(input, [step for step, _ in steps], return_indices=return_indices)
+
+
+def _sizes(input: Any, output_size: Any) -> list[Any]:
+    """The height and the width of an adaptive pool's output; None stands for the input's."""
+    sizes = _two(output_size)
+    if len(sizes) != 2 or any(size is not None and size < 0 for size in sizes):
+        rule = "has to be an int of at least 0, or a pair of such ints and Nones"
+        raise ArgumentError("adaptive pool", "output_size", output_size, rule)
+    return [input.shape[k - 2] if size is None else size for k, size in enumerate(sizes)]
 
 
 def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:
@@ -160,10 +218,18 @@ def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:
 
 def _two(value: Any) -> tuple[Any, ...]:
     """For H and for W. The ops check what it is: torch.compile follows these functions, and not the ops."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return given * 2 if len(given) == 1 else given
 
 
-_F = torch_functional
+def _batched(op: str, input: Any) -> Any:
+    """(N, C, H, W) of an input that may have no N."""
+    if input.dim() not in (3, 4):
+        raise ArgumentError(op, "input", tuple(input.shape), "has to be (N, C, H, W) or (C, H, W)")
+    return input if input.dim() == 4 else input.unsqueeze(0)
+
+
+_F: Any = torch_functional
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "none": lambda x: x,
     "relu": _F.relu,

@@ -18,8 +18,8 @@ import torch
 
 from blockconv.api.functional import conv2d
 from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights
-from blockconv.api.pool_gradients import avg_pool2d_backward, max_pool2d_backward
-from blockconv.api.pooling import avg_pool2d, max_pool2d
+from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
+from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
 __all__ = ["ops"]
 
@@ -197,6 +197,14 @@ def _avg_pool2d_backward(shape: Ints, grad: Any, kernel: Ints, stride: Ints, pad
     return avg_pool2d_backward(tuple(shape), grad.detach(), *options, out_layout=_layout(grad))
 
 
+def _adaptive_avg_pool2d(x: Any, size: Ints) -> Any:
+    return adaptive_avg_pool2d(x.detach(), (size[0], size[1]), out_layout=_layout(x))
+
+
+def _adaptive_avg_pool2d_backward(shape: Ints, grad: Any) -> Any:
+    return adaptive_avg_pool2d_backward(tuple(shape), grad.detach(), out_layout=_layout(grad))
+
+
 def _fake_pool(op: Any) -> Callable[..., Any]:
     """The result of PyTorch's own op, in the input's memory format."""
 
@@ -217,6 +225,16 @@ _define(
     _fake_pool(torch.ops.aten.max_pool2d_with_indices),
 )
 _define(f"avg_pool2d(Tensor input, {_AVG}) -> Tensor", _avg_pool2d, _fake_pool(torch.ops.aten.avg_pool2d))
+_define(
+    "adaptive_avg_pool2d(Tensor input, SymInt[] output_size) -> Tensor",
+    _adaptive_avg_pool2d,
+    lambda x, size: _empty(x, (*x.shape[:2], *size), _layout(x)),
+)
+_define(
+    "adaptive_avg_pool2d_backward(SymInt[] input_shape, Tensor grad) -> Tensor",
+    _adaptive_avg_pool2d_backward,
+    lambda shape, grad: _empty(grad, shape, _layout(grad)),
+)
 _define(
     f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor",
     _max_pool2d_backward,
@@ -267,6 +285,29 @@ def _of_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
     return None, ops.avg_pool2d(given, *ctx.options), *(None,) * 6
 
 
+def _keep_adaptive_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.shape = inputs[0].shape
+
+
+def _of_adaptive_avg_pool2d(ctx: Any, grad: Any) -> Any:
+    return ops.adaptive_avg_pool2d_backward(ctx.shape, grad), None
+
+
+def _keep_adaptive_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.size = inputs[1].shape[2:]
+
+
+def _of_adaptive_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
+    return None, ops.adaptive_avg_pool2d(given, ctx.size)
+
+
+_differentiate("adaptive_avg_pool2d", _keep_adaptive_avg_pool2d, _of_adaptive_avg_pool2d, autocast=False)
+_differentiate(
+    "adaptive_avg_pool2d_backward",
+    _keep_adaptive_avg_pool2d_backward,
+    _of_adaptive_avg_pool2d_backward,
+    autocast=False,
+)
 _differentiate("max_pool2d", _keep_max_pool2d, _of_max_pool2d, autocast=False)
 _differentiate("avg_pool2d", _keep_avg_pool2d, _of_avg_pool2d, autocast=False)
 _differentiate("max_pool2d_backward", _keep_max_pool2d_backward, _of_max_pool2d_backward, autocast=False)

@@ -9,11 +9,23 @@ import torch
 from torch.nn import functional as torch_functional
 
 from blockconv.api.modules import Conv2d as Packed
+from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
 from blockconv.eager import functional
 from blockconv.frontends.torch.reader import version
 
-__all__ = ["Conv1d", "Conv2d", "ConvTranspose2d", "convert", "forget_packed", "restore"]
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "MaxPool2d",
+    "convert",
+    "forget_packed",
+    "restore",
+]
 
 
 class _Packing:
@@ -57,6 +69,16 @@ class Conv1d(torch.nn.Conv1d):  # type: ignore[misc]
         return functional.conv1d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
+class ConvTranspose1d(torch.nn.ConvTranspose1d):  # type: ignore[misc]
+    """torch.nn.ConvTranspose1d on blockconv's kernels."""
+
+    def forward(self, input: Any, output_size: Any = None) -> Any:
+        """As torch.nn.ConvTranspose1d."""
+        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation)
+        options = self.stride, self.padding, more, self.groups, self.dilation
+        return functional.conv_transpose1d(input, self.weight, self.bias, *options)
+
+
 class ConvTranspose2d(torch.nn.ConvTranspose2d):  # type: ignore[misc]
     """torch.nn.ConvTranspose2d on blockconv's kernels."""
 
@@ -67,18 +89,46 @@ class ConvTranspose2d(torch.nn.ConvTranspose2d):  # type: ignore[misc]
         return functional.conv_transpose2d(input, self.weight, self.bias, *options)
 
 
+class MaxPool2d(torch.nn.MaxPool2d):  # type: ignore[misc]
+    """torch.nn.MaxPool2d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.MaxPool2d. Without gradients no indices are found that nobody reads."""
+        options = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        if torch.compiler.is_compiling() or self.return_indices or _gradient_needed(input):
+            return functional.max_pool2d(input, *options, return_indices=self.return_indices)
+        return max_pool2d(input, *options)
+
+
+class AvgPool2d(torch.nn.AvgPool2d):  # type: ignore[misc]
+    """torch.nn.AvgPool2d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.AvgPool2d."""
+        options = self.kernel_size, self.stride, self.padding, self.ceil_mode
+        return functional.avg_pool2d(input, *options, self.count_include_pad, self.divisor_override)
+
+
+class AdaptiveAvgPool2d(torch.nn.AdaptiveAvgPool2d):  # type: ignore[misc]
+    """torch.nn.AdaptiveAvgPool2d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.AdaptiveAvgPool2d."""
+        return functional.adaptive_avg_pool2d(input, self.output_size)
+
+
 _OURS: dict[type, type] = {
-    torch.nn.Conv1d: Conv1d,
-    torch.nn.Conv2d: Conv2d,
-    torch.nn.ConvTranspose2d: ConvTranspose2d,
+    getattr(torch.nn, own.__name__): own
+    for own in (Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
 }
 
 
 def convert(model: Any) -> Any:
-    """Let the convolutions of a model run on blockconv, for inference and training. Returns the model.
+    """Let the convolutions and pools of a model run on blockconv, for inference and training. Returns the model.
 
-    model: a torch.nn.Module. Its modules of exactly the classes Conv1d, Conv2d and ConvTranspose2d of torch.nn change
-        their class in place. Parameters, hooks, names and the `state_dict` stay, so optimizers and checkpoints do too.
+    model: a torch.nn.Module. Its modules of exactly the classes Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d,
+        MaxPool2d, AvgPool2d and AdaptiveAvgPool2d of torch.nn change their class in place. Parameters, hooks, names and
+        the `state_dict` stay, so optimizers and checkpoints do too.
 
     `restore` is the way back. Without gradients a Conv2d packs its weights once, and again when a version changes.
     Call `refresh` after writes to `.data`. Raises ArgumentError for what is no module.

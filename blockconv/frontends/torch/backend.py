@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
 from torch.fx import Graph, GraphModule
+from torch.fx.graph import CodeGen
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -117,15 +118,24 @@ def _static() -> set[int]:
     return set(TracingContext.get().fw_metadata.static_input_indices or ())
 
 
-def _boxed(run: Callable[..., Any], record: Compiled, static: Collection[int]) -> Any:
-    """As AOTAutograd calls it: with a list, which is emptied so that memory can go. It keeps the record alive."""
+class _Boxed(CodeGen):  # type: ignore[misc]
+    """Code of a graph that takes a list and empties it, so that a value's memory goes after its last use."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **how: Any) -> str:
+        """The head of the function, which PyTorch's code generator calls for."""
+        names = [name.partition(":")[0] for name in free_vars if name != "self"]
+        return f"def forward(self, args):\n    [{', '.join(names)}] = args\n    args.clear()"
+
+
+def _boxed(gm: Any, record: Compiled, static: Collection[int]) -> Any:
+    """A graph as AOTAutograd calls it: with a list. It keeps the record alive."""
+    gm.graph.set_codegen(_Boxed())
+    gm.recompile()
 
     def call(args: list[Any]) -> Any:
-        given = tuple(args)
-        args.clear()
         if not record.owned:
-            record.owned.extend(weakref.ref(given[k]) for k in static)
-        return run(*given)
+            record.owned.extend(weakref.ref(args[k]) for k in static)
+        return gm.forward(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
@@ -151,7 +161,6 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
         if call.target in names:
             _place_part(gm, call, constant, record, settings)
     gm.graph.eliminate_dead_code()
-    gm.recompile()
     record.seconds += time.perf_counter() - started
     log.info("%s", record)
     if refused.nodes:

@@ -32,7 +32,7 @@ OPS: dict[str, Translator] = {}
 HEAVY = frozenset(
     {
         *("convolution", "linear", "addmm", "mm", "bmm", "max_pool2d_with_indices", "avg_pool2d"),
-        *("blockconv.conv2d", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
+        *("blockconv.conv2d", "blockconv.conv2d_backward_data", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
     }
 )
 # Ops that are translated as they are, though PyTorch would decompose them.
@@ -128,6 +128,17 @@ def _convolution(call: Call) -> Tensor:
     return _unlike_image(call, call.emit(attributes, _image(call, x, rank), parameters=(wei, *bias)), x, rank)
 
 
+@_op("blockconv.conv2d_backward_data")
+def _transposed_convolution(call: Call) -> Tensor:
+    x, weight = call.tensor(call["grad"]), call.parameter("weight")
+    stride, padding, dilation = (_pair(call[name], 0) for name in ("stride", "padding", "dilation"))
+    ends = []
+    for k, size in enumerate(call["input_shape"][2:]):
+        reach = (x.shape[2 + k] - 1) * stride[k] + dilation[k] * (weight.shape[2 + k] - 1) + 1
+        ends.append((padding[k], reach - padding[k] - size))
+    return call.emit(ops.ConvTranspose2d(stride, (ends[0], ends[1]), dilation, call["groups"]), x, parameters=(weight,))
+
+
 def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None) -> Tensor:
     x = call.input()
     kernel, stride = tuple(call["kernel_size"]), tuple(call["stride"]) or tuple(call["kernel_size"])
@@ -157,7 +168,7 @@ def _avg_pool(call: Call) -> Tensor:
     return _pool(call, kind, rank, call.get("divisor_override"))
 
 
-@_op("_adaptive_avg_pool2d", "adaptive_avg_pool2d")
+@_op("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "blockconv.adaptive_avg_pool2d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
     x = call.input()
     size = _pair(call["output_size"], 1)

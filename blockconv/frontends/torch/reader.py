@@ -41,6 +41,7 @@ __all__ = [
     "Translator",
     "Unsupported",
     "Value",
+    "arguments_of",
     "hint",
     "kind_of",
     "needed",
@@ -312,6 +313,17 @@ def _with_constants(result: Any, name: str) -> Value:
     return Constant(result, name) if isinstance(result, torch.Tensor) else result
 
 
+def arguments_of(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a node of an op, by their names in ATen's schema, defaults included."""
+    found: dict[str, Any] = {}
+    for i, a in enumerate(node.target._schema.arguments):
+        if i < len(args):
+            found[a.name] = args[i]
+        elif a.name in kwargs or a.has_default_value():
+            found[a.name] = kwargs.get(a.name, a.default_value)
+    return found
+
+
 class Call(Translation):
     """One node of a graph, as its translator sees it: arguments by their names in ATen's schema.
 
@@ -321,12 +333,7 @@ class Call(Translation):
     def __init__(self, reader: Reader, node: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
         super().__init__(reader.emitter, _path(node)[0] or node.name, title(node))
         self.reader, self.node = reader, node
-        self.arguments: dict[str, Value] = {}
-        for i, a in enumerate(node.target._schema.arguments):
-            if i < len(args):
-                self.arguments[a.name] = args[i]
-            elif a.name in kwargs or a.has_default_value():
-                self.arguments[a.name] = kwargs.get(a.name, a.default_value)
+        self.arguments: dict[str, Value] = arguments_of(node, args, kwargs)
 
     def __getitem__(self, argument: str) -> Value:
         return self.arguments[argument]

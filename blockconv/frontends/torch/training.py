@@ -1,115 +1,235 @@
-"""Graphs of a training step: their convolutions, forward and backward, run on blockconv's ops; the rest in PyTorch."""
+"""Graphs of a training step: convolutions and pools, forward and backward, run on blockconv's ops.
+
+All other ops run in PyTorch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.node import map_arg
 
 from blockconv.core.errors import BlockconvError
-from blockconv.frontends.torch.reader import Refused, kind_of
+from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
 from blockconv.frontends.torch.reports import Compiled
 
 __all__ = ["place_ops"]
 
-aten = torch.ops.aten
+aten, ops = torch.ops.aten, torch.ops.blockconv
 TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def place_ops(gm: Any, record: Compiled) -> None:
-    """Put blockconv's ops in place of a graph's convolutions. The record lists the others."""
+    """Put blockconv's ops in place of a graph's convolutions and pools. The record lists the others."""
     refused = Refused()
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
         record.nodes += kind_of(node).startswith(("aten.", "blockconv."))
         record.taken += kind_of(node).startswith("blockconv.")
-        place = {aten.convolution.default: _forward, aten.convolution_backward.default: _backward}.get(node.target)
+        place = _PLACES.get(node.target)
         if place is None:
             continue
-        reason = _why_not(node)
-        if reason or not place(gm.graph, node):
-            refused.add(node, reason or "strides of its result")
+        try:
+            _replace(gm.graph, node, place)
+        except (_StaysError, BlockconvError, RuntimeError) as error:
+            refused.add(node, str(error) if isinstance(error, _StaysError) else "its arguments")
         else:
             record.taken += 1
     gm.graph.eliminate_dead_code()
-    gm.recompile()
     record.refused = refused.lines()
 
 
-def _why_not(node: Any) -> str:
-    """Why a convolution stays in PyTorch."""
-    first = node.args[:2] if node.target is aten.convolution.default else node.args[:3]
-    tensors = [each.meta["val"] for each in first]
-    transposed = node.args[6 if node.target is aten.convolution.default else 7]
-    if tensors[0].device.type != "cpu":
-        return f"on {tensors[0].device.type}"
-    if transposed or tensors[0].dim() != 4:
-        return "transposed" if transposed else f"{tensors[0].dim() - 2}-D windows"
-    dtypes = {tensor.dtype for tensor in tensors}
-    return "" if len(dtypes) == 1 and dtypes <= {*TYPES} else ", ".join(sorted(map(str, dtypes)))
+class _StaysError(Exception):
+    """Why an op stays in PyTorch."""
 
 
-def _forward(graph: Any, node: Any) -> bool:
-    x, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    given = x, weight, bias, list(stride), list(padding), list(dilation), groups
-    return _put(graph, node, torch.ops.blockconv.conv2d.default, given)
+class _Site:
+    """A node that is replaced: its arguments by name, and a way to make nodes before it."""
+
+    def __init__(self, graph: Any, node: Any) -> None:
+        self.graph, self.node = graph, node
+        self.given = arguments_of(node, node.args, node.kwargs)
+        tensors = [each.meta["val"] for each in node.all_input_nodes]
+        floats = {each.dtype for each in tensors if each.dtype.is_floating_point}
+        if any(each.device.type != "cpu" for each in tensors):
+            raise _StaysError(f"on {next(each.device.type for each in tensors if each.device.type != 'cpu')}")
+        if len(floats) != 1 or not floats <= {*TYPES}:
+            raise _StaysError(", ".join(sorted({str(each.dtype) for each in tensors})))
+        self.mode = tensors[0].fake_mode
+
+    def emit(self, op: Any, *given: Any) -> Any:
+        """A new node, with what it gives of fake tensors."""
+        made = self.graph.call_function(op, given)
+        fakes = map_arg(given, lambda each: each.meta["val"])
+        with self.mode:
+            made.meta["val"] = op(*fakes)
+        return made
+
+    def shape(self, node: Any) -> list[Any]:
+        """A shape; sizes that are not fixed are read when the graph runs."""
+        sizes = enumerate(node.meta["val"].shape)
+        return [size if isinstance(size, int) else self.emit(aten.sym_size.int, node, axis) for axis, size in sizes]
+
+    def reads(self, k: int) -> bool:
+        """Whether someone reads an output."""
+        return any(part.args[1] == k for part in self.node.users)
 
 
-def _backward(graph: Any, node: Any) -> bool:
-    """One op for each gradient that is read."""
-    grad, x, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
-    options = list(stride), list(padding), list(dilation), groups
-    ops, done = torch.ops.blockconv, True
-    for part in list(node.users):
-        with graph.inserting_before(node):
-            if part.args[1] == 0:
-                given = _shape(graph, x), weight, grad, *options
-                done &= _put(graph, part, ops.conv2d_backward_data.default, given)
-            elif part.args[1] == 1:
-                given = x, _shape(graph, weight), grad, *options
-                done &= _put(graph, part, ops.conv2d_backward_weights.default, given)
-    return done
-
-
-def _shape(graph: Any, node: Any) -> list[Any]:
-    """A shape; sizes that are not fixed are read when the graph runs."""
-    sizes = enumerate(node.meta["val"].shape)
-    return [size if isinstance(size, int) else _size(graph, node, axis, size) for axis, size in sizes]
-
-
-def _size(graph: Any, node: Any, axis: int, size: Any) -> Any:
-    made = graph.call_function(aten.sym_size.int, (node, axis))
-    made.meta["val"] = size
-    return made
-
-
-def _put(graph: Any, node: Any, op: Any, given: Sequence[Any]) -> bool:
-    """An op in place of a node, with the strides that tracing promised. False if those are of no memory format."""
-    promised = node.meta["val"]
+def _replace(graph: Any, node: Any, place: Callable[[_Site], dict[int | None, Any]]) -> None:
+    """Nodes in place of one, or of its outputs, with the strides that tracing promised."""
     with graph.inserting_before(node):
-        made = graph.call_function(op, tuple(given))
-        fakes = torch.fx.node.map_arg(tuple(given), lambda each: each.meta["val"])
-        try:
-            with promised.fake_mode:
-                made.meta["val"] = found = op(*fakes)
-        except (BlockconvError, RuntimeError):
-            graph.erase_node(made)
-            return False
-        result = made
-        if not _lies_as(found, promised) and any(user.op != "output" for user in node.users):
-            formats = (torch.contiguous_format, torch.channels_last)
-            wanted = [each for each in formats if promised.is_contiguous(memory_format=each)]
-            if not wanted:
-                graph.erase_node(made)
-                return False
-            result = graph.call_function(aten.clone.default, (made,), {"memory_format": wanted[0]})
-            result.meta["val"] = promised
-    node.replace_all_uses_with(result)
-    return True
+        site = _Site(graph, node)
+        promised = node.meta["val"]
+        made = {
+            k: _as_promised(site, found, promised if k is None else promised[k], node.users)
+            for k, found in place(site).items()
+        }
+    if None in made:
+        node.replace_all_uses_with(made[None])
+        return
+    for part in list(node.users):
+        part.replace_all_uses_with(made[part.args[1]])
+
+
+def _as_promised(site: _Site, made: Any, promised: Any, users: Sequence[Any]) -> Any:
+    if isinstance(promised, (tuple, list)):
+        if not all(map(_lies_as, made.meta["val"], promised)):
+            raise _StaysError("strides of its results")
+        return made
+    if _lies_as(made.meta["val"], promised) or all(user.op == "output" for user in users):
+        return made
+    formats = (torch.contiguous_format, torch.channels_last)
+    wanted = [each for each in formats if promised.dim() == 4 and promised.is_contiguous(memory_format=each)]
+    if not wanted:
+        raise _StaysError("strides of its result")
+    result = site.graph.call_function(aten.clone.default, (made,), {"memory_format": wanted[0]})
+    result.meta["val"] = promised
+    return result
 
 
 def _lies_as(found: Any, promised: Any) -> bool:
     pairs = zip(found.stride(), promised.stride(), found.shape, strict=True)
     return all(have == want or size == 1 for have, want, size in pairs)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+def _options(site: _Site, dimensions: int) -> list[Any]:
+    """Stride, padding, dilation and groups, for two dimensions."""
+    if dimensions not in (3, 4):
+        raise _StaysError(f"{dimensions - 2}-D windows")
+    pairs = [list(site.given[name]) for name in ("stride", "padding", "dilation")]
+    if dimensions == 3:
+        pairs = [[least, *pair] for least, pair in zip((1, 0, 1), pairs, strict=True)]
+    return [*pairs, site.given["groups"]]
+
+
+def _with_rows(site: _Site, node: Any) -> Any:
+    """A tensor of 1-D windows as one of 2-D windows."""
+    return site.emit(aten.unsqueeze.default, node, 2) if node.meta["val"].dim() == 3 else node
+
+
+def _convolution(site: _Site) -> dict[int | None, Any]:
+    given, dimensions = site.given, site.node.meta["val"].dim()
+    x, weight = (_with_rows(site, given[name]) for name in ("input", "weight"))
+    options, bias = _options(site, dimensions), given["bias"]
+    if given["transposed"]:
+        if any(more >= step for more, step in zip(given["output_padding"], given["stride"], strict=True)):
+            raise _StaysError("more output padding than a stride")
+        y, sizes = site.node.meta["val"].shape, site.shape(x)
+        if not all(isinstance(size, int) for size in y[1:]):
+            raise _StaysError("transposed, of a size that changes")
+        shape = [sizes[0], y[1], *((1,) if dimensions == 3 else ()), *y[2:]]
+        made = site.emit(ops.conv2d_backward_data.default, shape, weight, x, *options)
+        if bias is not None:
+            made = site.emit(aten.add.Tensor, made, site.emit(aten.view.default, bias, [-1, 1, 1]))
+    else:
+        made = site.emit(ops.conv2d.default, x, weight, bias, *options)
+    return {None: site.emit(aten.squeeze.dim, made, 2) if dimensions == 3 else made}
+
+
+def _convolution_backward(site: _Site) -> dict[int | None, Any]:
+    """One op for each gradient that is read."""
+    given = site.given
+    dimensions = given["weight"].meta["val"].dim()
+    options = _options(site, dimensions)
+    made: dict[int | None, Any] = {}
+    grad, x, weight = (_with_rows(site, given[name]) for name in ("grad_output", "input", "weight"))
+    data, weights, forward = (
+        each.default for each in (ops.conv2d_backward_data, ops.conv2d_backward_weights, ops.conv2d)
+    )
+    if site.reads(0) and given["transposed"]:
+        made[0] = site.emit(forward, grad, weight, None, *options)
+    elif site.reads(0):
+        made[0] = site.emit(data, site.shape(x), weight, grad, *options)
+    if site.reads(1):
+        a, b = (grad, x) if given["transposed"] else (x, grad)
+        made[1] = site.emit(weights, a, site.shape(weight), b, *options)
+    if dimensions == 3:
+        made = {k: site.emit(aten.squeeze.dim, each, 2) for k, each in made.items()}
+    if site.reads(2):
+        made[2] = site.emit(aten.sum.dim_IntList, grad, [0, 2, 3])
+    return made
+
+
+# ---------------------------------------------------------------- pools
+
+
+def _window(site: _Site) -> list[Any]:
+    """Kernel, stride and padding, for two dimensions."""
+    pairs = [list(site.given[name]) for name in ("kernel_size", "stride", "padding")]
+    kernel, stride, padding = (pair * 2 if len(pair) == 1 else pair for pair in pairs)
+    return [kernel, stride or kernel, padding]
+
+
+def _options_of_pool(site: _Site) -> list[Any]:
+    if site.given["self"].meta["val"].dim() != 4:
+        raise _StaysError("3 dimensions")
+    names = ("dilation", "ceil_mode", "count_include_pad", "divisor_override")
+    rest = [site.given[name] for name in names if name in site.given]
+    return [*_window(site), *(list(each) * (2 // len(each)) if isinstance(each, list) else each for each in rest)]
+
+
+def _max_pool(site: _Site) -> dict[int | None, Any]:
+    return {None: site.emit(ops.max_pool2d.default, site.given["self"], *_options_of_pool(site))}
+
+
+def _max_pool_backward(site: _Site) -> dict[int | None, Any]:
+    options, given = _options_of_pool(site), site.given
+    read = site.shape(given["self"]), given["grad_output"], given["indices"]
+    return {None: site.emit(ops.max_pool2d_backward.default, *read, *options)}
+
+
+def _avg_pool(site: _Site) -> dict[int | None, Any]:
+    return {None: site.emit(ops.avg_pool2d.default, site.given["self"], *_options_of_pool(site))}
+
+
+def _avg_pool_backward(site: _Site) -> dict[int | None, Any]:
+    options, given = _options_of_pool(site), site.given
+    return {None: site.emit(ops.avg_pool2d_backward.default, site.shape(given["self"]), given["grad_output"], *options)}
+
+
+def _adaptive_pool(site: _Site) -> dict[int | None, Any]:
+    sizes = list(site.given["output_size"])
+    return {None: site.emit(ops.adaptive_avg_pool2d.default, site.given["self"], sizes)}
+
+
+def _adaptive_pool_backward(site: _Site) -> dict[int | None, Any]:
+    given = site.given
+    return {None: site.emit(ops.adaptive_avg_pool2d_backward.default, site.shape(given["self"]), given["grad_output"])}
+
+
+_PLACES: dict[Any, Callable[[_Site], dict[int | None, Any]]] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
+    aten.avg_pool2d.default: _avg_pool,
+    aten.avg_pool2d_backward.default: _avg_pool_backward,
+    aten._adaptive_avg_pool2d.default: _adaptive_pool,
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_pool_backward,
+}

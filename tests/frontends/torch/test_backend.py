@@ -6,6 +6,7 @@ import copy
 import importlib
 import re
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -224,9 +225,63 @@ def test_a_training_step_is_eagers(name):
         for a, b in zip(*found, strict=True):
             close(b.float(), a.float(), 1e-4)
         graphs = {graph.kind: graph for graph in report(own)}
-        count = sum(isinstance(module, nn.Conv2d) for module in own.modules())
+        count = sum(isinstance(module, (nn.Conv2d, nn.MaxPool2d)) for module in own.modules()) + (name == "unet")
         assert [graphs[kind].taken for kind in ("forward", "backward")] == [count, count]
         assert not graphs["forward"].refused + graphs["backward"].refused
+
+
+class Windows(nn.Module):
+    """Every op of windows that training puts on blockconv, with biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d((3, 2)),
+            nn.ConvTranspose2d(8, 4, 3, 2, 1, 1),
+        )  # fmt: skip
+        self.rows = nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.ConvTranspose1d(6, 4, 2, 2), nn.AvgPool1d(2))
+
+    def forward(self, x):
+        return self.rows(self.images(x).flatten(2).contiguous())
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_window_of_a_training_step_is_ours(format, dtype, monkeypatch):
+    graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
+
+    def kept(gm, record):
+        place(gm, record)
+        graphs.append((gm, record))
+
+    monkeypatch.setattr("blockconv.frontends.torch.backend.place_ops", kept)
+    theirs = made(Windows).train().to(memory_format=format)
+    own, found = copy.deepcopy(theirs), []
+    for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend))):
+        x = images(2, 3, 16, 16).to(memory_format=format).requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            y = call(x)
+        y.float().square().sum().backward()
+        found.append([y, x.grad, *(parameter.grad for parameter in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        close(b, a, 1e-5 if dtype == torch.float32 else 0.03)
+    kinds = [str(node.target) for gm, _ in graphs for node in gm.graph.nodes if node.op == "call_function"]
+    assert not [kind for kind in kinds if "aten.convolution" in kind or ("_pool" in kind and "blockconv" not in kind)]
+    assert [record.refused for _, record in graphs] == [[], []]
+
+
+def test_a_graph_lets_values_go_after_their_last_use():
+    """Else the activations of a step stay until its backward pass ends."""
+    graph, known = torch.fx.Graph(), []
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.relu, (x,))
+    graph.output((graph.call_function(lambda y: [y, [one() is None for one in known]], (y,)),))
+    record = importlib.import_module("blockconv.frontends.torch.reports").recorded("graph", "backward", [])
+    run = importlib.import_module("blockconv.frontends.torch.backend")._boxed
+    args = [images(2, 3)]
+    known.append(weakref.ref(args[0]))
+    ((_, gone),) = run(torch.fx.GraphModule({}, graph), record, ())(args)
+    assert (gone, args) == ([True], [])
 
 
 def test_a_training_step_sees_what_an_optimizer_did():

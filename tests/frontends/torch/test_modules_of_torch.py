@@ -55,7 +55,8 @@ def test_a_converted_network_computes_and_trains_as_before(name):
 def test_other_convolutions(mode):
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, padding_mode=mode), nn.ConvTranspose2d(8, 4, 3, 2, 1, 1), nn.Flatten(2),
-        nn.Conv1d(4, 6, 3, padding=1, padding_mode=mode), nn.Conv1d(6, 2, 5, 2, bias=False),
+        nn.Conv1d(4, 6, 3, padding=1, padding_mode=mode), nn.ConvTranspose1d(6, 6, 2, 2),
+        nn.Conv1d(6, 2, 5, 2, bias=False),
     )  # fmt: skip
     x, own = images(2, 3, 7, 8), bc.torch.convert(copy.deepcopy(model))
     with torch.no_grad():
@@ -99,7 +100,8 @@ def test_torch_compile_sees_one_op_for_each_convolution():
 
 
 def test_the_back_end_takes_converted_modules_and_functions():
-    own, x = bc.torch.convert(made(NETWORKS["resnet"])), images(1, 3, 16, 16)
+    model = nn.Sequential(nn.ConvTranspose2d(3, 3, 3, 2, 1, 1, bias=False), nn.AvgPool2d(2), made(NETWORKS["resnet"]))
+    own, x = bc.torch.convert(model.eval()), images(1, 3, 16, 16)
 
     def call(x):
         return bc.torch.functional.avg_pool2d(own(bc.torch.functional.max_pool2d(x, 3, 1, 1))[:, None, None], (1, 2))
@@ -155,6 +157,19 @@ def test_two_processes_train_as_one_with_workers_that_load(tmp_path, run_python)
         runs = [pool.submit(run_python, [str(script), str(k), "2", str(tmp_path / "meet")]) for k in range(2)]
         found = [float(run.result().stdout) for run in runs]
     assert found == pytest.approx([alone, alone], rel=1e-5)
+
+
+def test_pools_find_indices_only_for_gradients_or_who_asks():
+    model = nn.Sequential(nn.AvgPool2d(2, 1), nn.AdaptiveAvgPool2d((6, 5)), nn.MaxPool2d(2, return_indices=True))
+    x, own = images(2, 3, 8, 9), bc.torch.convert(copy.deepcopy(model))
+    own.max, model.max = bc.torch.convert(nn.MaxPool2d(3, 2, 1)), nn.MaxPool2d(3, 2, 1)
+    for a, b in zip((own[:3](x)[0], own.max(x)), (model[:3](x)[0], model.max(x)), strict=True):
+        close(a, b, 1e-6)
+    assert own[2](x)[1].equal(model[2](x)[1])
+    with torch.profiler.profile() as seen:
+        own.max(x)
+        assert own.max(x.clone().requires_grad_()).requires_grad
+    assert [event.count for event in seen.key_averages() if event.key == "blockconv::max_pool2d"] == [1]
 
 
 def test_what_is_no_module_is_refused():
