@@ -14,7 +14,7 @@ from blockconv.core.checks import MOST_BYTES, check_bytes
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import element
 
-__all__ = ["as_autocast", "as_file", "as_numpy", "gradients_from", "like", "like_any", "with_gradient"]
+__all__ = ["as_autocast", "as_file", "as_numpy", "gradients_from", "like", "like_any", "traced", "with_gradient"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -105,6 +105,18 @@ def gradients_from(load: Callable[[], Any]) -> None:
     _gradients[:] = [load]
 
 
+def traced(*tensors: Any) -> bool:
+    """Whether torch.compile or torch.export traces a call with these tensors. Needs torch in the process.
+
+    PyTorch's own `is_compiling` is one flag for all threads. It is true in calls that run beside a compiling thread.
+    """
+    torch = sys.modules["torch"]
+    if torch.compiler.is_dynamo_compiling():  # which Dynamo reads as true, and nobody else does
+        return True
+    plain = torch.Tensor, torch.nn.Parameter
+    return torch.compiler.is_compiling() and any(_is_tensor(x) and type(x) not in plain for x in tensors)
+
+
 def with_gradient(op: str, tensors: Iterable[Any], **without: Any) -> Any:
     """The function `op` with a gradient if one of the tensors requires one, or torch.compile traces; else None.
 
@@ -113,7 +125,8 @@ def with_gradient(op: str, tensors: Iterable[Any], **without: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):
         return None
-    if not torch.compiler.is_compiling():
+    tensors = tuple(tensors)
+    if not traced(*tensors):
         needed = any(_is_tensor(x) and x.requires_grad for x in tensors)
         if not needed or not torch.is_grad_enabled():
             return None

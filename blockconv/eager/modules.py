@@ -11,6 +11,7 @@ from torch.nn import functional as torch_functional
 from blockconv.api.modules import Conv2d as Packed
 from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
+from blockconv.core.interop import traced
 from blockconv.eager import functional
 from blockconv.frontends.torch.reader import version
 
@@ -48,7 +49,7 @@ class Conv2d(_Packing, torch.nn.Conv2d):  # type: ignore[misc]
             input = torch_functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         options = self.stride, padding, self.dilation, self.groups
-        if torch.compiler.is_compiling() or _gradient_needed(input, weight, bias):
+        if traced(input, weight) or _gradient_needed(input, weight, bias):
             return functional.conv2d(input, weight, bias, *options)
         key = version(weight), None if bias is None else version(bias)
         held: Any = self.__dict__.get("_packed")
@@ -95,7 +96,7 @@ class MaxPool2d(torch.nn.MaxPool2d):  # type: ignore[misc]
     def forward(self, input: Any) -> Any:
         """As torch.nn.MaxPool2d. Without gradients no indices are found that nobody reads."""
         options = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        if torch.compiler.is_compiling() or self.return_indices or _gradient_needed(input):
+        if traced(input) or self.return_indices or _gradient_needed(input):
             return functional.max_pool2d(input, *options, return_indices=self.return_indices)
         return max_pool2d(input, *options)
 

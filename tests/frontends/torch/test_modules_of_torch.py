@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import io
 import pickle
@@ -117,46 +116,6 @@ def test_the_back_end_takes_converted_modules_and_functions():
     torch.compile(own, backend=bc.torch.backend)(x.repeat(2, 1, 1, 1)).sum().backward()
     assert [graph.taken >= 7 for graph in bc.torch.report(own)[-2:]] == [True, True]
     torch._dynamo.reset()
-
-
-TRAINING = """
-import os, sys
-import torch
-import torch.distributed as dist
-from torch import nn
-import blockconv as bc
-
-rank, size = int(sys.argv[1]), int(sys.argv[2])
-if size > 1:
-    dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=size)
-torch.manual_seed(0)
-own = bc.torch.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3)))
-model = nn.parallel.DistributedDataParallel(own) if size > 1 else own
-optimizer = torch.optim.SGD(own.parameters(), 0.05)
-data = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=0 if size > 1 else 4)
-for batch in loader:
-    part = batch[rank * 8 // size : (rank + 1) * 8 // size]
-    loss = (model(part) - 1).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-loss = loss.detach().clone()
-if size > 1:
-    dist.all_reduce(loss)
-print(loss.item() / size)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one_with_workers_that_load(tmp_path, run_python):
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    alone = float(run_python([str(script), "0", "1"]).stdout)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        runs = [pool.submit(run_python, [str(script), str(k), "2", str(tmp_path / "meet")]) for k in range(2)]
-        found = [float(run.result().stdout) for run in runs]
-    assert found == pytest.approx([alone, alone], rel=1e-5)
 
 
 def test_pools_find_indices_only_for_gradients_or_who_asks():
