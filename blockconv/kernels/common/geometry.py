@@ -6,8 +6,9 @@ import functools
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.compiler import inline
 
-__all__ = ["ITEMSIZE", "NO_BLOCK", "Geometry", "geometry"]
+__all__ = ["ITEMSIZE", "NO_BLOCK", "Geometry", "geometry", "image_at", "image_blocks"]
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -55,3 +56,15 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     elif width == 1:
         col = row
     return Geometry(n=n, block=block, length=length, row=row, col=col, channel=channel)
+
+
+@inline
+def image_at(first, n, images, block, each):
+    """The address of image `n`; images may be in blocks, `block` bytes apart, of so many, `each` bytes apart."""
+    return first + n // images * block + n % images * each
+
+
+def image_blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """What `image_at` is told of a layout: images of a block, and bytes from a block to the next."""
+    step = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
+    return (layout.blocks[0], step * itemsize) if step else (1 << 40, 0)

@@ -24,7 +24,7 @@ from blockconv.jit.ir import (
     transpose,
 )
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 
@@ -403,7 +403,7 @@ class _Chunk(Arguments):
 
 @inline
 def _image(of, n):
-    return of.first + n // of.images * of.image_block + n % of.images * of.lies.n
+    return image_at(of.first, n, of.images, of.image_block, of.lies.n)
 
 
 @inline

@@ -29,7 +29,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
-from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.geometry import geometry, image_blocks
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.register_tiles import are_far
@@ -94,7 +94,7 @@ def _images(
 ) -> Images:
     type, m = request.types.src, request.machine
     lies = geometry(layout, shape, type.itemsize)
-    block = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
+    images, image_block = image_blocks(layout, shape, type.itemsize)
     contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
     if lies.length == 1 and lies.col == type.itemsize and step <= 2:
         contiguous = 1 + step
@@ -103,8 +103,8 @@ def _images(
     return Images(
         first=buffer,
         lies=lies,
-        images=layout.blocks[0] if block else 1 << 40,
-        image_block=block * type.itemsize,
+        images=images,
+        image_block=image_block,
         pack=pack.address,
     )
 

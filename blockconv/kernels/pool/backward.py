@@ -37,7 +37,7 @@ from blockconv.jit.ir import (
     store_f,
 )
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["INDEX", "PoolBackwardArgs", "pool_backward", "pool_scatter", "pool_spread"]
@@ -107,7 +107,8 @@ class TapRun(NamedTuple):
     """A vector of an element of the output, and the taps that it is added to: addresses, counts, strides in bytes.
 
     position: the number of the first tap's pixel.
-    below, beside: from there to that of the next row's tap, of the next tap.
+    below: from there to that of the next row's tap.
+    beside: to that of the next tap.
     share: what an average multiplies by.
     """
 
@@ -123,7 +124,27 @@ class TapRun(NamedTuple):
     beside: int
     share: float
     valid: int
-    written: int
+
+
+class Band(NamedTuple):
+    """Rows of the input that a task computes.
+
+    to: the address of their sums, of the first channel.
+    row: bytes from a row of sums to the next.
+    col: bytes from a pixel of sums to the next.
+    top: the first row.
+    end: past the last.
+    vector: the first vector of channels.
+    image: from the gradient to the image, in bytes.
+    """
+
+    to: int
+    row: int
+    col: int
+    top: int
+    end: int
+    vector: int
+    image: int
 
 
 def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) -> Any:
@@ -162,11 +183,6 @@ def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) 
 
 
 @inline
-def _image(first, n, images, block, each):
-    return first + n // images * block + n % images * each
-
-
-@inline
 def _clear(a, dst, rows, written, itemsize):
     """Zeros in the channels of a vector, of so many rows of the input."""
     d = a.destination
@@ -179,75 +195,98 @@ def _clear(a, dst, rows, written, itemsize):
                 fill_memory(at + w * d.col, written * itemsize, 0)
 
 
-@jit.kernel
-def pool_backward(src, lanes, is_max, cols):
-    """The loop over bands and windows. src: the code of the type. lanes: channels of a vector. cols: as of `_adder`."""
-    held = ElementType.of(src)
+def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[Any, Any, Any]:
+    """What is done with a band: its sums become zero, a row of windows is added, 16-bit sums are rounded."""
     itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
     add_all, add_some = (_adder(held, lanes, bool(is_max), cols, whole) for whole in (True, False))
     round_all = _rounder(held, lanes)
 
+    @inline
+    def cleared(a, band, dst):
+        d = a.destination
+        if is_half:
+            fill_memory(band.to, (band.end - band.top) * band.row, 0)
+        elif d.col == a.pixel:
+            _clear(a, dst, band.end - band.top, d.col // itemsize, itemsize)
+        else:
+            for vector in range(band.vector, band.vector + a.inner):
+                of = Channels(a.rows + a.channels_at)[vector]
+                _clear(a, dst + of.dst, band.end - band.top, of.written, itemsize)
+
+    @inline
+    def add_row(a, band, oh):
+        """Add the part of a row of windows that is in the band."""
+        s, rows = a.source, WindowWords(a.rows)[oh]
+        above = max(0, (band.top - rows.first + a.dh - 1) // a.dh)
+        h = rows.first + above * a.dh
+        taps = max(0, min(rows.taps - above, (band.end - h + a.dh - 1) // a.dh))
+        for ow in range(a.ow if taps > 0 else 0):
+            cols = WindowWords(a.rows + a.cols_at)[ow]
+            at = band.image + oh * s.row + ow * s.col
+            place = band.to + (h - band.top) * band.row + cols.first * band.col
+            part = 0.0 if is_max else 1.0 / (rows.counted * cols.counted)
+            for vector in range(band.vector, band.vector + a.inner):
+                of = Channels(a.rows + a.channels_at)[vector]
+                tap = TapRun(
+                    place + (vector - band.vector) * lanes * size if is_half else place + of.dst,
+                    a.src + at + of.src,
+                    a.idx + (at + of.src) // itemsize * INDEX,
+                    taps,
+                    a.dh * band.row,
+                    cols.taps,
+                    a.dw * band.col,
+                    h * a.iw + cols.first,
+                    a.dh * a.iw,
+                    a.dw,
+                    part,
+                    of.valid,
+                )
+                if of.valid == lanes:
+                    add_all(tap)
+                else:
+                    add_some(tap)
+
+    @inline
+    def rounded(a, band, dst):
+        d = a.destination
+        for h in range(band.end - band.top):
+            for w in range(a.iw):
+                for k in range(a.inner):
+                    of, sums = Channels(a.rows + a.channels_at)[band.vector + k], band.to + h * band.row + w * band.col
+                    round_all(dst + h * d.row + w * d.col + of.dst, sums + k * lanes * size, of.written)
+
+    return cleared, add_row, rounded
+
+
+@jit.kernel
+def pool_backward(src, lanes, is_max, cols):
+    """The loop over bands and windows. src: the code of the type. lanes: channels of a vector. cols: as of `_adder`."""
+    held = ElementType.of(src)
+    size, is_half = held.computed.itemsize, held.is_half
+    cleared, add_row, rounded = _band_steps(held, lanes, is_max, cols)
+
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
-        s, d, inner, dh, dw = a.source, a.destination, a.inner, a.dh, a.dw
-        shares, bands = a.vectors // inner, (a.ih + a.band - 1) // a.band
-        col, to_row, to_vector = d.col, d.row, 0
+        s, d = a.source, a.destination
+        shares, bands = a.vectors // a.inner, (a.ih + a.band - 1) // a.band
+        col, row = d.col, d.row
         if is_half:
-            col, to_row, to_vector = inner * lanes * size, a.iw * inner * lanes * size, lanes * size
+            col, row = a.inner * lanes * size, a.iw * a.inner * lanes * size
         for task in range(first, last):
             share, rest = task % shares, task // shares
             top, n = rest % bands * a.band, rest // bands
             end = min(a.ih, top + a.band)
-            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + top * d.row
-            to = scratch if is_half else dst
-            if is_half:
-                fill_memory(scratch, (end - top) * to_row, 0)
-            elif d.col == a.pixel:
-                _clear(a, dst, end - top, d.col // itemsize, itemsize)
-            else:
-                for vector in range(share * inner, share * inner + inner):
-                    of = Channels(a.rows + a.channels_at)[vector]
-                    _clear(a, dst + of.dst, end - top, of.written, itemsize)
-            image = _image(0, n, a.src_images, a.src_image_block, s.n)
+            dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + top * d.row
+            image = image_at(0, n, a.src_images, a.src_image_block, s.n)
+            band = Band(scratch if is_half else dst, row, col, top, end, share * a.inner, image)
+            cleared(a, band, dst)
             oh = Covering(a.rows + a.covering_at)[top].first
             oh_end = Covering(a.rows + a.covering_at)[end - 1].end if n < a.n else 0
             while oh < oh_end:
-                rows = WindowWords(a.rows)[oh]
-                above = max(0, (top - rows.first + dh - 1) // dh)
-                h = rows.first + above * dh
-                taps = max(0, min(rows.taps - above, (end - h + dh - 1) // dh))
-                for ow in range(a.ow if taps > 0 else 0):
-                    cols = WindowWords(a.rows + a.cols_at)[ow]
-                    at, place = image + oh * s.row + ow * s.col, to + (h - top) * to_row + cols.first * col
-                    part = 0.0 if is_max else 1.0 / (rows.counted * cols.counted)
-                    for vector in range(share * inner, share * inner + inner):
-                        of = Channels(a.rows + a.channels_at)[vector]
-                        tap = TapRun(
-                            place + (vector - share * inner) * to_vector if is_half else place + of.dst,
-                            a.src + at + of.src,
-                            a.idx + (at + of.src) // itemsize * INDEX,
-                            taps,
-                            dh * to_row,
-                            cols.taps,
-                            dw * col,
-                            h * a.iw + cols.first,
-                            dh * a.iw,
-                            dw,
-                            part,
-                            of.valid,
-                            of.written,
-                        )
-                        if of.valid == lanes:
-                            add_all(tap)
-                        else:
-                            add_some(tap)
+                add_row(a, band, oh)
                 oh += 1
-            for h in range(end - top if is_half else 0):
-                for w in range(a.iw):
-                    for vector in range(share * inner, share * inner + inner):
-                        of, sums = Channels(a.rows + a.channels_at)[vector], scratch + h * to_row + w * col
-                        place = dst + h * d.row + w * d.col + of.dst
-                        round_all(place, sums + (vector - share * inner) * to_vector, of.written)
+            if is_half:
+                rounded(a, band, dst)
 
     return kernel
 
@@ -283,12 +322,12 @@ def pool_scatter(itemsize):
         for task in range(first, last):
             vector, n = task % a.vectors, task // a.vectors
             of = Channels(a.rows + a.channels_at)[vector]
-            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
+            dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
             if a.plane == 0:
                 _clear(a, dst, a.ih, of.written, itemsize)
             if n >= a.n:
                 continue
-            begin = _image(0, n, a.src_images, a.src_image_block, s.n) + of.src
+            begin = image_at(0, n, a.src_images, a.src_image_block, s.n) + of.src
             for oh in range(rows):
                 at = begin + oh * s.row
                 if of.valid == 1 and s.col == itemsize and d.col == itemsize and is_row_major:
@@ -312,20 +351,13 @@ def pool_scatter(itemsize):
     return kernel
 
 
-@jit.kernel
-def pool_spread(src, lanes):
-    """The loop over tasks and rows of the input, of averages of float32 or float64. A task is a channel of an image.
-
-    What a row gets of each column of windows is summed in the scratch. Then vectors of columns are sums of some of
-    these: `slots` permutations for each vector, as a table says. src: the code of the type. lanes: of a vector.
-    """
-    held = ElementType.of(src)
-    itemsize = held.itemsize
+def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
+    """What a `pool_spread` does with rows: add a multiple of one to sums, multiply them by factors, write a row."""
 
     @emitted
     def add_row(builder: Any, dst: Any, src: Any, count: Any, factor: Any) -> None:
         v = Vectors(builder, held, lanes)
-        share = v.splat(factor if itemsize == 8 else builder.fptrunc(factor, v.element))
+        share = v.splat(factor if v.itemsize == 8 else builder.fptrunc(factor, v.element))
 
         def body(at: Any, mask: Any) -> None:
             to = builder.add(dst, at)
@@ -361,6 +393,21 @@ def pool_spread(src, lanes):
 
         v.each(count, body)
 
+    return add_row, scale_row, write_row
+
+
+@jit.kernel
+def pool_spread(src, lanes):
+    """The loop over tasks and rows of the input, of averages of float32 or float64. A task is a channel of an image.
+
+    What a row gets of each column of windows is summed in the scratch. Then vectors of columns are sums of some of
+    these: `slots` permutations for each vector, as a table says. src: the code of the type. lanes: of a vector.
+    """
+    held = ElementType.of(src)
+    itemsize = held.itemsize
+
+    add_row, scale_row, write_row = _row_sums(held, lanes)
+
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
         s, d = a.source, a.destination
@@ -368,11 +415,11 @@ def pool_spread(src, lanes):
         for task in range(first, last):
             channel, n = task % a.vectors, task // a.vectors
             of = Channels(a.rows + a.channels_at)[channel]
-            dst = _image(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
+            dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
             if n >= a.n or of.valid == 0:
                 _clear(a, dst, a.ih, 1, itemsize)
                 continue
-            begin = _image(a.src, n, a.src_images, a.src_image_block, s.n) + of.src
+            begin = image_at(a.src, n, a.src_images, a.src_image_block, s.n) + of.src
             top, end = -1, -1
             for h in range(a.ih):
                 covering, to = Covering(a.rows + a.covering_at)[h], dst + h * d.row

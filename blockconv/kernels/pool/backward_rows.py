@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.layout import Layout
 from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
-from blockconv.kernels.common.geometry import NO_BLOCK
+from blockconv.kernels.common.geometry import NO_BLOCK, image_blocks
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import PoolBackwardArgs, pool_backward, pool_scatter, pool_spread
 from blockconv.kernels.pool.blocking import Windows, windows
@@ -89,12 +88,6 @@ def _tables(request: Request) -> list[Any]:
     return [np.stack(rows, axis=1), np.stack(cols, axis=1), np.stack([start, np.maximum(start, end)], axis=1)]
 
 
-def _blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Images of a block, and bytes from a block to the next."""
-    step = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
-    return (layout.blocks[0], step * itemsize) if step else (1 << 40, 0)
-
-
 def _slots(request: Request) -> tuple[list[Any], int]:
     """Two tables of a `pool_spread`, its factors and its slots, and how many slots a vector of columns has."""
     itemsize, (_, cols, _, iw) = request.types.src.itemsize, _axes(request)
@@ -121,17 +114,24 @@ def _slots(request: Request) -> tuple[list[Any], int]:
     return [factors.view(np.int64), table], slots
 
 
+def _table(request: Request, runs: Any) -> tuple[Any, dict[str, int], int]:
+    """The table of a gradient, where its parts begin, and the slots of a vector of columns."""
+    columns: list[Any] = [[], []]
+    slots = 0
+    if not request.problem.is_max and not _by_vectors(request):
+        columns, slots = _slots(request)
+    parts = [np.asarray(part, np.int64).reshape(-1) for part in (*_tables(request), runs, *columns)]
+    ends = np.cumsum([8 * part.size for part in parts])
+    names = "cols_at", "covering_at", "channels_at", "factors_at", "slots_at"
+    return np.concatenate(parts), dict(zip(names, map(int, ends), strict=False)), slots
+
+
 def _op(request: Request) -> Op:
     p, type, lanes = request.problem, request.types.src, _lanes(request)
     _, _, ih, iw = _axes(request)
     s, d, by_vectors = request.source, request.destination, _by_vectors(request)
     runs = np.array(_runs(request, lanes if by_vectors or lanes == 1 else SCATTERED), np.int64)
-    most, spread, slots = request.machine.lanes(type.itemsize), not by_vectors and not p.is_max, 0
-    columns: list[Any] = [[], []]
-    if spread:
-        columns, slots = _slots(request)
-    parts = [np.asarray(part, np.int64).reshape(-1) for part in (*_tables(request), runs, *columns)]
-    ends = np.cumsum([0, *(8 * part.size for part in parts)])
+    most, (table, at, slots) = request.machine.lanes(type.itemsize), _table(request, runs)
     # Where pixels hold all channels, these are neighbours.
     inner = len(runs) if s.length == d.length == NO_BLOCK else 1
     row = iw * inner * lanes * type.computed.itemsize
@@ -139,7 +139,7 @@ def _op(request: Request) -> Op:
     plane = ih * iw * type.itemsize
     band = min(ih, max(1, BAND // row)) if by_vectors else ih
     src, dst = (
-        _blocks(layout, shape, type.itemsize)
+        image_blocks(layout, shape, type.itemsize)
         for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
     )
     args = PoolBackwardArgs(
@@ -147,12 +147,8 @@ def _op(request: Request) -> Op:
         dst=Buffer(1),
         idx=Buffer(2) if p.is_max else 0,
         rows=OWN_TABLE,
-        cols_at=int(ends[1]),
-        covering_at=int(ends[2]),
-        channels_at=int(ends[3]),
+        **at,
         vectors=len(runs),
-        factors_at=int(ends[4]),
-        slots_at=int(ends[5]),
         slots=slots,
         made_at=made,
         plane=plane if _planes_follow(request) else 0,
@@ -173,7 +169,7 @@ def _op(request: Request) -> Op:
         dst_images=dst[0],
         dst_image_block=dst[1],
     )
-    images, table = request.dst.padded_shape(p.dst_shape)[0], np.concatenate(parts)
+    images = request.dst.padded_shape(p.dst_shape)[0]
     if by_vectors:
         tasks = images * -(-ih // band) * (len(runs) // inner)
         cols = p.pool.kw if isinstance(p.pool, Pool2dProblem) and p.pool.kw <= MOST_COLS else 0

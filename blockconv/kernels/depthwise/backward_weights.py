@@ -1,0 +1,363 @@
+"""The gradient of the weights of a depthwise convolution, where channels of a pixel are contiguous.
+
+A vector is neighbouring channels. The sums of all taps stay in registers while a row of the gradient is read, and in
+the scratch from a row to the next. Input and gradient are read in place, in whatever layouts. Where a tap is outside
+the image, a vector of zeros is read for the input.
+
+A task is a share of the gradient's rows (a split), and some of the vectors. Another op adds the sums of all splits in
+their order. How many there are follows from the problem.
+
+Buffers and options: as those of `kernels.conv.weights_rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.core import cgutils
+
+from blockconv import jit
+from blockconv.core.layout import Layout
+from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.geometry import Geometry, image_at, image_blocks
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.runtime import OWN_TABLE, Buffer, Op
+
+__all__ = ["BACKWARD_WEIGHTS"]
+
+TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
+SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
+SPARE = 4  # registers beside the sums
+
+
+class DepthwiseWeightsArguments(Arguments):
+    """The gradient of depthwise weights."""
+
+    src = word("the input", "address")
+    grad = word("the gradient of the output", "address")
+    dst = word("the gradient of the weights", "address")
+    dst_bias = word("that of the bias; 0: not wanted", "address")
+    sums = word("the sums of each split: of each vector its taps and the bias", "address")
+    table = word("a `ChannelVector` for each vector", "address")
+    taps_at = word("from there to the place of each tap in the gradient of the weights, in bytes", "bytes")
+    vectors = word("of all channels")
+    groups = word("of vectors, of tasks")
+    splits = word("shares of the rows")
+    source = group(Geometry, "the input's strides")
+    gradient = group(Geometry, "the gradient's strides")
+    src_images = word("images of a block of the input")
+    src_image_block = word("from a block to the next", "bytes")
+    grad_images = word("images of a block of the gradient")
+    grad_image_block = word("from a block to the next", "bytes")
+    n = word("images")
+    ih = word("height of an input image", "rows")
+    iw = word("width of an input image", "columns")
+    oh = word("height of an output image", "rows")
+    ow = word("width of an output image", "columns")
+    ph = word("padding above", "rows")
+    pw = word("padding on the left", "columns")
+    sh = word("vertical stride", "rows")
+    sw = word("horizontal stride", "columns")
+    dh = word("vertical dilation", "rows")
+    dw = word("horizontal dilation", "columns")
+    inner = word("the first column of the gradient whose taps are all in the image")
+    outer = word("past the last")
+    dst_o = word("from an output channel to the next in the gradient of the weights", "bytes")
+
+
+class ChannelVector(Arguments):
+    """Neighbouring channels that are a vector."""
+
+    src = word("from the input's first channel to these", "bytes")
+    grad = word("from the gradient's first channel to these", "bytes")
+    first = word("the first of them", "channels")
+    valid = word("how many", "channels")
+
+
+class GradientRow(NamedTuple):
+    """A row of the gradient, of a vector of channels: addresses, strides in bytes, columns.
+
+    src: where the first tap of column 0 reads.
+    top: the first row of taps in the image.
+    bottom: past the last row of taps.
+    inner: the first column whose taps are all in the image.
+    outer: past the last such column.
+    left: the input's column that column 0's first tap reads.
+    """
+
+    sums: int
+    src: int
+    row: int
+    tap: int
+    col: int
+    grad: int
+    grad_col: int
+    zeros: int
+    top: int
+    bottom: int
+    inner: int
+    outer: int
+    cols: int
+    left: int
+    sw: int
+    dw: int
+    iw: int
+    valid: int
+
+
+def _row_adder(held: ElementType, fma: bool, shape: tuple[int, int, int], bias: bool, whole: bool) -> Any:
+    """add(row): adds a row's products to the sums. shape: rows and columns of taps, lanes. whole: all lanes exist."""
+    kh, kw, lanes = shape
+
+    @emitted
+    def add(builder: Any, x: GradientRow) -> None:
+        b, v = builder, Floats(builder, held, lanes)
+        held_sums = Vectors(b, held.computed, lanes, fma)
+        exist, other = (None, None) if whole else (held_sums.below(x.valid), 0.0)
+        count = kh * kw + int(bias)
+        accs = held_sums.slots(count, held_sums.zero)
+        for k, slot in enumerate(accs):
+            b.store(held_sums.load(b.add(x.sums, const(k * held_sums.bytes))), slot)
+
+        def column(ow: Any, guarded: bool) -> None:
+            grad = v.load(b.add(x.grad, b.mul(ow, x.grad_col)), exist, other)
+            # One pointer that moves: else each tap has its own, and most of these are spilled.
+            at, iw = opaque(b, b.add(x.src, b.mul(ow, x.col))), b.add(x.left, b.mul(ow, x.sw))
+            for h in range(kh):
+                start, is_row = b.add(at, b.mul(const(h), x.row)), _between(b, const(h), x.top, x.bottom)
+                for w in range(kw):
+                    address = b.add(start, b.mul(const(w), x.tap))
+                    if guarded:
+                        is_there = _between(b, b.add(iw, b.mul(const(w), x.dw)), const(0), x.iw)
+                        address = b.select(b.and_(is_row, is_there), address, x.zeros)
+                    slot = accs[h * kw + w]
+                    b.store(held_sums.multiply_add(v.load(address, exist, other), grad, b.load(slot)), slot)
+            if bias:
+                b.store(held_sums.add(b.load(accs[-1]), grad), accs[-1])
+
+        for first, last, guarded in ((const(0), x.inner, True), (x.inner, x.outer, False), (x.outer, x.cols, True)):
+            with cgutils.for_range_slice(b, first, last, const(1)) as (ow, _):
+                column(ow, guarded)
+        for k, slot in enumerate(accs):
+            held_sums.store(b.load(slot), b.add(x.sums, const(k * held_sums.bytes)))
+
+    return add
+
+
+def _between(builder: Any, value: Any, first: Any, end: Any) -> Any:
+    return builder.and_(builder.icmp_signed(">=", value, first), builder.icmp_signed("<", value, end))
+
+
+@jit.kernel
+def depthwise_weights(src, fma, kh, kw, lanes, bias):
+    """The loop over splits, rows of the gradient and vectors. src: the code of the type. bias: whether it is wanted."""
+    held = ElementType.of(src)
+    add_all, add_some = (_row_adder(held, bool(fma), (kh, kw, lanes), bool(bias), whole) for whole in (True, False))
+    each = (kh * kw + bias) * lanes * held.computed.itemsize
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseWeightsArguments(args)
+        s, g = a.source, a.gradient
+        fill_memory(scratch, 128, 0)
+        for task in range(first, last):
+            split, group = task // a.groups, task % a.groups
+            first_vector, end_vector = a.vectors * group // a.groups, a.vectors * (group + 1) // a.groups
+            sums = a.sums + split * a.vectors * each
+            fill_memory(sums + first_vector * each, (end_vector - first_vector) * each, 0)
+            rows = a.n * a.oh
+            for number in range(rows * split // a.splits, rows * (split + 1) // a.splits):
+                n, oh = number // a.oh, number % a.oh
+                ih = oh * a.sh - a.ph
+                top = max(0, (a.dh - 1 - ih) // a.dh)
+                bottom = max(top, min(kh, (a.ih - ih + a.dh - 1) // a.dh))
+                is_inner = top == 0 and bottom == kh
+                src = image_at(a.src, n, a.src_images, a.src_image_block, s.n) + ih * s.row - a.pw * s.col
+                grad = image_at(a.grad, n, a.grad_images, a.grad_image_block, g.n) + oh * g.row
+                for vector in range(first_vector, end_vector):
+                    of = ChannelVector(a.table)[vector]
+                    row = GradientRow(
+                        sums + vector * each,
+                        src + of.src,
+                        a.dh * s.row,
+                        a.dw * s.col,
+                        a.sw * s.col,
+                        grad + of.grad,
+                        g.col,
+                        scratch,
+                        top,
+                        bottom,
+                        a.inner if is_inner else 0,
+                        a.outer if is_inner else 0,
+                        a.ow,
+                        -a.pw,
+                        a.sw,
+                        a.dw,
+                        a.iw,
+                        of.valid,
+                    )
+                    if of.valid == lanes:
+                        add_all(row)
+                    else:
+                        add_some(row)
+
+    return kernel
+
+
+@jit.kernel
+def finish_depthwise_weights(acc, dst, lanes, taps, bias):
+    """Add the sums of all splits, in their order, and move them to the gradient. A task is a vector of channels."""
+    sums_of, to = ElementType.of(acc), ElementType.of(dst)
+    size, dst_bytes = sums_of.itemsize, to.itemsize
+    each = (taps + bias) * lanes * size
+
+    @emitted
+    def add(builder: Any, dst: Any, src: Any) -> None:
+        v = Vectors(builder, sums_of, lanes)
+        for k in range(taps + bias):
+            at = const(k * v.bytes)
+            v.store(v.add(v.load(builder.add(dst, at)), v.load(builder.add(src, at))), builder.add(dst, at))
+
+    @emitted
+    def move(builder: Any, dst: Any, src: Any) -> None:
+        Floats(builder, to, 1).store(Vectors(builder, sums_of, 1).load(src), dst)
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseWeightsArguments(args)
+        for vector in range(first, last):
+            sums = a.sums + vector * each
+            for split in range(1, a.splits):
+                add(sums, sums + split * a.vectors * each)
+            of = ChannelVector(a.table)[vector]
+            for lane in range(of.valid):
+                at = a.dst + (of.first + lane) * a.dst_o
+                for k in range(taps):
+                    move(at + load_i64(a.table + a.taps_at, k), sums + (k * lanes + lane) * size)
+                if bias:
+                    move(a.dst_bias + (of.first + lane) * dst_bytes, sums + (taps * lanes + lane) * size)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- the row
+
+INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
+_OIHW = Layout("abcd")
+
+
+def _lanes(request: Request) -> int:
+    """Channels of a vector; 0 where there are too few contiguous ones."""
+    types, most = request.types, request.machine.lanes(request.types.acc.itemsize)
+    for of, type in ((request.source, types.src), (request.destination, types.src)):
+        if of.channel != type.itemsize:
+            return 0
+        most = min(most, 1 << (of.length.bit_length() - 1))
+    return most if 2 * most >= request.machine.lanes(types.acc.itemsize) else 0
+
+
+def _vectors(request: Request, lanes: int) -> list[tuple[int, int, int, int]]:
+    """The words of each `ChannelVector`."""
+    s, g, found, c = request.source, request.destination, [], 0
+    while c < request.problem.ic:
+        count = min(lanes, request.problem.ic - c, s.length - c % s.length, g.length - c % g.length)
+        found.append((s.offset(c), g.offset(c), c, count))
+        c += count
+    return found
+
+
+def _splits(request: Request, vectors: int) -> tuple[int, int]:
+    """(splits of the rows, groups of vectors)."""
+    p = request.problem
+    read = request.types.src.itemsize * (math.prod(p.src_shape) + math.prod(p.dst_shape))
+    splits = max(1, min(TASKS, p.n * p.oh, read // SPLIT_BYTES))
+    return splits, min(vectors, -(-TASKS // splits))
+
+
+def _why_not(request: Request) -> Reason | None:
+    p = request.problem
+    for layout in (request.src, request.dst):
+        if not layout.is_native:
+            return f"needs layouts with at most one block of channels, unlike {layout}"
+    if not p.is_depthwise or p.oc != p.ic:
+        return "needs groups of one input channel and one output channel"
+    most = request.machine.isa.registers - SPARE
+    if p.kh * p.kw > most:
+        return f"needs a window of at most {most} taps, so that their sums fit the registers"
+    return None if _lanes(request) else "needs vectors of contiguous channels in both arrays"
+
+
+def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
+    reason = _why_not(request)
+    if reason is not None:
+        return reason
+    p, types, m, lanes = request.problem, request.types, request.machine, _lanes(request)
+    vectors = _vectors(request, lanes)
+    splits, groups = _splits(request, len(vectors))
+    sums = splits * len(vectors) * (p.kh * p.kw + 1) * lanes * types.acc.itemsize
+
+    def seconds() -> float:
+        pixels = len(vectors) * p.n * p.oh * p.ow
+        borders = 1 + BORDER * (p.kw - 1) / max(p.kw, p.ow) + BORDER * (p.kh - 1) / max(p.kh, p.oh)
+        rows = len(vectors) * p.n * p.oh * ROW_CYCLES
+        cycles = pixels * (p.kh * p.kw + 1) * borders + rows + 2 * sums / types.acc.itemsize / lanes
+        return m.launch_seconds() + cycles * m.cycle_seconds() / min(request.threads, splits * groups)
+
+    return Primitive(seconds, lambda: _ops(request, weights, bias), workspace=(sums,))
+
+
+BORDER = 0.5  # of a product's time, what it takes to see whether a tap is outside
+ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
+
+
+def _ops(request: Request, weights: Layout, bias: bool) -> list[Op]:
+    p, types, lanes = request.problem, request.types, _lanes(request)
+    vectors, acc = _vectors(request, lanes), types.acc
+    splits, groups = _splits(request, len(vectors))
+    src, grad = (
+        image_blocks(layout, shape, types.src.itemsize)
+        for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
+    )
+    inner = min(p.ow, -(-p.pw // p.sw))
+    outer = max(inner, min(p.ow, (p.iw + p.pw - (p.kw - 1) * p.dw - 1) // p.sw + 1))
+    axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
+    args = DepthwiseWeightsArguments(
+        src=INPUT,
+        grad=GRAD,
+        dst=DST,
+        dst_bias=DST_BIAS if bias else 0,
+        sums=WORKSPACE,
+        table=OWN_TABLE,
+        taps_at=ChannelVector.nbytes * len(vectors),
+        vectors=len(vectors),
+        groups=groups,
+        splits=splits,
+        source=request.source,
+        gradient=request.destination,
+        src_images=src[0],
+        src_image_block=src[1],
+        grad_images=grad[0],
+        grad_image_block=grad[1],
+        **{name: getattr(p, name) for name in ("n", "ih", "iw", "oh", "ow", "ph", "pw", "sh", "sw", "dh", "dw")},
+        inner=inner,
+        outer=outer,
+        dst_o=axes[0],
+    )
+    taps = [h * axes[2] + w * axes[3] for h in range(p.kh) for w in range(p.kw)]
+    table = np.array([*np.ravel(vectors), *taps], np.int64)
+    kernel = depthwise_weights(types.src.code, int(request.machine.isa.fma), p.kh, p.kw, lanes, int(bias))
+    finish = finish_depthwise_weights(acc.code, types.dst.code, lanes, p.kh * p.kw, int(bias))
+    chunk = max(1, len(vectors) // 16)
+    return [Op(kernel, args, splits * groups, 1, 256, table), Op(finish, args, len(vectors), chunk, 0, table)]
+
+
+BACKWARD_WEIGHTS = Row(
+    name="depthwise_backward_weights",
+    op="conv2d_backward_weights",
+    make=_make,
+    dtypes=frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
+)
