@@ -279,11 +279,15 @@ def _planned(network: Any, found: Result, threads: int) -> Any:
     return plan
 
 
-def _share(plan: Any, *inputs: Any, **named: Any) -> float:
-    """The share of the time of a plan that is in native ops."""
+def _shares(plan: Any, *inputs: Any, **named: Any) -> Result:
+    """The share of the time of a plan that is in native ops, and the ops and kernels with the largest shares."""
     profile = plan.profile(*inputs, runs=1, **named)
-    each = list(zip(profile.actions, profile.seconds, strict=True))
-    return sum(seconds for action, seconds in each if action.part is None) / sum(seconds for _, seconds in each)
+    total, native, each = sum(profile.seconds), 0.0, Counter[str]()
+    for action, seconds in zip(profile.actions, profile.seconds, strict=True):
+        native += 0.0 if action.part else seconds / total
+        name = "+".join(sorted({*action.part.kinds})) if action.part else f"{action.kind} {action.kernel}"
+        each[name] += seconds / total
+    return {"share": native, "shares": {name: round(share, 3) for name, share in each.most_common(8)}}
 
 
 def _exported(module: Any, inputs: tuple[Any, ...]) -> bytes:
@@ -320,7 +324,7 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
     ours = [np.asarray(values[one.name], np.float32) for one in session.get_outputs()]
     return {
         **found,
-        "share": _share(plan, **feeds),
+        **_shares(plan, **feeds),
         "values": ours,
         "theirs": _error(theirs, wanted),
         "ours": _seconds(lambda: plan(**feeds), timing),
@@ -342,7 +346,7 @@ def _by_from_torch(
         ours = _flat(plan(*inputs))
     return {
         **found,
-        "share": _share(plan, *inputs),
+        **_shares(plan, *inputs),
         "values": ours,
         "ours": _seconds(lambda: plan(*inputs), timing),
     }
