@@ -153,10 +153,15 @@ def _asked(tile: Any) -> list[int | None]:
 
 
 def _size(size: int, stride: int, asked: int | None, known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
-    """The next size from the one that is asked for that leaves the remainder of the image's."""
+    """The next size from the one that is asked for that leaves the remainder of the image's.
+
+    If none is, as many tiles as the usual size makes share the image, so that the last one computes little twice.
+    """
     if asked is None:
-        lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values())
-        asked = max(USUAL, LEAST_SHARE * lost)
+        lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values()) + 2 * stride
+        usual = max(USUAL, LEAST_SHARE * lost)
+        count = max(1, math.ceil((size - lost) / (usual - lost)))
+        asked = math.ceil((size - lost) / count) + lost
     return min(size, asked + (size - asked) % stride)
 
 

@@ -203,6 +203,18 @@ def atrous(rng: np.random.Generator) -> bc.Network:
     return b.build()
 
 
+@pytest.mark.parametrize("build", [u_net, res_net, atrous])
+def test_tiles_of_no_given_size_share_the_image(build: Any) -> None:
+    """Cuts cost what a tile's neighbours need; no last tile does most of its neighbour's work again."""
+    network = build(np.random.default_rng(0))
+    lost = max(max(field.size) for field in network.receptive_field().values()) + 2 * 32
+    for size in range(64, 3000, 62):
+        how = tiling(network, (1, 3, size, 1024), None)
+        per_tile = min(lost / size, 1) if len(how.pieces) == 1 else 1.3 * lost / how.tile[0]
+        assert len({piece.start[0] for piece in how.pieces}) * how.tile[0] / size < 1 + per_tile + 0.02
+        assert how.tile[0] <= max(512, 4 * lost) + 64
+
+
 def least_tile(network: bc.Network, shape: tuple[int, ...]) -> int:
     """The smallest tile that is taken: little more than what cuts cost."""
     for size in range(1, 400):
