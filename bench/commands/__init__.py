@@ -19,6 +19,7 @@ COMMANDS = {
     "scaling": "what more cores are predicted to gain, and what these do",
     "modules": "PyTorch modules, with torch.nn.functional.conv2d replaced by ours",
     "train": "steps of training in PyTorch: eager, Inductor and ours; time and peak memory",
+    "tiles": "a large image by tiles, on Dask's workers, and planned for many machines",
     "mixed": "convolutions in turns with PyTorch's operations, for each pool",
     "compare": "two result files; the status is 1 if anything got slower",
     "manifest": "rows, blockings, assembly and bits of every case; what changed",

@@ -60,7 +60,7 @@ def test_machines_stand_side_by_side() -> None:
 
 @pytest.fixture
 def scheduler() -> Iterator[str]:
-    with distributed.LocalCluster(n_workers=0, processes=True, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=0, processes=True, dashboard_address=":0") as cluster:
         yield cluster.scheduler_address
 
 
