@@ -1,8 +1,8 @@
 """Networks with seeded random weights, as ONNX models: every engine is given the very same file.
 
-ResNet-50, ResNeXt-50, MobileNetV2 and EfficientNet-B0 are built here. The others are the light models of the onnx
-package, whose weights are constants that random ones replace. Weights are scaled so that values neither
-vanish nor overflow, and outputs differ.
+Most are built here, by what their papers and PyTorch's exporter say; a name that ends with "_like" has a published
+network's parts and sizes, but not all its details. Those of the onnx package are light models, whose weights are
+constants that random ones replace. Weights are scaled so that values neither vanish nor overflow, and outputs differ.
 
     python -m bench.networks resnet50 model.onnx --batch 16
 """
@@ -28,7 +28,7 @@ OPSET, IR = 13, 8
 
 
 def build(name: str, batch: int = 1, seed: int = 0) -> Any:
-    """A network by its name in NETWORKS, for `batch` pictures of 224 x 224, as a ModelProto."""
+    """A network by its name in NETWORKS, for `batch` pictures or sounds, as a ModelProto."""
     if name not in NETWORKS:
         raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
     model = NETWORKS[name](batch, np.random.default_rng([seed, zlib.crc32(name.encode())]))
@@ -117,8 +117,8 @@ def _model(graph: Any, opsets: Any = None) -> Any:
 class _Builder:
     """Collects nodes; each method returns the name of its value."""
 
-    def __init__(self, batch: int, rng: np.random.Generator) -> None:
-        self.batch, self.rng = batch, rng
+    def __init__(self, batch: int, rng: np.random.Generator, opset: int = OPSET) -> None:
+        self.batch, self.rng, self.opset = batch, rng, opset
         self.nodes: list[Any] = []
         self.tensors: list[Any] = []
         self.channels = {"x": 3}
@@ -137,18 +137,26 @@ class _Builder:
     def random(self, shape: Sequence[int], role: str) -> str:
         return self.constant(_weights(self.rng, shape, role))
 
-    def conv(self, x: str, oc: int, k: int, stride: int = 1, groups: int = 1, bias: bool = False) -> str:
-        parameters = [self.random((oc, self.channels[x] // groups, k, k), "weight")]
+    def conv(self, x: str, oc: int, k: int, stride: int = 1, groups: int = 1, bias: bool = False, **more: Any) -> str:
+        """more: dilation; rank, 1 for sounds; pad, by default what keeps the size; strides that differ; gain."""
+        rank, step = more.get("rank", 2), more.get("dilation", 1)
+        weight = _weights(self.rng, (oc, self.channels[x] // groups, *[k] * rank), "weight")
+        parameters = [self.constant(weight * np.float32(more.get("gain", 1)))]
         if bias:
             parameters.append(self.random((oc,), "shift"))
-        pad = k // 2
+        pad = more.get("pad", k // 2 * step)
+        dilated = {"dilations": [step] * rank} if step > 1 else {}
         return self.node(
-            "Conv", x, *parameters,
-            channels=oc, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4, group=groups,
+            "Conv", x, *parameters, channels=oc, kernel_shape=[k] * rank, strides=more.get("strides", [stride] * rank),
+            pads=[pad] * 2 * rank, group=groups, **dilated,
         )  # fmt: skip
 
-    def conv_norm(self, x: str, oc: int, k: int, stride: int = 1, groups: int = 1, act: str = "") -> str:
-        y = self.conv(x, oc, k, stride, groups)
+    def conv_norm(self, x: str, oc: int, k: int, stride: int = 1, groups: int = 1, act: str = "", **more: Any) -> str:
+        y = self.conv(x, oc, k, stride, groups, **more)
+        return self.norm(y, act)
+
+    def norm(self, y: str, act: str = "") -> str:
+        oc = self.channels[y]
         roles = ("scale", "shift", "shift", "variance")
         y = self.node("BatchNormalization", y, *(self.random((oc,), role) for role in roles))
         return self.activation(y, act) if act else y
@@ -159,16 +167,81 @@ class _Builder:
             return self.node("Clip", x, *bounds)
         if kind == "silu":
             return self.node("Mul", x, self.node("Sigmoid", x))
-        return self.node({"relu": "Relu", "sigmoid": "Sigmoid"}[kind], x)
+        if kind == "gelu":  # as exporters spell it
+            whole = self.node("Add", self.node("Erf", self.node("Div", x, self.number(2**0.5))), self.number(1))
+            return self.node("Mul", self.node("Mul", x, whole), self.number(0.5))
+        if kind == "hardsigmoid":
+            return self.node("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+        return self.node({"relu": "Relu", "sigmoid": "Sigmoid", "hardswish": "HardSwish", "tanh": "Tanh"}[kind], x)
+
+    def number(self, value: float) -> str:
+        return self.constant(np.float32(value))
+
+    def ints(self, *values: int) -> str:
+        return self.constant(np.array(values, np.int64))
+
+    def reshape(self, x: str, *shape: int, channels: int | None = None) -> str:
+        return self.node("Reshape", x, self.ints(*shape), channels=channels)
+
+    def transpose(self, x: str, *perm: int) -> str:
+        return self.node("Transpose", x, perm=perm)
+
+    def linear(self, x: str, oc: int) -> str:
+        """Of the last axis, whose size is that of `channels`."""
+        weight = _weights(self.rng, (oc, self.channels[x]), "weight").T / np.float32(2**0.5)
+        y = self.node("MatMul", x, self.constant(np.ascontiguousarray(weight)), channels=oc)
+        return self.node("Add", y, self.random((oc,), "shift"))
+
+    def layer_norm(self, x: str) -> str:
+        """Over the last axis."""
+        c = self.channels[x]
+        return self.node("LayerNormalization", x, self.random((c,), "scale"), self.random((c,), "shift"), axis=-1)
+
+    def squeeze_excite(self, x: str, inner: int, acts: tuple[str, str]) -> str:
+        gate = self.activation(self.conv(self.node("GlobalAveragePool", x), inner, 1, bias=True), acts[0])
+        gate = self.activation(self.conv(gate, self.channels[x], 1, bias=True), acts[1])
+        return self.node("Mul", x, gate)
+
+    def resized(self, x: str, by: float) -> str:
+        scales, mode = self.constant(np.array([1, 1, by, by], np.float32)), "nearest" if by == 2 else "linear"
+        more: dict[str, Any] = (
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if by == 2 else {}
+        )
+        return self.node("Resize", x, "", scales, mode=mode, **more)
+
+    def attention(self, x: str, tokens: int, heads: int, bias: str = "", windows: int = 1) -> str:
+        """Of (images * windows, tokens, channels). bias: what is added to the scores."""
+        c, n = self.channels[x], self.batch * windows
+        qkv = self.reshape(self.linear(x, 3 * c), n, tokens, 3, heads, c // heads, channels=c)
+        parts = [
+            self.node("Gather", self.transpose(qkv, 2, 0, 3, 1, 4), self.constant(np.array(k)), axis=0)
+            for k in range(3)
+        ]
+        scaled = self.node("Mul", parts[0], self.number((c // heads) ** -0.5))
+        scores = self.node("MatMul", scaled, self.transpose(parts[1], 0, 1, 3, 2))
+        scores = self.node("Add", scores, bias) if bias else scores
+        y = self.node("MatMul", self.node("Softmax", scores, axis=-1), parts[2])
+        return self.linear(self.reshape(self.transpose(y, 0, 2, 1, 3), n, tokens, c), c)
+
+    def perceptron(self, x: str, ratio: int = 4) -> str:
+        c = self.channels[x]
+        return self.linear(self.activation(self.linear(x, ratio * c), "gelu"), c)
+
+    def model(self, outputs: Sequence[str], *shape: int) -> Any:
+        """From an input of this shape after the batch."""
+        x_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [self.batch, *shape])
+        infos = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in outputs]
+        graph = helper.make_graph(self.nodes, "network", [x_info], infos, self.tensors)
+        made = onnx.shape_inference.infer_shapes(_model(graph, [helper.make_opsetid("", self.opset)]))
+        del made.graph.value_info[:]  # shapes of outputs alone are wanted
+        return made
 
     def classifier(self, x: str, classes: int = 1000) -> Any:
         """The model: a global pool, a fully connected layer."""
         flat = self.node("Flatten", self.node("GlobalAveragePool", x))
         weight = _weights(self.rng, (classes, self.channels[x]), "weight")
         y = self.node("Gemm", flat, self.constant(weight), self.random((classes,), "shift"), transB=1)
-        x_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [self.batch, 3, 224, 224])
-        y_info = helper.make_tensor_value_info(y, TensorProto.FLOAT, [self.batch, classes])
-        return _model(helper.make_graph(self.nodes, "network", [x_info], [y_info], self.tensors))
+        return self.model([y], 3, 224, 224)
 
 
 def _resnet(groups: int, width: int) -> Callable[[int, np.random.Generator], Any]:
@@ -220,11 +293,266 @@ def _efficientnet_b0(batch: int, rng: np.random.Generator) -> Any:
             stride, ic = first if i == 0 else 1, b.channels[x]
             y = x if expand == 1 else b.conv_norm(x, ic * expand, 1, act="silu")
             y = b.conv_norm(y, ic * expand, k, stride, ic * expand, act="silu")
-            gate = b.activation(b.conv(b.node("GlobalAveragePool", y), ic // 4, 1, bias=True), "silu")
-            gate = b.activation(b.conv(gate, ic * expand, 1, bias=True), "sigmoid")
-            y = b.conv_norm(b.node("Mul", y, gate), oc, 1)
+            y = b.conv_norm(b.squeeze_excite(y, ic // 4, ("silu", "sigmoid")), oc, 1)
             x = b.node("Add", x, y) if stride == 1 and ic == oc else y
     return b.classifier(b.conv_norm(x, 1280, 1, act="silu"))
+
+
+MODERN = 17  # the opset of what follows: it has LayerNormalization and HardSwish
+
+
+# Kernel, expanded and output channels, whether it squeezes, activation, stride, dilation in DeepLab.
+_MOBILENET_V3 = (
+    (3, 16, 16, 0, "relu", 1, 1), (3, 64, 24, 0, "relu", 2, 1), (3, 72, 24, 0, "relu", 1, 1),
+    (5, 72, 40, 1, "relu", 2, 1), (5, 120, 40, 1, "relu", 1, 1), (5, 120, 40, 1, "relu", 1, 1),
+    (3, 240, 80, 0, "hardswish", 2, 1), (3, 200, 80, 0, "hardswish", 1, 1), (3, 184, 80, 0, "hardswish", 1, 1),
+    (3, 184, 80, 0, "hardswish", 1, 1), (3, 480, 112, 1, "hardswish", 1, 1), (3, 672, 112, 1, "hardswish", 1, 1),
+    (5, 672, 160, 1, "hardswish", 2, 2), (5, 960, 160, 1, "hardswish", 1, 2), (5, 960, 160, 1, "hardswish", 1, 2),
+)  # fmt: skip
+
+
+def _mobilenet_v3_features(b: _Builder, dilated: bool = False) -> str:
+    """Howard et al. 2019, the large one. dilated: without the last stride."""
+    x = b.conv_norm("x", 16, 3, 2, act="hardswish")
+    for k, inner, oc, squeezes, act, stride, step in _MOBILENET_V3:
+        y, ic = x, b.channels[x]
+        if inner != ic:
+            y = b.conv_norm(y, inner, 1, act=act)
+        keeps = dilated and step > 1
+        y = b.conv_norm(y, inner, k, 1 if keeps else stride, inner, act=act, dilation=step if keeps else 1)
+        if squeezes:
+            y = b.squeeze_excite(y, -(-inner // 32) * 8, ("relu", "hardsigmoid"))
+        y = b.conv_norm(y, oc, 1)
+        x = b.node("Add", x, y) if stride == 1 and ic == oc else y
+    return b.conv_norm(x, 960, 1, act="hardswish")
+
+
+def _mobilenet_v3(batch: int, rng: np.random.Generator) -> Any:
+    b = _Builder(batch, rng, MODERN)
+    x = b.node("GlobalAveragePool", _mobilenet_v3_features(b))
+    return b.classifier(b.activation(b.conv(x, 1280, 1, bias=True), "hardswish"))
+
+
+def _deeplab_v3(batch: int, rng: np.random.Generator) -> Any:
+    """Chen et al. 2017, on MobileNetV3, as torchvision has it."""
+    b = _Builder(batch, rng, MODERN)
+    x = _mobilenet_v3_features(b, dilated=True)
+    parts = [b.conv_norm(x, 256, 1, act="relu")]
+    parts += [b.conv_norm(x, 256, 3, act="relu", dilation=step) for step in (12, 24, 36)]
+    parts.append(b.resized(b.conv_norm(b.node("GlobalAveragePool", x), 256, 1, act="relu"), 14))
+    y = b.conv_norm(b.node("Concat", *parts, axis=1, channels=1280), 256, 1, act="relu")
+    y = b.conv(b.conv_norm(y, 256, 3, act="relu"), 21, 1, bias=True)
+    return b.model([b.resized(y, 16)], 3, 224, 224)
+
+
+def _convnext_t(batch: int, rng: np.random.Generator) -> Any:
+    """Liu et al. 2022."""
+    b = _Builder(batch, rng, MODERN)
+
+    def norm(x: str) -> str:
+        return b.transpose(b.layer_norm(b.transpose(x, 0, 2, 3, 1)), 0, 3, 1, 2)
+
+    x = norm(b.conv("x", 96, 4, 4, bias=True, pad=0))
+    for stage, blocks in enumerate((3, 3, 9, 3)):
+        c = 96 << stage
+        x = b.conv(norm(x), c, 2, 2, bias=True, pad=0) if stage else x
+        for _ in range(blocks):
+            y = b.layer_norm(b.transpose(b.conv(x, c, 7, groups=c, bias=True), 0, 2, 3, 1))
+            y = b.node("Mul", b.perceptron(y), b.random((c,), "scale"))
+            x = b.node("Add", x, b.transpose(y, 0, 3, 1, 2))
+    return b.classifier(norm(b.node("GlobalAveragePool", x)))
+
+
+def _regnet_y(batch: int, rng: np.random.Generator) -> Any:
+    """Radosavovic et al. 2020: RegNetY-800MF."""
+    b = _Builder(batch, rng, MODERN)
+    x = b.conv_norm("x", 32, 3, 2, act="relu")
+    for c, blocks in ((64, 1), (144, 3), (320, 8), (784, 2)):
+        for block in range(blocks):
+            stride, ic = 1 if block else 2, b.channels[x]
+            y = b.conv_norm(b.conv_norm(x, c, 1, act="relu"), c, 3, stride, c // 16, act="relu")
+            y = b.conv_norm(b.squeeze_excite(y, ic // 4, ("relu", "sigmoid")), c, 1)
+            short = x if block else b.conv_norm(x, c, 1, stride)
+            x = b.activation(b.node("Add", y, short), "relu")
+    return b.classifier(x)
+
+
+def _repvgg(batch: int, rng: np.random.Generator) -> Any:
+    """Ding et al. 2021: RepVGG-A0 as it is trained, with its branches."""
+    b = _Builder(batch, rng, MODERN)
+    x = "x"
+    for c, blocks in ((48, 1), (48, 2), (96, 4), (192, 14), (1280, 1)):
+        for block in range(blocks):
+            stride = 1 if block else 2
+            y, z = (b.conv_norm(x, c, k, stride, gain=3**-0.5) for k in (3, 1))
+            y = b.node("Add", y, z)
+            x = b.activation(b.node("Add", y, b.norm(x)) if block else y, "relu")
+    return b.classifier(x)
+
+
+def _unet(batch: int, rng: np.random.Generator) -> Any:
+    """Ronneberger et al. 2015, with half the channels, padding and norms."""
+    b = _Builder(batch, rng, MODERN)
+
+    def double(x: str, c: int) -> str:
+        return b.conv_norm(b.conv_norm(x, c, 3, act="relu"), c, 3, act="relu")
+
+    x, kept = "x", []
+    for c in (32, 64, 128, 256):
+        kept.append(double(x, c))
+        x = b.node("MaxPool", kept[-1], kernel_shape=[2, 2], strides=[2, 2])
+    x = double(x, 512)
+    for c in (256, 128, 64, 32):
+        given = b.random((2 * c, c, 2, 2), "weight"), b.random((c,), "shift")
+        x = b.node("ConvTranspose", x, *given, kernel_shape=[2, 2], strides=[2, 2], channels=c)
+        x = double(b.node("Concat", kept.pop(), x, axis=1, channels=2 * c), c)
+    return b.model([b.conv(x, 2, 1, bias=True)], 3, 224, 224)
+
+
+def _yolo_like(batch: int, rng: np.random.Generator) -> Any:
+    """YOLOv8's smallest network, with its heads before their boxes are decoded."""
+    b = _Builder(batch, rng, MODERN)
+
+    def conv(x: str, c: int, k: int = 3, stride: int = 1) -> str:
+        return b.conv_norm(x, c, k, stride, act="silu")
+
+    def concat(*parts: str) -> str:
+        return b.node("Concat", *parts, axis=1, channels=sum(b.channels[part] for part in parts))
+
+    def split(x: str, c: int, repeats: int, adds: bool) -> str:
+        y, half = conv(x, c, 1), c // 2
+        ends = b.ints(0), b.ints(half), b.ints(c), b.ints(1)
+        parts = [b.node("Slice", y, ends[k], ends[k + 1], ends[3], channels=half) for k in (0, 1)]
+        for _ in range(repeats):
+            z = conv(conv(parts[-1], half), half)
+            parts.append(b.node("Add", parts[-1], z) if adds else z)
+        return conv(concat(*parts), c, 1)
+
+    x, kept = conv("x", 16, 3, 2), []
+    for c, repeats in ((32, 1), (64, 2), (128, 2), (256, 1)):
+        x = split(conv(x, c, 3, 2), c, repeats, True)
+        kept.append(x)
+    x = conv(x, 128, 1)
+    pools = [x]
+    for _ in range(3):
+        pools.append(b.node("MaxPool", pools[-1], kernel_shape=[5, 5], strides=[1, 1], pads=[2] * 4))
+    x = conv(concat(*pools), 256, 1)
+    middle = split(concat(b.resized(x, 2), kept[2]), 128, 1, False)
+    small = split(concat(b.resized(middle, 2), kept[1]), 64, 1, False)
+    middle = split(concat(conv(small, 64, 3, 2), middle), 128, 1, False)
+    large = split(concat(conv(middle, 128, 3, 2), x), 256, 1, False)
+    heads = [
+        b.conv(conv(conv(y, c), c), oc, 1, bias=True) for y in (small, middle, large) for c, oc in ((64, 64), (80, 80))
+    ]
+    return b.model(heads, 3, 640, 640)
+
+
+def _swin_t(batch: int, rng: np.random.Generator) -> Any:
+    """Liu et al. 2021."""
+    b = _Builder(batch, rng, MODERN)
+
+    def rolled(x: str, by: int, size: int) -> str:
+        for axis in (1, 2):
+            cuts = b.ints(0), b.ints(by % size), b.ints(size), b.ints(axis)
+            first, second = (b.node("Slice", x, cuts[k], cuts[k + 1], cuts[3]) for k in (0, 1))
+            x = b.node("Concat", second, first, axis=axis)
+        return x
+
+    x = b.layer_norm(b.transpose(b.conv("x", 96, 4, 4, bias=True, pad=0), 0, 2, 3, 1))
+    for stage, blocks in enumerate((2, 2, 6, 2)):
+        c, size, heads = 96 << stage, 56 >> stage, 3 << stage
+        for block in range(blocks):
+            n, shifts = size // 7, block % 2 and size > 7
+            y = rolled(b.layer_norm(x), 3, size) if shifts else b.layer_norm(x)
+            y = b.transpose(b.reshape(y, batch, n, 7, n, 7, c), 0, 1, 3, 2, 4, 5)
+            bias = b.random((1, heads, 49, 49), "shift")
+            y = b.attention(b.reshape(y, batch * n * n, 49, c), 49, heads, bias, n * n)
+            y = b.transpose(b.reshape(y, batch, n, n, 7, 7, c), 0, 1, 3, 2, 4, 5)
+            y = b.reshape(y, batch, size, size, c)
+            x = b.node("Add", x, rolled(y, -3, size) if shifts else y)
+            x = b.node("Add", x, b.perceptron(b.layer_norm(x)))
+        if stage < 3:  # four pixels become one
+            y = b.transpose(b.reshape(x, batch, size // 2, 2, size // 2, 2, c), 0, 1, 3, 4, 2, 5)
+            y = b.layer_norm(b.reshape(y, batch, size // 2, size // 2, 4 * c, channels=4 * c))
+            x = b.linear(y, 2 * c)
+    return b.classifier(b.transpose(b.layer_norm(x), 0, 3, 1, 2))
+
+
+def _vit_s(batch: int, rng: np.random.Generator) -> Any:
+    """Dosovitskiy et al. 2021, with 384 channels."""
+    b = _Builder(batch, rng, MODERN)
+    x = b.transpose(b.reshape(b.conv("x", 384, 16, 16, bias=True, pad=0), batch, 384, 196), 0, 2, 1)
+    x = b.node("Concat", b.random((batch, 1, 384), "shift"), x, axis=1, channels=384)
+    x = b.node("Add", x, b.random((1, 197, 384), "shift"))
+    for _ in range(12):
+        x = b.node("Add", x, b.attention(b.layer_norm(x), 197, 6))
+        x = b.node("Add", x, b.perceptron(b.layer_norm(x)))
+    y = b.node("Slice", b.layer_norm(x), b.ints(0), b.ints(1), b.ints(1))
+    return b.classifier(b.reshape(y, batch, 384, 1, 1))
+
+
+def _reader_like(batch: int, rng: np.random.Generator) -> Any:
+    """A text recogniser of PP-OCR's kind: MobileNetV3's blocks to one row of pixels, two LSTMs, characters."""
+    b = _Builder(batch, rng, MODERN)
+    x = b.conv_norm("x", 16, 3, 2, act="hardswish")
+    for k, inner, oc, rows in ((3, 32, 16, 1), (3, 64, 32, 2), (5, 160, 64, 2), (5, 320, 96, 2), (5, 480, 120, 1)):
+        y = b.conv_norm(
+            b.conv_norm(x, inner, 1, act="hardswish"), inner, k, groups=inner, act="hardswish", strides=[rows, 1]
+        )
+        x = b.conv_norm(b.squeeze_excite(y, inner // 4, ("relu", "hardsigmoid")), oc, 1)
+    x = b.node("MaxPool", x, kernel_shape=[3, 2], strides=[3, 2])
+    x = b.transpose(b.reshape(x, batch, 120, 80), 2, 0, 1)
+    for h in (48, 48):
+        x = _lstm(b, x, h, "bidirectional")
+        x = b.reshape(b.transpose(x, 0, 2, 1, 3), 80, batch, 2 * h, channels=2 * h)
+    return b.model([b.node("Softmax", b.linear(b.transpose(x, 1, 0, 2), 6625), axis=-1)], 3, 48, 320)
+
+
+def _lstm(b: _Builder, x: str, h: int, direction: str) -> str:
+    d = 1 + (direction == "bidirectional")
+    weights = [
+        b.constant(_weights(b.rng, (d, 4 * h, k), "weight") * np.float32(0.5 * h**0.5)) for k in (b.channels[x], h)
+    ]
+    return b.node("LSTM", x, *weights, b.random((d, 8 * h), "shift"), hidden_size=h, direction=direction, channels=h)
+
+
+def _vocoder_like(batch: int, rng: np.random.Generator) -> Any:
+    """HiFi-GAN's second generator (Kong et al. 2020): 64 frames of 80 bands become 16,384 samples."""
+    b = _Builder(batch, rng, MODERN)
+    b.channels["x"] = 80
+
+    def conv(x: str, c: int, k: int, step: int = 1) -> str:
+        return b.conv(b.node("LeakyRelu", x, alpha=0.1), c, k, bias=True, rank=1, dilation=step)
+
+    x = b.conv("x", 128, 7, bias=True, rank=1)
+    for c, k, stride in ((64, 16, 8), (32, 16, 8), (16, 4, 2), (8, 4, 2)):
+        given = b.random((2 * c, c, k), "weight"), b.random((c,), "shift")
+        pads = [(k - stride) // 2] * 2
+        x = b.node("LeakyRelu", x, alpha=0.1)
+        x = b.node("ConvTranspose", x, *given, kernel_shape=[k], strides=[stride], pads=pads, channels=c)
+        sums = []
+        for size in (3, 7, 11):
+            y = x
+            for step in (1, 3, 5):
+                y = b.node("Add", y, conv(conv(y, c, size, step), c, size))
+            sums.append(y)
+        total = b.node("Add", b.node("Add", sums[0], sums[1]), sums[2])
+        x = b.node("Div", total, b.number(9))
+    return b.model([b.activation(conv(x, 1, 7), "tanh")], 80, 64)
+
+
+def _vad_like(batch: int, rng: np.random.Generator) -> Any:
+    """A detector of speech of Silero's kind: the spectrum of two seconds, four convolutions, an LSTM."""
+    b = _Builder(batch, rng, MODERN)
+    b.channels["x"] = 1
+    y = b.conv("x", 258, 256, 64, rank=1)
+    cuts = b.ints(0), b.ints(129), b.ints(258), b.ints(1)
+    parts = [b.node("Slice", y, cuts[k], cuts[k + 1], cuts[3], channels=129) for k in (0, 1)]
+    x = b.node("Sqrt", b.node("Add", *(b.node("Mul", part, part) for part in parts)))
+    for c, stride in ((128, 1), (64, 2), (64, 2), (128, 1)):
+        x = b.activation(b.conv(x, c, 3, stride, bias=True, rank=1), "relu")
+    x = b.node("Squeeze", _lstm(b, b.transpose(x, 2, 0, 1), 128, "forward"), b.ints(1))
+    return b.model([b.activation(b.linear(b.activation(x, "relu"), 1), "sigmoid")], 1, 32000)
 
 
 NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
@@ -232,6 +560,18 @@ NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "resnext50": _resnet(32, 4),
     "mobilenetv2": _mobilenet_v2,
     "efficientnet_b0": _efficientnet_b0,
+    "mobilenetv3": _mobilenet_v3,
+    "convnext_t": _convnext_t,
+    "regnet_y": _regnet_y,
+    "repvgg": _repvgg,
+    "unet": _unet,
+    "deeplabv3": _deeplab_v3,
+    "yolo_like": _yolo_like,
+    "swin_t": _swin_t,
+    "vit_s": _vit_s,
+    "reader_like": _reader_like,
+    "vocoder_like": _vocoder_like,
+    "vad_like": _vad_like,
     "vgg19": _from_light("vgg19"),
     "densenet121": _from_light("densenet121"),
     "squeezenet": _from_light("squeezenet"),

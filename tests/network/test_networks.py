@@ -29,6 +29,36 @@ def test_built_here(name, macs, parameters):
     assert len([node for node in net.nodes if node.op == "binary"]) == gates
 
 
+# As published, but for heads and shapes of inputs that are not; with products by constants, without attention's own.
+@pytest.mark.parametrize(
+    ("name", "macs", "parameters", "shapes"),
+    [
+        ("mobilenetv3", 0.22, 5.5, [(1, 1000)]),
+        ("convnext_t", 4.46, 28.6, [(1, 1000)]),
+        ("regnet_y", 0.83, 6.4, [(1, 1000)]),
+        ("repvgg", 1.51, 9.1, [(1, 1000)]),
+        ("swin_t", 4.35, 28.3, [(1, 1000)]),
+        ("vit_s", 4.24, 22.1, [(1, 1000)]),
+        ("unet", None, 7.8, [(1, 2, 224, 224)]),
+        ("deeplabv3", None, 11.0, [(1, 21, 224, 224)]),
+        ("yolo_like", None, 3.15, [(1, c, size, size) for size in (80, 40, 20) for c in (64, 80)]),
+        ("reader_like", None, None, [(2, 80, 6625)]),
+        ("vocoder_like", None, 0.9, [(1, 1, 16384)]),
+        ("vad_like", None, None, [(126, 2, 1)]),
+    ],
+)
+def test_networks_of_other_kinds(name, macs, parameters, shapes):
+    """With the parameters that the model has: before what is constant is folded, repeated or padded."""
+    model = build(name, batch=2 if name == "vad_like" else shapes[0][0])
+    net = load_onnx(model)
+    assert [net.shape(output) for output in net.outputs] == shapes
+    if macs:
+        assert sum(net.problem(n).macs for n in net.nodes if n.op == "conv2d") / 1e9 == pytest.approx(macs, rel=0.02)
+    if parameters:
+        sizes = [np.prod(tensor.dims) for tensor in model.graph.initializer if tensor.data_type == 1]
+        assert sum(sizes) / 1e6 == pytest.approx(parameters, rel=0.03)
+
+
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "densenet121", "inception_v1", "inception_v2"])
 def test_light_networks_with_random_weights(name):
     net, light_net = load_onnx(build(name, batch=3)), load_onnx(light(name))
@@ -58,4 +88,4 @@ def test_results_are_neither_lost_nor_even():
 def test_an_unknown_name():
     with pytest.raises(ValueError, match="resnext50"):
         build("resnet51")
-    assert len(NETWORKS) == 13
+    assert len(NETWORKS) == 25
