@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -272,3 +273,35 @@ def test_the_checkers_are_the_same_before_a_commit_and_in_ci() -> None:
     extra = re.findall(r'"(ruff|mypy)==([0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert {name for name, _ in extra} == {"ruff", "mypy"}
     assert set(hooks) == set(extra)
+
+
+# ---------------------------------------------------------------- the walks of docs/architecture.md
+
+
+def walks() -> list[list[str]]:
+    """The modules of each table of steps."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\| \d+ \| .*\n)+", text, re.MULTILINE)
+    return [
+        ["blockconv." + name for name in re.findall(r"^\| \d+ \| `([\w.]+)`", table, re.MULTILINE)] for table in tables
+    ]
+
+
+def below(name: str) -> set[str]:
+    """The modules that a module imports, and those that these import."""
+    found, left = set(), [name]
+    while left:
+        new = imported(left.pop()) - found
+        found |= new
+        left += new
+    return found
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_each_step_of_a_walk_is_further_down(number: int) -> None:
+    steps = walks()[number]
+    assert len(walks()) == 2
+    assert 3 <= len(steps) <= 6
+    for step, following in itertools.pairwise(steps):
+        assert place(step) < place(following) or following in below(step), f"{following} is not below {step}"
+    assert set(steps) <= set(MODULES)
