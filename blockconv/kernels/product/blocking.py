@@ -26,7 +26,8 @@ Offsets = npt.NDArray[np.int64]
 class Matrices(NamedTuple):
     """Where the matrices of an operand, or of a result, lie in a row-major array. In bytes.
 
-    offsets: of each. row, column: from a row, and from a column, to the next.
+    offsets: of each.
+    row, column: from a row, and from a column, to the next.
     """
 
     offsets: Offsets
@@ -65,7 +66,8 @@ class Matrices(NamedTuple):
 class Product:
     """A product of (rows, depth) by (depth, columns), in tiles of `pixels` rows by `vectors` vectors of columns.
 
-    element: the type that is computed with. lanes: of a vector, and elements of a block of the reduction.
+    element: the type that is computed with.
+    lanes: of a vector, and elements of a block of the reduction.
     """
 
     rows: int

@@ -16,10 +16,12 @@ __all__ = ["Matrix", "matrix_packer"]
 class Matrix(NamedTuple):
     """A matrix in memory, whose columns are contiguous, and where it goes.
 
-    src, dst: addresses. rows, columns: how many exist. stride: from a row to the next, in bytes.
+    src, dst: addresses.
+    rows, columns: how many exist.
+    stride: from a row to the next, in bytes.
     dst_row: from a packed row to the next, in bytes; packed rows are the matrix's, or its columns where it is turned.
-    dst_block: from a vector of such a row to the next, in bytes. blocks: vectors of a row. Those that are more than
-    exist are zeros.
+    dst_block: from a vector of such a row to the next, in bytes.
+    blocks: vectors of a row. Those that are more than exist are zeros.
     """
 
     src: int

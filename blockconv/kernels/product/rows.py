@@ -32,7 +32,10 @@ RECORD = -(-TileRecord.nbytes // 128) * 128
 
 class Ends(NamedTuple):
     """What a tile reads and writes: from a row of the source to the next; the type that is stored; from a row of the
-    destination, from a vector of it and from a panel's columns to the next, in bytes. tiles: of a task."""
+    destination, from a vector of it and from a panel's columns to the next, in bytes.
+
+    tiles: of a task.
+    """
 
     src_pixel: int
     dst: ElementType
@@ -107,8 +110,11 @@ def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buf
 class Left(NamedTuple):
     """Rows of the left matrices as tasks read them.
 
-    turned: they are columns as they lie. packs: they are packed first. room: rows of a packed block. block: bytes from
-    a block of the reduction to the next. tasks: that share a matrix's rows.
+    turned: they are columns as they lie.
+    packs: they are packed first.
+    room: rows of a packed block.
+    block: bytes from a block of the reduction to the next.
+    tasks: that share a matrix's rows.
     """
 
     turned: bool

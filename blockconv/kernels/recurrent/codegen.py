@@ -14,10 +14,10 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Step", "add_products", "narrow", "reset_hidden", "update", "widen"]
+__all__ = ["RecurrentStep", "add_products", "narrow", "reset_hidden", "update", "widen"]
 
 
-class Step(NamedTuple):
+class RecurrentStep(NamedTuple):
     """A step of one image in one direction. Scratch holds the type that is computed with.
 
     src: address of what the inputs give to each gate.
@@ -66,7 +66,7 @@ def add_products(kind: ElementType, lanes: int) -> Any:
 class _Gates:
     """Code over vectors of hidden values at an offset in bytes of memory."""
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int, step: Step) -> None:
+    def __init__(self, builder: Any, element: ElementType, lanes: int, step: RecurrentStep) -> None:
         self.f, self.b, self.step = Floats(builder, element, lanes), builder, step
         self.v = self.f.computed
 
@@ -94,7 +94,7 @@ def reset_hidden(element: ElementType, lanes: int) -> Any:
     """Code that writes the hidden values, times a GRU's reset gate, to `cell`."""
 
     @emitted
-    def reset(builder: Any, step: Step) -> None:
+    def reset(builder: Any, step: RecurrentStep) -> None:
         g = _Gates(builder, element, lanes, step)
 
         def vector(offset: Any, mask: Any) -> None:
@@ -110,7 +110,7 @@ def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool) -
     """Code that makes the hidden values of a step, and an LSTM's cells. resets_sums: see `RecurrentProblem`."""
 
     @emitted
-    def make(builder: Any, step: Step) -> None:
+    def make(builder: Any, step: RecurrentStep) -> None:
         g = _Gates(builder, element, lanes, step)
         v = g.v
 

@@ -6,7 +6,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import copy_memory
-from blockconv.kernels.recurrent.codegen import Step, add_products, narrow, reset_hidden, update, widen
+from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, narrow, reset_hidden, update, widen
 
 __all__ = ["RecurrentArgs", "recurrent"]
 
@@ -59,7 +59,7 @@ def recurrent(element, lanes, is_lstm, resets_sums):
                 take(a.states + (tasks + task) * size * itemsize, cell, size)
             for k in range(steps):
                 at = steps - 1 - k if (a.reverse >> direction) & 1 else k
-                step = Step(
+                step = RecurrentStep(
                     src=a.src + ((at * a.batch + image) * (tasks // a.batch) + direction) * gates * size * itemsize,
                     sums=sums,
                     last=sums + 2 * size * held if resets_sums else others,
