@@ -215,7 +215,6 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
 
     @inline
     def add_row(a, band, oh):
-        """Add the part of a row of windows that is in the band."""
         s, rows = a.source, WindowWords(a.rows)[oh]
         above = max(0, (band.top - rows.first + a.dh - 1) // a.dh)
         h = rows.first + above * a.dh
@@ -307,17 +306,11 @@ def pool_scatter(itemsize):
     """The loop over tasks and elements of the output, of maxima of float32 or float64. A task is some channels of an
     image."""
 
-    @inline
-    def add_one(dst, grad, idx, k):
-        to = dst + load_i64(idx, k) * itemsize
-        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
-
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
         s, d = a.source, a.destination
         is_row_major, is_flat = d.row == a.iw * d.col, s.row == a.ow * s.col
         rows, cols = (1, a.oh * a.ow) if is_flat else (a.oh, a.ow)
-        half = cols // 2
         fill_memory(a.dst + first * a.plane, (last - first) * a.plane, 0)
         for task in range(first, last):
             vector, n = task % a.vectors, task // a.vectors
@@ -332,12 +325,9 @@ def pool_scatter(itemsize):
                 at = begin + oh * s.row
                 if of.valid == 1 and s.col == itemsize and d.col == itemsize and is_row_major:
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
-                    # Neighbouring windows often have one maximum, and its sums would wait for each other.
-                    for k in range(half):
-                        add_one(dst, grad, idx, k)
-                        add_one(dst, grad, idx, half + k)
-                    if cols > 2 * half:
-                        add_one(dst, grad, idx, cols - 1)
+                    for k in range(cols):
+                        to = dst + load_i64(idx, k) * itemsize
+                        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
                     continue
                 for _ in range(cols):
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
