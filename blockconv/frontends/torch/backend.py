@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +63,7 @@ class Settings(NamedTuple):
     layouts: Any = "auto"
     accuracy: str = "default"
     precision: Any = "float32"
+    fallback: str = "eager"
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None) -> Settings:
@@ -72,6 +73,8 @@ class Settings(NamedTuple):
                 raise ArgumentError(OP, "options", {name: value}, f"has to be among {', '.join(cls._fields)}")
         made = cls(**given or {})
         check_options(OP, "optimal", made.accuracy, made.precision)
+        if made.fallback not in ("eager", "inductor"):
+            raise ArgumentError(OP, "fallback", made.fallback, "has to be 'eager' or 'inductor'")
         if made.threads is not None:
             check_threads(OP, "threads", made.threads)
         return made
@@ -96,16 +99,30 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         place_ops(graph, record)
         record.seconds += time.perf_counter() - started
         log.info("%s", record)
-        return _boxed(graph, record, _static() if kind == "forward" else ())
+        static = _static() if kind == "forward" else set()
+        if settings.fallback == "inductor":
+            return _recorded(_inductor().compile_step(graph, inputs, kind == "backward", static), record, static)
+        return _boxed(graph, record, static)
+
+    how: dict[str, Any] = {"decompositions": decompositions()}
+    if _needs_gradients(example_inputs):
+        how = _inductor().for_training() if settings.fallback == "inductor" else {"decompositions": {}}
 
     compiler = aot_autograd(
         fw_compiler=functools.partial(train, "forward"),
         bw_compiler=functools.partial(train, "backward"),
         inference_compiler=infer,
-        decompositions={} if _needs_gradients(example_inputs) else decompositions(),
+        **how,
     )
     with kept_whole():
         return compiler(gm, example_inputs)
+
+
+def _inductor() -> Any:
+    """The module of that name, whose import takes seconds."""
+    from blockconv.frontends.torch import inductor
+
+    return inductor
 
 
 def _needs_gradients(inputs: Sequence[Any]) -> bool:
@@ -128,14 +145,19 @@ class _Boxed(CodeGen):  # type: ignore[misc]
 
 
 def _boxed(gm: Any, record: Compiled, static: Collection[int]) -> Any:
-    """A graph as AOTAutograd calls it: with a list. It keeps the record alive."""
+    """A graph as AOTAutograd calls it: with a list."""
     gm.graph.set_codegen(_Boxed())
     gm.recompile()
+    return _recorded(gm.forward, record, static)
+
+
+def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collection[int]) -> Any:
+    """A function of a list that keeps the record alive."""
 
     def call(args: list[Any]) -> Any:
         if not record.owned:
             record.owned.extend(weakref.ref(args[k]) for k in static)
-        return gm.forward(args)
+        return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
@@ -163,6 +185,8 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     gm.graph.eliminate_dead_code()
     record.seconds += time.perf_counter() - started
     log.info("%s", record)
+    if settings.fallback == "inductor":
+        _inductor().compile_rest(gm)
     if refused.nodes:
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
         text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
+import shutil
 import warnings
 import weakref
 from pathlib import Path
@@ -161,6 +162,37 @@ def test_what_runs_in_pytorch_is_named_and_warned_of_once():
     assert re.search(r"in PyTorch: aten.cumsum: 1 node, the first 'cumsum'", str(report(model)))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler here")
+def test_inductor_compiles_what_is_left():
+    """In inference between plans, and in a step around our ops."""
+    model = made(lambda: nn.Sequential(Odd(), nn.BatchNorm2d(4), nn.MaxPool2d(2)))
+    model[0].b.bias = None  # its gradient is noise before a batch norm
+    fast, x = torch.compile(model, backend=backend, options={"fallback": "inductor"}), images(2, 3, 12, 12)
+
+    def ops_of(call):
+        with torch.profiler.profile() as seen:
+            call()
+        return {event.key for event in seen.key_averages()}
+
+    with torch.no_grad(), pytest.warns(bc.SlowPathWarning, match="1 of 6 ops run in PyTorch: aten.cumsum"):
+        close(fast(x), model(x))
+    with torch.no_grad():
+        assert any("CompiledFxGraph" in op for op in ops_of(lambda: fast(x)))
+    own, found = copy.deepcopy(model.train()), []
+    trained = torch.compile(own, backend=backend, options={"fallback": "inductor"})
+    for each, call in ((model, model), (own, trained)):
+        y = call(x)
+        y.square().sum().backward()
+        found.append([y, *(parameter.grad for parameter in each.parameters()), *each.buffers()])
+    for a, b in zip(*found, strict=True):
+        close(b.float(), a.float(), 1e-4)
+    assert [graph.taken for graph in report(own)] == [3, 3]
+    seen = ops_of(lambda: trained(x).sum().backward())
+    assert {"blockconv::conv2d", "blockconv::max_pool2d_backward"} <= seen
+    assert not {"aten::native_batch_norm", "aten::threshold_backward"} & seen
+
+
 def test_attention_stays_one_op_of_pytorchs():
     """Its parts would be slower than eager's one op."""
 
@@ -207,6 +239,9 @@ def test_inference_mode_and_options():
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(Exception, match=r"options=.*'thread'.* has to be among threads"):
         torch.compile(model, backend=backend, options={"thread": 1})(x)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match="fallback='gcc': has to be 'eager' or 'inductor'"):
+        torch.compile(model, backend=backend, options={"fallback": "gcc"})(x)
 
 
 @pytest.mark.parametrize("name", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])

@@ -12,7 +12,7 @@ from torch_models import NETWORKS, made, torch
 
 import blockconv as bc
 
-needs_tbb = pytest.mark.skipif(importlib.util.find_spec("tbb") is None, reason="no TBB here")
+needs_tbb = pytest.mark.skipif(importlib.util.find_spec("numba.np.ufunc.tbbpool") is None, reason="no TBB here")
 
 LOADING = """
 import faulthandler, sys, warnings

@@ -1,0 +1,60 @@
+"""What stays in PyTorch, compiled by Inductor: `options={"fallback": "inductor"}`. It needs a C++ compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+__all__ = ["compile_rest", "compile_step", "for_training"]
+
+POOLS = "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d_backward"
+
+
+def for_training() -> dict[str, Any]:
+    """What AOTAutograd is told for graphs of a step: Inductor's decompositions but for pools, and its partition."""
+    kept = {op for name in POOLS for op in (getattr(torch.ops.aten, name), getattr(torch.ops.aten, name).default)}
+    table = {op: rule for op, rule in select_decomp_table().items() if op not in kept}
+    return {"decompositions": table, "partition_fn": min_cut_rematerialization_partition}
+
+
+def compile_step(gm: Any, inputs: Sequence[Any], backward: bool, static: Collection[int]) -> Any:
+    """A graph of a step as Inductor's code, which calls blockconv's ops. It takes a list and empties it."""
+    return compile_fx_inner(gm, inputs, is_backward=backward, static_input_idxs=sorted(static))
+
+
+class _Rest(OperatorSupportBase):  # type: ignore[misc]
+    def is_node_supported(self, submodules: Any, node: Any) -> bool:
+        tensors = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
+        on_cpu = all(x.device.type == "cpu" for x in tensors if isinstance(x, torch.Tensor))
+        return node.op == "call_function" and "val" in node.meta and on_cpu
+
+
+def compile_rest(gm: Any) -> None:
+    """Modules of Inductor's code in place of a graph's ops. Its modules stay."""
+    found = CapabilityBasedPartitioner(gm, _Rest(), allows_single_node_partition=True).propose_partitions()
+    if not found:
+        return
+    fuse_by_partitions(gm, [dict(each.nodes) for each in found], prefix="inductor_", always_return_tuple=True)
+    for call in gm.graph.find_nodes(op="call_module"):
+        if call.target.startswith("inductor_"):
+            fakes = [argument.meta["val"] for argument in call.args]
+            traced = make_fx(gm.get_submodule(call.target), decomposition_table=select_decomp_table())(*fakes)
+            gm.add_submodule(call.target, _Compiled(compile_fx_inner(traced, fakes, is_inference=True)))
+
+
+class _Compiled(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args: Any) -> Any:
+        return tuple(self.run(list(args)))
