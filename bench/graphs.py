@@ -86,13 +86,13 @@ def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int,
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Counts by result, ops that did not run natively, and speed beside the peers."""
-    counts = Counter(one["result"] for one in results)
-    shares = [one["share"] for one in results if "share" in one]
-    lines = [f"{len(results)} samples: " + ", ".join(f"{counts[key]} {key}" for key in RESULTS if counts[key])]
-    if shares:
-        most = sum(share >= 0.95 for share in shares)
-        lines.append(f"{most} of {len(shares)} spend 0.95 of their time or more in native ops")
+    """A line for each family, ops that did not run natively, and speed beside the peers."""
+    families: dict[str, list[Result]] = {}
+    for one in results:
+        families.setdefault(one["name"].partition("/")[0], []).append(one)
+    lines = [_counted(name, members) for name, members in families.items()]
+    if len(families) > 1:
+        lines.append(_counted("all", results))
     foreign: Counter[str] = Counter()
     for one in results:
         foreign.update(one.get("foreign", {}).keys())
@@ -105,6 +105,14 @@ def summary(results: Sequence[Result]) -> str:
             below = sum(ratio < 1 for ratio in ratios)
             lines.append(f"{mean:.2f} times as fast as {peer} (geometric mean of {len(ratios)}), slower on {below}")
     return "\n".join(lines)
+
+
+def _counted(name: str, results: Sequence[Result]) -> str:
+    """How many samples there are of each result, and how many run natively."""
+    counts, shares = Counter(one["result"] for one in results), [one["share"] for one in results if "share" in one]
+    said = ", ".join(f"{counts[key]} {key}" for key in RESULTS if counts[key])
+    native = f"; native for 0.95 of the time or more: {sum(x >= 0.95 for x in shares)} of {len(shares)}"
+    return f"{name}: {len(results)} samples: {said}{native if shares else ''}"
 
 
 # ---------------------------------------------------------------- one sample
