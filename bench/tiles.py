@@ -37,7 +37,7 @@ from .timing import compare
 __all__ = ["PARTS", "Costs", "busy", "first", "machines", "overhead", "u_net", "whole", "workers"]
 
 PARTS = ("whole", "workers", "first", "overhead", "machines")
-TILE = 512
+TILE, BY_DASK = 512, 1024  # a task of Dask is large enough to hide what the scheduler takes
 MACHINES = (1, 10, 100, 1000)
 SIDES = (256, 512, 1024, 2048, 4096)
 TILES_EACH = 50  # tiles of a machine that are simulated
@@ -90,7 +90,7 @@ def whole(side: int, tile: int | None, timing: dict[str, Any]) -> Grid:
     return Grid(title, ("", "time", "Mpixel/s"), [*rows, (text, again, "")])
 
 
-def workers(side: int, tile: int | None) -> tuple[Grid, float]:
+def workers(side: int, tile: int) -> tuple[Grid, float]:
     """Pixels a second of one worker and of two, a thread each (the bar is 1.7), and one worker's seconds a pixel."""
     cut = tiling(u_net(TILE), (1, 1, side, side), tile).tile[0]
     plan = bc.compile(u_net(cut), threads=1)

@@ -22,7 +22,7 @@ from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.ops.reach import PIXELS
 from blockconv.network.plan import Plan, compile
-from blockconv.network.tiling import Tiling, tiling
+from blockconv.network.tiling import USUAL, Tiling, tiling
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -39,8 +39,8 @@ def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
     plan: a plan of a network with one input (N, C, H, W).
     array: a Dask array (N, C, H, W) of the plan's dtype, with any chunks. Its chunks of images go through the plan
         together.
-    tile: pixels of a tile, an int or (height, width), as in `Plan.tiling`. Default: about 512, or more where cuts cost
-        much.
+    tile: pixels of a tile, an int or (height, width), as in `Plan.tiling`. Default: about the size of the array's
+        chunks, from 512 to 1024, or more where cuts cost much.
 
     A task reads its tile with the pixels around it that the network needs, so chunks of about the size of a tile suit.
     Results depend on the tile, and not on workers, threads or the order of tasks. Each task uses the plan's threads,
@@ -61,7 +61,8 @@ def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
     wanted = plan.network.inputs[0].type.dtype
     if array.dtype != wanted:
         raise ArgumentError("map_plan", "array", str(array.dtype), f"has to have dtype {wanted}")
-    how = tiling(plan.network, array.shape, tile)  # and not the plan's: workers bind it, where it runs
+    rows, columns = (min(max(USUAL, *sizes), LARGEST) for sizes in array.chunks[2:])
+    how = tiling(plan.network, array.shape, tile, (rows, columns))  # and not the plan's: workers bind it, where it runs
     token = uuid.uuid4().hex
     # One key of the graph, so that a worker process gets and binds the plan once.
     held = dask.delayed(plan, name=f"plan-{token}", traverse=False)
@@ -133,6 +134,7 @@ def avg_pool2d(
     return map_plan(compile(b.build()), array, tile)
 
 
+LARGEST = 1024  # pixels of a tile along an axis, where nothing else is asked for
 NOMINAL = 512  # pixels of the images that the network of one op is planned for, at most
 
 

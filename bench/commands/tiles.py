@@ -17,7 +17,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--side", type=int, default=2048, help="pixels of the image; by Dask it has four times as many"
     )
-    command.add_argument("--tile", type=int, help="pixels of a side; by default as `Plan.tiling` chooses")
+    command.add_argument(
+        "--tile", type=int, help="pixels of a side; by default as `Plan.tiling` chooses, and 1024 by Dask"
+    )
     command.add_argument("--rounds", type=int, default=15)
     command.add_argument("--budget", type=float, default=60.0, help="seconds")
     text = (
@@ -35,7 +37,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         timing = {"rounds": options.rounds, "budget": options.budget}
         console.print(tiles.whole(options.side, options.tile, timing).table())
     if "workers" in options.parts:
-        grid, pixel = tiles.workers(2 * options.side, options.tile)
+        grid, pixel = tiles.workers(2 * options.side, options.tile or tiles.BY_DASK)
         console.print(grid.table())
     if "first" in options.parts:
         grid, start = tiles.first(options.tile or tiles.TILE)

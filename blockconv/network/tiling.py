@@ -23,7 +23,7 @@ from blockconv.network.graph import Network
 from blockconv.network.ops.reach import PIXELS, Reach
 from blockconv.network.reach import reaches, windows
 
-__all__ = ["Piece", "Tiling", "checked_out", "run_tiled", "tiling"]
+__all__ = ["USUAL", "Piece", "Tiling", "checked_out", "run_tiled", "tiling"]
 
 Array = npt.NDArray[Any]
 USUAL = 512  # pixels of a tile along an axis, where nothing else is asked for
@@ -88,7 +88,9 @@ class Tiling(NamedTuple):
         return rows, columns
 
 
-def tiling(network: Network, shape: tuple[int, ...], tile: Any = None) -> Tiling:
+def tiling(
+    network: Network, shape: tuple[int, ...], tile: Any = None, usual: tuple[int, int] = (USUAL, USUAL)
+) -> Tiling:
     """How an image of this shape is cut for a network with one input of four dimensions.
 
     tile: pixels of a tile, an int or (height, width); the next larger size that suits the network is taken. Default: a
@@ -112,7 +114,11 @@ def tiling(network: Network, shape: tuple[int, ...], tile: Any = None) -> Tiling
     if missing:
         raise UnsupportedError(f"{network.name}: outputs {missing} have no pixels along the axes {PIXELS}")
     strides, asked = [_stride(known, k) for k in range(2)], _asked(tile)
-    sizes = [_size(shape[axis], strides[k], asked[k], known, k) for k, axis in enumerate(PIXELS)]
+    sizes = []
+    for k, axis in enumerate(PIXELS):
+        least = asked[k] or _shared(shape[axis], strides[k], usual[k], known, k)
+        # The next size from this one that leaves the remainder of the image's.
+        sizes.append(min(shape[axis], least + (shape[axis] - least) % strides[k]))
     # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
     larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zip(PIXELS, sizes, strides, strict=True)]
     small, image = (network.with_input_shapes((1, shape[1], *ends)) for ends in (sizes, larger))
@@ -152,17 +158,11 @@ def _asked(tile: Any) -> list[int | None]:
     return sizes
 
 
-def _size(size: int, stride: int, asked: int | None, known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
-    """The next size from the one that is asked for that leaves the remainder of the image's.
-
-    If none is, as many tiles as the usual size makes share the image, so that the last one computes little twice.
-    """
-    if asked is None:
-        lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values()) + 2 * stride
-        usual = max(USUAL, LEAST_SHARE * lost)
-        count = max(1, math.ceil((size - lost) / (usual - lost)))
-        asked = math.ceil((size - lost) / count) + lost
-    return min(size, asked + (size - asked) % stride)
+def _shared(size: int, stride: int, usual: int, known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
+    """The size of as many tiles as the usual size makes if they share the image: the last one computes little twice."""
+    lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values()) + 2 * stride
+    count = max(1, math.ceil((size - lost) / (max(usual, LEAST_SHARE * lost) - lost)))
+    return math.ceil((size - lost) / count) + lost
 
 
 def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int, Reach]]) -> None:

@@ -61,6 +61,15 @@ def test_a_tile_is_few_tasks() -> None:
     assert len(found.dask) <= 5 * tiles + x.npartitions + 1  # parts of up to four chunks, and the plan's call
 
 
+def test_tiles_are_about_as_large_as_chunks(plan: bc.Plan) -> None:
+    """A task of Dask costs more than many pixels do, but memory of a tile has an end."""
+    for chunk, (low, high) in ((100, (400, 520)), (900, (750, 920)), (4000, (900, 1040))):
+        lazy = blockconv.dask.map_plan(
+            plan, da.zeros((1, 3, 4000, 4000), dtype=np.float32, chunks=(1, 3, chunk, chunk))
+        )
+        assert all(low <= sizes[1] <= high for sizes in lazy["conv2d_5"].chunks[2:])
+
+
 def test_zarr_is_read_and_written_by_chunks(plan: bc.Plan, tmp_path: Any) -> None:
     zarr = pytest.importorskip("zarr")
     x = whole_numbers(np.random.default_rng(1), 1, 3, 130, 200)
