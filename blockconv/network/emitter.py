@@ -26,13 +26,16 @@ from blockconv.network.ops import (
     Attributes,
     Binary,
     Concat,
+    Conv2d,
     Convolution,
     GroupNorm,
     MatMul,
+    Recurrent,
     Reshape,
     Shape,
     Slice,
     Transpose,
+    blocks_of_columns,
 )
 from blockconv.network.rest import Rest
 
@@ -395,6 +398,42 @@ class Translation:
             raise self.error("scale", (scale.shape, bias.shape), rule) from None
         rows = self.reshape(x, (math.prod(x.shape[:axis]), math.prod(shape)))
         return self.reshape(self.normalise(rows, 1, factors[0], factors[1], epsilon), x.shape)
+
+    def recurrent(
+        self, x: Tensor, made: Recurrent, weights: Sequence[Array], states: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """A recurrent layer: the hidden values of each step (T, D, N, H), the last ones, and an LSTM's last cells.
+
+        x: (T, N, inputs).
+        weights: of inputs (D, gates * H, inputs), of hidden values (D, gates * H, H), and the biases of both
+            (D, gates * H).
+        states: the first hidden values (D, N, H), and an LSTM's first cells; None: zeros.
+        """
+        w, r, *biases = weights
+        (steps, n), (d, columns, h) = x.shape[:2], r.shape
+        if 0 in (steps, h) or not x.type.is_float:
+            raise Unsupported(f"input={x.shape} of {x.type}: no floats, or an empty sequence")
+        weight = self.constant(w.reshape(d * columns, -1, 1, 1), "weight")
+        src = self.product(Conv2d(), x, weight, biases[0].reshape(-1))
+        turned, computed = r.swapaxes(1, 2), x.type.computed.dtype
+        parts = [turned[:, :, : 2 * h], turned[:, :, 2 * h :]] if made.kind == "gru" else [turned]
+        first, *second = (blocks_of_columns(part.astype(computed)) for part in parts)
+        held = tuple(self.constant(value, "recurrence") for value in (first, biases[1].astype(computed), *second))
+        shape = 1, d * n, h
+        zeros = self.constant(np.zeros(shape, x.type.dtype), "zeros")
+        begin = [zeros if state is None else self.reshape(state, shape) for state in states]
+        both = self.emit(Concat(0), *begin, helps=True) if len(begin) > 1 else begin[0]
+        y = self.emit(made, self.reshape(src, (steps, n, d * columns)), both, parameters=held, helps=True)
+        ends = [0 if backward else steps - 1 for backward in made.reverse]
+        lasts = [self.emit(Slice(0, end, 1), y, helps=True) for end in ends]
+        if d > 1:
+            lasts = [self.emit(Slice(1, k * n, n), last, helps=True) for k, last in enumerate(lasts)]
+        found = [self.emit(Concat(1), *lasts, helps=True) if d > 1 else lasts[0]]
+        whole = y
+        if made.kind == "lstm":
+            whole = self.emit(Slice(0, 0, steps), y, helps=True)
+            found.append(self.emit(Slice(0, steps, 1), y, helps=True))
+        return [self.reshape(whole, (steps, d, n, h)), *(self.reshape(one, (d, n, h)) for one in found)]
 
     def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from blockconv.core.activation import activation, function
-from blockconv.core.eltwise_problem import ReduceKind
+from blockconv.core.eltwise_problem import RecurrentKind, ReduceKind
 from blockconv.core.types import FloatType
 from blockconv.frontends.torch.reader import Call, Constant, InTraining, Translator, Value, hint, stand_in
 from blockconv.network import ops
@@ -40,7 +40,7 @@ _KEPT = frozenset(
     {
         *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel"),
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
-        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "upsample_linear1d"),
+        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "upsample_linear1d", "lstm", "gru"),
         *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
         # These run in PyTorch, where one op is faster than its parts.
         *("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "_log_softmax", "baddbmm", "logsumexp"),
@@ -681,6 +681,43 @@ def _transpose(call: Call) -> Tensor:
     if len(perm) > 1:
         perm[a], perm[b] = perm[b], perm[a]
     return _transposed(call, perm)
+
+
+# The gates of PyTorch in ONNX's order.
+_GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
+
+
+@_op("lstm", "gru")
+def _recurrent(call: Call) -> list[Tensor]:
+    """All layers: the hidden values of each step, the last ones of each layer, and an LSTM's last cells."""
+    name, x = call.node.target._schema.name.removeprefix("aten::"), call.input()
+    kind: RecurrentKind = "lstm" if name == "lstm" else "gru_of_sums"
+    if "batch_sizes" in call.arguments or (call["train"] and call["dropout"]):
+        raise Unsupported("packed sequences" if "batch_sizes" in call.arguments else "dropout")
+    reverse = (False, True)[: 1 + call["bidirectional"]]
+    layers, d, each = call["num_layers"], len(reverse), 4 if call["has_biases"] else 2
+    arrays = [value.array for value in call["params"] if isinstance(value, Constant)]
+    if len(arrays) != layers * d * each:
+        raise Unsupported("projections, or weights that are no constants")
+    given = [call.tensor(value) for value in (call["hx"] if name == "lstm" else [call["hx"]])]
+    x = call.emit(ops.Transpose((1, 0, 2)), x, helps=True) if call["batch_first"] else x
+    ends: list[list[Tensor]] = []
+    for layer in range(layers):
+        own = arrays[layer * d * each : (layer + 1) * d * each]
+        weights = [np.stack([_in_order(array, name) for array in own[k::each]]) for k in range(each)]
+        weights += [np.zeros(weights[0].shape[:2], weights[0].dtype)] * (4 - each)
+        states = [call.emit(ops.Slice(0, layer * d, d), state, helps=True) for state in given]
+        y, *last = call.recurrent(x, ops.Recurrent(kind, reverse), weights, states)
+        steps, _, n, h = y.shape
+        x = call.reshape(call.emit(ops.Transpose((0, 2, 1, 3)), y, helps=True), (steps, n, d * h))
+        ends.append(last)
+    x = call.emit(ops.Transpose((1, 0, 2)), x, helps=True) if call["batch_first"] else x
+    return [x, *(call.emit(ops.Concat(0), *some, helps=True) for some in zip(*ends, strict=True))]
+
+
+def _in_order(array: Array, name: str) -> Array:
+    parts = np.split(array, len(_GATES[name]))
+    return np.concatenate([parts[k] for k in _GATES[name]])
 
 
 @_op("channel_shuffle")

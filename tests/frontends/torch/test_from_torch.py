@@ -183,6 +183,30 @@ def test_an_op_is_torchs(name):
     assert error(found, module(x)) < 1e-5
 
 
+RECURRENT = [
+    (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+    (nn.LSTM, {"bias": False}),
+    (nn.GRU, {"bidirectional": True}),
+    (nn.GRU, {"num_layers": 3, "batch_first": True, "dropout": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), RECURRENT)
+def test_recurrent_layers_are_torchs(kind, options):
+    module, x = made(lambda: kind(11, 7, **options)), given(ROW)
+    d = 1 + options.get("bidirectional", False)
+    first = given((d * options.get("num_layers", 1), 2 if options.get("batch_first") else 6, 7))
+    states = (first, first * 2) if kind is nn.LSTM else first
+    for args in ((x,), (x, states)):
+        network = bc.from_torch(module, args, strict=True)
+        assert any(node.op == "recurrent" for node in network.nodes)
+        y, last = module(*args)
+        wanted = [y, *(last if kind is nn.LSTM else [last])]
+        arrays = [tensor.numpy() for tensor in (x, first, first * 2)][: len(network.inputs)]
+        found = bc.compile(network)(*arrays)
+        assert all(error(a, b) < 1e-5 for a, b in zip(found.values(), wanted, strict=True))
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_is_torchs(name):
     module, x = made(NETWORKS[name]), given((2, 3, 16, 16))
