@@ -297,18 +297,23 @@ class LrnProblem(_OneShape):
 
 @dataclass(frozen=True)
 class SoftmaxProblem(_OneShape):
-    """exp(src - max) / sum over one axis; with `log`, the logarithm of this."""
+    """exp(src - max) / sum over one axis; with `log`, the logarithm of this.
+
+    zero_rows: what is minus infinity throughout gives zeros and not NaN.
+    """
 
     shape: Shape
     axis: int = 1
     log: bool = False
+    zero_rows: bool = False
 
     def __post_init__(self) -> None:
         op = "softmax"
         set_field(self, "shape", checked_shape(op, "shape", self.shape))
         set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
-        if not isinstance(self.log, bool):
-            raise ArgumentError(op, "log", self.log, "must be a bool")
+        for name in ("log", "zero_rows"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(op, name, getattr(self, name), "must be a bool")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
 from blockconv.network.ops import (
     Activate,
+    Attention,
     Attributes,
     Binary,
     Concat,
@@ -466,3 +468,42 @@ class Translation:
         y = self.emit(MatMul(), left, right)
         *batch, rows, columns = y.shape
         return self.reshape(y, (*batch, *[rows] * (not is_row), *[columns] * (not is_column)))
+
+    def attended(self, made: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(scale * (q @ k transposed) + mask) @ v, as `made` says, of (..., heads, rows, width).
+
+        Several heads of q may share one of k and v. A constant mask of booleans is zeros and minus infinity.
+        """
+        if not q.type.is_float or min(len(x.shape) for x in (q, k, v)) < 2:
+            raise Unsupported(f"{q.type} of shapes {q.shape}, {k.shape} and {v.shape}")
+        more = [] if mask is None else [self._added_to_scores(mask, q, k.shape[-2])]
+        shape, groups = (*q.shape[:-1], v.shape[-1]), 1
+        if (
+            min(len(x.shape) for x in (q, k, v)) > 2
+            and 1 < k.shape[-3] < q.shape[-3]
+            and q.shape[-3] % k.shape[-3] == 0
+        ):
+            groups = q.shape[-3] // k.shape[-3]
+            q, k, v, *more = (self._in_groups(x, q.shape[-3], groups) for x in (q, k, v, *more))
+        rank = len(k.shape)
+        orders = (None, (*range(rank - 2), rank - 1, rank - 2), None, None)
+        y = self.emit(replace(made, orders=orders), q, k, v, *more)
+        return y if groups == 1 else self.reshape(y, shape)
+
+    def _in_groups(self, x: Tensor, heads: int, groups: int) -> Tensor:
+        """Heads as so many that share one of the keys, or one for each of these."""
+        if len(x.shape) < 3:
+            return x
+        *outer, count, rows, columns = x.shape
+        split = (heads // groups, groups) if count == heads else (count, 1)
+        return self.reshape(x, (*outer, *split, rows, columns))
+
+    def _added_to_scores(self, mask: Tensor, q: Tensor, columns: int) -> Tensor:
+        known = self.emitter.array(mask.name)
+        if known is not None:
+            value = np.where(known, 0, -np.inf) if known.dtype == np.bool_ else known
+            wide = np.broadcast_to(value, (*value.shape[:-1], columns)) if value.shape[-1:] == (1,) else value
+            mask = self.constant(wide.astype(q.type.dtype), "mask")
+        if mask.type != q.type or mask.shape[-1:] != (columns,):
+            raise Unsupported(f"a mask of {mask.type} of shape {mask.shape}")
+        return mask

@@ -57,6 +57,7 @@ OPS: dict[str, Build] = {
     "norm": lambda b, x: b.add(ops.GroupNorm(2), x, parameters=(ONES(4), ONES(4))),
     "softmax": lambda b, x: b.add(ops.Softmax(1), x),
     "matmul": lambda b, x: b.add(ops.MatMul((None, (0, 1, 3, 2), None)), x, b.activation(x, "relu")),
+    "attention": lambda b, x: b.add(ops.Attention(), x, b.activation(x, "relu"), x),
     "resize": lambda b, x: b.add(ops.Resize("linear", scale=(2.0, 2.0)), x),
     "pad": lambda b, x: b.add(ops.Pad(((1, 0), (0, 2), (1, 1), (0, 1)), 0.5), x),
     "crop": lambda b, x: b.activation(b.add(ops.Pad(((0, 0), (-1, -3), (0, 0), (0, 0))), x), "relu"),

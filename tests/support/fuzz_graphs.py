@@ -833,6 +833,29 @@ def _matmul(g: Graph) -> None:
         g.add("MatMul", x, g.array(_factor(g, x), g.float))
 
 
+@_op("Attention")
+def _attention(g: Graph) -> None:
+    """Named, or spelled: the second is what a pass makes one op of."""
+    q = g.take(ranks=(4,))
+    n, heads, rows, width = q.shape
+    if 0 in q.shape:
+        raise Skip
+    keys, out = g.pick((1, 3, 8, 17)), g.pick((1, 4, 8))
+    shared = g.pick((1, heads))
+    k, v = (g.input((n, shared, keys, size), g.float) for size in (width, out))
+    mask = g.array(g.pick(((keys,), (rows, keys), (1, heads, rows, keys))), g.float) if g.chance(0.5) else None
+    if g.opset >= 23 and g.chance(0.6):
+        g.add("Attention", q, k, v, mask, scale=g.number(0.1, 1), is_causal=int(g.chance(0.3)))
+        return
+    scores = g.add("MatMul", q, g.add("Transpose", k, perm=[0, 1, 3, 2]))
+    if g.chance(0.7):
+        scores = g.add(g.pick(("Mul", "Div")), scores, np.asarray(g.number(0.2, 2), g.float))
+    if mask is not None:
+        scores = g.add("Add", scores, mask)
+    if g.opset >= 13:
+        g.add("MatMul", g.add("Softmax", scores, axis=-1), v)
+
+
 @_op(f"{MS}.FusedMatMul")
 def _fused_matmul(g: Graph) -> None:
     x = g.take(np.float32, ranks=(2, 3, 4))

@@ -95,6 +95,35 @@ def _matmul(call: Call) -> Tensor:
     )
 
 
+@_op("Attention", limits="floats; one output; no past keys, no softcap; masks of booleans constant")
+def _attention(call: Call) -> Tensor:
+    usual = {"softcap": 0.0, "softmax_precision": 1, "left_window_size": -1, "right_window_size": -1}
+    others = [f"{name}={call.attribute(name)}" for name, value in usual.items() if call.attribute(name, value) != value]
+    if others or any(call.has(k) for k in range(4, len(call.inputs))) or call.extra_outputs:
+        raise Unsupported(", ".join(others) or "past keys and values, or a second output")
+    names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
+    q, k, v = (_of_heads(call, call.input(at), name) for at, name in enumerate(names))
+    scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
+    mask = call.input(3) if call.has(3) else None
+    y = call.attended(ops.Attention(scale, bool(call.attribute("is_causal", 0)), True), q, k, v, mask)
+    if len(call.input().shape) == 4:
+        return y
+    return call.reshape(call.emit(ops.Transpose((0, 2, 1, 3)), y), (*call.input().shape[:2], y.shape[1] * y.shape[3]))
+
+
+def _of_heads(call: Call, x: Tensor, name: str) -> Tensor:
+    """(batch, heads, rows, width) of this or (batch, rows, heads * width)."""
+    if len(x.shape) not in (3, 4):
+        raise call.error("inputs", x.shape, "has to have three or four dimensions")
+    if len(x.shape) == 4:
+        return x
+    heads = call.attribute(name)
+    if not heads or x.shape[2] % heads:
+        raise call.error(name, heads, f"has to divide the {x.shape[2]} columns of {x.shape}")
+    wide = call.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
+    return call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True)
+
+
 def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:
     """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A."""
     weight = call.array(at, "second matrix")

@@ -32,6 +32,7 @@ OPS: dict[str, Translator] = {}
 HEAVY = frozenset(
     {
         *("convolution", "linear", "addmm", "mm", "bmm", "max_pool2d_with_indices", "avg_pool2d"),
+        *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
         *("blockconv.conv2d", "blockconv.conv2d_backward_data", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
     }
 )
@@ -42,8 +43,9 @@ _KEPT = frozenset(
         *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
         *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "upsample_linear1d", "lstm", "gru"),
         *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
-        # These run in PyTorch, where one op is faster than its parts.
-        *("_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "_log_softmax", "baddbmm", "logsumexp"),
+        # One op is faster than its parts, here or in PyTorch.
+        *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
+        *("_log_softmax", "logsumexp"),
         *("im2col", "col2im", "upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler_2d"),
     }
 )
@@ -459,12 +461,24 @@ def _factors(call: Call) -> tuple[Array, Array]:
     return np.ones(()) if scale is None else scale, np.zeros(()) if bias is None else bias
 
 
-@_op("_softmax", "softmax")
+@_op("_softmax", "softmax", "_safe_softmax")
 def _softmax(call: Call) -> Tensor:
     x = call.input()
     if call.get("half_to_float") or call.get("dtype") is not None:
         raise Unsupported("a change of type")
-    return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape))), x)
+    is_safe = call.node.target._schema.name == "aten::_safe_softmax"
+    return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape)), is_safe), x)
+
+
+@_op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
+def _attention(call: Call) -> Value:
+    q, k, v = (call.input(name) for name in ("query", "key", "value"))
+    if call["dropout_p"]:
+        raise Unsupported(f"dropout_p={call['dropout_p']}")
+    scale, mask = call.get("scale"), call["attn_mask"]
+    made = ops.Attention(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), bool(call["is_causal"]), True)
+    y = call.attended(made, q, k, v, None if mask is None else call.tensor(mask))
+    return y if call.node.target._schema.name == "aten::scaled_dot_product_attention" else [y, None]
 
 
 @_op("mean")

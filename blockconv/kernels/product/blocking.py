@@ -18,7 +18,7 @@ from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.machine.machine import Machine
 
-__all__ = ["Matrices", "Product", "inverse", "product", "row_tasks", "zeros_and"]
+__all__ = ["Matrices", "Offsets", "Product", "Sizes", "inverse", "product", "row_tasks", "zeros_and"]
 
 Offsets = npt.NDArray[np.int64]
 
@@ -114,19 +114,32 @@ def _tile_seconds(m: Machine, x: Product) -> float:
     return x.depth * step + rates.end(x.pixels * x.vectors)
 
 
+class Sizes(NamedTuple):
+    """Those of a product, and the type that is computed with."""
+
+    rows: int
+    depth: int
+    columns: int
+    element: ElementType
+
+
 @functools.lru_cache(maxsize=4096)
-def product(m: Machine, rows: int, depth: int, columns: int, element: ElementType, like: Product | None) -> Product:
-    """The tile of least predicted time. like: the anchor's: then tiles are those of any size."""
-    lanes = m.lanes(element.itemsize)
-    found = []
+def product(m: Machine, of: Sizes, like: Product | None = None, pixels: int = 0) -> Product:
+    """The tile of least predicted time.
+
+    like: the anchor's: then tiles are those of any size. pixels: the rows that the tile has to have, if any.
+    """
+    rows, lanes, found = of.rows, m.lanes(of.element.itemsize), []
     for vectors, most in tiles_of(MULTIPLY_ADD, m.isa):
         least = max(1, -(-rows // most))
         sizes = [-(-rows // count) for count in range(least, least + 3)]
         if like is not None:
             sizes = [size for size in (*shared_sizes(most), like.pixels) if size <= min(rows, most)]
-        for pixels in {max(1, size) for size in sizes}:
-            one = Product(rows, depth, columns, element, lanes, pixels, vectors)
-            found.append((float(f"{one.seconds(m):.6e}"), abs(vectors - 2), -pixels, one))
+        if pixels:
+            sizes = [pixels] * (pixels <= most)
+        for size in {max(1, size) for size in sizes}:
+            one = Product(*of, lanes, size, vectors)
+            found.append((float(f"{one.seconds(m):.6e}"), abs(vectors - 2), -size, one))
     return min(found, key=lambda item: item[:3])[3]
 
 

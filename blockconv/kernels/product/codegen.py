@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -9,8 +11,9 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, transpose
 from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Matrix", "matrix_packer"]
+__all__ = ["Matrix", "Scores", "matrix_packer", "softmax_of_scores"]
 
 
 class Matrix(NamedTuple):
@@ -99,3 +102,100 @@ def _turned(element: ElementType, lanes: int) -> Any:
                     square(src, dst, rows, columns)
 
     return pack
+
+
+class Scores(NamedTuple):
+    """Rows of scores: [vector][row][lane], of the type that is computed with. They become a row's softmax.
+
+    address: of the first. rows: how many there are. block: from a vector to the next, in bytes. columns: of a row;
+    the lanes after the last may hold anything. scale: a factor, float64. mask: the address of what is added to the
+    first row, mask_row: from there to the next row's, in bytes. first: the number of the first row.
+    """
+
+    address: int
+    rows: int
+    block: int
+    columns: int
+    scale: float
+    mask: int
+    mask_row: int
+    first: int
+
+
+class _RowVectors(NamedTuple):
+    """The vectors of a row of scores: the address of the first, whole ones, columns of a last one, and from one to the
+    next, in bytes."""
+
+    v: Vectors
+    base: Any
+    whole: Any
+    rest: Any
+    block: Any
+
+    def at(self, number: Any) -> Any:
+        return self.v.b.add(self.base, self.v.b.mul(number, self.block))
+
+    def each(self, body: Callable[[Any, Any, Any | None], None]) -> None:
+        """body(address, number, mask) for each vector; the mask is None where all columns exist."""
+        with cgutils.for_range(self.v.b, self.whole) as loop:
+            body(self.at(loop.index), loop.index, None)
+        with self.v.b.if_then(self.v.b.icmp_signed(">", self.rest, const(0))):
+            body(self.at(self.whole), self.whole, self.v.below(self.rest))
+
+
+def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bool, zero_rows: bool) -> Any:
+    """Code that makes softmax(scale * score + mask) of `Scores`. masked: there is a mask, of this type.
+
+    causal, zero_rows: as in `AttentionProblem`.
+    """
+
+    @emitted
+    def softmax(builder: Any, x: Scores) -> None:
+        v, given = Vectors(builder, element.computed, lanes), Floats(builder, element, lanes)
+        scale = v.splat(x.scale if v.itemsize == 8 else builder.fptrunc(x.scale, v.element))
+        most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
+        with cgutils.for_range(builder, x.rows) as loop:
+            added, limit = builder.add(x.mask, builder.mul(loop.index, x.mask_row)), x.columns
+            if causal:
+                seen = builder.add(builder.add(x.first, loop.index), const(1))
+                limit = builder.select(builder.icmp_signed("<", seen, limit), seen, limit)
+            whole = builder.sdiv(limit, const(lanes))
+            base = builder.add(x.address, builder.mul(loop.index, const(v.bytes)))
+            row = _RowVectors(v, base, whole, builder.sub(limit, builder.mul(whole, const(lanes))), x.block)
+
+            def find_most(at: Any, number: Any, mask: Any | None) -> None:
+                score = v.mul(v.load(at), scale)
+                if masked:
+                    offset = builder.mul(number, const(given.bytes))
+                    score = v.add(score, given.load(builder.add(added, offset), mask))
+                if mask is not None:
+                    score = builder.select(mask, score, v.c(-math.inf))
+                v.store(score, at)
+                builder.store(v.larger(score, builder.load(most)), most)
+
+            def find_total(at: Any, number: Any, mask: Any | None) -> None:
+                power = v.exp_to_zero(v.sub(v.load(at), largest))
+                if mask is not None:
+                    power = builder.select(mask, power, v.zero)
+                v.store(power, at)
+                builder.store(v.add(builder.load(total), power), total)
+
+            builder.store(v.c(-math.inf), most)
+            builder.store(v.zero, total)
+            row.each(find_most)
+            largest = _or_zero(v, v.fold(builder.load(most), v.larger), -math.inf, zero_rows)
+            row.each(find_total)
+            sums = v.fold(builder.load(total), v.add)
+            factor = _or_zero(v, builder.fdiv(v.c(1.0), sums), math.inf, zero_rows)
+            row.each(lambda at, number, mask: v.store(v.mul(v.load(at), factor), at))
+            if causal:  # the others are zero
+                begin, end = (builder.sdiv(builder.add(n, const(lanes - 1)), const(lanes)) for n in (limit, x.columns))
+                with cgutils.for_range(builder, builder.sub(end, begin)) as unseen:
+                    v.store(v.zero, row.at(builder.add(begin, unseen.index)))
+
+    return softmax
+
+
+def _or_zero(v: Vectors, value: Any, other: float, asked: bool) -> Any:
+    """A value, or zero where it is `other`, if that is asked for."""
+    return v.b.select(v.b.fcmp_ordered("==", value, v.c(other)), v.zero, value) if asked else value

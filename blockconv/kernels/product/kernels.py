@@ -8,11 +8,11 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import call_kernel, load_i64
+from blockconv.jit.ir import as_float64, call_kernel, load_i64
 from blockconv.kernels.common.tile_record import TileRecord
-from blockconv.kernels.product.codegen import Matrix, matrix_packer
+from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
 
-__all__ = ["MultiplyArgs", "PanelArgs", "ProductWords", "RowWords", "multiply", "pack_panels"]
+__all__ = ["AttendArgs", "MultiplyArgs", "PanelArgs", "ProductWords", "RowWords", "attend", "multiply", "pack_panels"]
 
 
 class PanelArgs(Arguments):
@@ -95,6 +95,14 @@ class RowWords(Arguments):
     block_bytes = word("from a packed block to the next", "bytes")
 
 
+class PairWords(Arguments):
+    """Where the matrices of a product are."""
+
+    src = word("from the first left matrix to this one", "bytes")
+    wei = word("from the first panel to this matrix's", "bytes")
+    dst = word("from the first result to this one", "bytes")
+
+
 class MultiplyArgs(Arguments):
     """A product of matrices."""
 
@@ -102,7 +110,7 @@ class MultiplyArgs(Arguments):
     wei = word("the packed right matrices", "address")
     dst = word("the first element of the result", "address")
     table = word("the op's table; it begins with a tile's columns of zeros", "address")
-    matrices = word("from the table to three words for each product: the left matrix, the panels, the result", "bytes")
+    matrices = word("from the table to the `PairWords` of each product", "bytes")
     splits = word("tasks that share the panels")
     packed_at = word("from the scratch to packed rows", "bytes")
     rows = group(RowWords, "the rows of the left matrices")
@@ -211,16 +219,86 @@ def multiply(element, lanes, packs, turned):
         for task in range(first, last):
             split, rest = task % a.splits, task // a.splits
             matrix, part = rest // r.tasks, rest % r.tasks
-            words = a.table + a.matrices + 24 * matrix
+            at = PairWords(a.table + a.matrices)[matrix]
             rows = rows_of_task(r.rows, p.pixels, r.tasks, part)
-            src = a.src + load_i64(words, 0) + rows.first * r.src_row
+            src = a.src + at.src + rows.first * r.src_row
             if packs:
                 if rest != packed:
                     pack(r, src, scratch + a.packed_at, rows.size)
                     packed = rest
                 src = scratch + a.packed_at
-            dst = a.dst + load_i64(words, 2) + rows.first * p.dst_pixel
-            x = Rows(src, dst, a.wei + load_i64(words, 1), rows.size)
+            x = Rows(src, a.dst + at.dst + rows.first * p.dst_pixel, a.wei + at.wei, rows.size)
             multiply_rows(p, run, a.table, x, p.panels * split // a.splits, p.panels * (split + 1) // a.splits)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- attention
+
+
+class HeadWords(Arguments):
+    """Where the matrices of an attention are."""
+
+    src = word("from the first left matrix to this one", "bytes")
+    keys = word("from the first panel of keys to this matrix's", "bytes")
+    values = word("from the first panel of values to this matrix's", "bytes")
+    mask = word("from the first element of the mask to this matrix's", "bytes")
+    dst = word("from the first result to this one", "bytes")
+
+
+class AttendArgs(Arguments):
+    """Attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
+
+    src = word("the first element of the left matrices", "address")
+    keys = word("the packed matrices that these are multiplied by", "address")
+    values = word("the packed matrices that the softmax of scores is multiplied by", "address")
+    mask = word("what is added to scores; 0: nothing", "address")
+    dst = word("the first element of the result", "address")
+    table = word("the op's table; it begins with a tile's columns of zeros", "address")
+    matrices = word("from the table to the `HeadWords` of each", "bytes")
+    packed_at = word("from the scratch to packed rows", "bytes")
+    scores_at = word("from the scratch to the scores", "bytes")
+    score_block = word("from a vector of a row of scores to the next", "bytes")
+    columns = word("of scores")
+    mask_row = word("from a row of the mask to the next", "bytes")
+    scale = word("what scores are multiplied by", "bits of a float64")
+    rows = group(RowWords, "the rows of the left matrices")
+    first = group(ProductWords, "the product that gives the scores")
+    second = group(ProductWords, "the product of their softmax; its tiles have as many rows")
+
+
+@jit.kernel
+def attend(element, lanes, packs, turned, masked, causal, zero_rows):
+    """A task is some rows of a matrix. packs, turned: as in `multiply`. The others: as in `softmax_of_scores`."""
+    pack = _row_packer(element, lanes, bool(turned))
+    softmax = softmax_of_scores(ElementType.of(element), lanes, bool(masked), bool(causal), bool(zero_rows))
+
+    def kernel(args, first, last, scratch):
+        a = AttendArgs(args)
+        p, r, run, scores = a.first, a.rows, TileRecord(scratch), scratch + a.scores_at
+        for task in range(first, last):
+            matrix, part = task // r.tasks, task % r.tasks
+            at = HeadWords(a.table + a.matrices)[matrix]
+            rows = rows_of_task(r.rows, p.pixels, r.tasks, part)
+            src = a.src + at.src + rows.first * r.src_row
+            if packs:
+                pack(r, src, scratch + a.packed_at, rows.size)
+                src = scratch + a.packed_at
+            multiply_rows(p, run, a.table, Rows(src, scores, a.keys + at.keys, rows.size), 0, p.panels)
+            softmax(
+                Scores(
+                    address=scores,
+                    rows=rows.size,
+                    block=a.score_block,
+                    columns=a.columns,
+                    scale=as_float64(a.scale),
+                    mask=a.mask + at.mask + rows.first * a.mask_row,
+                    mask_row=a.mask_row,
+                    first=rows.first,
+                )
+            )
+            p2 = a.second
+            dst = a.dst + at.dst + rows.first * p2.dst_pixel
+            multiply_rows(p2, run, a.table, Rows(scores, dst, a.values + at.values, rows.size), 0, p2.panels)
 
     return kernel

@@ -4,7 +4,11 @@ The right matrices are packed first, as panels of a tile's columns. Then tasks m
 Rows are read where they are, or a task packs them. What threads share out, and where each matrix lies, is a table: so
 any broadcasting, and any order of axes, is one kernel.
 
-Buffers: matmul: a, b, result, memory for the panels.
+Attention is two such products in one task: the scores of some rows by all columns, their softmax, and the result. No
+more than a task's scores ever exist, and a tile of the second product reads them as one of the first has stored them.
+
+Buffers: matmul: a, b, result, memory for the panels. attention: a, b, c, perhaps the mask, result, memory for the
+panels of b and of c.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.layout import row_major
-from blockconv.core.types import FLOATS, ElementType
+from blockconv.core.types import FLOATS, ElementType, element
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product import kernels
-from blockconv.kernels.product.blocking import Matrices, Product, inverse, product, row_tasks, zeros_and
+from blockconv.kernels.product.blocking import Matrices, Offsets, Product, Sizes, inverse, product, row_tasks, zeros_and
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -179,7 +183,7 @@ class _MatMul:
             rows, self.panels = rows * len(self.panels), self.panels[:1]
             self.a, self.dst = (at._replace(offsets=at.offsets[:1]) for at in (self.a, self.dst))
         like = None if request.anchor is None else _MatMul(request.at_anchor).x
-        self.x: Product = product(request.machine, rows, p.depth, columns, kind.computed, like)
+        self.x: Product = product(request.machine, Sizes(rows, p.depth, columns, kind.computed), like)
 
     @property
     def nbytes(self) -> int:
@@ -242,4 +246,116 @@ def _make_matmul(request: Request) -> Primitive | Reason:
     return Primitive(found.seconds, found.ops, workspace=(found.nbytes,))
 
 
-ROWS = (Row("matmul", "matmul", _make_matmul, frozenset(FLOATS)),)
+# ---------------------------------------------------------------- attention
+
+EXP_CYCLES = 12.0  # of a vector of scores that becomes powers, and is read and written three times
+
+
+class _Attention:
+    """Attention on a machine. A task has all scores of some rows in its scratch, and no more of them exist."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, p, kind = request, request.problem, request.types.src
+        batch, rows, columns = p.size
+        self.a = Matrices.of(p.a, p.orders[0], batch, kind.itemsize)
+        self.keys, self.values = (
+            Matrices.own(shape, order, kind.itemsize) for shape, order in zip((p.b, p.c), p.orders[1:3], strict=True)
+        )
+        self.dst = Matrices.of(p.dst_shape, inverse(p.orders[3]), batch, kind.itemsize)
+        self.numbers = [
+            Matrices.numbers(shape, order, batch) for shape, order in zip((p.b, p.c), p.orders[1:3], strict=True)
+        ]
+        mask = (1, 1) if p.mask is None else (1,) * (2 - len(p.mask)) + p.mask
+        self.mask = Matrices.of(mask, None, batch, kind.itemsize)
+        self.mask_row = self.mask.row if mask[-2] > 1 else 0
+        like = None if request.anchor is None else _Attention(request.at_anchor).first
+        keys, of = p.scores.size[2], kind.computed
+        self.first: Product = product(request.machine, Sizes(rows, p.scores.depth, keys, of), like)
+        self.second = product(request.machine, Sizes(rows, keys, columns, of), None, self.first.pixels)
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Of all panels of keys and of values."""
+        one, two = (
+            len(at.offsets) * x.panels * x.panel_bytes
+            for at, x in ((self.keys, self.first), (self.values, self.second))
+        )
+        return one, two
+
+    def seconds(self) -> float:
+        """Predicted: panels are packed, both products computed, and powers between them."""
+        m, p, count = self.request.machine, self.request.problem, len(self.dst.offsets)
+        kind, panels = self.request.types.src, sum(self.nbytes)
+        packed = m.move_seconds(kind.itemsize * (math.prod(p.b) + math.prod(p.c)), panels)
+        powers = self.first.rows * self.second.steps * EXP_CYCLES * m.cycle_seconds()
+        computed = count * (self.first.seconds(m) + self.second.seconds(m) + powers)
+        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + panels, kind.itemsize * math.prod(p.dst_shape))
+        return 3 * m.launch_seconds() + (packed + max(moved, computed)) / self.request.threads
+
+    def ops(self) -> list[Op]:
+        request, p, kind = self.request, self.request.problem, self.request.types.src
+        first, second, held = self.first, self.second, self.first.element.itemsize
+        if 0 in p.dst_shape:
+            return []
+        count, inputs = len(self.dst.offsets), 3 + (p.mask is not None)
+        vectors = first.panels * first.vectors
+        tasks = row_tasks(request, first, count, vectors * first.lanes * held, request.machine.second_level_cache // 8)
+        rows = left(request, first, self.a, tasks)
+        block, vector = rows.block_bytes(first), first.lanes * held
+        zeros = max(first.width, second.width) * held
+        steps = [
+            [(block if rows.packs else vector) * k for k in range(first.steps)],
+            range(0, block * second.steps, block),
+        ]
+        matrices = [self.a.offsets, *self._panels(), self.mask.offsets, self.dst.offsets]
+        table = zeros_and(*steps, np.stack(matrices, axis=1), zeros=zeros)
+        at, tiles = 8 * -(-zeros // 8), -(-first.tiles // tasks)
+        of_scores = Ends(
+            vector if rows.packs else self.a.row, first.element, vector, block, first.vectors * block, tiles
+        )
+        ends = Ends(vector, kind, self.dst.row, first.lanes * kind.itemsize, second.width * kind.itemsize, tiles)
+        scores_at = RECORD + (block * first.steps if rows.packs else 0)
+        args = kernels.AttendArgs(
+            src=Buffer(0),
+            keys=Buffer(inputs + 1),
+            values=Buffer(inputs + 2),
+            mask=Buffer(3) if inputs > 3 else 0,
+            dst=Buffer(inputs),
+            table=OWN_TABLE,
+            matrices=at + 8 * (first.steps + second.steps),
+            packed_at=RECORD,
+            scores_at=scores_at,
+            score_block=block,
+            columns=first.columns,
+            mask_row=self.mask_row,
+            scale=element("float64").bits(p.scale),
+            rows=rows.words(first, self.a),
+            first=product_words(first, of_scores, at, first.panels * first.width),
+            second=product_words(second, ends, at + 8 * first.steps, second.columns),
+        )
+        flags = rows.packs, rows.turned, inputs > 3, p.causal, p.zero_rows
+        kernel = kernels.attend(kind.code, first.lanes, *map(int, flags))
+        return [
+            panels_op(request, first, self.keys, Buffer(1), Buffer(inputs + 1)),
+            panels_op(request, second, self.values, Buffer(2), Buffer(inputs + 2)),
+            Op(kernel, args, count * tasks, scratch=scores_at + block * vectors, table=table),
+        ]
+
+    def _panels(self) -> list[Offsets]:
+        """For each matrix, from the first panel of keys to its own, and of values."""
+        sizes = (x.panels * x.panel_bytes for x in (self.first, self.second))
+        return [numbers * size for numbers, size in zip(self.numbers, sizes, strict=True)]
+
+
+def _make_attention(request: Request) -> Primitive | Reason:
+    why_not = _why_not(request)
+    if why_not:
+        return why_not
+    found = _Attention(request)
+    return Primitive(found.seconds, found.ops, workspace=found.nbytes)
+
+
+ROWS = (
+    Row("matmul", "matmul", _make_matmul, frozenset(FLOATS)),
+    Row("attention", "attention", _make_attention, frozenset(FLOATS)),
+)

@@ -49,7 +49,7 @@ class Neighbours(NamedTuple):
     integers: int
 
 
-def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
+def contiguous_softmax(element: ElementType, lanes: int, log: int, zero_rows: int) -> Any:
     """Code that computes the softmax (log: its logarithm) of one position of a contiguous axis."""
 
     @emitted
@@ -80,6 +80,8 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
 
         each(find_most)
         largest = v.fold(builder.load(most), v.larger)
+        if zero_rows:
+            largest = _or_zero(v, largest, -math.inf)
 
         def find_total(src: Any, dst: Any, powers: Any, mask: Any | None) -> None:
             power = v.exp_to_zero(builder.fsub(v.load(src, mask), largest))
@@ -90,13 +92,13 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int) -> Any:
             builder.store(builder.fadd(builder.load(total), power), total)
 
         each(find_total)
-        result = _results(v, largest, v.fold(builder.load(total), builder.fadd), log)
+        result = _results(v, largest, v.fold(builder.load(total), builder.fadd), log, zero_rows)
         each(lambda src, dst, powers, mask: out.store(result(src, powers, mask), dst, mask))
 
     return softmax
 
 
-def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
+def strided_softmax(element: ElementType, lanes: int, log: int, zero_rows: int) -> Any:
     """Code that computes the softmax (log: its logarithm) of up to a vector of contiguous positions."""
 
     @emitted
@@ -117,14 +119,14 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
             with cgutils.for_range(builder, x.size) as loop:
                 value = v.load(builder.add(x.src, builder.mul(loop.index, x.stride)), mask)
                 builder.store(v.larger(value, builder.load(most)), most)
-            largest = builder.load(most)
+            largest = _or_zero(v, builder.load(most), -math.inf) if zero_rows else builder.load(most)
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 power = v.exp_to_zero(builder.fsub(v.load(builder.add(x.src, offset), mask), largest))
                 if not log:
                     v.computed.store(power, powers(loop.index, offset), mask)
                 builder.store(builder.fadd(builder.load(total), power), total)
-            result = _results(v, largest, builder.load(total), log)
+            result = _results(v, largest, builder.load(total), log, zero_rows)
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 dst, src = builder.add(x.dst, offset), builder.add(x.src, offset)
@@ -139,7 +141,12 @@ def strided_softmax(element: ElementType, lanes: int, log: int) -> Any:
     return softmax
 
 
-def _results(v: Floats, most: Any, total: Any, log: int) -> Callable[[Any, Any, Any | None], Any]:
+def _or_zero(v: Floats, value: Any, other: float) -> Any:
+    """A value, or zero where it is `other`."""
+    return v.b.select(v.b.fcmp_ordered("==", value, v.c(other)), v.zero, value)
+
+
+def _results(v: Floats, most: Any, total: Any, log: int, zero_rows: int) -> Callable[[Any, Any, Any | None], Any]:
     """result(source address, address of powers, mask): a vector of results.
 
     The destination holds the powers; where its elements are narrower, and would round them, they have their own memory.
@@ -148,4 +155,6 @@ def _results(v: Floats, most: Any, total: Any, log: int) -> Callable[[Any, Any, 
         subtrahend = v.b.fadd(most, v.log(total))
         return lambda src, powers, mask: v.b.fsub(v.load(src, mask), subtrahend)
     factor = v.b.fdiv(v.c(1.0), total)
+    if zero_rows:
+        factor = _or_zero(v, factor, math.inf)
     return lambda src, powers, mask: v.mul(v.computed.load(powers, mask), factor)

@@ -22,13 +22,13 @@ def whole_lines(nbytes):
 
 
 @jit.kernel
-def softmax_lines(element, lanes, log):
+def softmax_lines(element, lanes, log, zero_rows=0):
     """A task is a position of a contiguous axis: its elements are read, and its results and their tail written.
 
     Scratch: the elements of a position, where they are gathered; then its powers, where elements are narrower.
     """
     itemsize = ElementType.of(element).itemsize
-    softmax = contiguous_softmax(ElementType.of(element), lanes, log)
+    softmax = contiguous_softmax(ElementType.of(element), lanes, log, zero_rows)
 
     def kernel(args, first, last, scratch):
         a = ContiguousAxis(args)
@@ -53,14 +53,14 @@ def softmax_lines(element, lanes, log):
 
 
 @jit.kernel
-def softmax_planes(element, lanes, log, ragged):
+def softmax_planes(element, lanes, log, ragged, zero_rows=0):
     """A task is up to a vector of contiguous positions of a strided axis: all their elements are read and written.
 
     ragged: some positions are of channels that do not exist. What is written there is zero. Scratch: powers, where
     elements are narrower.
     """
     itemsize = ElementType.of(element).itemsize
-    softmax = strided_softmax(ElementType.of(element), lanes, log)
+    softmax = strided_softmax(ElementType.of(element), lanes, log, zero_rows)
 
     def kernel(args, first, last, scratch):
         a = StridedAxis(args)

@@ -24,12 +24,13 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
     itemsize = element.itemsize
     if 0 in p.shape:
         return []
+    more = (1,) if p.zero_rows else ()
     is_narrow = element != element.computed
     lanes, nbytes = request.machine.lanes(element.computed.itemsize), p.shape[p.axis] * itemsize
     contiguous = contiguous_axis(request, p.axis, quantizations)
     if contiguous is not None:
         positions = math.prod(p.shape) // p.shape[p.axis]
-        kernel = softmax_lines(element.code, lanes, int(p.log))
+        kernel = softmax_lines(element.code, lanes, int(p.log), *more)
         powers = p.shape[p.axis] * element.computed.itemsize if is_narrow else 0
         scratch = -(-nbytes // LINE) * LINE * contiguous.gathered + powers
         return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
@@ -37,7 +38,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
     ragged = layout.padded_shape(p.shape) != p.shape
-    kernel = softmax_planes(element.code, lanes, int(p.log), int(ragged))
+    kernel = softmax_planes(element.code, lanes, int(p.log), int(ragged), *more)
     powers = p.shape[p.axis] * lanes * element.computed.itemsize if is_narrow else 0
     return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads), powers)]
 

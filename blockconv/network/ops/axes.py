@@ -79,20 +79,28 @@ class Lrn(_OfFloats):
         return each_pixel(site, axes)
 
 
+def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
+    """By the definition. zero_rows: see `SoftmaxProblem`."""
+    most = x.max(axis=axis, keepdims=True, initial=-math.inf)
+    powers = np.exp(x - np.where(zero_rows & (most == -math.inf), 0, most))
+    total = powers.sum(axis=axis, keepdims=True)
+    return np.asarray(powers / np.where(zero_rows & (total == 0), 1, total))
+
+
 @dataclass(frozen=True)
 class Softmax(_OfFloats):
-    """exp(src - max) / sum over one axis (0 or more)."""
+    """exp(src - max) / sum over one axis (0 or more). zero_rows: see `SoftmaxProblem`."""
 
     op: ClassVar[str] = "softmax"
     axis: int
+    zero_rows: bool = False
 
     def problem(self, src: Shape) -> SoftmaxProblem:
         check_axis(self, self.axis, src)
-        return SoftmaxProblem(src, self.axis)
+        return SoftmaxProblem(src, self.axis, zero_rows=self.zero_rows)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        powers = np.exp(inputs[0] - inputs[0].max(axis=self.axis, keepdims=True, initial=-math.inf))
-        return np.asarray(powers / powers.sum(axis=self.axis, keepdims=True))
+        return softmax(inputs[0], self.axis, self.zero_rows)
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         return each_pixel(site, axes, self.axis)

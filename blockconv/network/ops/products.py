@@ -9,16 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.product_problem import MatMulProblem, Order
+from blockconv.core.product_problem import AttentionProblem, MatMulProblem, Order
 from blockconv.core.types import FLOATS, ElementType
+from blockconv.network.ops.axes import softmax
 from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Solved, check_type
 from blockconv.network.ops.rule import Asked, Layouts, Site
 
-__all__ = ["MatMul"]
+__all__ = ["Attention", "MatMul"]
 
 
 class _Product(Solved):
     """The base of products. All arrays are row-major."""
+
+    orders: tuple[Order, ...]
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         for type in inputs:
@@ -54,6 +57,36 @@ class MatMul(_Product):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         a, b = (_ordered(x, order) for x, order in zip(inputs, self.orders, strict=False))
         return _ordered(np.asarray(a @ b), self.orders[-1])
+
+
+@dataclass(frozen=True)
+class Attention(_Product):
+    """softmax(scale * (a @ b) + mask) @ c. inputs: a, b, c, and perhaps the mask, which broadcasts to a @ b.
+
+    b are the keys as a product has them, (..., width, keys): `orders` say so of (..., keys, width) too. causal: row i
+    attends to columns 0 to i alone. zero_rows: a row whose scores are all minus infinity gives zeros and not NaN.
+    orders: those of the axes of a, b, c and the result, as `Transpose` has them, or None; see `AttentionProblem`.
+    """
+
+    op: ClassVar[str] = "attention"
+    inputs: ClassVar[range] = range(3, 5)
+    scale: float = 1.0
+    causal: bool = False
+    zero_rows: bool = False
+    orders: tuple[Order, ...] = (None, None, None, None)
+
+    def problem(self, a: Shape, b: Shape, c: Shape, mask: Shape | None = None) -> AttentionProblem:
+        return AttentionProblem(a, b, c, mask, self.scale, self.causal, self.zero_rows, self.orders)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        a, b, c = (_ordered(x, order) for x, order in zip(inputs[:3], self.orders, strict=False))
+        scores = self.scale * (a @ b)
+        for mask in inputs[3:]:
+            scores = scores + mask
+        if self.causal:
+            scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
+        weights = softmax(scores, -1, self.zero_rows)
+        return _ordered(np.asarray(weights @ c), self.orders[-1])
 
 
 def _ordered(x: Array, order: Order) -> Array:

@@ -39,7 +39,7 @@ from blockconv.network.ops import (
     Transpose,
     Weighted,
 )
-from blockconv.network.passes import dynamic, integers, nibbles, precision, simplify
+from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, refitted, rewritten
 
@@ -103,6 +103,11 @@ def fold_constants(network: Network) -> Network:
 def unify(network: Network) -> Network:
     """One spelling for each op: see `simplify`."""
     return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS)
+
+
+def fuse_products(network: Network) -> Network:
+    """Attention is one op, and products read and write in any order of axes: see `products`."""
+    return rewritten(rewritten(network, *products.ATTENTION), *products.PRODUCTS)
 
 
 # ---------------------------------------------------------------- into convolutions and pools
@@ -380,6 +385,7 @@ PASSES = (
     dynamic.scaled,
     fold_constants,
     unify,
+    fuse_products,
     fold_padding,
     flatten_into_conv,
     fuse_epilogues,

@@ -51,6 +51,21 @@ OPS = {
     "baddbmm": (lambda: Apply(lambda x: torch.baddbmm(x[:1, :1], x, x.mT @ x, beta=0.5, alpha=2)), ROW),
     "matmul": (lambda: Apply(lambda x, v: v @ (x @ x.mT) @ x[0, 0], v=torch.randn(3, 8)), IMAGE),
     "einsum": (lambda: Apply(lambda x: torch.einsum("bchw,bdhw->bcd", x, x)), IMAGE),
+    "attention": (lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x * 2, x[:, :1])), IMAGE),
+    "attention causal": (lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)), IMAGE),
+    "attention masked": (
+        lambda: Apply(lambda x, m: F.scaled_dot_product_attention(x, x, x, m, scale=0.3), m=torch.randn(8, 8)),
+        IMAGE,
+    ),
+    "attention of nothing": (
+        lambda: Apply(lambda x, m: F.scaled_dot_product_attention(x, x, x, m), m=torch.arange(64).view(8, 8) > 20),
+        IMAGE,
+    ),
+    "attention of shared heads": (
+        lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:4], enable_gqa=True)),
+        IMAGE,
+    ),
+    "attention by parts": (lambda: Apply(lambda x: (x * 0.3 @ x.mT + 1).softmax(-1) @ x.relu()), IMAGE),
     "batch norm": (lambda: nn.BatchNorm2d(6), IMAGE),
     "batch norm plain": (lambda: nn.BatchNorm2d(6, affine=False), IMAGE),
     "batch norm 1d": (lambda: nn.BatchNorm1d(6), MATRIX),

@@ -1,0 +1,223 @@
+"""Rules for products of values that flow: they read transposed operands where these are, and attention is one op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.network.graph import Node
+from blockconv.network.ops import Affine, Attention, Binary, MatMul, Reshape, Shape, Softmax, Transpose
+from blockconv.network.passes.rewrite import Edit
+from blockconv.network.passes.simplify import even
+
+__all__ = ["ATTENTION", "PRODUCTS"]
+
+Array = npt.NDArray[Any]
+MOST_MASK = 1 << 24  # elements of a mask that several constants become
+
+
+def _reads_transposed(edit: Edit, node: Node) -> bool:
+    """A product reads its operands in the order of axes that they have before a transpose."""
+    a = node.attributes
+    if not isinstance(a, (MatMul, Attention)):
+        return False
+    for k in range(len(a.orders) - 1):
+        before = edit.private(node.inputs[k], Transpose)
+        if before is None:
+            continue
+        order = tuple(before[1].perm[axis] for axis in a.orders[k] or range(len(before[1].perm)))
+        inputs = (*node.inputs[:k], before[0].inputs[0], *node.inputs[k + 1 :])
+        made = replace(a, orders=(*a.orders[:k], order, *a.orders[k + 1 :]))
+        if edit.replace((before[0], node), replace(node, attributes=made, inputs=inputs)):
+            return True
+    return False
+
+
+def _writes_transposed(edit: Edit, node: Node) -> bool:
+    """A product writes its result in the order of axes that a transpose gives it."""
+    before: tuple[Node, MatMul | Attention] | None = edit.private(node.inputs[0], MatMul)
+    before = before or edit.private(node.inputs[0], Attention)
+    if before is None or not isinstance(node.attributes, Transpose):
+        return False
+    *orders, last = before[1].orders
+    perm = node.attributes.perm
+    order = perm if last is None else tuple(last[axis] for axis in perm)
+    made = replace(before[0], attributes=replace(before[1], orders=(*orders, order)), output=node.output)
+    return edit.replace((before[0], node), made)
+
+
+# ---------------------------------------------------------------- attention
+
+
+@dataclass
+class _Scores:
+    """What is known of a value on the way up from a softmax: it is factor * scores + mask + flowing.
+
+    shape: of the value. gone: the nodes that one op replaces. mask: constants. flowing: another value's name.
+    """
+
+    name: str
+    shape: Shape
+    gone: list[Node]
+    factor: float = 1.0
+    mask: Array | None = None
+    flowing: str | None = None
+
+    def add(self, constant: Array, sign: float = 1.0) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            term = sign * self.factor * constant.astype(np.float64)
+            self.mask = term if self.mask is None else self.mask + term
+
+
+def _is_attention(edit: Edit, node: Node) -> bool:
+    """softmax(scale * (a @ b) + mask) @ c, as networks spell it: with the scale before or after, and masks added."""
+    second = node.attributes
+    if not isinstance(second, MatMul) or second.orders[0] is not None:
+        return False
+    shape = edit.shape(node.inputs[0])
+    found = _Scores(node.inputs[0], shape, [node])
+    after = edit.private(found.name, Reshape)
+    if after is not None and _up_reshape(edit, after[0], found):
+        found.gone.insert(0, after[0])
+    softmax = edit.private(found.name, Softmax)
+    if softmax is None or softmax[1].axis != len(found.shape) - 1:
+        return False
+    found.gone.insert(0, softmax[0])
+    found.name = softmax[0].inputs[0]
+    while (first := edit.private(found.name, MatMul)) is None:
+        if not _goes_up(edit, found):
+            return False
+    orders = first[1].orders
+    if found.shape != shape or orders[2] is not None or (found.mask is not None and found.flowing):
+        return False
+    more = _mask(edit, node, found)
+    made = Attention(found.factor, False, softmax[1].zero_rows, (*orders[:2], *second.orders[1:]))
+    inputs = (*first[0].inputs, node.inputs[1], *more)
+    return edit.replace([first[0], *found.gone], replace(node, attributes=made, inputs=inputs))
+
+
+def _goes_up(edit: Edit, found: _Scores) -> bool:
+    """One node further up, if it is a scale, a mask, or a reshape of the axes before the last two."""
+    for kind, step in ((Affine, _up_affine), (Binary, _up_binary), (Reshape, _up_reshape)):
+        before = edit.private(found.name, kind)
+        if before is not None and step(edit, before[0], found):
+            found.gone.insert(0, before[0])
+            return True
+    return False
+
+
+def _up_affine(edit: Edit, node: Node, found: _Scores) -> bool:
+    scale, shift = (edit.constants[name] for name in node.parameters)
+    factor, a = even(scale), node.attributes
+    if factor is None or not np.isfinite(factor) or not isinstance(a, Affine) or not a.activation.is_identity:
+        return False
+    if shift.any():
+        found.add(shift.reshape(-1, *(1,) * (len(found.shape) - 2)))
+    found.factor, found.name = found.factor * factor, node.inputs[0]
+    return True
+
+
+def _up_binary(edit: Edit, node: Node, found: _Scores) -> bool:
+    a = node.attributes
+    if not isinstance(a, Binary) or not a.activation.is_identity:
+        return False
+    for at in (1, 0) if a.kind in ("add", "mul") else (1,):
+        constant, other = edit.constants.get(node.inputs[at]), node.inputs[1 - at]
+        if edit.shape(other) != found.shape:
+            continue
+        if constant is None:
+            is_mask = edit.shape(node.inputs[at])[-1:] == found.shape[-1:]
+            if a.kind != "add" or found.flowing or found.factor != 1 or not is_mask or not _is_scores(edit, other):
+                continue
+            found.flowing = node.inputs[at]
+        elif a.kind in ("add", "sub"):
+            found.add(constant, 1.0 if a.kind == "add" else -1.0)
+        else:
+            factor = even(constant)
+            if factor is None or not np.isfinite(factor) or (a.kind == "div" and factor == 0):
+                continue
+            found.factor *= factor if a.kind == "mul" else 1 / factor
+        found.name = other
+        return True
+    return False
+
+
+def _is_scores(edit: Edit, name: str) -> bool:
+    """Whether a value comes from a product, by what may stand between."""
+    return any(edit.private(name, kind) is not None for kind in (MatMul, Affine, Binary))
+
+
+def _up_reshape(edit: Edit, node: Node, found: _Scores) -> bool:
+    shape = edit.shape(node.inputs[0])
+    if shape[-2:] != found.shape[-2:] or len(shape) < 2 or found.flowing:
+        return False
+    if found.mask is not None:
+        if np.prod(found.shape) > MOST_MASK:
+            return False
+        found.mask = np.broadcast_to(found.mask, found.shape).reshape(shape)
+    found.shape, found.name = shape, node.inputs[0]
+    return True
+
+
+def _mask(edit: Edit, node: Node, found: _Scores) -> tuple[str, ...]:
+    """The operand that is the mask, if there is one."""
+    if found.flowing:
+        return (found.flowing,)
+    if found.mask is None or not found.mask.any():
+        return ()
+    mask = np.broadcast_to(found.mask, (*found.mask.shape[:-1], found.shape[-1]))
+    with np.errstate(over="ignore"):
+        return (edit.constant(f"{node.name}.mask", np.ascontiguousarray(mask, edit.type(node.output).dtype)),)
+
+
+def _takes_scale(edit: Edit, node: Node) -> bool:
+    """Operands that are multiplied by a number before: attention does that to scores."""
+    a = node.attributes
+    if not isinstance(a, Attention):
+        return False
+    for k in (0, 1):
+        before = edit.private(node.inputs[k], Affine)
+        if before is None or not before[1].activation.is_identity:
+            continue
+        scale, shift = (edit.constants[name] for name in before[0].parameters)
+        factor = even(scale)
+        if factor is None or not np.isfinite(factor) or shift.any():
+            continue
+        inputs = (*node.inputs[:k], before[0].inputs[0], *node.inputs[k + 1 :])
+        made = replace(node, attributes=replace(a, scale=a.scale * factor), inputs=inputs)
+        return edit.replace((before[0], node), made)
+    return False
+
+
+def _with_its_axes(edit: Edit, node: Node) -> bool:
+    """Operands whose axes before the last two were merged to one are read as they were before; the result is merged."""
+    a = node.attributes
+    if not isinstance(a, (MatMul, Attention)) or any(order and order[0] for order in a.orders):
+        return False
+    count, dst = len(a.orders) - 1, edit.shape(node.output)
+    merges = [edit.producer(name, Reshape) for name in node.inputs[:count]]
+    sources = [before[0].inputs[0] for before in merges if before is not None]
+    wide, merged = [edit.shape(name) for name in sources], [edit.shape(name) for name in node.inputs]
+    batch = wide[0][:-2] if wide else ()
+    fits = all(shape == (*batch, *flat[1:]) for shape, flat in zip(wide, merged, strict=False))
+    if len(sources) < count or not fits or len(batch) < 2 or any(len(shape) != 3 for shape in merged) or 0 in dst:
+        return False
+    for name in node.inputs[count:]:
+        value = edit.constants.get(name)
+        if value is None or len(value) not in (1, dst[0]):
+            return False
+        split = batch if len(value) == dst[0] else (1,) * len(batch)
+        sources.append(edit.constant(f"{node.name}.mask", value.reshape(*split, *value.shape[1:])))
+    outer = len(batch)
+    orders = (order and (*range(outer), *(outer - 1 + axis for axis in order[1:])) for order in a.orders)
+    made = edit.value_name(f"{node.output}.split")
+    first = replace(node, attributes=replace(a, orders=tuple(orders)), inputs=tuple(sources), output=made)
+    gone = [before[0] for before in merges if before is not None and edit.private(before[0].output, Reshape)]
+    return edit.replace((*gone, node), first, Node(f"{node.name}.merged", Reshape(dst), (made,), node.output))
+
+
+ATTENTION = (_is_attention,)  # first: the other rules would part what it looks for
+PRODUCTS = (_takes_scale, _with_its_axes, _reads_transposed, _writes_transposed)
