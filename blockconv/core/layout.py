@@ -199,7 +199,7 @@ class Layout:
         if len(sizes) != self.ndim:
             rule = f"must have {self.ndim} dimensions for {self.name}, not {len(sizes)}"
             raise LayoutError(f"Layout.{op}", "shape", shape, rule)
-        if any(size < 0 for size in sizes):
+        if sizes and min(sizes) < 0:
             raise LayoutError(f"Layout.{op}", "shape", shape, "must hold sizes of at least 0")
         return sizes
 

@@ -89,8 +89,29 @@ class Rates:
 
     def end(self, vectors: int) -> float:
         """Seconds of a tile of so many vectors beside its steps: something for the tile, and something for each."""
+        return self._own + vectors * self.tile
+
+    @functools.cached_property
+    def _own(self) -> float:
+        """Seconds of a tile beside its steps and its vectors."""
         narrow = min(self.tiles, key=lambda at: at.step)
-        return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile) + vectors * self.tile
+        return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile)
+
+    @functools.cached_property
+    def _nearest(self) -> dict[tuple[int, int], TileTimes]:
+        """The measured tiles that are most like those of (pixels, vectors) that were asked for."""
+        return {}
+
+    def nearest(self, pixels: int, vectors: int) -> TileTimes:
+        """The measured tile that is most like one of so many pixels and vectors."""
+
+        def distance(at: TileTimes) -> tuple[Any, ...]:  # a profile of another machine may know no tile of so many
+            return abs(at.vectors - vectors), at.pixels <= LEAST, at.pixels < pixels, abs(at.pixels - pixels)
+
+        found = self._nearest.get((pixels, vectors))
+        if found is None:
+            found = self._nearest[pixels, vectors] = min(self.tiles, key=distance)
+        return found
 
     def step(self, pixels: int, vectors: int, part: float = 1.0, is_far: bool = False) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond its products.
@@ -98,11 +119,7 @@ class Rates:
         part: of the time of a multiply-accumulate that one of these vectors takes; one half of halves. is_far: whether
         weights are streamed, as in `TileTimes`.
         """
-
-        def distance(at: TileTimes) -> tuple[Any, ...]:  # a profile of another machine may know no tile of so many
-            return abs(at.vectors - vectors), at.pixels <= LEAST, at.pixels < pixels, abs(at.pixels - pixels)
-
-        known = min(self.tiles, key=distance)
+        known = self.nearest(pixels, vectors)
         taken = known.far if is_far and known.far else known.step
         beyond = taken - known.pixels * known.vectors * self.each
         return max(part * pixels * vectors * self.each, self.latency) + beyond
@@ -166,7 +183,11 @@ class Profile:
 
     def by(self, dot: str) -> Rates:
         """Of a multiply-accumulate of this name; those of floats where it was not measured."""
-        return Rates(self.dots[dot]) if dot in self.dots else self.rates
+        return self._by.get(dot, self.rates)
+
+    @functools.cached_property
+    def _by(self) -> dict[str, Rates]:
+        return {dot: Rates(tiles) for dot, tiles in self.dots.items()}
 
     @property
     def fma(self) -> float:

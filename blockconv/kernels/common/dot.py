@@ -12,6 +12,7 @@ output channels at once (`matrix_tile.py`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -124,6 +125,7 @@ def by_number(number: int) -> Dot:
     return next(dot for dot in DOTS.values() if dot.number == number)
 
 
+@functools.cache
 def name_of(dot: Dot) -> str:
     """What a machine's profile calls a multiply-accumulate; nothing for that of floats."""
     found = next((name for name, known in (DOTS | BRAIN_DOTS | MATRIX_DOTS).items() if known.number == dot.number), "")

@@ -129,7 +129,7 @@ def accepted(
 
     Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
     """
-    rows = [row for row in TABLE if row.op == op]
+    rows = [row for row in TABLE if row.op == op and row.takes(types)]
     asked = [Request(problem, src, dst, types, 1, machine) for src in layouts[0] for dst in layouts[1]]
     decided = [(row, request, selection.decide(row, request, accuracy)) for row in rows for request in asked]
     found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
