@@ -18,7 +18,7 @@ from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.machine.machine import Machine
 
-__all__ = ["Matrices", "Offsets", "Product", "Sizes", "inverse", "product", "row_tasks", "zeros_and"]
+__all__ = ["Matrices", "Offsets", "Product", "ProductSizes", "inverse", "product", "row_tasks", "zeros_and"]
 
 Offsets = npt.NDArray[np.int64]
 
@@ -114,7 +114,7 @@ def _tile_seconds(m: Machine, x: Product) -> float:
     return x.depth * step + rates.end(x.pixels * x.vectors)
 
 
-class Sizes(NamedTuple):
+class ProductSizes(NamedTuple):
     """Those of a product, and the type that is computed with."""
 
     rows: int
@@ -124,7 +124,7 @@ class Sizes(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def product(m: Machine, of: Sizes, like: Product | None = None, pixels: int = 0) -> Product:
+def product(m: Machine, of: ProductSizes, like: Product | None = None, pixels: int = 0) -> Product:
     """The tile of least predicted time.
 
     like: the anchor's: then tiles are those of any size. pixels: the rows that the tile has to have, if any.

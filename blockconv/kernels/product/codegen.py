@@ -107,9 +107,14 @@ def _turned(element: ElementType, lanes: int) -> Any:
 class Scores(NamedTuple):
     """Rows of scores: [vector][row][lane], of the type that is computed with. They become a row's softmax.
 
-    address: of the first. rows: how many there are. block: from a vector to the next, in bytes. columns: of a row;
-    the lanes after the last may hold anything. scale: a factor, float64. mask: the address of what is added to the
-    first row, mask_row: from there to the next row's, in bytes. first: the number of the first row.
+    address: of the first.
+    rows: how many there are.
+    block: from a vector to the next, in bytes.
+    columns: of a row; the lanes after the last may hold anything.
+    scale: a factor, float64.
+    mask: the address of what is added to the first row.
+    mask_row: from there to the next row's, in bytes.
+    first: the number of the first row.
     """
 
     address: int

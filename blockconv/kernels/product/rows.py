@@ -25,7 +25,16 @@ from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product import kernels
-from blockconv.kernels.product.blocking import Matrices, Offsets, Product, Sizes, inverse, product, row_tasks, zeros_and
+from blockconv.kernels.product.blocking import (
+    Matrices,
+    Offsets,
+    Product,
+    ProductSizes,
+    inverse,
+    product,
+    row_tasks,
+    zeros_and,
+)
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -183,7 +192,7 @@ class _MatMul:
             rows, self.panels = rows * len(self.panels), self.panels[:1]
             self.a, self.dst = (at._replace(offsets=at.offsets[:1]) for at in (self.a, self.dst))
         like = None if request.anchor is None else _MatMul(request.at_anchor).x
-        self.x: Product = product(request.machine, Sizes(rows, p.depth, columns, kind.computed), like)
+        self.x: Product = product(request.machine, ProductSizes(rows, p.depth, columns, kind.computed), like)
 
     @property
     def nbytes(self) -> int:
@@ -270,8 +279,8 @@ class _Attention:
         self.mask_row = self.mask.row if mask[-2] > 1 else 0
         like = None if request.anchor is None else _Attention(request.at_anchor).first
         keys, of = p.scores.size[2], kind.computed
-        self.first: Product = product(request.machine, Sizes(rows, p.scores.depth, keys, of), like)
-        self.second = product(request.machine, Sizes(rows, keys, columns, of), None, self.first.pixels)
+        self.first: Product = product(request.machine, ProductSizes(rows, p.scores.depth, keys, of), like)
+        self.second = product(request.machine, ProductSizes(rows, keys, columns, of), None, self.first.pixels)
 
     @property
     def nbytes(self) -> tuple[int, int]:

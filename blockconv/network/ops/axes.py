@@ -89,7 +89,10 @@ def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
 
 @dataclass(frozen=True)
 class Softmax(_OfFloats):
-    """exp(src - max) / sum over one axis (0 or more). zero_rows: see `SoftmaxProblem`."""
+    """exp(src - max) / sum over one axis (0 or more).
+
+    zero_rows: see `SoftmaxProblem`.
+    """
 
     op: ClassVar[str] = "softmax"
     axis: int

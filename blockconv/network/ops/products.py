@@ -61,10 +61,14 @@ class MatMul(_Product):
 
 @dataclass(frozen=True)
 class Attention(_Product):
-    """softmax(scale * (a @ b) + mask) @ c. inputs: a, b, c, and perhaps the mask, which broadcasts to a @ b.
+    """softmax(scale * (a @ b) + mask) @ c.
 
-    b are the keys as a product has them, (..., width, keys): `orders` say so of (..., keys, width) too. causal: row i
-    attends to columns 0 to i alone. zero_rows: a row whose scores are all minus infinity gives zeros and not NaN.
+    inputs: a, b, c, and perhaps the mask, which broadcasts to a @ b.
+
+    b are the keys as a product has them, (..., width, keys): `orders` say so of (..., keys, width) too.
+
+    causal: row i attends to columns 0 to i alone.
+    zero_rows: a row whose scores are all minus infinity gives zeros and not NaN.
     orders: those of the axes of a, b, c and the result, as `Transpose` has them, or None; see `AttentionProblem`.
     """
 

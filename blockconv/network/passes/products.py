@@ -56,7 +56,10 @@ def _writes_transposed(edit: Edit, node: Node) -> bool:
 class _Scores:
     """What is known of a value on the way up from a softmax: it is factor * scores + mask + flowing.
 
-    shape: of the value. gone: the nodes that one op replaces. mask: constants. flowing: another value's name.
+    shape: of the value.
+    gone: the nodes that one op replaces.
+    mask: constants.
+    flowing: another value's name.
     """
 
     name: str
