@@ -7,7 +7,8 @@ Without Dask and Zarr (pip install 'blockconv[dask]'), one process does it betwe
 """
 
 import argparse
-import resource
+import logging
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -61,19 +62,26 @@ def by_cluster(plan: bc.Plan, shape: tuple[int, ...], discs: list[tuple[int, int
     write_image(image, discs)
     mask = zarr.open(f"{folder}/mask.zarr", mode="w", shape=shape, chunks=chunks, dtype="float32")
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "1GiB", "dashboard_address": ":0"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
+    with LocalCluster(**options, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
         begin = time.perf_counter()
         lazy = blockconv.dask.map_plan(plan, da.from_zarr(image), TILE)
         da.store(lazy.rechunk(chunks), mask, lock=False)  # no two tasks write to one chunk of Zarr
         seconds = time.perf_counter() - begin
-        peaks = client.run(lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss).values()
+        peaks = client.run(peak_memory).values()
         print(
             f"{shape[2] * shape[3] / seconds / 1e6:.1f} million pixels/s; {seconds:.1f} s with the workers' first tasks"
         )
-        print(f"resident memory of the workers: at most {', '.join(f'{peak / 1024:.0f} MiB' for peak in peaks)}")
+        print(f"resident memory of the workers: at most {', '.join(peaks)}")
         if picture:
             draw(picture, image, mask)
     return mask
+
+
+def peak_memory() -> str:
+    """The largest resident memory that this process had."""
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return f"{int(found[1]) / 1024:.0f} MiB" if found else "unknown"
 
 
 def draw(path: str, image, mask) -> None:
