@@ -29,7 +29,7 @@ LISTED = {
     "Dropout", "Identity", "Constant", "ConstantOfShape", "Unsqueeze", "Squeeze", "Shape", "Size", "Resize", "Upsample",
     "Split", "Slice", "ReduceMean", "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul",
     "MatMulInteger", "DynamicQuantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
-    "ConvTranspose", "DepthToSpace", "SpaceToDepth", "LSTM", "GRU", "Attention",
+    "ConvTranspose", "DepthToSpace", "SpaceToDepth", "LSTM", "GRU", "Attention", "Einsum",
 }  # fmt: skip
 INTEGERS = {
     "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MaxPool",
@@ -75,6 +75,7 @@ UNSUPPORTED = {
     "int2": 0,
     "integers of": 3,
     "past keys and values": 34,
+    "equation=": 6,
     "softcap": 11,
     "window_size": 9,
 }

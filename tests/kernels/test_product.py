@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage_oracle import Array
 
 import blockconv as bc
-from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.product_problem import MatMulProblem
 from blockconv.core.types import element
 from blockconv.network import ops
@@ -254,3 +254,30 @@ def test_fused_matmul_of_onnx_runtime(turned: tuple[int, int]) -> None:
     more = {"transA": turned[0], "transB": turned[1]}
     found = onnx_product("FusedMatMul", *given, domain="com.microsoft", alpha=0.25, **more)
     np.testing.assert_array_equal(found, 0.25 * (a @ b))
+
+
+EQUATIONS = [
+    ("bhid,bhjd->bhij", (2, 3, 5, 7), (2, 3, 4, 7)), ("bhij,bhjd->bhid", (2, 3, 5, 4), (2, 3, 4, 7)),
+    ("bihd,bjhd->bhij", (2, 5, 3, 7), (2, 4, 3, 7)), ("ij,jk", (3, 4), (4, 5)), ("i,j->ij", (3,), (4,)),
+    ("ij,ij->", (3, 4), (3, 4)), ("ij,ij->ij", (3, 4), (3, 4)), ("bchw,cd->bdhw", (2, 6, 4, 5), (6, 3)),
+    ("bhid,bhjd->hbij", (2, 1, 5, 7), (1, 3, 4, 7)), ("bhid,bhjd->bhij", (2, 0, 5, 7), (2, 0, 4, 7)),
+    ("ij,jk->ki", (3, 0), (0, 5)), ("ij,jk->ik", (0, 4), (4, 5)),
+    ("abc,cbd->da", (2, 3, 4), (4, 3, 5)), ("ba , bc -> ca", (3, 4), (3, 5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("equation", "a", "b"), EQUATIONS)
+def test_einsum_of_onnx(equation: str, a: Shape, b: Shape) -> None:
+    left, right = operands(a, b, "float32", True)
+    np.testing.assert_array_equal(
+        onnx_product("Einsum", left, right, equation=equation), np.einsum(equation, left, right)
+    )
+
+
+@pytest.mark.parametrize(
+    ("equation", "a", "b"),
+    [("ij,jk->i", (3, 4), (4, 5)), ("ii,ij->j", (3, 3), (3, 4)), ("...ij,jk->...ik", (2, 3, 4), (4, 5))],
+)
+def test_other_einsums_are_refused(equation: str, a: Shape, b: Shape) -> None:
+    with pytest.raises(UnsupportedError, match="equation="):
+        onnx_product("Einsum", *operands(a, b, "float32", True), equation=equation)

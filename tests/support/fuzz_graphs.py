@@ -833,6 +833,18 @@ def _matmul(g: Graph) -> None:
         g.add("MatMul", x, g.array(_factor(g, x), g.float))
 
 
+@_op("Einsum")
+def _einsum(g: Graph) -> None:
+    x = g.take(ranks=(4,))
+    n, c, h, w = x.shape
+    k = g.pick((1, 3, 8))
+    equation, shape = g.pick(
+        (("nchw,nckw->nchk", (n, c, k, w)), ("nchw,nkhc->nhwk", (n, k, h, c)), ("nchw,kc->nkhw", (k, c)))
+    )
+    y = g.input(shape, g.float) if g.chance(0.6) else g.array(shape, g.float)
+    g.add("Einsum", x, y, equation=equation)
+
+
 @_op("Attention")
 def _attention(g: Graph) -> None:
     """Named, or spelled: the second is what a pass makes one op of."""

@@ -124,6 +124,48 @@ def _of_heads(call: Call, x: Tensor, name: str) -> Tensor:
     return call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True)
 
 
+@_op(
+    "Einsum",
+    limits="two operands of floats, each axis named once; no ellipsis, no sum over one operand's axis",
+    since=12,
+)
+def _einsum(call: Call) -> Tensor:
+    """A product of matrices of what both operands have and the result has not, by what one has, for what all have."""
+    equation = call.attribute("equation").replace(" ", "")
+    terms, arrow, out = equation.partition("->")
+    a, _, b = terms.partition(",")
+    if not arrow:
+        out = "".join(label for label in sorted({*a, *b}) if (a + b).count(label) == 1)
+    named = [len(call.inputs) == 2 and len(x.shape) == len(of) for x, of in zip(call.inputs, (a, b), strict=False) if x]
+    once = all(len({*of}) == len(of) for of in (a, b, out)) and (a + b + out).isalpha()
+    alone = {*a, *b} - ({*a} & {*b}) - {*out}
+    if not once or alone or not all(named) or len(named) != 2 or not {*out} <= {*a, *b}:
+        raise Unsupported(f"equation={equation!r}")
+    x, y = call.input(), call.input(1)
+    sizes = dict(zip(a, x.shape, strict=True))
+    for label, size in zip(b, y.shape, strict=True):
+        known = sizes.setdefault(label, size)
+        if known != size and (label not in out or 1 not in (known, size)):
+            raise call.error("inputs", (x.shape, y.shape), f"do not fit the equation {equation!r}")
+        sizes[label] = size if known == 1 else known
+    batch = [label for label in out if label in a and label in b]
+    rows, columns = ([label for label in out if label in of and label not in batch] for of in (a, b))
+    summed = [label for label in a if label in b and label not in out]
+    if len(batch) > 4 or not x.type.is_float:
+        raise Unsupported(f"equation={equation!r} of {x.type} of shapes {x.shape} and {y.shape}")
+
+    def matrices(operand: Tensor, of: str, first: list[str], last: list[str]) -> Tensor:
+        perm = tuple(of.index(label) for label in (*batch, *first, *last))
+        turned = operand if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), operand, helps=True)
+        sides = (math.prod(sizes[label] for label in side) for side in (first, last))
+        return call.reshape(turned, (*(operand.shape[of.index(label)] for label in batch), *sides))
+
+    made = call.multiplied(matrices(x, a, rows, summed), matrices(y, b, summed, columns))
+    found = call.reshape(made, tuple(sizes[label] for label in (*batch, *rows, *columns)))
+    perm = tuple([*batch, *rows, *columns].index(label) for label in out)
+    return found if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), found)
+
+
 def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:
     """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A."""
     weight = call.array(at, "second matrix")
