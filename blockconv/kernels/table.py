@@ -233,10 +233,9 @@ class Row:
         """The request as kernels take it: without taps that find nothing but padding, images of one pixel as columns, w
         inside h, blocks of images in parts."""
         p, src, dst = request.problem, request.src, request.dst
-        if self.op == "conv2d" and self.algorithm == "direct" and not self.reference:
-            cut = reached_problem(p) if request.types.has_finite_weights else p
-            if cut.wei_shape != p.wei_shape:
-                return Rewritten(request.changed(reached_problem, src, dst), functools.partial(_of_reached_taps, p))
+        cuts = self.op == "conv2d" and self.algorithm == "direct" and not self.reference
+        if cuts and request.types.has_finite_weights and reached_taps(p) != ((0, p.kh), (0, p.kw)):
+            return Rewritten(request.changed(reached_problem, src, dst), functools.partial(_of_reached_taps, p))
         if self.op in CONVOLUTIONS and has_images_of_one_pixel(p, src, dst):
             return Rewritten(request.changed(columns_problem, columns_layout(src), columns_layout(dst)))
         if self.op in TRANSPOSABLE and has_h_inside_w(dst):

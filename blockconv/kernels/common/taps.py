@@ -51,6 +51,9 @@ def reached_taps(problem: Any) -> tuple[TapRange, TapRange]:
     found = []
     for x in "hw":
         size, taps, begin, dilation = (getattr(problem, name + x) for name in "okpd")
+        if taps == 1:
+            found.append((0, 1))
+            continue
         low, high = taps_in_bounds(problem, x, 0, size)
         low = min(int(low), taps - 1, begin // dilation)
         found.append((low, max(int(high), low + 1)))

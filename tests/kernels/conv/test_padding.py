@@ -179,7 +179,7 @@ def test_costs_know_what_is_left_out() -> None:
     layout = Layout("NHWC")
 
     def seconds(types: Types) -> float:
-        found = selection.cheapest(selection.candidates("conv2d", Request(p, layout, layout, types)))
+        found = selection.cheapest(selection.decisions("conv2d", Request(p, layout, layout, types)))
         assert found is not None
         assert found.primitive is not None
         return found.primitive.seconds
