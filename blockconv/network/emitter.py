@@ -373,15 +373,17 @@ class Translation:
         return self.reshape(moved, (*lead, c * size * size, h // size, w // size), helps=False)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
-        """`x` under another shape; itself if it has that."""
-        if x.shape == shape:
+        """`x` under another shape, whose -1, if any, is what remains; itself if it has that."""
+        given = math.prod(size for size in shape if size != -1)
+        sizes = tuple(x.elements // max(1, given) if size == -1 else size for size in shape)
+        if x.shape == sizes:
             return x
-        if math.prod(shape) != x.elements:
-            raise self.error("shape", shape, f"cannot hold the {x.elements} elements of {x.shape}")
-        if 0 in shape:  # which would be the input's size there
+        if math.prod(sizes) != x.elements:
+            raise self.error("shape", sizes, f"cannot hold the {x.elements} elements of {x.shape}")
+        if 0 in sizes:  # which would be the input's size there
             if x.type.is_packed:
                 raise Unsupported(f"an empty tensor of {x.type}")
-            return self.constant(np.zeros(shape, x.type.dtype), "empty")
+            return self.constant(np.zeros(sizes, x.type.dtype), "empty")
         return self.emit(Reshape(shape), x, helps=helps)
 
     def normalise(self, x: Tensor, groups: int, scale: Array, bias: Array, epsilon: float) -> Tensor:
@@ -452,9 +454,8 @@ class Translation:
             rule = f"has {a.shape[-1]} columns, and the second matrix has {weight.shape[1]} rows"
             raise self.error("input", a.shape, rule)
         parameters: Tensors = (weight,) if bias is None else (weight, self.constant(bias, "bias"))
-        rows = math.prod(a.shape[:-1])
-        y = self.convolve(attributes, self.reshape(a, (rows, a.shape[-1], 1, 1)), others, parameters)
-        return self.reshape(y, (rows, weight.shape[0]))
+        y = self.convolve(attributes, self.reshape(a, (-1, a.shape[-1], 1, 1)), others, parameters)
+        return self.reshape(y, (-1, weight.shape[0]))
 
     def multiplied(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b, by NumPy's rules; a constant that is multiplied from the right goes to `product`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -217,6 +218,19 @@ def _chains() -> dict[str, list[Any]]:
             node("Cast", "k", outputs=("d",), name="d", to=1),
             node("Mul", "a", "d", name="m"),
         ],
+        "sequence": [
+            node("Shape", "a", outputs=("s",), name="s"),
+            *(
+                node("Gather", "s", name_, outputs=(f"s{name_}",), name=f"s{name_}")
+                for name_ in ("zero", "two", "three")
+            ),
+            node("Mul", "stwo", "sthree", outputs=("l",), name="l"),
+            node("Concat", "szero", "eight", "l", outputs=("t",), name="t", axis=0),
+            node("Reshape", "a", "t", outputs=("r",), name="r"),
+            node("Transpose", "r", outputs=("q",), name="q", perm=[0, 2, 1]),
+            node("MatMul", "q", "v", outputs=("p",), name="p"),
+            node("Add", "p", "five", name="m"),
+        ],
         "identity": [node("Dropout", "a", outputs=("d",), name="d"), node("Relu", "d", name="m")],
         "more images": [*pooled, node("Add", "p", "many", name="m")],
         "folded": [*pooled, node("Neg", "many", outputs=("o",), name="o"), node("Add", "o", "p", name="m")],
@@ -227,7 +241,7 @@ def _chains() -> dict[str, list[Any]]:
 CHAINS = [
     *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "half", "heads"),
     "beginning",
-    *("functions", "rows", "flat", "as it was", "width", "identity", "padded"),
+    *("functions", "rows", "flat", "as it was", "width", "sequence", "identity", "padded"),
     *("more images", "folded"),
 ]
 CONSTANTS = {
@@ -243,14 +257,16 @@ CONSTANTS = {
     "ten": np.array([10]),
     "two": np.array([2]),
     "three": np.array([3]),
+    "eight": np.array([8]),
+    "five": values((5,), 6),
     "rows": np.array([0, 0, -1]),
     "last": np.array([0, 0, -1, 8]),
     "ends": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -> None:
+def read(chain: str) -> tuple[Any, bc.Network]:
+    """The model of a chain, and its network for images of 8x8."""
     pytest.importorskip("onnx")
     from onnx_broken import model, node
 
@@ -260,7 +276,20 @@ def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -
     used = {name for one in nodes for name in one.input}
     constants = {**CONSTANTS, "first": values((8, 3, 3, 3), 4)}
     made = model(nodes, {name: value for name, value in constants.items() if name in used}, element=0)
-    net = bc.load_onnx(made, {"x": (1, 3, 8, 8)})
+    return made, bc.load_onnx(made, {"x": (1, 3, 8, 8)})
+
+
+def test_a_computed_shape_is_not_fused_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, net = read("sequence")
+    fused, other = fuse(net), fuse(net.with_input_shapes((1, 3, 16, 24)))
+    monkeypatch.setattr(sys.modules[fuse.__module__], "fuse", None)
+    again = fused.with_input_shapes((1, 3, 16, 24))
+    assert (again.nodes, again.tensors) == (other.nodes, other.tensors)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -> None:
+    made, net = read(chain)
     fused = fuse(net)
     for shape in ((1, 3, 8, 8), (1, 3, 16, 24), (2, 3, 9, 8), (1, 3, 33, 16), (1, 3, 4, 40)):
         again, fresh = net.with_input_shapes(shape), bc.load_onnx(made, {"x": shape})

@@ -50,6 +50,9 @@ def read_graph(
     read = {name for node in graph.node for name in reads_of(node)} | {value.name for value in graph.output}
     scope = Scope(graph.name or "onnx", rules.versions.get("", 1), read)
     scope.only_cast = _only_cast(graph)
+    for node in graph.node:  # in the order in which values are made
+        if node.op_type in ("Shape", "Size") or not scope.of_sizes.isdisjoint(node.input):
+            scope.of_sizes.update(node.output)
     scope.reserve({name for node in graph.node for name in (*node.input, *node.output)})
     for tensor in inputs:
         scope.input(tensor)

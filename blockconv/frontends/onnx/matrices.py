@@ -176,7 +176,8 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: 
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
     y = call.product(attributes, a, wei, None, others)
-    return call.reshape(y, a.shape[:-1] if weight.ndim == 1 else (*a.shape[:-1], wei.shape[0]))
+    rows = (*a.shape[:-2], -1) if len(a.shape) > 1 else ()
+    return call.reshape(y, rows if weight.ndim == 1 else (*rows, wei.shape[0]))
 
 
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:

@@ -56,7 +56,21 @@ def _reshape(call: Call) -> Tensor:
         if -1 in shape:
             raise call.error("shape", shape, "has both -1 and 0, so that the sizes are ambiguous", "name the size")
         return call.reshape(x, shape, helps=False)
+    if call.has(1) and call.node.input[1] in call.scope.of_sizes:
+        shape = _relative(shape, x.shape)
     return call.emit(ops.Reshape(shape), x)
+
+
+def _relative(shape: tuple[int, ...], src: tuple[int, ...]) -> tuple[int, ...]:
+    """A computed shape by the sizes of `src` that it keeps, 0, and the one that is left, -1.
+
+    So the op is mostly the same for other sizes, and what was made of the network is fitted to them.
+    """
+    if 0 in src or 0 in shape:
+        return shape
+    kept = [0 if src[k : k + 1] == (size,) else size for k, size in enumerate(shape)]
+    left = [k for k, size in enumerate(kept) if size]
+    return tuple(-1 if left == [k] else size for k, size in enumerate(kept))
 
 
 @_op("Squeeze", limits="constant axes, at least one")

@@ -224,6 +224,11 @@ def refitted(before: Network, after: Network, other: Network) -> Network | None:
     )
 
 
+def _channels(shape: Shape) -> Shape:
+    """The channels of a shape, as rules read them; a sequence, of three axes, has none."""
+    return shape[1:2] if len(shape) != 3 else ()
+
+
 def _compared(network: Network, node: Node) -> list[object]:
     """The facts that rules may learn about the sizes of a node's values: see `refitted`."""
     first, *others = shapes = [network.shape(name) for name in (*node.inputs, node.output)]
@@ -232,9 +237,9 @@ def _compared(network: Network, node: Node) -> list[object]:
             [prod(a[:i]) == prod(b[:j]) for i in range(len(a) + 1) for j in range(len(b) + 1)]
             for a in shapes
             for b in others
-        ] + [shape[:2] for shape in shapes]
+        ] + [_channels(shape) for shape in shapes]
     has_channels = len(first) == 4 or not network.constants.keys().isdisjoint((*node.inputs, *node.parameters))
     known: list[object] = [
-        (len(shape), shape[1:2] if has_channels else (), [min(size, 2) for size in shape]) for shape in shapes
+        (len(shape), _channels(shape) if has_channels else (), [min(size, 2) for size in shape]) for shape in shapes
     ]
     return known + [[a == b for a, b in zip(first, shape, strict=False)] for shape in others]

@@ -55,7 +55,9 @@ def _reshape_of_reshape(edit: Edit, node: Node) -> bool:
     before = edit.producer(node.inputs[0], Reshape)
     if not isinstance(node.attributes, Reshape) or before is None or 0 in edit.shape(node.output):
         return False
-    merged = replace(node, attributes=Reshape(edit.shape(node.output)), inputs=before[0].inputs)
+    # What remains stays so, for other sizes. Of a size that is kept, the input is another one.
+    sizes = zip(node.attributes.shape, edit.shape(node.output), strict=True)
+    merged = replace(node, attributes=Reshape(tuple(said or size for said, size in sizes)), inputs=before[0].inputs)
     return edit.replace((before[0], node) if edit.private(node.inputs[0], Reshape) else (node,), merged)
 
 
