@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockconv.cli.arguments import Parser
 
-__all__ = ["NETWORKS", "build", "light"]
+__all__ = ["NETWORKS", "any_size", "build", "light"]
 
 OPSET, IR = 13, 8
 
@@ -553,6 +553,32 @@ def _vad_like(batch: int, rng: np.random.Generator) -> Any:
         x = b.activation(b.conv(x, c, 3, stride, bias=True, rank=1), "relu")
     x = b.node("Squeeze", _lstm(b, b.transpose(x, 2, 0, 1), 128, "forward"), b.ints(1))
     return b.model([b.activation(b.linear(b.activation(x, "relu"), 1), "sigmoid")], 1, 32000)
+
+
+def any_size(name: str) -> Any:
+    """A network whose height and width are symbolic: ResNet-50, MobileNetV2, yolo_like, or "line_reader"."""
+    model = _line_reader(np.random.default_rng(7)) if name == "line_reader" else build(name)
+    for value, axes in ((model.graph.input[0], (2, 3)), *((out, range(4)) for out in model.graph.output)):
+        dims = value.type.tensor_type.shape.dim
+        for axis in range(len(dims)):
+            if axis in axes:
+                dims[axis].ClearField("dim_value")
+                dims[axis].dim_param = f"{value.name}{axis}"
+    return model
+
+
+def _line_reader(rng: np.random.Generator) -> Any:
+    """As `_reader_like`, without its recurrent layers, for lines of any length: the shape of a sequence is computed."""
+    b = _Builder(1, rng, MODERN)
+    x = b.conv_norm("x", 16, 3, 2, act="hardswish")
+    for k, oc, rows in ((3, 32, 1), (3, 64, 2), (3, 64, 1), (5, 128, 2), (5, 128, 1), (5, 256, 2), (5, 256, 1)):
+        y = b.conv_norm(x, b.channels[x], k, groups=b.channels[x], act="hardswish", strides=[rows, 1])
+        x = b.conv_norm(y, oc, 1, act="hardswish")
+    x = b.node("MaxPool", x, kernel_shape=[3, 1], strides=[3, 1])
+    sizes = b.node("Shape", x)
+    parts = [b.node("Gather", sizes, b.ints(k), axis=0) for k in (0, 1, 3)]
+    x = b.transpose(b.node("Reshape", x, b.node("Concat", *parts, axis=0)), 0, 2, 1)
+    return b.model([b.node("Softmax", b.linear(x, 6625), axis=-1)], 3, 48, 320)
 
 
 NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
