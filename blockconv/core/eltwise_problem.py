@@ -61,7 +61,7 @@ ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
 COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value
 ResizeMode = Literal["nearest", "linear"]
-Coordinates = Literal["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"]
+Coordinates = Literal["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners"]
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
@@ -345,7 +345,8 @@ class ResizeProblem:
     """A resampling of (n, c, ih, iw) to (n, c, oh, ow).
 
     Output o reads the source at this coordinate, where s is the scale (default: out / in):
-    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: the same, or 0 if out is 1; asymmetric: o / s;
+    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: the same, or 0 if out is 1; half_pixel_symmetric: the same plus
+    (in - out / s) / 2, so that the centers of both images agree; asymmetric: o / s;
     align_corners: o * (in - 1) / (s * in - 1), or 0 if out is 1.
     "linear" blends the two nearest elements along each axis. "nearest" takes one, rounded as `nearest` says:
     round_prefer_floor rounds x.5 down, round_prefer_ceil up. Coordinates outside read the border.
@@ -429,7 +430,8 @@ class ResizeProblem:
             return (o * ((size - 1) * q), length) if out > 1 and length > 0 else (0 * o, 1)
         if self.coordinates == "pytorch_half_pixel" and out == 1:
             return 0 * o, 1
-        return (2 * o + 1) * q - p, 2 * p
+        shift = p * size - q * out if self.coordinates == "half_pixel_symmetric" else 0
+        return (2 * o + 1) * q - p + shift, 2 * p
 
 
 def exact_scale(op: str, name: str, value: float) -> Fraction:

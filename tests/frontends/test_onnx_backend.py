@@ -59,7 +59,6 @@ UNSUPPORTED = {
     "cubic": 8,
     "antialias": 2,
     "tf_crop_and_resize": 4,
-    "half_pixel_symmetric": 2,
     "scales of N or C": 0,
     "layout=1": 2,
     "peepholes": 1,

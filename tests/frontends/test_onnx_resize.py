@@ -16,7 +16,7 @@ from blockconv.network import ops
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402
 
-COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners")
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 HALF = Fraction(1, 2)
 SIZES = [(n, out) for n in range(1, 31) for out in range(1, 43) if (n * out) % 3 or n == out // 2] + [(999, 1777)]
@@ -28,6 +28,8 @@ def coordinate(o: int, n: int, out: int, scale: Fraction, mode: str) -> Fraction
         return o / scale
     if mode == "align_corners":
         return Fraction(o * (n - 1)) / (n * scale - 1) if out > 1 else Fraction(0)
+    if mode == "half_pixel_symmetric":  # as ONNX has it, with out / (n * scale) as `adjustment`
+        return Fraction(n, 2) * (1 - out / (n * scale)) + (o + HALF) / scale - HALF
     return Fraction(0) if mode == "pytorch_half_pixel" and out == 1 else (o + HALF) / scale - HALF
 
 

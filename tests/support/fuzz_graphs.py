@@ -666,6 +666,7 @@ def _resize(g: Graph, op: str) -> None:
         g.add(op, x, scales, mode=mode)
         return
     modes = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
+    modes += ["half_pixel_symmetric"] * (g.opset >= 19)
     more: dict[str, Any] = {"mode": mode}
     if g.chance(0.8):
         more["coordinate_transformation_mode"] = g.pick(modes) if g.chance(0.9) else "half_pixel_symmetric"

@@ -273,7 +273,7 @@ _RESIZED = "along H and W; modes nearest and linear; constant scales or sizes"
 
 
 @_op("Upsample", since=7, limits=_RESIZED)
-@_op("Resize", limits=f"{_RESIZED}; no tf_crop_and_resize, half_pixel_symmetric, antialias, exclude_outside")
+@_op("Resize", limits=f"{_RESIZED}; no tf_crop_and_resize, antialias, exclude_outside")
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
     mode = call.attribute("mode", "nearest")

@@ -115,7 +115,8 @@ class Resize(_OfFloats):
 
     `size` without `scale` has the scale out / in. `scale` without `size` gives floor(in * s) pixels.
     With scale s, output pixel o reads at source coordinate
-    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; asymmetric: o / s;
+    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; half_pixel_symmetric: that plus
+    (in - out / s) / 2; asymmetric: o / s;
     align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
     linear blends the two pixels around it along each axis; nearest takes one, rounded as `nearest` says
     (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border pixel.
@@ -169,6 +170,8 @@ class Resize(_OfFloats):
                 return "aligns the corners of the whole image (align_corners)"
             if by != 1 and p.coordinates == "pytorch_half_pixel" and out == 1:
                 return "reads pixel 0 where an output has one pixel (pytorch_half_pixel)"
+            if by * size != out and p.coordinates == "half_pixel_symmetric":
+                return "aligns the centers of the whole images (half_pixel_symmetric)"
             # Output o is at source coordinate o / by + shift, between two pixels.
             shift = Fraction(0) if p.coordinates == "asymmetric" or by == 1 else (1 / by - 1) / 2
             wide = 0 if by == 1 else 1
