@@ -162,6 +162,7 @@ def read_sample(path: Path) -> tuple[Any, tuple[Any, ...]]:
 
     rng = np.random.default_rng(0)
     source = (path / "model.py").read_text(encoding="utf-8").replace("cuda:0", "cpu").replace("cuda", "cpu")
+    source = re.sub(r"""(type=['"]cpu['"]), index=\d+""", r"\1", source)
     space: dict[str, Any] = {"device": torch.device}
     exec(compile(source, str(path / "model.py"), "exec"), space)
     graph = space["GraphModule"]().eval()
