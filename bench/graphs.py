@@ -179,7 +179,7 @@ def read_sample(path: Path) -> tuple[Any, tuple[Any, ...]]:
     class Sample(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.graph = graph
+            self.model = graph  # PyTorch cannot export a part that is called `graph`
             for name in names:
                 if name in tensors and name not in inputs:
                     value = tensors[name]
@@ -195,7 +195,7 @@ def read_sample(path: Path) -> tuple[Any, tuple[Any, ...]]:
                 flows[name] if name in flows else getattr(self, name) if name in tensors else sizes.get(name, last)
                 for name in names
             ]
-            return self.graph(*values)
+            return self.model(*values)
 
     return Sample().eval(), tuple(tensors[name] for name in inputs)
 
