@@ -37,6 +37,7 @@ __all__ = [
     "ConcatProblem",
     "Coordinates",
     "FindQuantizationProblem",
+    "GatherProblem",
     "GroupNormProblem",
     "LrnProblem",
     "NearestMode",
@@ -227,6 +228,42 @@ class SliceProblem(_Shaped):
     def dst_shape(self) -> Shape:
         """The logical shape of the destination."""
         return self.sizes
+
+
+@dataclass(frozen=True)
+class GatherProblem(_Shaped):
+    """The elements of these `indices`, 0 or more, along an axis."""
+
+    shape: Shape
+    axis: int
+    indices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        op = "gather"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
+        size = self.shape[self.axis]
+        set_field(self, "indices", checked_whole(op, "indices", self.indices, len(self.indices)))
+        if not all(0 <= k < size for k in self.indices):
+            rule = f"must be 0 to {size - 1}, as axis {self.axis} has {size} elements"
+            raise ArgumentError(op, "indices", self.indices, rule)
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The logical shape of the destination."""
+        return (*self.shape[: self.axis], len(self.indices), *self.shape[self.axis + 1 :])
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """The indices as slices: the first of each, how many there are, and from one to the next."""
+        found: list[tuple[int, int, int]] = []
+        for k in self.indices:
+            first, size, step = found[-1] if found else (0, 0, 0)
+            if size == 1 or (size > 1 and k == first + size * step):
+                found[-1] = (first, size + 1, k - first if size == 1 else step)
+            else:
+                found.append((k, 1, 1))
+        return found
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from blockconv.network.ops import (
     Concat,
     Conv2d,
     Convolution,
+    Gather,
     GroupNorm,
     MatMul,
     Recurrent,
@@ -45,7 +46,7 @@ __all__ = ["Emitter", "Translation", "Unsupported", "check_supported", "counted_
 
 Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
-MOST_SLICES = 8  # that a constant gather becomes
+MOST_INDICES = 1 << 16  # of a constant gather
 MOST_COPIES = 64  # along an axis, of a value that is repeated
 MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
 
@@ -303,31 +304,19 @@ class Translation:
         return x
 
     def gathered(self, x: Tensor, axis: int, indices: Array) -> Tensor:
-        """The elements of these indices along an axis, as a few slices with steps, and elements that are repeated;
-        `indices` has one dimension."""
+        """The elements of these indices along an axis; `indices` has one dimension."""
         size = x.shape[axis]
         if any(not -size <= k < size for k in indices):
             raise self.error(
                 "indices", indices, f"have to be {-size} to {size - 1}, as axis {axis} has {size} elements"
             )
-        runs: list[list[int]] = []
-        for k in (int(k) % size for k in indices):
-            if runs and (len(runs[-1]) == 1 or k - runs[-1][-1] == runs[-1][1] - runs[-1][0]):
-                runs[-1].append(k)
-            else:
-                runs.append([k])
-        if not 0 < len(runs) <= MOST_SLICES:
-            raise Unsupported(f"indices that are {len(runs)} slices")
-        steps = [one[1] - one[0] if len(one) > 1 else 1 for one in runs]
-        if any(step == 0 and len(one) > MOST_COPIES for one, step in zip(runs, steps, strict=True)):
-            raise Unsupported(f"indices that repeat an element more than {MOST_COPIES} times")
-        if len(runs) == 1 and steps[0]:
-            return x if runs[0] == list(range(size)) else self.emit(Slice(axis, runs[0][0], len(runs[0]), steps[0]), x)
-        parts: list[Tensor] = []
-        for one, step in zip(runs, steps, strict=True):
-            part = self.emit(Slice(axis, one[0], len(one) if step else 1, step or 1), x, helps=True)
-            parts += [part] * (1 if step else len(one))
-        return self.emit(Concat(axis), *parts)
+        if not 0 < indices.size <= MOST_INDICES:
+            raise Unsupported(f"{indices.size} indices")
+        made = Gather(axis, tuple(int(k) % size for k in indices))
+        ((first, count, step), *others) = made.problem(x.shape).runs
+        if others or step == 0:
+            return self.emit(made, x)
+        return x if (count, step) == (size, 1) else self.emit(Slice(axis, first, count, step), x)
 
     def padded(self, x: Tensor, pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
         """x with (before, after) of its own elements on each axis, as `numpy.pad` has the modes edge, reflect, wrap.

@@ -23,6 +23,7 @@ from blockconv.core.eltwise_problem import (
     AffineProblem,
     BinaryProblem,
     ConcatProblem,
+    GatherProblem,
     GroupNormProblem,
     LrnProblem,
     PadProblem,
@@ -192,6 +193,9 @@ def test_copies(part: int) -> None:
             starts = tuple(s.indices(size) for s, size in zip(index, x.shape, strict=True))
             p2 = SliceProblem(x.shape, tuple(s[0] for s in starts), x[index].shape, tuple(s[2] for s in starts))
             run("slice", p2, src, [x], x[index], dst=dst)
+            for axis, size in enumerate(x.shape):
+                p4 = GatherProblem(x.shape, axis, (size - 1, 0, *range(size), size - 1, size - 1))
+                run("gather", p4, src, [x], x.take(p4.indices, axis), dst=dst)
             p3 = PadProblem(x.shape, ((0, 1), (3, -2), (1, 0), (0, 2)), -3.0)
             wanted = np.pad(x[:, :-2], [(0, 1), (3, 0), (1, 0), (0, 2)], constant_values=-3.0)
             run("pad", p3, src, [x], wanted, dst=dst)

@@ -416,6 +416,29 @@ def test_concatenations_of_concatenations():
     assert b.net.nodes[1].inputs == ("x", "x", "pool2d_0")
 
 
+def test_parts_of_one_value_in_another_order_are_a_gather():
+    b = Lab()
+    x = b.add(RELU, b.x)
+    parts = [b.add(ops.Slice(2, 4, 2), x), b.add(ops.Slice(2, 3, 2, -1), x)]
+    assert b.fused(b.concat(*parts, axis=2)) == ["activation", "gather"]
+    assert b.net.nodes[-1].attributes == ops.Gather(2, (4, 5, 3, 2))
+
+
+@pytest.mark.parametrize("what", ["reader", "axis", "source"])
+def test_other_parts_stay_concatenated(what):
+    b = Lab((1, 4, 4, 4))
+    x, y = b.add(RELU, b.x), b.add(RELU, b.scaled(b.x))
+    part = b.add(ops.Slice(2, 2, 2), x)
+    other = b.add(ops.Slice(2, 0, 2), y if what == "source" else x)
+    if what == "axis":
+        other = b.add(ops.Slice(1, 1, 2), x)
+        part = b.add(ops.Slice(1, 2, 2), x)
+        assert "concat" in b.fused(b.concat(part, other, axis=0))
+        return
+    outputs = [b.concat(part, other, axis=2), *([part] if what == "reader" else [])]
+    assert "concat" in b.fused(*outputs)
+
+
 def test_constants_fold():
     b = Lab()
     y = b.binary("add", b.constant(b.random(4, 1, 1)), b.constant(b.random(4, 1, 1)))

@@ -112,7 +112,7 @@ def _concat(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts)
 
 
-@_op("Gather", limits="constant indices that are at most 8 slices")
+@_op("Gather", limits="constant indices, at most 65,536")
 def _gather(call: Call) -> Tensor:
     indices, x = call.array(1, "indices"), call.input()
     axis = call.axis(call.attribute("axis", 0), len(x.shape))
@@ -177,7 +177,7 @@ def _slice(call: Call) -> Tensor:
     return x
 
 
-@_op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 8 slices along an axis")
+@_op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 65,536 along an axis")
 def _pad(call: Call) -> Tensor:
     x, mode = call.input(), call.attribute("mode", "constant")
     if mode not in ("constant", "edge", "reflect", "wrap"):

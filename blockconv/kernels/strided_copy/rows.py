@@ -1,4 +1,4 @@
-"""Strided copies from one array into another: concat, slice, pad and channel shuffle, from any layout to any other.
+"""Strided copies between arrays: concat, slice, gather, pad and channel shuffle, from any layout to any other.
 
 So is a reorder between layouts whose blocks of channels do not nest (24 and 16, say). One idea serves all. N, H and W
 are three loops with a stride on either side (a step of the source is part of its stride), with a border before and
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, ShuffleProblem, SliceProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
@@ -54,6 +54,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
 
+MOST_RUNS = 32  # slices that a gather along N, H or W becomes, an op each
 
 # ---------------------------------------------------------------- how it is copied
 
@@ -163,6 +164,24 @@ def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: CopyMethod)
     return _ops(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), how)
 
 
+def _gather_ops(problem: GatherProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
+    p, ops, at = problem, [], 0
+    sides = Side(p.shape, src, 0), Side(p.dst_shape, dst, 1)
+    if p.axis == 1:
+        channels = [CopySpan(size, first, step) for first, size, step in p.runs]
+        return _ops(CopyRegion(channels, 0, True, _space(p.dst_shape)), *sides, how)
+    for first, size, step in p.runs:
+        sizes, starts, sources, steps = (
+            _space([one if axis == p.axis else other for axis, other in enumerate(others)])
+            for one, others in ((size, p.shape), (at, (0,) * 4), (first, (0,) * 4), (step, (1,) * 4))
+        )
+        channels = [CopySpan(p.shape[1])]
+        region = CopyRegion(channels, 0, True, sizes, starts=starts, sources=sources, steps=steps)
+        ops += _ops(region, *sides, how)
+        at += size
+    return ops
+
+
 def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
     p, shape = problem, problem.dst_shape
     before, end = zip(*p.pads, strict=True)
@@ -212,11 +231,11 @@ def _why_not_reorder(request: Request) -> Reason | None:
 # ---------------------------------------------------------------- arrays of other than four dimensions
 
 
-def _groups(problem: ConcatProblem | SliceProblem | PadProblem) -> list[range]:
+def _groups(problem: ConcatProblem | GatherProblem | SliceProblem | PadProblem) -> list[range]:
     """The axes that are one axis to the copy: those before the first that it copies a part of, which is the channels,
     those between it and the next such, and so on. Where there are fewer than four, the last are of no axis."""
     p, axes = problem, range(len(problem.src_shape))
-    if isinstance(p, ConcatProblem):
+    if isinstance(p, (ConcatProblem, GatherProblem)):
         parts = [p.axis]
     elif isinstance(p, PadProblem):
         parts = [axis for axis in axes if p.pads[axis] != (0, 0)]
@@ -237,6 +256,8 @@ def _in_four(problem: Any, groups: Sequence[range]) -> Any:
     p = problem
     if isinstance(p, ConcatProblem):
         return ConcatProblem(tuple(map(of, p.shapes)), 1)
+    if isinstance(p, GatherProblem):
+        return GatherProblem(of(p.shape), 1, p.indices)
     if isinstance(p, PadProblem):
         before, after = (of(ends, sum) for ends in zip(*p.pads, strict=True))
         return PadProblem(of(p.shape), tuple(zip(before, after, strict=True)), p.value)
@@ -247,11 +268,24 @@ def _why_not(request: Request) -> Reason | None:
     problem, src, dst = request.problem, request.src, request.dst
     rank = len(problem.dst_shape)
     if rank == 4:
-        return None
+        ops = 1 if _is_of_channels(request) else len(problem.runs)
+        return None if ops <= MOST_RUNS else f"copies at most {MOST_RUNS} parts along other axes than the channels"
     if not src == dst == row_major(rank):
         return f"needs row-major arrays of {rank} dimensions ({row_major(rank).tag})"
     axes = len(_groups(problem))
     return None if axes == 4 else f"copies parts along at most 4 axes, and this copy needs {axes}"
+
+
+def _is_of_channels(request: Request) -> bool:
+    """Whether a copy is one op, and no gather along another axis than the channels."""
+    problem = request.problem
+    return not isinstance(problem, GatherProblem) or problem.axis == 1 or _in_lines(request)
+
+
+def _in_lines(request: Request) -> bool:
+    """Whether an array is copied as one of axes before, at, and behind the one that is copied in parts."""
+    p, row = request.problem, row_major(4)
+    return len(p.dst_shape) != 4 or (isinstance(p, GatherProblem) and request.src == request.dst == row)
 
 
 # ---------------------------------------------------------------- rows of the kernel table
@@ -266,6 +300,11 @@ def _seconds(request: Request) -> float:
         return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * m.scalar_seconds())
     if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, itemsize).channel == itemsize:
         return moved + elements * m.scalar_seconds()
+    if isinstance(problem, GatherProblem):
+        moved += m.launch_seconds() * (0 if _is_of_channels(request) else len(problem.runs))
+        inner = geometry(src, problem.shape, itemsize)
+        alone = problem.axis == 1 and inner.channel == itemsize and len(problem.runs) * 4 > len(problem.indices)
+        return moved + (elements * m.scalar_seconds() if alone else 0.0)
     return moved if src == dst else 3 * moved
 
 
@@ -290,7 +329,7 @@ def _row(
         reason = why_not(request)
         if reason:
             return reason
-        if len(request.problem.dst_shape) != 4:
+        if _in_lines(request):
             request = request.of(_in_four(request.problem, _groups(request.problem)), row_major(4), row_major(4))
         problem, src, dst, types = request.problem, request.src, request.dst, request.types
         how = CopyMethod(types.src, request.threads, quantizations)
@@ -319,6 +358,7 @@ MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())
 ROWS = (
     _row("concat", _concat_ops),
     _row("slice", _slice_ops),
+    _row("gather", _gather_ops),
     _row("pad", _pad_ops),
     _row("shuffle", _shuffle_ops),
     _row("reorder", _reorder_ops, why_not=_why_not_reorder, dtypes=MOVED),

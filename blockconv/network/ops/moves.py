@@ -11,6 +11,7 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import (
     ConcatProblem,
+    GatherProblem,
     PadProblem,
     ShuffleProblem,
     SliceProblem,
@@ -34,7 +35,7 @@ from blockconv.network.ops.base import (
 from blockconv.network.ops.reach import Reach, Windows
 from blockconv.network.ops.rule import Layouts, Site, View
 
-__all__ = ["Concat", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
+__all__ = ["Concat", "Gather", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
 
 
 def part(layout: Layout, shape: Shape, axis: int, begin: int, size: int) -> int | None:
@@ -137,6 +138,25 @@ class Slice(_Moves):
             begin = part(layout, shape, self.axis, self.begin, self.size) if self.step == 1 else None
             if begin is not None:
                 yield View((layout,), layout, begin)
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        return each_pixel(site, axes, self.axis)
+
+
+@dataclass(frozen=True)
+class Gather(_Moves):
+    """The elements of these indices, 0 or more, along one axis."""
+
+    op: ClassVar[str] = "gather"
+    axis: int
+    indices: tuple[int, ...]
+
+    def problem(self, src: Shape) -> GatherProblem:
+        check_axis(self, self.axis, src)
+        return GatherProblem(src, self.axis, self.indices)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(inputs[0].take(self.indices, self.axis))
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         return each_pixel(site, axes, self.axis)

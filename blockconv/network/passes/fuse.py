@@ -29,6 +29,7 @@ from blockconv.network.ops import (
     Conv2d,
     Convolution,
     DynamicConv2d,
+    Gather,
     Pad,
     Pool2d,
     QuantizedConv2d,
@@ -362,7 +363,7 @@ def _is_nonnegative(edit: Edit, name: str) -> bool:
     pool = edit.producer(name, Pool2d)
     if pool and (pool[1].divisor or 1) < 0:
         return False
-    for through in (Pool2d, AdaptivePool2d, Concat, Shuffle, Slice, Reshape, Transpose):
+    for through in (Pool2d, AdaptivePool2d, Concat, Gather, Shuffle, Slice, Reshape, Transpose):
         passed = edit.producer(name, through)
         if passed:
             return all(_is_nonnegative(edit, source) for source in passed[0].inputs)

@@ -17,6 +17,7 @@ from blockconv.network.ops import (
     Affine,
     Binary,
     Concat,
+    Gather,
     GroupNorm,
     Pad,
     Pool2d,
@@ -24,6 +25,7 @@ from blockconv.network.ops import (
     Reshape,
     Shape,
     Shuffle,
+    Slice,
     Transpose,
 )
 from blockconv.network.passes.rewrite import Edit
@@ -132,6 +134,21 @@ def _concat_of_concat(edit: Edit, node: Node) -> bool:
     return False
 
 
+def _concat_of_parts(edit: Edit, node: Node) -> bool:
+    """Parts of one value, put together in another order, are a gather: `roll`, and pads that wrap."""
+    parts = [edit.private(name, Slice) for name in node.inputs]
+    found = [part for part in parts if part is not None]
+    alike = len({(part.inputs, a.axis) for part, a in found}) == 1
+    if not isinstance(node.attributes, Concat) or len(found) < len(parts) or not alike:
+        return False
+    first, slices = found[0][0], [a for _, a in found]
+    indices = tuple(a.begin + k * a.step for a in slices for k in range(a.size))
+    if slices[0].axis != node.attributes.axis or len({part.name for part, _ in found}) < len(parts) or not indices:
+        return False
+    made = replace(node, attributes=Gather(slices[0].axis, indices), inputs=first.inputs)
+    return edit.replace((*(part for part, _ in found), node), made)
+
+
 def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
     """What an earlier concatenation holds already is taken from there: cat(a, b, c) is cat(cat(a, b), c).
 
@@ -212,6 +229,7 @@ SHAPES = (
     _binary_after_reshape,
     _broadcast_once,
     _concat_of_concat,
+    _concat_of_parts,
     _concat_of_longest_prefix,
     _mean_is_pool,
 )

@@ -11,7 +11,7 @@ from eltwise_lab import available, check, isa_layouts
 from storage_oracle import Array
 
 from blockconv import Layout, Quantization
-from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, ShuffleProblem, SliceProblem
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -67,6 +67,9 @@ def test_bytes_are_moved(layout: str) -> None:
     found = [s.indices(n) for s, n in zip(index, x.shape, strict=True)]
     p = SliceProblem(x.shape, tuple(f[0] for f in found), x[index].shape, tuple(f[2] for f in found))
     check("slice", p, layout, [(x, layout)], x[index], fill=200, quantizations=SAME)
+    for axis, indices in ((1, (30, 2, 3, 4, 2)), (2, (8, 0, 0))):
+        p2 = GatherProblem(x.shape, axis, indices)
+        check("gather", p2, layout, [(x, layout)], x.take(indices, axis), fill=200, quantizations=SAME)
     for pads in (((0, 0), (0, 0), (1, 2), (1, 1)), ((0, 1), (3, 2), (0, 1), (1, 0))):
         wanted = np.pad(x, pads, constant_values=200)
         pad = PadProblem(x.shape, pads, 200)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage_oracle import Array
 
-from blockconv.core.eltwise_problem import ConcatProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, ShuffleProblem, SliceProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import row_major
 from blockconv.core.types import Types
@@ -64,6 +64,31 @@ def test_slice(layout: str, index: int) -> None:
     check("slice", p, layout, [(x, layout)], wanted, dst="NCHW8", threads=2)
 
 
+INDICES = {
+    0: (2, 0, 0, 1),
+    1: (36, 0, 1, 2, 3, 15, 14, 13, 20, 20, 20, *range(3, 30)),
+    2: (8, *range(9), 0),
+    3: (7, 5, 3, 1, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.parametrize("axis", INDICES)
+def test_gather(layout: str, axis: int) -> None:
+    x = array(3, 37, 9, 8)
+    wanted = x.take(INDICES[axis], axis)
+    p = GatherProblem(x.shape, axis, INDICES[axis])
+    check("gather", p, layout, [(x, layout)], wanted)
+    check("gather", p, layout, [(x, layout)], wanted, dst="NCHW8", threads=2)
+
+
+def test_a_gather_of_many_parts_is_one_op_along_lines() -> None:
+    x, indices = array(2, 3, 50, 4), tuple(np.random.default_rng(1).permutation(50).tolist())
+    check("gather", GatherProblem(x.shape, 2, indices), "NCHW", [(x, "NCHW")], x.take(indices, 2))
+    line = array(2, 3, 4, 50)
+    check("gather", GatherProblem(line.shape, 3, indices), "NCHW", [(line, "NCHW")], line.take(indices, 3))
+
+
 PADS = [
     (((0, 0), (0, 0), (1, 2), (2, 1)), 0.0),
     (((0, 0), (0, 0), (1, 0), (1, 0)), -7.0),
@@ -96,6 +121,8 @@ def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
     layout = str(row_major(rank))
     for axis in range(rank):
         concat([x, x.take([1], axis), x], axis, layout)
+        indices = (1, 0, 0, shape[axis] - 1)
+        check("gather", GatherProblem(shape, axis, indices), layout, [(x, "")], x.take(indices, axis))
     for cut in itertools.combinations(range(rank), min(rank, 2)):
         index = tuple(slice(-1, 0, -1) if axis in cut else slice(None) for axis in range(rank))
         begins = tuple(n - 1 if axis in cut else 0 for axis, n in enumerate(shape))
