@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from blockconv._version import __version__
+from blockconv.api.batch_norm import batch_norm, batch_norm_backward
 from blockconv.api.functional import conv1d, conv2d, explain
 from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights, conv_transpose2d
 from blockconv.api.modules import Conv2d
@@ -89,6 +90,8 @@ __all__ = [
     "adaptive_avg_pool2d_backward",
     "avg_pool2d",
     "avg_pool2d_backward",
+    "batch_norm",
+    "batch_norm_backward",
     "compile",
     "conv1d",
     "conv2d",
@@ -123,7 +126,6 @@ _INSTEAD = {
     "adaptive_avg_pool1d": "adaptive_avg_pool2d(x[:, :, None], (1, size))[:, :, 0]",
     "adaptive_max_pool2d": "max_pool2d(x, (H // OH, W // OW)) where OH and OW divide H and W",
     "avg_pool1d": "avg_pool2d(x[:, :, None], (1, k))[:, :, 0]",
-    "batch_norm": "conv2d(x, weight * scale[:, None, None, None], shift)",
     "conv3d": "torch.nn.functional.conv3d: blockconv has no 3-D ops",
     "conv_transpose1d": "conv_transpose2d(x[:, :, None], weight[:, :, None])[:, :, 0]",
     "conv_transpose3d": "torch.nn.functional.conv_transpose3d: blockconv has no 3-D ops",

@@ -378,6 +378,21 @@ class GroupNormProblem(_OneShape):
 
 
 @dataclass(frozen=True)
+class BatchNormProblem(_OneShape):
+    """Mean 0 and variance 1 of each channel (axis 1) of (n, c, h, w) over all images and pixels; and its gradient."""
+
+    shape: Shape
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        op = "batch_norm"
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        if len(self.shape) != 4 or 0 in self.shape:
+            raise ArgumentError(op, "shape", self.shape, "must be (n, c, h, w), each at least 1")
+        set_field(self, "epsilon", checked_number(op, "epsilon", self.epsilon))
+
+
+@dataclass(frozen=True)
 class ResizeProblem:
     """A resampling of (n, c, ih, iw) to (n, c, oh, ow).
 

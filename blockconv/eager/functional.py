@@ -21,6 +21,7 @@ __all__ = [
     "adaptive_avg_pool2d",
     "adaptive_max_pool2d",
     "avg_pool2d",
+    "batch_norm",
     "conv1d",
     "conv2d",
     "conv_transpose1d",
@@ -209,6 +210,34 @@ def _sizes(input: Any, output_size: Any) -> list[Any]:
         rule = "has to be an int of at least 0, or a pair of such ints and Nones"
         raise ArgumentError("adaptive pool", "output_size", output_size, rule)
     return [input.shape[k - 2] if size is None else size for k, size in enumerate(sizes)]
+
+
+def batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """torch.nn.functional.batch_norm, with first derivatives.
+
+    Training with (N, C, H, W) of at least two elements a channel runs on blockconv's kernels, in contiguous and
+    channels_last memory. Everything else runs in PyTorch.
+    """
+    is_native = training and input.dim() == 4 and 0 not in input.shape and input[:, 0].numel() > 1
+    if not is_native or not input.is_floating_point():
+        given = running_mean, running_var, weight, bias, training, momentum, eps
+        return torch_functional.batch_norm(input, *given)
+    y, mean, _, variance = ops.batch_norm(input, weight, bias, eps)
+    count = input[:, 0].numel()
+    with torch.no_grad():
+        for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+            if running is not None:
+                running.lerp_(found.to(running.dtype), momentum)
+    return y
 
 
 def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from blockconv.api.batch_norm import batch_norm_backward, batch_statistics
 from blockconv.api.functional import conv2d
 from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
@@ -312,3 +313,66 @@ _differentiate("max_pool2d", _keep_max_pool2d, _of_max_pool2d, autocast=False)
 _differentiate("avg_pool2d", _keep_avg_pool2d, _of_avg_pool2d, autocast=False)
 _differentiate("max_pool2d_backward", _keep_max_pool2d_backward, _of_max_pool2d_backward, autocast=False)
 _differentiate("avg_pool2d_backward", _keep_avg_pool2d_backward, _of_avg_pool2d_backward, autocast=False)
+
+
+# ---------------------------------------------------------------- batch normalisation
+
+
+def _dense(x: Any) -> Any:
+    """The values of a tensor, in the memory format that its results have."""
+    last = torch.channels_last if _layout(x) == "NHWC" else torch.contiguous_format
+    return x.detach().contiguous(memory_format=last)
+
+
+def _batch_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    scale, shift = (None if each is None else each.detach() for each in (weight, bias))
+    _, y, statistics = batch_statistics(_dense(x), scale, shift, eps)
+    return y, *map(torch.from_numpy, statistics)
+
+
+def _fake_batch_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return _empty(x, x.shape, _layout(x)), *(x.new_empty(x.shape[1], dtype=kind) for _ in range(3))
+
+
+def _batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> Any:
+    scale = None if weight is None else weight.detach()
+    return batch_norm_backward(_dense(grad), _dense(x), scale, mean.detach(), inverse.detach())
+
+
+def _fake_batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> Any:
+    return _empty(x, x.shape, _layout(x)), *(torch.empty_like(mean) for _ in range(2))
+
+
+_define(
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    _batch_norm,
+    _fake_batch_norm,
+)
+_define(
+    "batch_norm_backward(Tensor grad, Tensor input, Tensor? weight, Tensor mean, Tensor inverse)"
+    " -> (Tensor, Tensor, Tensor)",
+    _batch_norm_backward,
+    _fake_batch_norm_backward,
+)
+
+
+def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, _ = inputs
+    ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
+    ctx.save_for_backward(x, weight, *output[1:3])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
+    of_x, *rest = ops.batch_norm_backward(grad, *ctx.saved_tensors)
+    of_weight, of_bias = (None if kind is None else g.to(kind) for g, kind in zip(rest, ctx.types, strict=True))
+    return of_x, of_weight, of_bias, None
+
+
+def _of_batch_norm_backward(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError("blockconv::batch_norm has first derivatives: give torch.nn.functional.batch_norm")
+
+
+_differentiate("batch_norm", _keep_batch_norm, _of_batch_norm, autocast=False)
+_differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_batch_norm_backward, autocast=False)

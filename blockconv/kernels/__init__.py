@@ -13,6 +13,7 @@ from blockconv.kernels.depthwise.backward_weights import BACKWARD_WEIGHTS as DEP
 from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.lrn import rows as lrn
+from blockconv.kernels.norm import batch_rows
 from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
@@ -55,6 +56,7 @@ TABLE: tuple[Row, ...] = (
     *softmax.ROWS,
     *lrn.ROWS,
     *norm.ROWS,
+    *batch_rows.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
     *product.ROWS,

@@ -263,3 +263,33 @@ def test_pytorchs_own_errors(name):
         given = error.sample_input
         with pytest.raises((RuntimeError, ValueError, TypeError)):
             getattr(ours, name)(given.input, *given.args, **given.kwargs)
+
+
+@pytest.mark.parametrize("place", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_batch_norm_in_training(place, dtype):
+    given = placed(random(3, 20, 5, 7, dtype=dtype), place), *(random(20, seed=k).to(dtype).detach() for k in (1, 2))
+    found, wanted = [], []
+    for function, into in ((ours.batch_norm, found), (F.batch_norm, wanted)):
+        running = torch.zeros(20, dtype=dtype), torch.ones(20, dtype=dtype)
+        x, weight, bias = (each.detach().requires_grad_() for each in given)
+        y, of = gradients(lambda x, w, b, f=function, r=running: f(x, *r, w, b, True, 0.3, 1e-3), x, weight, bias)
+        into += [y, *of, *running]
+    for one, other in zip(found, wanted, strict=True):
+        close(one.detach(), other.detach(), {torch.float32: 1e-5, torch.float64: 1e-12}.get(dtype, 3e-2))
+    assert found[0].is_contiguous(memory_format=torch.channels_last) == (place == "channels_last")
+
+
+def test_batch_norm_as_an_op():
+    x, weight, bias = random(2, 5, 3, 4, dtype=torch.float64), *(random(5, dtype=torch.float64, seed=k) for k in (1, 2))
+    assert torch.autograd.gradcheck(
+        lambda *given: ours.batch_norm(given[0], None, None, *given[1:], True), (x, weight, bias)
+    )
+    for place in PLACES[:2]:
+        torch.library.opcheck(ops.batch_norm, (placed(x, place), weight, bias, 1e-5))
+    y = ours.batch_norm(x, None, None, weight, bias, True)
+    (of_x,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivatives"):
+        of_x.sum().backward()
+    evaluated = torch.zeros(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+    assert torch.equal(ours.batch_norm(x, *evaluated, weight, bias), F.batch_norm(x, *evaluated, weight, bias))

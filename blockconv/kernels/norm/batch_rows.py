@@ -1,0 +1,132 @@
+"""The rows of batch normalisation in training: see `batch`, whose kernels they bind.
+
+Buffers of the forward op: source, scale, bias, destination, mean, 1 / sqrt(variance + epsilon), variance, workspace.
+Of the gradient: source, gradient of the output, scale, mean, 1 / sqrt(variance + epsilon), destination, gradients of
+scale and bias, workspace. All but source, gradient and destination are of the type that is computed with.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from blockconv.core.types import FLOATS, element
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.norm.batch import TERMS, BatchNormArgs, batch_apply, batch_sums, batch_terms
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.runtime import Buffer, Op
+
+__all__ = ["ROWS"]
+
+CHUNK_BYTES = 1 << 15  # of a chunk: what a core's first cache holds
+UNIT = 512  # channels of a unit, at the most, where all channels of a pixel are contiguous
+TASKS = 16  # sums that are made apart, where there are chunks enough
+
+
+class _Cut(NamedTuple):
+    """How the elements are cut: see `BatchNormArgs`."""
+
+    at: Geometry
+    unit: int
+    units: int
+    room: int
+    rows: int
+    pixels: int
+    chunk: int
+    chunks: int
+    splits: int
+    period: int
+
+
+def _cut(request: Request) -> _Cut:
+    (n, channels, height, width), kind = request.problem.shape, request.types.src
+    lanes = request.machine.lanes(kind.computed.itemsize)
+    at = geometry(request.src, request.problem.shape, kind.itemsize)
+    unit = min(channels, UNIT) if at.length == NO_BLOCK else at.length
+    units = -(-channels // unit)
+    rows, pixels = (1, height * width) if at.row == width * at.col else (height, width)
+    chunk = min(pixels, max(1, CHUNK_BYTES // (unit * kind.itemsize)))
+    chunks = n * rows * -(-pixels // chunk)
+    is_short = unit < lanes and lanes % unit == 0 and at.col == unit * kind.itemsize
+    splits = max(1, min(-(-TASKS // units), chunks))
+    return _Cut(at, unit, units, -(-unit // lanes) * lanes, rows, pixels, chunk, chunks, splits, unit * is_short)
+
+
+def _why_not(request: Request) -> Reason | None:
+    if request.src != request.dst:
+        return "does not change the layout"
+    if not request.src.is_native or request.src.blocks[0] > 1:
+        return f"needs a layout with at most one block, of channels, unlike {request.src}"
+    at = geometry(request.src, request.problem.shape, request.types.src.itemsize)
+    if at.length > 1 and at.channel != request.types.src.itemsize:
+        return f"needs channels of a block that are contiguous, unlike {request.src}"
+    return None
+
+
+def _sizes(request: Request, cut: _Cut) -> tuple[int, int]:
+    """Bytes of all sums, and of the workspace."""
+    sums = 16 * cut.room * cut.units * cut.splits
+    return sums, sums + TERMS * cut.room * cut.units * request.types.src.computed.itemsize
+
+
+def _ops(request: Request, buffers: dict[str, Buffer], is_backward: bool) -> list[Op]:
+    p, kind, cut = request.problem, request.types.src, _cut(request)
+    lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
+    at, padded = cut.at, request.dst.padded_shape(p.shape)[1] - p.shape[1]
+    args = BatchNormArgs(
+        **{name: buffers.get(name, 0) for name in _POINTERS},
+        terms_at=_sizes(request, cut)[0],
+        image=at.n,
+        units=cut.units,
+        unit=cut.unit,
+        room=cut.room,
+        channels=p.shape[1],
+        unit_stride=cut.unit * kind.itemsize if at.length == NO_BLOCK else at.block,
+        padded=padded,
+        rows=cut.rows,
+        row_stride=at.row,
+        pixels=cut.pixels,
+        pixel_stride=at.col,
+        chunk=cut.chunk,
+        row_chunks=-(-cut.pixels // cut.chunk),
+        chunks=cut.chunks,
+        splits=cut.splits,
+        count=p.shape[0] * p.shape[2] * p.shape[3],
+        epsilon=element("float64").bits(p.epsilon),
+    )
+    tasks, back = cut.units * cut.chunks, int(is_backward)
+    chunk = chunk_of(tasks, cut.chunk * cut.unit * kind.itemsize, request.threads)
+    return [
+        Op(batch_sums(kind.code, lanes, cut.period, back), args, cut.units * cut.splits, 1, 3 * cut.room * held),
+        Op(batch_terms(kind.code, back), args, cut.units, max(1, cut.units // 16)),
+        Op(batch_apply(kind.code, lanes, cut.period, int(padded > 0), back), args, tasks, chunk),
+    ]
+
+
+_POINTERS = "src", "grad", "dst", "scale", "shift", "mean", "inverse", "first", "second", "work"
+_FORWARD = "src", "scale", "shift", "dst", "mean", "inverse", "first", "work"
+_BACKWARD = "src", "grad", "scale", "mean", "inverse", "dst", "first", "second", "work"
+
+
+def _row(name: str, names: tuple[str, ...]) -> Row:
+    is_backward = "grad" in names
+    buffers = {each: Buffer(k) for k, each in enumerate(names)}
+
+    def make(request: Request) -> Primitive | Reason:
+        reason = _why_not(request)
+        if reason is not None:
+            return reason
+
+        def seconds() -> float:
+            m, nbytes = request.machine, request.types.src.itemsize * math.prod(request.problem.shape)
+            reads = 4 if is_backward else 2
+            return m.launch_seconds() * 3 + m.move_seconds(reads * nbytes, nbytes) / request.threads
+
+        work = _sizes(request, _cut(request))[1]
+        return Primitive(seconds, lambda: _ops(request, buffers, is_backward), workspace=(work,))
+
+    return Row(name, name, make, frozenset(FLOATS))
+
+
+ROWS = (_row("batch_norm", _FORWARD), _row("batch_norm_backward", _BACKWARD))

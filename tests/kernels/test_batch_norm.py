@@ -1,0 +1,128 @@
+"""Batch normalisation in training and its gradient: every layout, between pages that no one may touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import guarded
+import numpy as np
+import pytest
+from guarded import Guarded
+from storage_oracle import stored
+
+import blockconv as bc
+from blockconv.core.eltwise_problem import BatchNormProblem
+from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.layout import Layout
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.runtime import Program, address_of
+
+LAYOUTS = (*(str(layout) for layout in bc.NATIVE if layout.blocks[0] == 1), "abdc", "cdba", "bcda", "aBcd24b", "acBd4b")
+SHAPES = ((2, 20, 5, 7), (3, 3, 6, 9), (1, 70, 3, 3), (5, 33, 1, 1), (2, 1, 1, 40))
+AXES = (0, 2, 3)
+EPSILON = 1e-3
+
+
+def arrays(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """(x, gradient, weight, bias); x is far from zero, where squares of it would lose their digits."""
+    rng = np.random.default_rng(5)
+    x = rng.integers(-8, 9, shape) / 4 + rng.integers(-40, 41, (shape[1], 1, 1))
+    return x, rng.integers(-8, 9, shape) / 8, rng.integers(-8, 9, shape[1]) / 4, rng.integers(-8, 9, shape[1]) / 2
+
+
+def definition(x: Any, grad: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    """In float64: output, mean, inverse, variance; gradients of input, weight, bias."""
+    mean, variance = x.mean(AXES), x.var(AXES)
+    inverse = 1 / np.sqrt(variance + EPSILON)
+    normal = (x - mean[:, None, None]) * inverse[:, None, None]
+    of_bias, of_weight = grad.sum(AXES), (grad * normal).sum(AXES)
+    count = x.size // x.shape[1]
+    inner = grad - (of_bias / count)[:, None, None] - normal * (of_weight / count)[:, None, None]
+    forward = normal * weight[:, None, None] + bias[:, None, None], mean, inverse, variance
+    return *forward, inner * (weight * inverse)[:, None, None], of_weight, of_bias
+
+
+def run(op: str, shape: tuple[int, ...], layout: str, dtype: str, threads: int, at: str = "end") -> list[Any]:
+    """What an op writes, of arrays whose tails hold NaN, next to pages that cannot be touched."""
+    types, (x, grad, weight, bias) = Types.all(dtype), arrays(shape)
+    held, kind = types.src.dtype, types.src.computed.dtype
+    _, mean, inverse, *_ = definition(*arrays(shape))
+    problem, place = BatchNormProblem(shape, EPSILON), Layout(layout)
+    primitive = selection.choose(op, problem, place, place, types).prepare(problem, place, place, types, threads)
+    per_channel, result = np.full(shape[1], np.nan, kind), np.full(place.size(shape), np.nan, held)
+    source, given = (stored(each.astype(held), layout, np.nan) for each in (x, grad))
+    scale, shift, means, inverses = (each.astype(kind) for each in (weight, bias, mean, inverse))
+    work = np.full(sum(primitive.workspace), 255, np.uint8)
+    if op == "batch_norm":
+        buffers = [source, scale, shift, result, per_channel, per_channel, per_channel, work]
+    else:
+        buffers = [source, given, scale, means, inverses, result, per_channel, per_channel, work]
+    memories = [Guarded(array.nbytes) for array in buffers]
+    there = [m.take(a.nbytes, at).view(a.dtype) for m, a in zip(memories, buffers, strict=True)]
+    for to, array in zip(there, buffers, strict=True):
+        to[:] = array.reshape(-1)
+    Program(primitive.ops()).run([address_of(each) for each in there], threads)
+    assert all(memory.intact() for memory in memories)
+    return [each.copy() for each in there[3 if op == "batch_norm" else 5 : -1]]
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_every_layout(dtype: str) -> None:
+    held = Types.all(dtype).src.dtype
+    limit = {"float64": 1e-11, "float32": 2e-5}.get(dtype, 2e-2)
+    for shape in SHAPES if dtype == "float32" else SHAPES[:2]:
+        x, *rest = arrays(shape)
+        y, mean, inverse, variance, of_x, of_weight, of_bias = definition(x.astype(held).astype(np.float64), *rest)
+        for k, layout in enumerate(LAYOUTS):
+            wanted = {"batch_norm": (y, mean, inverse, variance), "batch_norm_backward": (of_x, of_weight, of_bias)}
+            for op, (whole, *each) in wanted.items():
+                found = run(op, shape, layout, dtype, 1 + k % 3, "start" if k % 2 else "end")
+                expected = [stored(whole, layout, 0).reshape(-1), *each]
+                for result, right in zip(found, expected, strict=True):
+                    error = np.abs(result.astype(np.float64) - right).max()
+                    assert error <= limit * max(1.0, np.abs(right).max()), (op, shape, layout, error)
+
+
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+def test_bits_are_the_same_for_any_number_of_threads() -> None:
+    for layout in ("NCHW", "NHWC", "NCHW16"):
+        for op in ("batch_norm", "batch_norm_backward"):
+            first, *others = (run(op, (3, 40, 60, 31), layout, "float32", threads) for threads in (1, 2, 3, 8))
+            for other in others:
+                assert all(a.tobytes() == b.tobytes() for a, b in zip(first, other, strict=True)), (layout, op)
+
+
+@pytest.mark.parametrize("layout", [None, "NHWC", "NCHW16", "ABcd2a4b"])
+def test_numbers_that_are_exact(layout: str | None) -> None:
+    """Two values, 2 from the mean: the inverse is a half."""
+    x = np.tile(np.array([5, 9], np.float32), (2, 20, 4, 3))
+    grad = np.random.default_rng(0).integers(-4, 5, x.shape).astype(np.float32)
+    given = [x, grad] if layout is None else [bc.to_layout(each, layout) for each in (x, grad)]
+    running = np.full(20, 3, np.float32), np.full(20, 16, np.float32)
+    y, mean, inverse = bc.batch_norm(given[0], *running, momentum=0.5, eps=0.0)
+    assert np.array_equal(np.asarray(y), (x - 7) / 2)
+    assert np.array_equal(mean, np.full(20, 7))
+    assert np.array_equal(inverse, np.full(20, 0.5))
+    assert np.array_equal(running[0], np.full(20, 5))
+    assert np.allclose(running[1], 8 + 2 * 48 / 47, rtol=1e-6)
+    of_x, of_weight, of_bias = bc.batch_norm_backward(given[1], given[0], None, mean, inverse)
+    assert np.array_equal(of_bias, grad.sum(AXES))
+    assert np.array_equal(of_weight, (grad * (x - 7) / 2).sum(AXES))
+    line = of_bias[:, None, None] + of_weight[:, None, None] * (x - 7) / 2
+    np.testing.assert_allclose(np.asarray(of_x), (grad - line / 48) / 2, atol=1e-6)
+
+
+def test_what_is_refused() -> None:
+    x = np.ones((2, 3, 4, 4), np.float32)
+    for bad, what in (((x[:1, :, :1, :1],), "two elements"), ((x[0],), "N, C, H, W"), ((x[:, :0],), "two elements")):
+        with pytest.raises(ArgumentError, match=what):
+            bc.batch_norm(*bad)
+    for name in ("running_mean", "running_var", "weight", "bias"):
+        with pytest.raises(ArgumentError, match=rf"{name}.*\(3,\)"):
+            bc.batch_norm(x, **{name: np.ones(4, np.float32)})
+    with pytest.raises(DtypeError, match="grad"):
+        bc.batch_norm_backward(x.astype(np.float64), x, None, x[0, :, 0, 0], x[0, :, 0, 0])
+    with pytest.raises(ArgumentError, match="grad"):
+        bc.batch_norm_backward(x[:1], x, None, x[0, :, 0, 0], x[0, :, 0, 0])
