@@ -11,9 +11,9 @@ A result says whether the sample loads and runs, how far outputs are from PyTorc
 many ops are foreign or in PyTorch, the share of the time in native ops, seconds to compile, medians of calls, and peak
 memory: of the process, and what compiling and one call add, beside ONNX Runtime's.
 
-`bench/graphs.txt` names 60 samples (`--list`): of the names of each family in order every k-th from the one numbered
-k // 2 on, where k is 25 for timm, 11 for torchvision, 10 for ultralytics, 14 for mmseg, 12 for mmpose, and 3 for
-torchaudio.
+`bench/graphs.txt` names 60 samples (`--list`): of the names with weights of each family in order every k-th from the
+one numbered k // 2 on, where k is 25 for timm, 11 for torchvision and mmpose, 10 for ultralytics, 14 for mmseg, and 3
+for torchaudio.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ RESULTS = ("ok", "wrong", "refused", "failed", "timeout", "unusable")
 
 
 def samples(folder: Path, families: Sequence[str], every: int) -> list[Path]:
-    """Each `every`-th sample of each family, in the order of names."""
+    """Each `every`-th sample of each family, in the order of names, of those that come with weights."""
     found: list[Path] = []
     for family in families or sorted(path.name for path in folder.iterdir() if path.is_dir()):
-        named = sorted(path.parent for path in (folder / family).glob("*/model.py"))
+        named = sorted(path.parent for path in (folder / family).glob("*/weight_meta.py"))
         found += named[::every]
     return found
 
