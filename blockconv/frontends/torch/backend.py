@@ -25,6 +25,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
 from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -148,6 +149,7 @@ def _boxed(gm: Any, record: Compiled, static: Collection[int]) -> Any:
     """A graph as AOTAutograd calls it: with a list."""
     gm.graph.set_codegen(_Boxed())
     gm.recompile()
+    _LazyGraphModule.force_recompile(gm)  # else each call goes by the function that makes the code at the first
     return _recorded(gm.forward, record, static)
 
 

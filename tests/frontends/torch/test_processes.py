@@ -21,7 +21,6 @@ from torch import nn
 import blockconv as bc
 import blockconv.torch
 
-faulthandler.dump_traceback_later(280, exit=True)
 warnings.simplefilter("ignore", bc.SlowPathWarning)  # forked workers have none of our threads
 way, steps, epochs = sys.argv[1], int(sys.argv[2]), 3
 SMOOTH = torch.full((3, 1, 3, 3), 1 / 9)
@@ -42,6 +41,7 @@ call = torch.compile(model, backend=bc.torch.backend) if way == "compile" else b
 optimizer, losses = torch.optim.SGD(model.parameters(), 0.01), []
 for _ in range(epochs):  # each forks its workers beside the threads of the steps before
     for images, labels in torch.utils.data.DataLoader(Images(), 4, num_workers=4):
+        faulthandler.dump_traceback_later(200, exit=True)  # a step that never ends
         loss = nn.functional.cross_entropy(call(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -64,7 +64,7 @@ print(bc.get_threading(), len(losses), sum(map(torch.isfinite, torch.tensor(loss
 def test_a_loader_with_four_workers_feeds_steps_without_a_deadlock(pool, way, steps, tmp_path, run_python):
     script = tmp_path / "load.py"
     script.write_text(LOADING)
-    found = run_python([str(script), way, str(steps)], BLOCKCONV_THREADING=pool).stdout.split()
+    found = run_python([str(script), way, str(steps)], timeout=3600, BLOCKCONV_THREADING=pool).stdout.split()
     assert found == ["openmp" if pool == "auto" else pool, str(steps), str(steps)]
 
 
