@@ -236,8 +236,7 @@ def depthwise_channels(along, gathered, pixel_bytes, *spec):
             group, n = rest % a.groups, rest // a.groups
             entry_first = group * a.group_entries
             entry_last = min(a.entries, entry_first + a.group_entries)
-            oh_first = chunk * a.chunk_rows
-            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            oh_first, oh_last = chunk * a.chunk_rows, min(oh_count, (chunk + 1) * a.chunk_rows)
             image = a.src + n * a.src_n
             if gathered:
                 top = max(0, min(oh_first, oh_count - loops) * common.sh - a.ph)
