@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -54,9 +56,12 @@ def pools_gradient(pool: Pool2dProblem, src: np.ndarray, grad: np.ndarray) -> np
 
 
 @pytest.fixture(scope="module")
-def libraries() -> list[peers.Peer]:
+def libraries() -> Iterator[list[peers.Peer]]:
     pytest.importorskip("torch")
-    return peers.load([OURS, "torch"])[0]
+    from bench.peers import torch_peer
+
+    yield peers.load([OURS, "torch"])[0]
+    torch_peer._modes.close()  # it computes without gradients, for as long as its process lives
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
