@@ -1,10 +1,12 @@
-"""Graphs of a training step: convolutions and pools, forward and backward, run on blockconv's ops.
+"""Graphs of a training step: convolutions, pools and batch norms, forward and backward, run on blockconv's ops.
 
 All other ops run in PyTorch.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def place_ops(gm: Any, record: Compiled) -> None:
-    """Put blockconv's ops in place of a graph's convolutions and pools. The record lists the others."""
+    """Put blockconv's ops in place of those that it has. The record lists the others."""
     refused = Refused()
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
@@ -54,6 +56,8 @@ class _Site:
         self.given = arguments_of(node, node.args, node.kwargs)
         tensors = [each.meta["val"] for each in node.all_input_nodes]
         floats = {each.dtype for each in tensors if each.dtype.is_floating_point}
+        if node.target in _OWN_STATISTICS:  # whose parameters may be float32 beside 16-bit values
+            floats = {self.given[name].meta["val"].dtype for name in ("grad_out", "input") if name in self.given}
         if any(each.device.type != "cpu" for each in tensors):
             raise _StaysError(f"on {next(each.device.type for each in tensors if each.device.type != 'cpu')}")
         if len(floats) != 1 or not floats <= {*TYPES}:
@@ -223,9 +227,65 @@ def _adaptive_pool_backward(site: _Site) -> dict[int | None, Any]:
     return {None: site.emit(ops.adaptive_avg_pool2d_backward.default, site.shape(given["self"]), given["grad_output"])}
 
 
+# ---------------------------------------------------------------- batch norms
+
+
+def _count(site: _Site) -> int:
+    """The elements of a channel, if blockconv normalises them."""
+    given, shape = site.given, site.given["input"].meta["val"].shape
+    if not given["training" if "training" in given else "train"]:
+        raise _StaysError("statistics that are given")
+    if len(shape) != 4 or not all(isinstance(size, int) for size in shape):
+        raise _StaysError("not four dimensions, of fixed sizes")
+    count: int = math.prod(shape) // max(1, shape[1])
+    if count < 2 or shape[1] < 1:
+        raise _StaysError("fewer than two elements of a channel")
+    return count
+
+
+def _parts(site: _Site, made: Any, count: int) -> list[Any]:
+    return [site.emit(operator.getitem, made, k) for k in range(count)]
+
+
+def _batch_norm(site: _Site) -> dict[int | None, Any]:
+    given, count, promised = site.given, _count(site), site.node.meta["val"]
+    made = site.emit(ops.batch_norm.default, *(given[name] for name in ("input", "weight", "bias", "eps")))
+    y, mean, inverse, variance = _parts(site, made, 4)
+    results = {0: y, 1: mean, 2: inverse}
+    unbiased = site.emit(aten.mul.Tensor, variance, count / (count - 1))
+    for k, name, found in ((3, "running_mean", mean), (4, "running_var", unbiased)):
+        if k < len(promised):
+            old = given[name]
+            results[k] = site.emit(
+                aten.lerp.Scalar, _as_type(site, old, found.meta["val"].dtype), found, given["momentum"]
+            )
+    return _as_types(site, results)
+
+
+def _batch_norm_backward(site: _Site) -> dict[int | None, Any]:
+    _count(site)
+    names = "grad_out", "input", "weight", "save_mean", "save_invstd"
+    made = site.emit(ops.batch_norm_backward.default, *(site.given[name] for name in names))
+    return _as_types(site, dict(enumerate(_parts(site, made, 3))))
+
+
+def _as_type(site: _Site, made: Any, dtype: Any) -> Any:
+    same = made.meta["val"].dtype == dtype
+    return made if same else site.emit(torch.ops.prims.convert_element_type.default, made, dtype)
+
+
+def _as_types(site: _Site, results: dict[int, Any]) -> dict[int | None, Any]:
+    """What is read of the results, in the types that tracing promised."""
+    promised = site.node.meta["val"]
+    return {k: _as_type(site, made, promised[k].dtype) for k, made in results.items() if site.reads(k)}
+
+
+_OWN_STATISTICS = {aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default}
 _PLACES: dict[Any, Callable[[_Site], dict[int | None, Any]]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
     aten.avg_pool2d.default: _avg_pool,
