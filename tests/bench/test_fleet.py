@@ -16,13 +16,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bench import page, standings
 from bench.__main__ import main
 from bench.results import load
 
 distributed = pytest.importorskip("distributed")
+pytest.importorskip("matplotlib")
 
-from bench import fleet  # noqa: E402
+from bench import fleet, page, standings  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
