@@ -95,23 +95,22 @@ def judged(name: str) -> str:
     return "foreign" if "foreign" in ops else "native" if ops else "folded"
 
 
-@pytest.mark.parametrize(
-    "name", [name if sum(name.encode()) % 16 == 0 else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
-@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", [name for name in CASES if sum(name.encode()) % 16 == 0])
 def test_what_onnx_runtime_runs_is_run(name: str) -> None:
     found = judged(name)
     assert not found.startswith(("refused", "wrong")), found
 
 
 @pytest.mark.slow
-def test_how_many_of_the_suite_run_in_which_way() -> None:
-    counts = collections.Counter(judged(name).split(":")[0] for name in CASES)
+@pytest.mark.parametrize("part", range(8))
+def test_all_that_onnx_runtime_runs_is_run(part: int) -> None:
+    """An eighth of the suite, and how many of it run in which way."""
+    found = {name: judged(name) for name in sorted(CASES)[part::8]}
+    counts = collections.Counter(text.split(":")[0] for text in found.values())
     print(counts)
-    assert not counts["refused"]
-    assert not counts["wrong"]
-    assert counts["native"] >= 190
-    assert counts["native"] + counts["folded"] + counts["foreign"] + counts["rest"] >= 1600
+    assert not {name: text for name, text in found.items() if text.startswith(("refused", "wrong"))}
+    assert counts["native"] >= 12
+    assert counts["native"] + counts["folded"] + counts["foreign"] + counts["rest"] >= 180
 
 
 # ---------------------------------------------------------------- models of our own

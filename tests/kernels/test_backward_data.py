@@ -49,6 +49,7 @@ def read(descriptor: str) -> Conv2dBackwardDataProblem:
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
+@pytest.mark.sampled(3)
 def test_every_row(descriptor: str) -> None:
     """Exact on small integers; bias and activation included, also where no tap reaches."""
     p = read(descriptor)
@@ -109,6 +110,7 @@ def test_random_problems(problem, src, dst, dtype, threads) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.sampled(4)
 def test_planes_are_interleaved_some_images_at_a_time(dtype: str, monkeypatch) -> None:
     """Where a row's pixels are contiguous, also if the row ends anywhere, and no matter what is around images."""
     monkeypatch.setattr(backward_data, "WORKSPACE", 40000)

@@ -69,6 +69,7 @@ def run(op: str, shape: tuple[int, ...], layout: str, dtype: str, threads: int, 
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.sampled(3)
 def test_every_layout(dtype: str) -> None:
     held = Types.all(dtype).src.dtype
     limit = {"float64": 1e-11, "float32": 2e-5}.get(dtype, 2e-2)

@@ -21,7 +21,7 @@ from onnx_broken import model, node  # noqa: E402
 import blockconv as bc  # noqa: E402
 from blockconv.frontends.onnx.ops import OPS  # noqa: E402
 
-SEEDS = 100
+SEEDS = 30
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def with_foreign(case: Case, seed: int) -> Case:
     return case._replace(model=made)
 
 
-@pytest.mark.parametrize("seed", [k if k < 8 else pytest.param(k, marks=pytest.mark.slow) for k in range(100)])
+@pytest.mark.parametrize("seed", [k if k < 8 else pytest.param(k, marks=pytest.mark.slow) for k in range(60)])
 @pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning")
 def test_foreign_ops_in_random_networks(seed: int) -> None:

@@ -120,6 +120,7 @@ def pieces(request, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
+@pytest.mark.sampled(3)
 def test_every_row(descriptor: str, pieces: None) -> None:
     check_all(read(descriptor), ROUND, Types.all("float32"))
 

@@ -100,6 +100,7 @@ class Unknown(Data):
 
 @pytest.mark.parametrize("descriptor", CASES)
 @pytest.mark.parametrize(("src", "dst"), [("NCHW", "NCHW"), ("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("CHWN4", "CHWN4")])
+@pytest.mark.sampled(4)
 def test_bits_are_those_of_all_taps(descriptor: str, src: str, dst: str) -> None:
     """Each row of the table, of floats: sums in the same order, but for zeros."""
     problem = Conv2dProblem.from_descriptor(descriptor)
@@ -118,6 +119,7 @@ def test_bits_are_those_of_all_taps(descriptor: str, src: str, dst: str) -> None
 @pytest.mark.parametrize(
     ("src", "layout"), [*itertools.product(("uint8", "int8"), ("NCHW", "NHWC", "NCHW16")), ("uint4", "NCHW64")]
 )
+@pytest.mark.sampled(4)
 def test_zero_points_of_taps_that_are_left_out(descriptor: str, layout: str, src: str) -> None:
     if src == "uint4" and descriptor.startswith("g"):
         pytest.skip("groups of packed pairs have tests of their own")
