@@ -36,7 +36,7 @@ def noted(name, body):
 families.generate = noted
 for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCHW16", "NCHW64")):
     loops = nest(Layout(src), Layout(dst), (1, 64, 32, 32))
-    elements = reorder.ElementArgs.bits(4)
+    elements = reorder.MovedElements.bits(4)
     cut = reorder.transpose_blocking(loops, elements.moved, found.vector_bytes, False)
     if not isinstance(cut, str):  # the reason why this reorder is no transpose
         reorder.transpose_op(loops, cut, elements)
