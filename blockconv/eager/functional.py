@@ -82,17 +82,19 @@ def conv1d(
     activation: Any = None,
 ) -> Any:
     """torch.nn.functional.conv1d with gradients: `conv2d` over (N, C, 1, L)."""
-    one = {"stride": stride, "dilation": dilation, "padding": padding}
-    row = {
-        name: value if isinstance(value, str) else (int(name != "padding"), *_single(value))
-        for name, value in one.items()
-    }
+    row = _over_a_row(stride=stride, dilation=dilation, padding=padding)
     y = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, groups=groups, activation=activation, **row)
     return y.squeeze(-2)
 
 
-def _single(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+def _over_a_row(**options: Any) -> dict[str, Any]:
+    """Options of a 1-D window as those of a 2-D window over one row. Padding may be a word."""
+
+    def pair(name: str, value: Any) -> Any:
+        given = value if isinstance(value, (tuple, list)) else (value,)
+        return value if isinstance(value, str) else (int("padding" not in name), *given)
+
+    return {name: pair(name, value) for name, value in options.items()}
 
 
 def conv_transpose2d(
@@ -144,8 +146,7 @@ def conv_transpose1d(
     dilation: Any = 1,
 ) -> Any:
     """torch.nn.functional.conv_transpose1d with gradients: `conv_transpose2d` over (N, C, 1, L)."""
-    one = {"stride": stride, "dilation": dilation, "padding": padding, "output_padding": output_padding}
-    row = {name: (int("padding" not in name), *_single(value)) for name, value in one.items()}
+    row = _over_a_row(stride=stride, dilation=dilation, padding=padding, output_padding=output_padding)
     x, w = input.unsqueeze(-2), weight.unsqueeze(-2)
     return conv_transpose2d(x, w, bias, groups=groups, **row).squeeze(-2)
 
