@@ -127,7 +127,7 @@ def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Decision]:
 
 
 def _run(problem: Any, decision: Decision) -> Any:
-    """What runs a decision's kernel once, on buffers of its own."""
+    """A function that runs a decision's kernel once, on its own buffers."""
     assert decision.primitive is not None
     return tuning.runner(decision.primitive, problem, decision.request.src, decision.request.dst, TYPES.src.itemsize)
 

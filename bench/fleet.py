@@ -36,7 +36,7 @@ ATTEMPTS = 3  # machines that a case may lose
 PATIENCE = 60.0  # seconds without a machine of a kind, after which its cases are given up
 LOOK = 1.0  # seconds between two looks at who is there
 HOST = "BLOCKCONV_BENCH_HOST"  # the machine's name in results, where its own is not to be used
-# Ends with the worker that started it: its standard input is a pipe, of which that worker has the other end.
+# The process ends when its worker ends: the worker holds the other end of its standard input.
 START = """
 import os, sys, threading
 threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
@@ -111,7 +111,7 @@ class Fleet:
                 self._tell(job, f"no machine of this kind for {PATIENCE:.0f} s; given up")
 
     def _finished(self, running: Sequence[Any]) -> set[Any]:
-        """Those that are done, after a moment for others to be."""
+        """The futures that are done. Waits a moment first."""
         if not running:
             time.sleep(LOOK)
             return set()
@@ -151,7 +151,7 @@ class Fleet:
 
 
 def _without_output(arguments: Sequence[str]) -> list[str]:
-    """What a machine is told of a command: not where the scheduler is, and not where results go."""
+    """The arguments that a machine gets: all but the scheduler and the files of results."""
     here = Parser(add_help=False)
     for name in ("--scheduler", "--html"):
         here.add_argument(name)

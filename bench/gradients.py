@@ -11,7 +11,7 @@ from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 __all__ = ["DIRECTIONS", "input_gradient", "pool_gradient", "weight_gradient"]
 
 FORWARD = "forward"
-# What a layer may be measured in, and the op of a peer's module that computes it.
+# The directions of a layer, and the function of a peer that computes each.
 DIRECTIONS = {
     FORWARD: "conv2d",
     "backward_data": "conv2d_backward_data",
@@ -46,7 +46,7 @@ def weight_gradient(problem: Conv2dProblem, src: np.ndarray, grad: np.ndarray) -
 
 
 def pool_gradient(problem: Pool2dProblem, src: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """The gradient of a pool's input. Of a window's largest elements the first has it."""
+    """The gradient of a pool's input. The first of a window's largest elements gets it."""
     p, given = problem, grad.astype(np.float64)
     padded = np.full((*src.shape[:2], *_padded_sizes(p)), -np.inf)
     padded[:, :, p.ph : p.ph + p.ih, p.pw : p.pw + p.iw] = src

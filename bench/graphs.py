@@ -44,7 +44,7 @@ RESULTS = ("ok", "wrong", "refused", "failed", "timeout", "unusable")
 
 
 def samples(folder: Path, families: Sequence[str], every: int) -> list[Path]:
-    """Each `every`-th sample of each family, in the order of names, of those that come with weights."""
+    """Each `every`-th sample of each family in the order of names. Samples without weights do not count."""
     found: list[Path] = []
     for family in families or sorted(path.name for path in folder.iterdir() if path.is_dir()):
         named = sorted(path.parent for path in (folder / family).glob("*/weight_meta.py"))

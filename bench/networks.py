@@ -187,7 +187,7 @@ class _Builder:
         return self.node("Transpose", x, perm=perm)
 
     def linear(self, x: str, oc: int) -> str:
-        """Of the last axis, whose size is that of `channels`."""
+        """A linear layer over the last axis, which has `channels` elements."""
         weight = _weights(self.rng, (oc, self.channels[x]), "weight").T / np.float32(2**0.5)
         y = self.node("MatMul", x, self.constant(np.ascontiguousarray(weight)), channels=oc)
         return self.node("Add", y, self.random((oc,), "shift"))

@@ -30,7 +30,7 @@ from . import common
 
 __all__ = ["SIZES", "add_arguments", "run"]
 
-# Of each network: the height and width that plans are made for, the least and the largest, and what divides them.
+# For each network: the size of its plan, the range of heights, the range of widths, and what divides each size.
 SIZES = {
     "resnet50": ((224, 224), (96, 320), (96, 320), 1),
     "mobilenetv2": ((224, 224), (96, 320), (96, 320), 1),
