@@ -21,7 +21,8 @@ def test_eager_and_ours_reach_the_same_loss(tmp_path: Path) -> None:
     assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 2
     assert results[1]["losses"][:2] == pytest.approx(results[0]["losses"][:2], rel=1e-3)
     for one in results:
-        assert 0 < one["ms"] < 1e3 * one["first"]
+        assert one["ms"] > 0
+        assert one["first"] > 0
         assert 0 < one["steps_mib"] <= one["whole_mib"]
     console = Console(width=200, file=io.StringIO())
     console.print(train.table(results))
