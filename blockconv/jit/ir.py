@@ -18,6 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from blockconv.core.target import X86
+
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _I64 = types.int64
 
@@ -38,12 +40,19 @@ def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 
 def opaque(builder: Any, value: Any) -> Any:
-    """The same i64, of which the optimiser knows nothing.
+    """The same i64, or vector, of which the optimiser knows nothing.
 
     Multiples of a stride that is loop-invariant are hoisted out of the loop, and where they are many, spilled: a load
     for each load. Of an opaque stride they are sums, made where they are used.
+
+    A shuffle that reads only some 16 bytes of a bitwise operation's result sends LLVM's instruction selection into an
+    endless loop: LLVM 22, with AVX-512 and the tuning for Intel. Of an opaque vector it does not.
     """
-    return builder.call(ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0", False), [value])
+    register = "r" if value.type == I64 else "v" if X86 else None
+    if register is None:
+        return value
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.call(ir.InlineAsm(kind, "", f"={register},0", False), [value])
 
 
 # ---------------------------------------------------------------- code of our own

@@ -62,6 +62,22 @@ def test_bytes_are_not_shuffled_by_what_amds_processors_are_slow_at(run_python: 
     assert not made & {"insertq", "extrq"}
 
 
+ONE_TAP = """
+from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
+# Rows of 5 pixels of 16 signed bytes, of which one tap finds the image, as NCHW16 has them.
+spec = [20, 0, 64, 16, 1, 16, 2, 5, 1, 1, 1, 0, 0, 1, 1, 64, 0, 0, 0, 17, 1, 1, 0, 0, 0, 0, 80, 80, 16, 1, 1, 1, 0, 80,
+        320, 64, 0]
+print("vpermb" in depthwise_rows.compile(*spec).code.asm())
+"""
+
+
+def test_shuffles_of_signed_bytes_compile_for_intels_processors(run_python: Any, tmp_path: Path) -> None:
+    """LLVM's instruction selection did not end."""
+    features = TARGETS["avx512"][1] + ",+avx512vnni,+avx512vbmi"
+    machine = {"NUMBA_CPU_NAME": "icelake-server", "NUMBA_CPU_FEATURES": features}
+    assert run_python(ONE_TAP, **machine, BLOCKCONV_CACHE_DIR=str(tmp_path)).stdout == "True\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", TARGETS)
 def test_registers_are_of_the_width_that_numba_targets(isa: str, run_python: Any, tmp_path: Path) -> None:

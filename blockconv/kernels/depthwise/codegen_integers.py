@@ -187,15 +187,16 @@ class IntegerTile(FloatTile):
         found = []
         for j in range(PARTS):
             x = self.bytes.load(b.add(at[0], const(4 * j)))
-            x = x if self.flip is None else b.xor(x, self.flip)
-            found.append(b.bitcast(shuffle(b, x, self.bytes.zero, taken), self.v.kind))
+            found.append(b.bitcast(shuffle(b, self.unsigned(x), self.bytes.zero, taken), self.v.kind))
         return found
+
+    def unsigned(self, x: Any) -> Any:
+        """Bytes of the source as the dot product takes them, without a sign."""
+        return x if self.flip is None else opaque(self.b, self.b.xor(x, self.flip))
 
     def joined(self, rows: list[Any]) -> list[Any]:
         """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""
-        if self.flip is not None:
-            rows = [self.b.xor(x, self.flip) for x in rows]
-        rows = rows + [self.bytes.zero] * (self.dot.channels - len(rows))
+        rows = [self.unsigned(x) for x in rows] + [self.bytes.zero] * (self.dot.channels - len(rows))
         return interleaved(self.b, rows, self.dot.itemsize)
 
     def reduce_any(self) -> None:
