@@ -202,6 +202,11 @@ def _of_library(name: str) -> Callable[..., Any]:
     return lambda v, x: v.each_lane(name if v.itemsize == 8 else f"{name}f", x)
 
 
+def _of_llvm(name: str) -> Callable[..., Any]:
+    """A function that is an instruction of most processors."""
+    return lambda v, x: v.intrinsic(name, x)
+
+
 # ---------------------------------------------------------------- the tables
 
 
@@ -299,6 +304,9 @@ FUNCTIONS = {
         lambda x: x * _logistic(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)),
         _gelu_tanh,
     ),
+    "floor": Definition("the largest integer that is at most x", np.floor, _of_llvm("floor"), onnx=("Floor", {})),
+    "ceil": Definition("the smallest integer that is at least x", np.ceil, _of_llvm("ceil"), onnx=("Ceil", {})),
+    "round": Definition("the nearest integer; of two, the even", np.rint, _of_llvm("nearbyint"), onnx=("Round", {})),
 }
 NUMBERS = {
     name: number

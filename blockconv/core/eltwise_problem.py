@@ -358,12 +358,14 @@ class GroupNormProblem(_OneShape):
     """Mean 0 and variance 1 over each of `groups` groups of channels (axis 1), with all axes after them.
 
     per_pixel: over the channels alone, at each index of the axes after them.
+    centred: False: the mean stays, and the mean of squares is 1 (RMS normalisation).
     """
 
     shape: Shape
     groups: int
     epsilon: float = 1e-5
     per_pixel: bool = False
+    centred: bool = True
 
     def __post_init__(self) -> None:
         op = "group_norm"

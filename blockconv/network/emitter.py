@@ -375,14 +375,18 @@ class Translation:
             return self.constant(np.zeros(sizes, x.type.dtype), "empty")
         return self.emit(Reshape(shape), x, helps=helps)
 
-    def normalise(self, x: Tensor, groups: int, scale: Array, bias: Array, epsilon: float) -> Tensor:
+    def normalise(
+        self, x: Tensor, groups: int, scale: Array, bias: Array, epsilon: float, centred: bool = True
+    ) -> Tensor:
         """Group normalisation, with a scale and a bias of each channel, or one for all."""
         factors = [np.broadcast_to(f, x.shape[1:2]).astype(x.type.computed.dtype) for f in (scale, bias)]
         parameters = self.constant(factors[0], "scale"), self.constant(factors[1], "bias")
-        return self.emit(GroupNorm(groups, epsilon), x, parameters=parameters)
+        return self.emit(GroupNorm(groups, epsilon, centred=centred), x, parameters=parameters)
 
-    def normalise_rows(self, x: Tensor, axis: int, scale: Array, bias: Array, epsilon: float) -> Tensor:
-        """Layer normalisation over all axes from `axis` on, to which scale and bias broadcast."""
+    def normalise_rows(
+        self, x: Tensor, axis: int, scale: Array, bias: Array, epsilon: float, centred: bool = True
+    ) -> Tensor:
+        """Layer normalisation over all axes from `axis` on, to which scale and bias broadcast. Not centred: RMS."""
         shape = x.shape[axis:]
         try:
             factors = [np.broadcast_to(factor, shape).reshape(-1) for factor in (scale, bias)]
@@ -390,7 +394,7 @@ class Translation:
             rule = f"have to broadcast to {shape}, the axes from {axis} on"
             raise self.error("scale", (scale.shape, bias.shape), rule) from None
         rows = self.reshape(x, (math.prod(x.shape[:axis]), math.prod(shape)))
-        return self.reshape(self.normalise(rows, 1, factors[0], factors[1], epsilon), x.shape)
+        return self.reshape(self.normalise(rows, 1, factors[0], factors[1], epsilon, centred), x.shape)
 
     def recurrent(
         self, x: Tensor, made: Recurrent, weights: Sequence[Array], states: Sequence[Tensor | None]

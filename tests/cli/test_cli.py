@@ -61,6 +61,8 @@ def test_the_table_of_onnx_ops(capsys: pytest.CaptureFixture[str]) -> None:
     listed = sorted(name for row in rows for name in row[0].split(", "))
     if onnx.defs.onnx_opset_version() >= 24:  # an older onnx does not know them all
         assert listed == sorted(OPS)
+    between = [row[1].split(" to ") for row in rows if " to " in row[1]]
+    assert all(int(first) <= int(last) for first, last in between)
     assert main(["ops"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in listed)

@@ -30,6 +30,7 @@ LISTED = {
     "Split", "Slice", "ReduceMean", "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul",
     "MatMulInteger", "DynamicQuantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
     "ConvTranspose", "DepthToSpace", "SpaceToDepth", "LSTM", "GRU", "Attention", "Einsum",
+    "RMSNormalization", "Floor", "Ceil", "Round",
 }  # fmt: skip
 INTEGERS = {
     "QuantizeLinear", "DequantizeLinear", "QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MaxPool",
@@ -44,7 +45,7 @@ PARAMETERS = {
     "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
     "ConvInteger": (1, 2, 3), "QLinearMatMul": (1, 2, 3, 4, 5, 6, 7), "MatMulInteger": (1, 2, 3),
     "ConvTranspose": (1, 2), "LSTM": (1, 2, 3, 4), "GRU": (1, 2, 3, 4),
-    "Attention": (3,),
+    "Attention": (3,), "RMSNormalization": (1,),
 }  # fmt: skip
 CASES = {
     name: case

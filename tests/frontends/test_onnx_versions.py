@@ -81,6 +81,7 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("HardSigmoid", 6, {}, {"alpha": 0.3, "beta": 0.1}),
     ("Celu", 12, {}, {"alpha": 1.7}),
     *((op, 13, {}, {}) for op in ("Abs", "Neg", "Exp", "Erf", "Softplus", "Softsign", "Sin", "Cos", "Elu", "Selu")),
+    *((op, 13, {}, {}) for op in ("Floor", "Ceil", "Round")),
     *((op, 13, {}, {}) for op in ("Log", "Sqrt", "Reciprocal")),
     *((op, 13, {}, {"alpha": 0.4}) for op in ("Elu", "Selu")),
     *(("Pow", 13, {"e": np.array(e, np.float32)}, {}) for e in (2, 3, 1, -1, 0.5, [-0.5])),
@@ -109,6 +110,8 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("InstanceNormalization", 6, {"s": weights(6), "b": weights(6, 1)[:, 0]}, {"epsilon": 0.1}),
     ("LayerNormalization", 17, {"s": weights(4), "b": weights(4)}, {}),
     ("LayerNormalization", 17, {"s": weights(5, 4)}, {"axis": -2, "epsilon": 0.1}),
+    ("RMSNormalization", 23, {"s": weights(4)}, {}),
+    ("RMSNormalization", 23, {"s": weights(5, 1)}, {"axis": -2, "epsilon": 0.1}),
 ]  # fmt: skip
 
 

@@ -24,29 +24,32 @@ EMPTY = [((0, 4, 2, 2), 2), ((2, 0, 3, 3), 1), ((2, 4, 0, 3), 2), ((1, 1, 1, 1),
 TOLERANCE = {"float32": 2e-6, "float64": 1e-13, "float16": 0, "bfloat16": 0}  # halves: see `compare_halves`
 
 
-def norm(x: Array, groups: int, scale: Array, bias: Array, epsilon: float, per_pixel: bool = False) -> Array:
+def norm(
+    x: Array, groups: int, scale: Array, bias: Array, epsilon: float, per_pixel: bool = False, centred: bool = True
+) -> Array:
     """By the definition, in float64."""
     if not x.size:
         return x
     if per_pixel:
         rows = np.moveaxis(x, 1, -1)
-        found = norm(rows.reshape(-1, x.shape[1]), groups, scale, bias, epsilon)
+        found = norm(rows.reshape(-1, x.shape[1]), groups, scale, bias, epsilon, centred=centred)
         return np.ascontiguousarray(np.moveaxis(found.reshape(rows.shape), -1, 1))
     wide, along = x.astype("f8").reshape(x.shape[0], groups, -1), (-1,) + (1,) * (x.ndim - 2)
-    normal = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + epsilon)
+    apart = wide - wide.mean(-1, keepdims=True) if centred else wide
+    normal = apart / np.sqrt((apart**2).mean(-1, keepdims=True) + epsilon)
     made: Array = (normal.reshape(x.shape) * scale.reshape(along) + bias.reshape(along)).astype(x.dtype)
     return made
 
 
 def run(
     shape: tuple[int, ...], groups: int, layout: str, dtype: str, *, mean: float = 3.0, per_pixel: bool = False,
-    **options: object,
+    centred: bool = True, **options: object,
 ) -> None:  # fmt: skip
     rng, kind = np.random.default_rng([*shape, groups]), element(dtype)
     x = (rng.standard_normal(shape) * 3 + mean).astype(np.float32).astype(kind.dtype)
     scale, bias = (rng.standard_normal(shape[1]).astype(kind.computed.dtype) for _ in range(2))
-    problem = GroupNormProblem(shape, groups, 1e-3, per_pixel)
-    wanted = norm(x, groups, scale, bias, 1e-3, per_pixel)
+    problem = GroupNormProblem(shape, groups, 1e-3, per_pixel, centred)
+    wanted = norm(x, groups, scale, bias, 1e-3, per_pixel, centred)
     operands = [(x, layout), (scale, ""), (bias, "")]
     check("group_norm", problem, layout, operands, wanted, exact=False, **{"tolerance": TOLERANCE[dtype], **options})  # type: ignore[arg-type]
 
@@ -56,6 +59,7 @@ def run(
 def test_every_layout(layout: str, shape: tuple[int, ...], groups: int) -> None:
     run(shape, groups, layout, "float32", threads=2)
     run(shape, groups, layout, "float32", in_place=0)
+    run(shape, groups, layout, "float32", centred=False)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
@@ -63,6 +67,7 @@ def test_every_layout(layout: str, shape: tuple[int, ...], groups: int) -> None:
 def test_every_type(layout: str, dtype: str) -> None:
     for shape, groups in (GRID[0], GRID[3], GRID[7]):
         run(shape, groups, layout, dtype)
+        run(shape, groups, layout, dtype, centred=False)
 
 
 @pytest.mark.parametrize("layout", isa_layouts())
@@ -71,6 +76,7 @@ def test_each_pixel(layout: str, shape: tuple[int, ...], groups: int) -> None:
     if shape[1] > groups:  # a lone channel of a pixel is 0 less rounding
         run(shape, groups, layout, "float32", per_pixel=True, threads=2)
         run(shape, groups, layout, "bfloat16", per_pixel=True)
+        run(shape, groups, layout, "float32", per_pixel=True, centred=False)
 
 
 def test_layer_norm_of_channels_is_one_op() -> None:

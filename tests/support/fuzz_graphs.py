@@ -287,7 +287,7 @@ def _with_attributes(g: Graph, op: str) -> None:
     g.add(op, g.take(), **given)
 
 
-@_op("Abs", "Neg", "Exp", "Erf", "Softplus", "Softsign", "Sin", "Cos", "Elu", "Selu")
+@_op("Abs", "Neg", "Exp", "Erf", "Softplus", "Softsign", "Sin", "Cos", "Elu", "Selu", "Floor", "Ceil", "Round")
 def _function(g: Graph, op: str) -> None:
     given = {"alpha": g.number(0.3, 2.0)} if op == "Elu" and g.chance(0.7) else {}
     x = g.take() if op not in ("Abs", "Neg") or g.chance(0.9) else g.take(np.int8, np.int32)
@@ -370,7 +370,7 @@ def _batch_norm(g: Graph) -> None:
 @_op("GroupNormalization")
 def _group_norm(g: Graph) -> None:
     x = g.take(ranks=(4, 4, 3))
-    groups = g.pick([k for k in range(1, x.shape[1] + 1) if x.shape[1] % k == 0])
+    groups = g.pick([k for k in range(1, max(1, x.shape[1]) + 1) if x.shape[1] % k == 0])
     factors = [g.array((x.shape[1],), x.dtype) for _ in range(2)]
     g.add("GroupNormalization", x, *factors, like=x, num_groups=groups, **_epsilon(g))
 
@@ -387,6 +387,13 @@ def _layer_norm(g: Graph) -> None:
     axis = g.whole(1, x.rank - 1)
     factors = [g.array(x.shape[axis:], x.dtype) for _ in range(1 + g.chance(0.7))]
     g.add("LayerNormalization", x, *factors, axis=g.pick((axis, axis - x.rank)), **_epsilon(g))
+
+
+@_op("RMSNormalization")
+def _rms_norm(g: Graph) -> None:
+    x = g.take(ranks=(4, 3, 2))
+    axis = g.whole(1, x.rank - 1)
+    g.add("RMSNormalization", x, g.array(x.shape[axis:], x.dtype), axis=g.pick((axis, axis - x.rank)), **_epsilon(g))
 
 
 def _epsilon(g: Graph) -> dict[str, float]:

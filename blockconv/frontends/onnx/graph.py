@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
@@ -145,9 +146,8 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
 
 _ARITHMETIC = "Add", "Sub", "Mul", "Div"
 _OF_ANY_RANK = (
-    *("Relu", "LeakyRelu", "Sigmoid", "Tanh", "Elu", "HardSigmoid", "HardSwish", "Clip"),
-    *("Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Softplus", "Selu", "Softsign", "Sin", "Cos", "Gelu"),
-    *("Concat", "Transpose", *_ARITHMETIC),
+    *(known.onnx[0] for table in (ACTIVATIONS, FUNCTIONS) for known in table.values() if known.onnx),
+    *("Clip", "Elu", "Gelu", "Neg", "Reciprocal", "Selu", "Concat", "Transpose", *_ARITHMETIC),
 )
 _OF_IMAGES = "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool"
 

@@ -231,6 +231,13 @@ def _layer_norm(call: Call) -> Tensor:
     return call.normalise_rows(x, axis, *_factors(call), call.attribute("epsilon", 1e-5))
 
 
+@_op("RMSNormalization", limits=_CONSTANT_FACTORS)
+def _rms_norm(call: Call) -> Tensor:
+    x = call.input()
+    axis = call.axis(call.attribute("axis", -1), len(x.shape))
+    return call.normalise_rows(x, axis, *_factors(call), call.attribute("epsilon", 1e-5), centred=False)
+
+
 def _factors(call: Call) -> tuple[Array, Array]:
     if call.attribute("stash_type", 1) != 1:
         raise Unsupported(f"stash_type={call.attribute('stash_type')}: statistics of another type than float32")

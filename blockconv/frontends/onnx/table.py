@@ -28,12 +28,13 @@ def _opsets(name: str, since: int) -> str:
     domain, _, _ = name.rpartition(".")
     if domain:  # it defines none of other domains
         return f"{domain} {since}"
-    history = [s for s in defs.get_all_schemas_with_history() if s.name == name and s.domain == ""]
+    history = {
+        s.since_version: s.deprecated for s in defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", name)
+    }
     if not history:
         return ""
-    first = max(since, min(s.since_version for s in history))
-    gone = [s.since_version for s in history if s.deprecated]
-    return f"{first} to {min(gone) - 1}" if gone else f"from {first}"
+    first, last = max(since, min(history)), max(history)
+    return f"{first} to {last - 1}" if history[last] else f"from {first}"
 
 
 def markdown() -> str:

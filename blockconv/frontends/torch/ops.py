@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blockconv.core.activation import activation, function
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
 from blockconv.core.eltwise_problem import RecurrentKind, ReduceKind
 from blockconv.core.types import FloatType
 from blockconv.frontends.torch.reader import Call, Constant, InTraining, Translator, Value, hint, stand_in
@@ -45,7 +45,7 @@ _KEPT = frozenset(
         *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
         # One op is faster than its parts, here or in PyTorch.
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
-        *("_log_softmax", "logsumexp"),
+        *("_log_softmax", "logsumexp", "_fused_rms_norm"),
         *("im2col", "col2im", "upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler_2d"),
     }
 )
@@ -297,14 +297,20 @@ def _bounds(call: Call) -> tuple[str, float, float]:
     return "clip", min(low, high), high
 
 
-for _name in ("relu", "relu6", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid", "mish"):
+def _of_x_alone(name: str) -> bool:
+    """Whether ATen has an op of this name that takes a tensor and nothing else."""
+    found = getattr(getattr(torch.ops.aten, name, None), "default", None)
+    return found is not None and len(found._schema.arguments) == 1
+
+
+for _name in filter(_of_x_alone, ACTIVATIONS):
     _activation(_name, spec=lambda call, name=_name: name)  # type: ignore[misc]
 _activation("hardtanh", "clamp", "clamp_min", "clamp_max", spec=_bounds)
 _activation("leaky_relu", spec=lambda call: ("leaky_relu", call["negative_slope"]))
 _activation("celu", spec=lambda call: ("celu", call["alpha"]))
 
 
-for _name in ("abs", "exp", "log", "sqrt", "erf", "sin", "cos"):
+for _name in filter(_of_x_alone, FUNCTIONS):
     _op(_name)(lambda call, name=_name: call.emit(ops.Activate(function(name)), _floats(call)))  # type: ignore[misc]
 
 
@@ -447,6 +453,14 @@ def _layer_norm(call: Call) -> Value:
     return [call.normalise_rows(x, axis, *_factors(call), call["eps"]), None, None]
 
 
+@_op("_fused_rms_norm", "rms_norm")
+def _rms_norm(call: Call) -> Value:
+    x = call.input()
+    axis, epsilon = len(x.shape) - len(call["normalized_shape"]), call["eps"]
+    epsilon = np.finfo(x.type.computed.dtype).eps if epsilon is None else epsilon
+    return [call.normalise_rows(x, axis, *_factors(call), epsilon, centred=False), None]
+
+
 @_op("_native_batch_norm_legit")
 def _instance_norm(call: Call) -> Value:
     """PyTorch writes `instance_norm` as the batch norm of one image, whose channels are those of all images."""
@@ -457,7 +471,7 @@ def _instance_norm(call: Call) -> Value:
 
 
 def _factors(call: Call) -> tuple[Array, Array]:
-    scale, bias = (None if call[name] is None else call.array(name) for name in ("weight", "bias"))
+    scale, bias = (None if call.get(name) is None else call.array(name) for name in ("weight", "bias"))
     return np.ones(()) if scale is None else scale, np.zeros(()) if bias is None else bias
 
 

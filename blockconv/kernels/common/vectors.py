@@ -289,10 +289,14 @@ class Vectors:
 
     def magnitude(self, x: Any) -> Any:
         """|x|."""
-        return call_llvm(self.b, f"llvm.fabs.{self.suffix()}", self.kind, [x])
+        return self.intrinsic("fabs", x)
 
     def sqrt(self, x: Any) -> Any:
-        return call_llvm(self.b, f"llvm.sqrt.{self.suffix()}", self.kind, [x])
+        return self.intrinsic("sqrt", x)
+
+    def intrinsic(self, name: str, x: Any) -> Any:
+        """LLVM's function `name` of each lane."""
+        return call_llvm(self.b, f"llvm.{name}.{self.suffix()}", self.kind, [x])
 
     def fold(self, x: Any, combine: Callable[[Any, Any], Any], period: int = 1) -> Any:
         """All lanes of `x` that are a multiple of `period` apart combined, in every one of these lanes."""

@@ -41,6 +41,7 @@ class NormArgs(Arguments):
     partial = word("pixels whose sum is added to the total at once")
     inverse = word("1 / elements of a group", "bits of a float64")
     epsilon = word("what is added to a variance", "bits of a float64")
+    centred = word("0: means stay 0, so that the variance is the mean of squares")
 
 
 def _passes(kind: ElementType, lanes: int, period: int, ragged: bool) -> Any:
@@ -114,9 +115,10 @@ def group_norm(element, lanes, period, ragged):
                 epsilon=as_float64(a.epsilon),
             )
             fill_memory(scratch, ARRAYS * room, 0)
-            passed(a, 0, src, dst, count, scratch)
-            write_means(groups)
-            fill_memory(scratch, room, 0)
+            if a.centred:
+                passed(a, 0, src, dst, count, scratch)
+                write_means(groups)
+                fill_memory(scratch, room, 0)
             passed(a, 1, src, dst, count, scratch)
             write_factors(groups)
             passed(a, 2, src, dst, count, scratch)

@@ -106,6 +106,7 @@ def _ops(request: Request) -> list[Op]:
         partial=PARTIAL * (lanes // where.period if where.period else 1),
         inverse=bits(1 / (group * where.rows * where.pixels)),
         epsilon=bits(p.epsilon),
+        centred=int(p.centred),
     )
     period = where.period if not contiguous or unit == channels else 0
     kernel = group_norm(kind.code, lanes, period, int(padded > 0))
@@ -135,7 +136,7 @@ def _cost(request: Request) -> float:
     where, lanes = _where(request), m.lanes(kind.computed.itemsize)
     part = lanes if where.period else where.block / -(-where.block // lanes)  # elements of a vector
     spans = where.images * where.rows * -(-p.shape[1] // where.block)
-    cycles = PASSES * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES)
+    cycles = (PASSES if p.centred else PASSES - 1) * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES)
     computed = cycles * m.cycle_seconds()
     moved = m.move_seconds(kind.itemsize * size, kind.itemsize * size)
     return m.launch_seconds() + max(moved, computed) / min(request.threads, where.images * p.groups)

@@ -25,6 +25,7 @@ class GroupNorm(Solved):
     normalisation; one group of an array (N, C) is layer normalisation.
 
     per_pixel: of a group's channels alone, at each pixel; one such group is layer normalisation with channels first.
+    centred: False: src / sqrt(mean of src² + epsilon) * scale[c] + bias[c], RMS normalisation.
     parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, as which they are computed with.
     """
 
@@ -33,9 +34,10 @@ class GroupNorm(Solved):
     groups: int
     epsilon: float = 1e-5
     per_pixel: bool = False
+    centred: bool = True
 
     def problem(self, src: Shape) -> GroupNormProblem:
-        return GroupNormProblem(src, self.groups, self.epsilon, self.per_pixel)
+        return GroupNormProblem(src, self.groups, self.epsilon, self.per_pixel, self.centred)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         src = super().infer(inputs, parameters)
@@ -57,7 +59,7 @@ class GroupNorm(Solved):
             return src
         split = src.reshape(src.shape[0], self.groups, src.shape[1] // self.groups, -1)
         axes = (2,) if self.per_pixel else (2, 3)
-        apart = split - split.mean(axis=axes, keepdims=True)
+        apart = split - split.mean(axis=axes, keepdims=True) if self.centred else split
         normal = apart / np.sqrt((apart * apart).mean(axis=axes, keepdims=True) + self.epsilon)
         scale, bias = (p.reshape(along) for p in parameters)
         return np.asarray(normal.reshape(src.shape) * scale + bias)
