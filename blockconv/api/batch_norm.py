@@ -35,7 +35,7 @@ def batch_norm(
     """torch.nn.functional.batch_norm with training=True, and what its gradient needs.
 
     Returns (output, mean, inverse). The output is of the input's kind, shape, layout and dtype. mean and inverse have
-    shape (C,): the mean of each channel, and 1 / sqrt(variance + eps).
+    shape (C,): each channel's mean, and 1 / sqrt(variance + eps).
 
     input: (N, C, H, W), float32, float64, bfloat16 or float16, with at least two elements of each channel.
     running_mean, running_var: None, or arrays of shape (C,), which the call updates: (1 - momentum) of the old value,
@@ -90,8 +90,8 @@ def batch_norm_backward(
 ) -> tuple[Array, Any, Any]:
     """The gradients of `batch_norm`: of its input, of the weight and of the bias.
 
-    Returns (gradient of the input, of the weight, of the bias): the first of the input's kind, shape, layout and dtype,
-    the others float32, or float64, of shape (C,).
+    Returns the gradients of input, weight and bias. The first has the input's kind, shape, layout and dtype. The others
+    have shape (C,), in float32, or float64 for a float64 input.
 
     grad: (N, C, H, W), the gradient of the output, of the input's dtype. In another layout it is reordered.
     input, weight: those of `batch_norm`. mean, inverse: what it returned.

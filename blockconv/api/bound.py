@@ -1,4 +1,4 @@
-"""What calls of a convolution keep: packed parameters, and problems that are bound to kernels."""
+"""The state that calls of a convolution keep: packed parameters, and problems that are bound to kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The drop-in functions: torch.nn.functional's semantics on NumPy arrays, torch CPU tensors and BlockedArrays.
 
-Each function returns the kind that it gets: an array in the memory format that PyTorch would choose, a tensor without a
-copy, a BlockedArray in the source's layout unless `out_layout` names another.
+Each function returns the kind that it gets. An array has the memory format that PyTorch would choose. A tensor comes
+without a copy. A BlockedArray has the source's layout, unless `out_layout` names another.
 """
 
 from __future__ import annotations
@@ -111,18 +111,18 @@ def conv2d(
     rounding: to 8-bit and 4-bit integers: "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
 
     Sums of integers are exact. An output that sums more than 65,793 products (1,052,688 with int4 weights) is an error,
-    because it may overflow int32. Requantization computes in float32, in this order: the sum times the product of the
-    scales of input and weight, plus the residual times its scale, the activation, times 1 / scale of the output. It
+    because it may overflow int32. Requantization computes in float32. It multiplies the sum by the scales of input and
+    weight, adds the residual times its scale, applies the activation, and multiplies by 1 / scale of the output. It
     rounds the result, adds the output's zero point and saturates. Without an activation, or with one that clips, it
-    multiplies 1 / scale of the output into the other scales first (rounded to float32), unless the products might then
-    overflow 32 bits. Padding stands for zero: it holds the input's zero point. A residual has the output's width (8
-    bits, 4 bits or float32). int32 outputs take neither residual nor activation. Packed 4-bit arrays need a layout
-    whose channel block is a multiple of 4 (NCHW64), and a multiple of 4 channels in each group.
+    first multiplies 1 / scale of the output into the other scales, rounded to float32. It does not if the products
+    might then overflow 32 bits. Padding stands for zero: it holds the input's zero point. A residual has the output's
+    width (8 bits, 4 bits or float32). int32 outputs take neither residual nor activation. Packed 4-bit arrays need a
+    layout whose channel block is a multiple of 4 (NCHW64), and a multiple of 4 channels in each group.
 
     Like PyTorch, it computes a cross-correlation: it does not flip the weights. `scipy.ndimage.convolve` does: give
     weight[:, :, ::-1, ::-1] for its result, and pad the input first by the mode. With padding="same", a window of even
-    size k begins (k - 1) // 2 pixels before its output; scipy's `correlate` begins k // 2 before, its `convolve`
-    (k - 1) // 2.
+    size k begins (k - 1) // 2 pixels before its output. scipy's `convolve` does the same; its `correlate` begins k // 2
+    before.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.

@@ -81,8 +81,8 @@ class Conv2d:
         Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
         exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
         a tile of up to 6x6 output pixels. Its intermediate values are larger than its results. They are sure to be
-        finite only while max|input|, max|weight| and max|input| * sum|weight| (over the weights of an output channel)
-        are below 2^120, or 1.3e36; docs/reference/limits.md has the bounds by tile size.
+        finite only while three numbers are below 2^120 (1.3e36): max|input|, max|weight|, and max|input| * sum|weight|
+        over the weights of an output channel. docs/reference/limits.md has the bounds by tile size.
     accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
         random data: a number, "default" (1e-5) or "strict" (no error: no Winograd for floats).
 

@@ -1,7 +1,7 @@
 """Pooling with torch.nn.functional's semantics, on NumPy arrays, torch CPU tensors and BlockedArrays.
 
-Each function returns the kind that it gets: an array in its input's memory format, a tensor without a copy, a
-BlockedArray in its own layout unless `out_layout` names another. Any number of threads may call them at once, and the
+Each function returns the kind that it gets. An array has its input's memory format. A tensor comes without a copy. A
+BlockedArray keeps its layout, unless `out_layout` names another. Any number of threads may call them at once, and the
 number of threads does not change a bit.
 """
 

@@ -1,4 +1,5 @@
-"""What a convolution's problem needs, whatever its weights are: a kernel, the form of its weights, a program."""
+"""Everything that a convolution's problem needs and that does not depend on its weights: a kernel, their packed form, a
+program."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ __all__ = ["ALGORITHMS", "Prepared", "by_algorithm", "prepared"]
 
 
 class Prepared(NamedTuple):
-    """What a problem needs, whatever its weights are: shared by all that convolve it.
+    """Everything that a problem needs, without the weights. All convolutions of the problem share it.
 
     packing: of the weights, which the program begins with; None if they come packed.
     workspace: bytes of memory that the program needs, whose buffer is the last one; 0: none.

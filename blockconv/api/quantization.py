@@ -64,10 +64,11 @@ def quantize_linear(
     """ONNX's QuantizeLinear: saturate(round(x / scale) + zero_point), with halves rounded to even.
 
     Returns uint8 or int8 of x's shape. If x is a BlockedArray or `layout` is given, it is a BlockedArray whose padding
-    holds the zero point; else an array or a tensor in x's memory format. A NaN becomes the least value of the dtype.
+    holds the zero point. Otherwise it is an array or a tensor in x's memory format. A NaN becomes the least value of
+    the dtype.
 
     x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor without gradient. float32, or uint8, int8 or
-        int32 with an `input_quantization`: these are requantized, as if they were dequantized first.
+        int32 with an `input_quantization`. Integers are requantized as if they were dequantized first.
     quantization: the result's: one scale, one zero point.
     dtype: the result's: uint8 or int8.
     input_quantization: that of an integer x: one scale; zero point 0 for int32.

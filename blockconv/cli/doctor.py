@@ -1,4 +1,4 @@
-"""What blockconv found on this machine: threads, instruction set, caches, versions."""
+"""A report on this machine: threads, instruction set, caches, versions."""
 
 from __future__ import annotations
 

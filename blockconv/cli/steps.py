@@ -1,4 +1,4 @@
-"""What a command is doing, said while it does it."""
+"""Progress messages of a command."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What everything else stands on: layouts, problems, errors, the machine that code is compiled for."""
+"""The base of everything else: layouts, problems, errors, the machine that code is compiled for."""

@@ -1,7 +1,7 @@
 """Rules that arguments share, whichever boundary they come in by: whole numbers, and how large an array may be.
 
-Sizes have bounds so that a number that cannot be meant is refused by name, at once, where it came in: no later
-arithmetic leaves 64 bits, and no later step works for hours towards an array that no machine could hold.
+Sizes have bounds, so that an absurd number is refused by name where it came in. Later arithmetic stays within 64 bits,
+and no later step works for hours on an array that no machine could hold.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class UnsupportedError(BlockconvError, NotImplementedError):
 class SlowPathWarning(UserWarning):
     """The call works, but on a slow path. The text says why.
 
-    Causes: an input in a layout without kernels, a reorder element by element, a problem that only the reference kernel
-    takes, ops of a model that another library runs, and threads without TBB and OpenMP. Each cause is reported once.
+    Causes: an input in a layout without kernels; a reorder element by element; a problem that only the reference kernel
+    takes; ops that another library runs; threads without TBB and OpenMP. Each cause is reported once.
     ``warnings.simplefilter("error", bc.SlowPathWarning)`` makes it an error.
     """
 

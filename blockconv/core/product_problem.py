@@ -16,8 +16,8 @@ Order = tuple[int, ...] | None  # axis i of the matrices is axis order[i] of the
 class MatMulProblem:
     """a @ b with NumPy's broadcasting of the axes before the last two.
 
-    orders: of a, b and the result. Rows and columns may change places with each other and with other axes, but the
-    last axis of an operand is one of its matrices' two, and that of the result its columns.
+    orders: of a, b and the result. Rows and columns may change places with each other and with other axes. The last
+    axis of an operand has to be one of its matrices' two axes. The last axis of the result has to be its columns.
     """
 
     a: Shape

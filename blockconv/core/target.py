@@ -1,4 +1,4 @@
-"""What code is compiled for: the instruction set, the caches, the processors that may be used."""
+"""The target of compiled code: the instruction set, the caches, the processors that may be used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 @dataclass(frozen=True)
 class Isa:
-    """What the generated code may use: vector width and the number of vector registers.
+    """The instruction set of generated code: vector width and the number of vector registers.
 
     Taken from the features that Numba targets (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``), which need not be the
     machine's.
@@ -205,7 +205,7 @@ def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
 
 
 def omp_num_threads() -> int | None:
-    """What OMP_NUM_THREADS says; None where it is not set, or no number.
+    """The value of OMP_NUM_THREADS; None where it is not set, or no number.
 
     Launchers of many processes (torchrun, Dask's nanny) set it to 1 for their workers. OpenMP reads a list, "4,2", as
     the numbers of nested regions, of which the first is the outermost.

@@ -53,8 +53,8 @@ class ElementType:
     itemsize: bytes.
     narrow: of int8 weights, whether the products of two neighbours with any uint8 are sure to add up to an int16
         (`dispatch.quantizing.is_narrow`).
-    light: of int8 weights, whether those of one sign of each output channel are sure to add up to less than `LIGHT`,
-        and products with any source of bytes to less than 256 times that (`dispatch.quantizing.is_light`).
+    light: int8 weights with bounded sums. In each output channel, weights of one sign add up to less than `LIGHT`, so
+        products with any 8-bit source add up to less than 256 times that (`dispatch.quantizing.is_light`).
     finite: of weights, whether each is known to be neither NaN nor infinite, so that its product with a zero of padding
         is zero.
     is_packed: two integers of 4 bits share a byte in arrays, the one of lower index in its lower bits; itemsize is that
@@ -88,7 +88,7 @@ class ElementType:
 
     @property
     def unpacked(self) -> ElementType:
-        """That of an element by itself: of packed integers the one of 8 bits, which holds them all."""
+        """The dtype of a single element. For packed integers it is the 8-bit type, which holds them all."""
         return element(f"{_NAMES[self.kind]}8") if self.is_packed else self
 
     @functools.cached_property
@@ -196,17 +196,17 @@ class Types(NamedTuple):
 
     @staticmethod
     def bits(itemsize: int) -> Types:
-        """Of an op that moves elements of so many bytes, whatever they are."""
+        """The types of an op that moves elements of so many bytes, whatever they are."""
         return Types(*[ElementType(f"{itemsize} bytes", BITS, itemsize)] * 4)
 
     @staticmethod
     def converted(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
-        """Of an op that computes in float32, whatever its arrays are of."""
+        """The types of an op that computes in float32, whatever its arrays hold."""
         return Types(element(src), element(src), element("float32"), element(dst))
 
     @staticmethod
     def quantized(src: npt.DTypeLike, dst: npt.DTypeLike, narrow: bool = False) -> Types:
-        """Of int8 weights, whose products with a source of 8 or 4 bits are added as int32."""
+        """The types of an op with int8 weights, whose products with an 8-bit or 4-bit source are added as int32."""
         return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))
 
     @property

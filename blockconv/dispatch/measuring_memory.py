@@ -1,4 +1,4 @@
-"""Of a machine's profile: bandwidths, what a launch takes, and pools."""
+"""Parts of a machine's profile: bandwidths, the cost of a launch, and pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What integer convolutions need beside weights: biases with zero points in them, scales, an epilogue's numbers.
+"""The parameters of integer convolutions besides weights: biases that include zero points, scales, an epilogue's
+numbers.
 
 The sum of (x - zero_point) * w is that of x * w, less zero_point times the sum of w, which is part of the bias; so zero
 points cost nothing where products are added. (A window's border holds the zero point, and adds nothing.)

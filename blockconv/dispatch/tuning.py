@@ -1,4 +1,5 @@
-"""What was measured here: how far this machine is from what rows predict; kernels' times, which are kept."""
+"""Measurements on this machine: how far it is from the predictions of rows, and the times of kernels, which are
+kept."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
 def runner(
     primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1
 ) -> Callable[[], None]:
-    """What runs a prepared convolution or pool once, on buffers of its own; see `buffer_sizes`."""
+    """A function that runs a prepared convolution or pool once, on buffers of its own; see `buffer_sizes`."""
     return program_runner(primitive.ops(), buffer_sizes(primitive, problem, src, dst, itemsize), threads)
 
 
@@ -156,7 +157,7 @@ def buffer_sizes(primitive: Primitive, problem: Any, src: Layout, dst: Layout, i
 
 
 def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -> Callable[[], None]:
-    """What runs ops once, on buffers of these sizes."""
+    """A function that runs ops once, on buffers of these sizes."""
     buffers = [filled(size) for size in nbytes]
     program, addresses = Program(ops), [address_of(buffer) for buffer in buffers]
 

@@ -1,8 +1,8 @@
 """From a kernel's Python body to object code, and from object code to an address.
 
-Numba types and lowers the body; `numba_private` says how, and `numba_public` how else. What follows is done once for a
-whole kernel: everything but the kernel's entry is made internal to its module, one optimisation runs, and machine code
-is made of what is left.
+Numba types and lowers the body; `numba_private` says how, and `numba_public` how else. The rest happens once for a
+whole kernel. Everything but the kernel's entry becomes internal to its module, one optimisation runs, and the remainder
+becomes machine code.
 
 Object code, fresh or from disk, is linked by LLVM's ORC (a library a kernel), with no trace of Numba,
 whose own engine becomes slower with each module that was ever added to it.

@@ -53,7 +53,7 @@ class Kernel(Addressed):
 
 
 class KernelFamily:
-    """What ``@kernel`` makes of a builder: ``family(*ints)`` is the kernel specialised on them."""
+    """The object that ``@kernel`` makes from a builder: ``family(*ints)`` is the kernel specialised on them."""
 
     def __init__(self, build: Callable[..., Callable[[int, int, int, int], None]]) -> None:
         functools.update_wrapper(self, build)

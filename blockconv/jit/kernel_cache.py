@@ -34,7 +34,8 @@ _DIRECTORY = re.compile(r"kernels-([0-9a-f]{8,64})")
 
 
 class CachedFingerprint(NamedTuple):
-    """What is kept for one fingerprint: its number of entries, their bytes, and seconds since a process used them."""
+    """The kernels kept for one fingerprint: the number of entries, their bytes, and seconds since a process used
+    them."""
 
     fingerprint: str
     entries: int

@@ -1,4 +1,4 @@
-"""What a row of the kernel table is, and what it prepares for a problem."""
+"""Rows of the kernel table, and the primitives that they prepare for a problem."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ ALIGNED = 128  # bytes, or elements, of which the packed weights and biases of p
 
 
 class Epilogue(NamedTuple):
-    """What a convolution does with a finished accumulator: adds a residual, and activates.
+    """The steps after a finished accumulator of a convolution: a residual is added, then the activation.
 
     activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
     rounding: a `Rounding`, where integers are stored.

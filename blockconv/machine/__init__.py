@@ -1,1 +1,1 @@
-"""What costs are made of: rates of the machine that they were fitted to."""
+"""The rates of a machine, from which costs are computed."""

@@ -1,4 +1,4 @@
-"""What a processor is called: a name that tells models apart, as records, profiles and folders of results have it."""
+"""The name of a processor, which tells models apart in records, profiles and folders of results."""
 
 from __future__ import annotations
 

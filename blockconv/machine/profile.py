@@ -1,4 +1,5 @@
-"""What a processor takes for what kernels do: measured once for each model, kept as data, read by costs and blockings.
+"""The times of a processor for the steps of kernels: measured once for each model, kept as data, read by costs and
+blockings.
 
 `blockconv.dispatch.measuring` writes a profile on the processor itself; no number in one is put in by hand. The shipped
 microkernel is timed, stores included, and not the ports that it uses: these predict two tiles within 12 % that whole
@@ -67,7 +68,7 @@ class TileTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """What one multiply-accumulate takes, of the tiles that were measured with it."""
+    """The time of one multiply-accumulate, in the tiles that were measured with it."""
 
     tiles: tuple[TileTimes, ...]
 
@@ -281,7 +282,7 @@ class Profile:
     def move(self, read: float, written: float) -> float:
         """Seconds for one core to read and write so many bytes.
 
-        Half the bytes of a copy are read; the rest of its time is that of bytes written. What does not fit into a
+        Half the bytes of a copy are read; the rest of its time is that of bytes written. Data that does not fit into a
         cache comes from the next.
         """
         total, left, seconds = read + written, 1.0, 0.0
@@ -305,9 +306,11 @@ class Profile:
 
 
 def median_of(profiles: Sequence[Profile]) -> Profile:
-    """Of profiles of one machine, measured one after another, the median of each time: by itself, whatever it leads to.
+    """The median of each time over profiles of one machine, measured one after another. Each time is taken by itself,
+    whatever it leads to.
 
-    Of an even number the lower of the two in the middle. `record` is the first's, with their number as "runs".
+    With an even number of profiles, it is the lower of the two in the middle. `record` is the first's, with their
+    number as "runs".
     """
     found = _median([asdict(each) for each in profiles])
     return _from_json(found | {"record": {**profiles[0].record, "runs": len(profiles)}})
@@ -360,7 +363,7 @@ class Selected(NamedTuple):
 
 
 def profile() -> Profile:
-    """What costs and blockings go by: the one that `BLOCKCONV_MACHINE` names, else the nearest committed one."""
+    """The profile for costs and blockings: the one that `BLOCKCONV_MACHINE` names, else the nearest committed one."""
     return selected().profile
 
 

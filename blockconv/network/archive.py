@@ -57,7 +57,8 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
 
 
 def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
-    """What `write` wrote. Raises ArgumentError for any other file, and an OSError where there is none to be read."""
+    """The content that `write` wrote. Raises ArgumentError for any other file, and an OSError where there is none to be
+    read."""
     with open(path, "rb") as file:
         try:
             return _read(file)
@@ -66,7 +67,7 @@ def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
 
 
 def refused(path: str | PathLike[str], error: Exception) -> ArgumentError:
-    """What is said of a file that holds no plan."""
+    """The error for a file that holds no plan."""
     why = f"{type(error).__name__}: {error}" if not isinstance(error, ArgumentError) else str(error)
     return ArgumentError("Plan.load", "path", str(path), f"is no file of Plan.save, or is damaged ({why})")
 

@@ -1,11 +1,10 @@
 """A network: nodes in an order that can run, the values between them, and constants.
 
-Every value has a name and one producer: an input of the network, a constant, or a node. A node's `inputs` are
-the values that flow at run time (one of them may be a constant: the second operand of a binary op); its
-`parameters` are constants that a kernel may repack once (weight, bias, scale, shift), or such as are dequantized of
-one, before passes have made one of both. What a node does is
-said by its attributes, records of `blockconv.network.ops`, and these alone: front ends translate straight into
-them, so there is no second, unfused set of ops, and every pass and the evaluator know one vocabulary.
+Every value has a name and one producer: an input of the network, a constant, or a node. A node's `inputs` are the
+values that flow at run time; the second operand of a binary op may be a constant. Its `parameters` are constants that a
+kernel may repack once: weight, bias, scale, shift. Before passes fold them, a parameter may also be dequantized from a
+constant. A node's attributes, a record of `blockconv.network.ops`, say alone what it does. Front ends translate
+straight into these records. So no second, unfused set of ops exists, and passes and the evaluator share one vocabulary.
 
 Attributes hold no sizes; shapes are inferred when a network is made, so that any change makes a checked network.
 Networks are immutable: a pass makes another.

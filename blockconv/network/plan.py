@@ -72,10 +72,10 @@ def compile(
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
     network: a network of `load_onnx` or `NetworkBuilder.build`. It does not change.
-    layouts: "auto": the planner chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A
-        native layout (`Layout.is_native`) or its name: every op that can has this layout. {node: layout}: these nodes
-        write these layouts, and the planner chooses the rest. The name of a node that fusion merged into another (a
-        batch norm, an activation) means that other node.
+    layouts: "auto": the planner chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A native
+        layout (`Layout.is_native`) or its name: each op uses this layout if it can. {node: layout}: these nodes write
+        these layouts, and the planner chooses the rest. The name of a node that fusion merged into another (a batch
+        norm, an activation) means that other node.
     planner: "optimal" (the least predicted cost), "greedy" (op by op), or your own function, as described below.
     measure: measure the candidates instead of predicting them. The first time is slow; times are kept on disk.
     input_shapes: the shape of the only input, or {input: shape}. Default: the network's.
@@ -166,10 +166,10 @@ class Plan:
     """A network with a kernel and layouts for every op. `compile` makes it, `Plan.load` reads it.
 
     ``plan(x)`` returns the output as an array, or several outputs as {name: array}; torch tensors if an input is one.
-    Other input sizes take the layouts and kernels of the plan's own sizes, cut anew: the first call with a size takes
-    some milliseconds more, or longer if a kernel is not on disk yet. The kernels for a size depend on the size and the
-    machine, never on earlier calls. The plan keeps the last 32 sizes; all of them share the memory for values.
-    `prepare` plans further sizes like the plan's own.
+    Other input sizes use the layouts and kernels of the plan's own sizes, with new tasks and strides. The first call
+    with a size takes some milliseconds more, or longer if a kernel is not on disk yet. The kernels for a size depend on
+    the size and the machine, never on earlier calls. The plan keeps the last 32 sizes; all of them share the memory for
+    values. `prepare` plans further sizes like the plan's own.
 
     A plan is immutable, and several threads may call it at once. Copies and pickles hold what `save` writes. A copy
     packs its own weights, in any process on any machine.
@@ -280,8 +280,8 @@ class Plan:
 
         Returns the output, or {name: output} for several: row-major, of logical shape. They are torch tensors (without
         a copy) if any input is a tensor, else NumPy arrays, also for BlockedArrays. A BlockedArray may have any layout;
-        the plan reorders it. 4-bit inputs are packed BlockedArrays, or int8 or uint8 with one integer to a byte, like
-        4-bit outputs. `torch.autocast` has no effect: a plan computes in the types of its compilation.
+        the plan reorders it. 4-bit inputs, and 4-bit outputs, are packed BlockedArrays, or int8 or uint8 arrays with
+        one integer per byte. `torch.autocast` has no effect: a plan computes in the types of its compilation.
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
         """
         shown = self.by_name(*inputs, **named)

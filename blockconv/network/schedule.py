@@ -1,9 +1,9 @@
 """From chosen candidates to ops over memory: reorders put in, views resolved, an arena packed, kernels bound.
 
-A *value* is a tensor in one layout. It lies in a block of memory, or in a part of one: views, and layouts that have
-the same bytes, share their source's; an input of a concatenation lies in the output's block where it is alone in
-its own. A block is an input or output of the network, an array of constants, or a part of the arena, whose bytes
-serve one block after the other.
+A *value* is a tensor in one layout. Its memory is a block, or a part of one. Views, and layouts with the same bytes,
+share their source's block. An input of a concatenation is in the output's block, if it is alone in its own. A block is
+an input or output of the network, an array of constants, or a part of the arena, whose bytes serve one block after the
+other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ForeignCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Action:
-    """What a plan does: run a node's kernel or a foreign part, or reorder or copy a value.
+    """A step of a plan: run a node's kernel or a foreign part, or reorder or copy a value.
 
     kind: the node's op, "reorder" or "copy".
     cost: predicted seconds.

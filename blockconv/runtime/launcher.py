@@ -6,8 +6,8 @@ the op before, is still in its own caches; it takes chunks of them from the rang
 then chunks of the others' ranges. It waits until every task of the op is done before it goes on,
 so a worker that never starts holds nobody up: the others take its chunks.
 
-What a run needs (argument blocks, counters) is an *instance*, checked out for the call, so that
-any number of threads may run one program at once.
+A run needs an *instance* (argument blocks, counters), which is checked out for the call. So any number of threads may
+run one program at once.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ __all__ = ["Files"]
 class Files:
     """The files that a model may name, which is at `path`; none, if it was not given by a path.
 
-    A file has to be, after all symbolic links, in the folder of the path, or in the folder where the model's own links
-    end, as in the cache of Hugging Face, where each file is a link to one that is named by its contents.
+    After all symbolic links, a file has to be in one of two folders: that of the path, or the one where the model's own
+    links end. The second serves the cache of Hugging Face, where each file is a link to one named by its contents.
     """
 
     def __init__(self, path: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What an ONNX file holds: the model, and the values of its initializers."""
+"""The content of an ONNX file: the model, and the values of its initializers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Translators of ONNX's quantized ops. See `ops`, and `contributed` for those that ONNX Runtime adds.
 
-An op of integers becomes what it is defined by: Dequantize of what it reads, the op of floats, Quantize of what it
-gives; passes make one op of integers of that (`passes.integers`), as they do of models that say it so themselves.
+An op of integers becomes what it is defined by: Dequantize of its inputs, the float op, Quantize of its output. Passes
+turn these into one integer op (`passes.integers`), as they do for models that are written this way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What ONNX's own definitions demand of a model: its operator sets, and each node's attributes, operands and types.
+"""Checks of a model against ONNX's own definitions: its operator sets, and each node's attributes, operands and types.
 
-The definitions are those of the installed onnx package (`onnx.defs`), at the versions that the model imports, so a
-node is judged as ONNX Runtime and ONNX's checker judge it, and an op that changed between versions by its right one.
+The definitions come from the installed onnx package (`onnx.defs`), at the versions that the model imports. So a node is
+judged as ONNX Runtime and ONNX's checker judge it. An op that changed between versions is judged by the right one.
 """
 
 from __future__ import annotations

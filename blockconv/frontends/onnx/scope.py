@@ -1,4 +1,4 @@
-"""What translators of ONNX nodes work on: the values known so far, and one node with its operands."""
+"""The data of translators of ONNX nodes: the values known so far, and one node with its operands."""
 
 from __future__ import annotations
 
@@ -236,8 +236,8 @@ class Call(Translation):
     def convolve(self, attributes: Convolution, x: Tensor, others: Tensors, parameters: Tensors) -> Tensor:
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias.
 
-        A weight of int16 becomes the sum of weights of int8, side by side along the input channels, and x is repeated
-        as often, so the sums stay exact. A depthwise one runs in floats: it would leave the depthwise kernels.
+        An int16 weight becomes a sum of int8 weights, side by side along the input channels. x is repeated as often, so
+        the sums stay exact. A depthwise one runs in floats: it would leave the depthwise kernels.
         """
         wei, groups = parameters[0], attributes.groups
         known = self.scope.dequantized.get(wei.name)

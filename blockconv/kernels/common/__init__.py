@@ -1,1 +1,1 @@
-"""What all families of kernels share."""
+"""Code that all families of kernels share."""

@@ -1,11 +1,11 @@
-"""What every convolution kernel does with its finished accumulators: residual, activation, stores, tails.
+"""The end of every convolution kernel, after its accumulators are finished: residual, activation, stores, tails.
 
 A tile is `rows` x `pixels` x `vectors` accumulators in vector registers. Where it is stored is three strides (of a row,
 of a pixel, and of the channels that one store writes), and the width of a store: a whole vector, part of one (NCHW4),
 or one element (NCHW: the tile is transposed in registers, and a store writes pixels of a plane). Where vectors end
 inside a destination's blocks (those of 24 channels), the parts of a tile lie at uneven distances, which a table has.
-Integer accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits. What is stored
-as floats of 16 bits is float32 until then.
+Integer accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits. Results that
+are stored as 16-bit floats stay float32 until then.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ so that bits agree wherever they are computed. Where the activation is one that 
 that inverse beforehand, and so are its bounds, which then are those of the destination
 (`dispatch.quantizing.Requantization`).
 
-What stands between convolutions computes as if it were dequantized, computed in float32 and quantized as ONNX has it:
-an element less its zero point times its scale; the op; divided by the destination's scale and rounded to even
-(`Elements`).
+Ops between convolutions compute as ONNX does with dequantized values: subtract the zero point and multiply by the
+scale; the op in float32; divide by the destination's scale and round to even (`Elements`).
 """
 
 from __future__ import annotations

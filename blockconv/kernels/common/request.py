@@ -1,4 +1,4 @@
-"""What a kernel is asked for, as one value that is handed down to everything that decides."""
+"""A request for a kernel: one value that is handed down to everything that decides."""
 
 from __future__ import annotations
 

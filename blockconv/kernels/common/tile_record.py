@@ -1,4 +1,4 @@
-"""What microkernels are called with, and the loop over the tiles of a row that is the same for all of them."""
+"""The arguments of microkernels, and the loop over the tiles of a row, which is the same for all of them."""
 
 from __future__ import annotations
 

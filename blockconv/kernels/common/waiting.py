@@ -1,4 +1,4 @@
-"""What a convolution waits for, whatever it computes meanwhile."""
+"""The time that a convolution waits, whatever it computes meanwhile."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The kernels of convolution by tiles: the loop over tasks, and what scatters tiles.
 
-See `blockconv.kernels.conv.binding`. The loop over tasks and tiles is one kernel for all problems. What packs a window,
-computes a tile, or scatters one are kernels of their own, called by their addresses with a record of what is wanted:
-so a new problem compiles the microkernel of its tile, and seldom more. Kernels that pack or scatter are called with
-the addresses of the arguments and of their record.
+See `blockconv.kernels.conv.binding`. The loop over tasks and tiles is one kernel for all problems. Packing a window,
+computing a tile and scattering it are kernels of their own, called by address with a record of arguments. So a new
+problem compiles the microkernel of its tile, and seldom more. Kernels that pack or scatter are called with the
+addresses of the arguments and of their record.
 """
 
 from __future__ import annotations

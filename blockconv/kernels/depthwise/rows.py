@@ -6,8 +6,8 @@ kernel a layout is only addressing. Else over the pixels of a row, each with the
 CHWN4, where the batch lies between pixel and pixel), or over a pixel's images (HWCN), to a destination where the same
 elements lie together. Every source is read in place, borders too.
 
-What a vector of destination channels reads and writes is an `Entry` of a table, made when the problem is
-bound, so that no kernel knows of blocks or of the channel multiplier: output channels g*m .. g*m+m-1 read channel g.
+A table, made when the problem is bound, has an `Entry` for each vector of destination channels: where it reads and
+writes. So no kernel knows of blocks or of the channel multiplier: output channels g*m .. g*m+m-1 read channel g.
 
 Buffers: source, packed weights, bias, destination, residual (or the destination), activation parameters.
 """

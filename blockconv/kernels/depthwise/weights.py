@@ -1,4 +1,5 @@
-"""What depthwise convolution of bytes packs: weights, biases and scales in the order of the lanes that they meet.
+"""Packed parameters of 8-bit depthwise convolution: weights, biases and scales in the order of the lanes that they
+meet.
 
 A lane takes several taps of the loop axis at once, and the lanes of unpacked bytes are in an order of their own
 (`common/unpacked.py`), which no layout has: a kernel gathers weights by a table.

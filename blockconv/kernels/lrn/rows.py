@@ -1,7 +1,7 @@
 """Local response normalisation across channels.
 
-Buffers: source, destination. Of integers of 8 bits, option of the primitive: quantizations, what those of source and
-destination stand for; they compute as if they were dequantized and the result quantized.
+Buffers: source, destination. For 8-bit integers the primitive has the option `quantizations`, of source and
+destination. It computes as if the source were dequantized and the result quantized.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What pooling is predicted to take: planes, rows, outputs and loads, each at its kernel's rate; or the bytes moved."""
+"""The predicted time of pooling: planes, rows, outputs and loads, each at its kernel's rate; or the bytes moved."""
 
 from __future__ import annotations
 

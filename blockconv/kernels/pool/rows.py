@@ -14,8 +14,9 @@ To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`).
 - `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
 - `pool_wide_indices`, `pool_line_indices`: maxima and where they are, wide and narrow.
 
-What a window covers of the image is a table of rows and one of columns, made when the problem is bound: no kernel
-clips, or counts what an average divides by. Buffers: source, destination, and for `pool2d_indices` the indices.
+Two tables, of rows and of columns, hold the part of the image that each window covers. They are made when the problem
+is bound, so no kernel clips, or counts the elements of an average. Buffers: source, destination, and for
+`pool2d_indices` the indices.
 Option of the primitive, of integers: quantizations, what those of source and destination stand for; the destination's
 padding holds its zero point.
 """

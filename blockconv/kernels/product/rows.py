@@ -1,8 +1,8 @@
 """Products of matrices that all flow: tiles of the convolutions' microkernel, whose weights are packed in the call.
 
 The right matrices are packed first, as panels of a tile's columns. Then tasks multiply rows of a left matrix by panels.
-Rows are read where they are, or a task packs them. What threads share out, and where each matrix lies, is a table: so
-any broadcasting, and any order of axes, is one kernel.
+Rows are read where they are, or a task packs them. A table holds the tasks of threads and the offset of each matrix. So
+one kernel serves any broadcasting and any order of axes.
 
 Attention is two such products in one task: the scores of some rows by all columns, their softmax, and the result. No
 more than a task's scores ever exist, and a tile of the second product reads them as one of the first has stored them.

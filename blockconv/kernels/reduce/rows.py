@@ -4,9 +4,9 @@ and minima are made in the same way, and divided by 1.
 Neighbouring axes of one sort, kept or reduced, are one loop; the innermost ones that are kept are the elements of a
 row, and what is summed are rows. Where several rows are a vector, they are one row, whose sums are added to each other
 at the end. Partial sums of some rows are added to the total: errors grow with the number of additions to either, not
-with the elements. Of rows that are long, few are summed before the next elements of them: so memory is read in order.
-Where a row holds short lines that are summed apart (a row of NHCW4: the columns of each block of channels), rows are
-summed first, elements as they lie, and then each line of the sum.
+with the elements. If rows are long, few of them are summed at a time, so that memory is read in order. Where a row
+holds short lines that are summed apart (a row of NHCW4: the columns of each block of channels), rows are summed first,
+elements as they lie, and then each line of the sum.
 
 Buffers: source, destination.
 """

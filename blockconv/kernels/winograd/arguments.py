@@ -11,7 +11,7 @@ __all__ = ["BORDER", "HEADER_BYTES", "PLANE_BYTES", "ZEROS", "Header", "Winograd
 
 
 class WinogradArgs(Arguments):
-    """What the kernel `winograd` and its three stages are called with.
+    """The arguments of the kernel `winograd` and of its three stages.
 
     A set is the groups whose channels are transformed together; they are whole vectors. A block of tiles is what a task
     transforms at once. A position is one of the `side`² products of a tile.
@@ -96,7 +96,7 @@ class WinogradArgs(Arguments):
 
 
 class WinogradWeightsArgs(Arguments):
-    """What `winograd_weights` is called with."""
+    """The arguments of `winograd_weights`."""
 
     src = word(
         "weights of all groups, (oc, a group's ic, 3, 3); or [group][block of output channels][pair of input channels]"

@@ -1,4 +1,4 @@
-"""What a Winograd convolution is predicted to take."""
+"""The predicted time of a Winograd convolution."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def weight_seconds(form: Form, machine: Machine, problem: Conv2dProblem) -> floa
 
 
 def multiply_adds(machine: Machine, problem: Conv2dProblem, at: WinogradBlocking) -> float:
-    """What the products take, in multiply-adds of vectors."""
+    """The cost of the products, in multiply-adds of vectors."""
     p, positions = problem, at.form.positions
     tiles = at.tile_blocks * at.block_tiles
     if at.shared:

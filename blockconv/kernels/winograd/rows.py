@@ -13,9 +13,9 @@ Where a channel's images lie together (CHWN), vectors are of images and not of c
 them, and products are those of the microkernel that broadcasts weights, which are packed as ever. The last vector of
 images is moved back to be whole.
 
-What tiles read is gathered in scratch first, with zeros around: windows of neighbouring tiles, or, of large images of
-pixels that are vectors, single tiles at the edge. Tiles over the destination's edge are written pixel by pixel, planes
-in rows. The last block is moved back to be whole and recomputes some tiles, to the same bits.
+The source of tiles is gathered in scratch first, with zeros around it: windows of neighbouring tiles. In large images
+whose pixels are vectors, only the tiles at the edge are gathered. Tiles over the destination's edge are written pixel
+by pixel, planes in rows. The last block is moved back to be whole and recomputes some tiles, to the same bits.
 
 Floats of 16 bits become float32 as they are loaded, and are rounded once, as pixels are stored. Where a processor
 multiplies them twice as fast, F(4x4) still has half as much to do.
@@ -24,9 +24,9 @@ Integers of 8 bits take the same way, F(4x4) of stride 1, exactly: sources becom
 multiplied by dot products, to which a pair is one channel, and sums wrap (see `codegen_finish`). Zero points are in the
 bias, as of direct convolution, and stand around the image.
 
-What is not finite spreads: a NaN or infinity in the source reaches every pixel of the tiles that read it, one in the
-weights every pixel of its output channel. Values near the largest of float32 overflow earlier than direct
-convolution's: `FINITE_BELOW` says where.
+NaN and infinity spread. One in the source reaches every pixel of the tiles that read it; one in the weights reaches
+every pixel of its output channel. Values near the largest of float32 overflow earlier than direct convolution's:
+`FINITE_BELOW` says where.
 
 Buffers: as direct convolution's. Source, weights, bias (zero-padded), destination, residual, activation parameters.
 """

@@ -1,4 +1,4 @@
-"""What all ops of a network share."""
+"""The base of all ops of a network."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Attributes(Rule):
         return None
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        """What a pixel of the output reads of each input, whose pixels are along `axes`; or why it has no bounds."""
+        """The window of each input that an output pixel reads, with pixels along `axes`; or why it has no bounds."""
         return ALL_PIXELS
 
     def of_moved_integers(self, given: Quantization) -> Attributes:

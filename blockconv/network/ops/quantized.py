@@ -76,8 +76,8 @@ class Quantize(_GivesIntegers):
 class Dequantize(BetweenTypes):
     """dst = (src - zero_point) * scale, in float32, of 8 or 4 bits or of int32.
 
-    Of a constant there may be a scale for each index of `axis`: then it may be a parameter of a convolution, and passes
-    take the integers in its place, or fold it.
+    A constant may have a scale for each index of `axis`. Then it may be a parameter of a convolution, and passes use
+    the integers in its place, or fold it.
     """
 
     op: ClassVar[str] = "dequantize"

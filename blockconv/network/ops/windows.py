@@ -63,7 +63,7 @@ class Weighted(Attributes):
 
 @dataclass(frozen=True)
 class Convolution(Weighted):
-    """What convolutions of floats and of integers share."""
+    """The common base of float and integer convolutions."""
 
     op: ClassVar[str] = "conv2d"
     inputs: ClassVar[range] = range(1, 3)
@@ -114,7 +114,7 @@ class Convolution(Weighted):
 
 @dataclass(frozen=True)
 class IntegerConvolution(Convolution):
-    """What convolutions with int8 weights share, whose products are summed as int32.
+    """The common base of convolutions with int8 weights, whose products are summed as int32.
 
     wei: what the weights stand for, of the zero point 0; they may have a scale for each output channel.
     narrow, light: whether they are known to be so (`dispatch.quantizing.is_narrow`, `is_light`), which changes no

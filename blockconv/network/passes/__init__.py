@@ -1,1 +1,1 @@
-"""What changes a network before it is planned."""
+"""Passes that change a network before it is planned."""

@@ -35,7 +35,7 @@ _CONVERSIONS = (Quantize, Dequantize, Requantize, Reshape)  # kernels that take 
 
 
 def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),)) -> Network:
-    """What has no kernels of 4 bits in any of these layouts runs on 8."""
+    """An op without a 4-bit kernel in any of these layouts runs on 8-bit integers."""
     if not any(tensor.type.is_packed for tensor in network.tensors.values()):
         return network
     taken = {*network.tensors, *(node.name for node in network.nodes)}

@@ -1,6 +1,6 @@
 """Shapes that kernels do not take: values without elements, values without axes, two operands that both broadcast.
 
-What a plan runs is made so once, when its sizes are known, so that no kernel, price or schedule has these cases.
+This happens once, when the plan's sizes are known, so that no kernel, price or schedule has these cases.
 """
 
 from __future__ import annotations

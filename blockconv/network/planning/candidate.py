@@ -86,7 +86,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Pricing:
-    """What a candidate costs.
+    """The cost of a candidate.
 
     layouts: those that are considered.
     price(taken, problem, node): the seconds of a kernel that takes the problem.

@@ -8,9 +8,9 @@ boolean quadratic problems (PBQP) call the reductions RI and RII, so every serie
 in no time; but it goes on to three neighbours and more, as long as a table has at most `TABLE` elements.
 
 Where a table would be larger, its factors are added and minimised in several parts (mini-buckets: Dechter and Rish,
-Journal of the ACM 2003). What comes out is a bound from below, and the assignment that the smaller tables suggest is a
-solution. Between the two the search branches on the values of a variable that was split, depth first, until they
-meet or the budget of steps is spent.
+Journal of the ACM 2003). The result is a lower bound, and the assignment that the smaller tables suggest is a solution.
+Between the two the search branches on the values of a variable that was split, depth first, until they meet or the
+budget of steps is spent.
 """
 
 from __future__ import annotations

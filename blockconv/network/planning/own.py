@@ -1,4 +1,4 @@
-"""What a user brings to the planning of a network: a planner of their own, and a table of costs."""
+"""Planning by a user's own means: their planner, and their table of costs."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ BETWEEN_OPS = 0.5e-6  # seconds that threads need to meet between two ops, so th
 
 @dataclass(frozen=True)
 class Options:
-    """What `compile` was asked for.
+    """The arguments of `compile`.
 
     layouts: the answer of a user's own planner is {node: layout or choice}.
     planner: such a function's name is "f()".

@@ -90,7 +90,7 @@ class Solution:
 
 
 def evaluate(problem: Assignment, chosen: Sequence[int], bound: float = -math.inf) -> Solution:
-    """What a choice costs, by the definition, and the reorders that it needs."""
+    """The cost of a choice, by the definition, and the reorders that it needs."""
     where = dict(problem.given)
     needed: dict[tuple[str, Lay], None] = {}  # in order
     cost = 0.0

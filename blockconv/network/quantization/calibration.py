@@ -64,7 +64,7 @@ class Calibration:
 
 
 def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
-    """What the network is fed, by the names of its inputs, for each sample. Raises ArgumentError without a range."""
+    """The network's inputs by name, for each sample. Raises ArgumentError without a range."""
     names = [tensor.name for tensor in network.inputs]
     if isinstance(samples, (str, bytes, Mapping)) or not isinstance(samples, Iterable):
         rule = "has to be a sequence of inputs of the network"
@@ -102,7 +102,7 @@ def with_outputs(network: Network, names: Iterable[str], threads: int | None) ->
 
 
 def values_of(plan: Plan, sample: Mapping[str, Any]) -> dict[str, Array]:
-    """What a plan gives, by name."""
+    """A plan's outputs by name."""
     return plan.by_name(**sample)
 
 

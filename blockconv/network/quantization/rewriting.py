@@ -24,14 +24,14 @@ LEAST = 1e-30  # of a scale
 
 
 class IntegerTarget(NamedTuple):
-    """What a value is to be: integers of this type, and what they stand for."""
+    """The wanted form of a value: integers of this type, and their quantization."""
 
     quantization: Quantization
     dtype: IntegerType
 
 
 def quantization_of(low: float, high: float, dtype: IntegerType) -> Quantization:
-    """What integers stand for that reach from `low` to `high`, and hold 0 exactly."""
+    """The quantization of integers that cover `low` to `high` and represent 0 exactly."""
     low, high, (least, most) = min(low, 0.0), max(high, 0.0), element(dtype).bounds
     scale = np.float32(max((high - low) / (most - least), LEAST))
     if high == low:

@@ -1,1 +1,1 @@
-"""What a plan says of itself."""
+"""Reports on a plan."""

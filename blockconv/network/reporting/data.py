@@ -340,7 +340,7 @@ def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, prof
 
 
 def more(seconds: float) -> str:
-    """What something costs more."""
+    """The additional cost of something."""
     return f"{'-' if seconds < 0 else '+'}{text.duration(abs(seconds))}" if abs(seconds) >= 5e-11 else "the same time"
 
 

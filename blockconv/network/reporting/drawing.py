@@ -31,7 +31,7 @@ PITCH, WIDEST = 11.0, 88.0  # pixels from line to line, and of all lines togethe
 
 
 class DrawnRow(NamedTuple):
-    """What is drawn of an action, or of an input or output of the network, which have no kernel and take no time."""
+    """The drawn form of an action, or of an input or output of the network, which have no kernel and take no time."""
 
     name: str
     kind: str  # "input", "output", or an action's

@@ -14,7 +14,7 @@ __all__ = ["foreign", "others", "summary", "table"]
 
 
 def summary(plan: PlanData) -> str:
-    """What was planned, how well, and what it takes, in a few lines."""
+    """A few lines on a plan: what was planned, how well, and at what cost."""
     threads, choice, kinds = plan["threads"], plan["choice"], [call["kind"] for call in plan["calls"]]
     weights, arena, live = map(text.megabytes, (plan["weights"], plan["arena"], plan["live"]))
     predicted = f"predicted: {text.duration(choice['seconds'])} on {text.threads(choice['threads'])}"
@@ -50,7 +50,7 @@ def foreign(plan: PlanData) -> list[str]:
 
 
 def others(node: NodeData, most: int = 2) -> list[str]:
-    """What else there was for a node: dearer candidates; kernels that refuse these layouts, each with its reason."""
+    """The alternatives of a node: dearer candidates, and kernels that refuse these layouts, each with its reason."""
     taken, said = node["candidates"][node["chosen"]], []
     dearer = sorted((c for c in node["candidates"] if c is not taken), key=lambda c: c["seconds"])
     for other in dearer[:most]:

@@ -29,7 +29,7 @@ SCALE = 80.0  # per cent of the column of bars that their axis takes; figures st
 
 
 class Drawn(NamedTuple):
-    """What the page shows: the plan's data; and, for its lines and other plans, what these were made of."""
+    """The content of the page: the plan's data and, for its lines and other plans, their sources."""
 
     data: PlanData
     planned: Planned
@@ -37,7 +37,7 @@ class Drawn(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """That run the plan."""
+        """The threads that run the plan."""
         return self.data["threads"]
 
 

@@ -1,4 +1,4 @@
-"""What plans are predicted to take on the threads that run them.
+"""Predicted times of plans on the threads that run them.
 
 Plans are chosen by what they cost on one thread, so that neither the choice nor a single bit of a result depends on
 the threads. People want to know about the threads that ran: these figures are theirs, and choose nothing.
