@@ -72,8 +72,8 @@ def report(model: Any = None) -> Report:
     Each graph is a `Compiled` with the numbers of ops and plans, the ops that run in PyTorch with the reason, and the
     seconds inside blockconv. Raises ArgumentError for what is no module.
     """
-    graphs = compiled_graphs()
-    return Report(graphs if model is None else (graph for graph in graphs if graph.is_of(_tensors("report", model))))
+    held = None if model is None else _tensors("report", model)
+    return Report(graph for graph in compiled_graphs() if held is None or graph.is_of(held))
 
 
 def refresh(model: Any) -> None:
