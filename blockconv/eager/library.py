@@ -126,10 +126,14 @@ _define(
 )
 
 
-def _keep_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
-    x, w, bias, *ctx.options = inputs
-    ctx.save_for_backward(x, w)
-    ctx.has_bias = bias is not None
+def _keep(*which: int) -> Callable[..., None]:
+    """Keep these two of the first three inputs, and the options, which come after them."""
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.options = inputs[3:]
+        ctx.save_for_backward(*(inputs[k] for k in which))
+
+    return keep
 
 
 def _of_conv2d(ctx: Any, grad: Any) -> Any:
@@ -137,13 +141,8 @@ def _of_conv2d(ctx: Any, grad: Any) -> Any:
     needs = ctx.needs_input_grad
     of_x = ops.conv2d_backward_data(x.shape, w, grad, *ctx.options) if needs[0] else None
     of_w = ops.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
-    of_bias = grad.sum((0, 2, 3)) if ctx.has_bias and needs[2] else None
+    of_bias = grad.sum((0, 2, 3)) if needs[2] else None
     return of_x, of_w, of_bias, None, None, None, None
-
-
-def _keep_backward_data(ctx: Any, inputs: Any, output: Any) -> None:
-    _, w, grad, *ctx.options = inputs
-    ctx.save_for_backward(w, grad)
 
 
 def _of_backward_data(ctx: Any, given: Any) -> Any:
@@ -154,11 +153,6 @@ def _of_backward_data(ctx: Any, given: Any) -> Any:
     return None, of_w, of_grad, None, None, None, None
 
 
-def _keep_backward_weights(ctx: Any, inputs: Any, output: Any) -> None:
-    x, _, grad, *ctx.options = inputs
-    ctx.save_for_backward(x, grad)
-
-
 def _of_backward_weights(ctx: Any, given: Any) -> Any:
     x, grad = ctx.saved_tensors
     needs = ctx.needs_input_grad
@@ -167,9 +161,9 @@ def _of_backward_weights(ctx: Any, given: Any) -> Any:
     return of_x, None, of_grad, None, None, None, None
 
 
-_differentiate("conv2d", _keep_conv2d, _of_conv2d)
-_differentiate("conv2d_backward_data", _keep_backward_data, _of_backward_data)
-_differentiate("conv2d_backward_weights", _keep_backward_weights, _of_backward_weights)
+_differentiate("conv2d", _keep(0, 1), _of_conv2d)
+_differentiate("conv2d_backward_data", _keep(1, 2), _of_backward_data)
+_differentiate("conv2d_backward_weights", _keep(0, 2), _of_backward_weights)
 
 
 # ---------------------------------------------------------------- pools

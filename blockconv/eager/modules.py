@@ -40,14 +40,18 @@ def _gradient_needed(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def _padded(module: Any, input: Any) -> tuple[Any, Any]:
+    """A convolution's input and the padding that it still needs: none after padding by a mode."""
+    if module.padding_mode == "zeros":
+        return input, module.padding
+    return torch_functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
+
+
 class Conv2d(_Packing, torch.nn.Conv2d):  # type: ignore[misc]
     """torch.nn.Conv2d on blockconv's kernels. Without gradients weights are packed once, until they change."""
 
     def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
-        padding: Any = self.padding
-        if self.padding_mode != "zeros":
-            input = torch_functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = _padded(self, input)
         options = self.stride, padding, self.dilation, self.groups
         if traced(input, weight) or _gradient_needed(input, weight, bias):
             return functional.conv2d(input, weight, bias, *options)
@@ -63,10 +67,7 @@ class Conv1d(torch.nn.Conv1d):  # type: ignore[misc]
     """torch.nn.Conv1d on blockconv's kernels."""
 
     def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
-        padding: Any = self.padding
-        if self.padding_mode != "zeros":
-            input = torch_functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+        input, padding = _padded(self, input)
         return functional.conv1d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 

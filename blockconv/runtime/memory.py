@@ -16,10 +16,10 @@ __all__ = ["Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
 ALIGNMENT = 128  # bytes: a pair of cache lines, which processors fetch together
 
 
-def aligned_empty(nbytes: int, align: int = ALIGNMENT) -> npt.NDArray[np.uint8]:
-    """`nbytes` uninitialised bytes, the first at a multiple of `align`."""
-    raw = np.empty(nbytes + align, np.uint8)
-    start = -address_of(raw) % align
+def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """`nbytes` uninitialised bytes, the first at a multiple of `ALIGNMENT`."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -address_of(raw) % ALIGNMENT
     return raw[start : start + nbytes]
 
 

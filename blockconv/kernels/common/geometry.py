@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 
-__all__ = ["ITEMSIZE", "NO_BLOCK", "Geometry", "geometry", "image_at", "image_blocks"]
+__all__ = ["ITEMSIZE", "NO_BLOCK", "ConvSizes", "Geometry", "geometry", "image_at", "image_blocks"]
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -33,6 +34,29 @@ class Geometry(Arguments):
     def along(self, axis: str) -> int:
         """The stride of an axis of a `Space`, in bytes."""
         return {"n": self.n, "h": self.row, "w": self.col, "hw": self.col, "wn": self.n, "hwn": self.n, "": 0}[axis]
+
+
+class ConvSizes(Arguments):
+    """The sizes of a convolution: words that a kernel's block of arguments inherits."""
+
+    n = word("images")
+    ih = word("height of the source", "pixels")
+    iw = word("width of the source", "pixels")
+    oh = word("height of the destination", "pixels")
+    ow = word("width of the destination", "pixels")
+    kh = word("height of the window", "taps")
+    kw = word("width of the window", "taps")
+    sh = word("vertical stride", "pixels")
+    sw = word("horizontal stride", "pixels")
+    ph = word("padding above", "pixels")
+    pw = word("padding on the left", "pixels")
+    dh = word("vertical dilation", "pixels")
+    dw = word("horizontal dilation", "pixels")
+
+    @staticmethod
+    def of(problem: Any) -> dict[str, int]:
+        """The words of a problem, by name."""
+        return {name: getattr(problem, name) for name in ConvSizes.fields}
 
 
 @functools.lru_cache(maxsize=4096)

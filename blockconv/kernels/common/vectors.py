@@ -233,6 +233,13 @@ class Vectors:
             self.b.store(first, slot)
         return made
 
+    def total(self, slots: list[Any]) -> Any:
+        """The sum of accumulators, two by two."""
+        sums = [self.b.load(slot) for slot in slots]
+        while len(sums) > 1:
+            sums = [self.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+        return sums[0]
+
     # ------------------------------------------------------------ arithmetic
 
     def c(self, value: float) -> Any:

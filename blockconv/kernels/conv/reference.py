@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_f, store_f
 from blockconv.kernels.common.activation import activate_scalar
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import ConvSizes, Geometry
 
 __all__ = ["ReferenceArguments", "conv_reference"]
 
 
-class ReferenceArguments(Arguments):
+class ReferenceArguments(ConvSizes):
     """What `conv_reference` is called with."""
 
     src = word("the source", "address")
@@ -24,18 +24,6 @@ class ReferenceArguments(Arguments):
     kind = word("its `ActivationKind`")
     ic = word("input channels", "channels")
     oc = word("output channels", "channels")
-    ih = word("height of the source", "pixels")
-    iw = word("width of the source", "pixels")
-    oh = word("height of the destination", "pixels")
-    ow = word("width of the destination", "pixels")
-    kh = word("height of the window", "taps")
-    kw = word("width of the window", "taps")
-    sh = word("vertical stride", "pixels")
-    sw = word("horizontal stride", "pixels")
-    ph = word("padding above", "pixels")
-    pw = word("padding on the left", "pixels")
-    dh = word("vertical dilation", "pixels")
-    dw = word("horizontal dilation", "pixels")
     g = word("groups", "groups")
     padded_oc = word("output channels, with the destination's padding", "channels")
     source = group(Geometry, "the source's strides")

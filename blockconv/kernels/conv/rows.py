@@ -22,7 +22,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, element
 from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.register_tiles import are_far
@@ -317,8 +317,6 @@ GROUPED = Row(
 
 # ---------------------------------------------------------------- the reference
 
-_SIZES = ("ic", "oc", "ih", "iw", "oh", "ow", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw", "g")
-
 
 def _make_reference(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive:
     p, dst = request.problem, request.dst
@@ -333,7 +331,10 @@ def _make_reference(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Prim
             residual=RES if epilogue.residual else DST,
             activation=ACT,
             kind=epilogue.activation,
-            **{name: getattr(p, name) for name in _SIZES},
+            **ConvSizes.of(p),
+            ic=p.ic,
+            oc=p.oc,
+            g=p.g,
             padded_oc=padded,
             source=request.source,
             destination=request.destination,

@@ -24,7 +24,7 @@ from blockconv.jit.ir import (
     transpose,
 )
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import Geometry, image_at
+from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 
@@ -71,7 +71,7 @@ class PackRecord(Arguments):
     length = word("of a row of the image", "columns")
 
 
-class WeightsArguments(Arguments):
+class WeightsArguments(ConvSizes):
     """The gradient of a convolution's weights.
 
     A task is a share of the pixels (a split), a block of a group's input channels, and some blocks of its output
@@ -88,17 +88,6 @@ class WeightsArguments(Arguments):
     workspace = word("for the sums of each split, where there are several", "address")
     offsets = word("from a window's first pixel to that of each pixel of a chunk: a table, in bytes", "address")
     offset_count = word("of its offsets; as many zeros follow them", "pixels")
-    n = word("images")
-    ih = word("height of an input image", "rows")
-    iw = word("width of an input image", "columns")
-    oh = word("height of an output image", "rows")
-    ow = word("width of an output image", "columns")
-    ph = word("padding above", "rows")
-    pw = word("padding on the left", "columns")
-    sh = word("vertical stride", "rows")
-    sw = word("horizontal stride", "columns")
-    kh = word("height of the window", "taps")
-    kw = word("width of the window", "taps")
     ic = word("input channels of a group that output channels have in common or each for itself", "channels")
     group_ic = word("from a group's input channels to the next group's", "channels")
     all_ic = word("input channels of all groups", "channels")

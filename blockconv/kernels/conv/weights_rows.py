@@ -29,7 +29,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
-from blockconv.kernels.common.geometry import geometry, image_blocks
+from blockconv.kernels.common.geometry import ConvSizes, geometry, image_blocks
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.register_tiles import are_far
@@ -180,7 +180,7 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
     ic, oc = p.ic // p.g, at.together * (p.oc // p.g)
     _, row_chunks, col_chunks = at.chunks(p)
     return {
-        **{name: getattr(p, name) for name in ("n", "ih", "iw", "oh", "ow", "ph", "pw", "sh", "sw", "kh", "kw")},
+        **ConvSizes.of(p),
         "ic": ic,
         "group_ic": at.together * ic,
         "all_ic": p.ic,

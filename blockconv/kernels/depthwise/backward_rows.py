@@ -11,7 +11,7 @@ import numpy as np
 
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, Types
-from blockconv.kernels.common.geometry import image_blocks
+from blockconv.kernels.common.geometry import ConvSizes, image_blocks
 from blockconv.kernels.depthwise.backward_weights import (
     ChannelVector,
     DepthwiseWeightsArguments,
@@ -120,7 +120,7 @@ def _ops(request: Request, weights: Layout, bias: bool) -> list[Op]:
         src_image_block=src[1],
         grad_images=grad[0],
         grad_image_block=grad[1],
-        **{name: getattr(p, name) for name in ("n", "ih", "iw", "oh", "ow", "ph", "pw", "sh", "sw", "dh", "dw")},
+        **ConvSizes.of(p),
         inner=inner,
         outer=outer,
         dst_o=axes[0],

@@ -19,13 +19,13 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import Geometry, image_at
+from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["ChannelVector", "DepthwiseWeightsArguments", "depthwise_weights", "finish_depthwise_weights"]
 
 
-class DepthwiseWeightsArguments(Arguments):
+class DepthwiseWeightsArguments(ConvSizes):
     """The gradient of depthwise weights."""
 
     src = word("the input", "address")
@@ -44,17 +44,6 @@ class DepthwiseWeightsArguments(Arguments):
     src_image_block = word("from a block to the next", "bytes")
     grad_images = word("images of a block of the gradient")
     grad_image_block = word("from a block to the next", "bytes")
-    n = word("images")
-    ih = word("height of an input image", "rows")
-    iw = word("width of an input image", "columns")
-    oh = word("height of an output image", "rows")
-    ow = word("width of an output image", "columns")
-    ph = word("padding above", "rows")
-    pw = word("padding on the left", "columns")
-    sh = word("vertical stride", "rows")
-    sw = word("horizontal stride", "columns")
-    dh = word("vertical dilation", "rows")
-    dw = word("horizontal dilation", "columns")
     inner = word("the first column of the gradient whose taps are all in the image")
     outer = word("past the last")
     dst_o = word("from an output channel to the next in the gradient of the weights", "bytes")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.copies import gather_window
+from blockconv.kernels.common.geometry import ConvSizes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 
-class DepthwiseArguments(Arguments):
+class DepthwiseArguments(ConvSizes):
     """What both kernels are called with. An image's rows are shared in chunks, and entries of the table in groups."""
 
     src = word("the source", "address")
@@ -36,18 +37,7 @@ class DepthwiseArguments(Arguments):
     residual = word("the residual; the destination where there is none", "address")
     activation = word("the activation's `ActivationArguments`", "address")
     table = word("an `Entry` for each vector of destination channels, then what these point to", "address")
-    oh = word("height of the destination", "pixels")
-    ow = word("width of the destination", "pixels")
-    ih = word("height of the source", "pixels")
     src_width = word("a row of the source", "pixels, or elements where vectors run over pixels")
-    sh = word("vertical stride", "pixels")
-    sw = word("horizontal stride", "pixels")
-    ph = word("padding above", "pixels")
-    pw = word("padding on the left", "pixels")
-    dh = word("vertical dilation", "pixels")
-    dw = word("horizontal dilation", "pixels")
-    kh = word("height of the window", "taps")
-    kw = word("width of the window", "taps")
     src_n = word("from an image of the source to the next", "bytes")
     src_row = word("from a row of the source to the next", "bytes")
     src_col = word("from a pixel of the source to the next", "bytes")

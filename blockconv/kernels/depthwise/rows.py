@@ -21,7 +21,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes, Geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
@@ -123,7 +123,7 @@ def _op(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Op:
         residual=RES if epilogue.residual else DST,
         activation=ACT,
         table=OWN_TABLE,
-        **{name: getattr(p, name) for name in ("oh", "ow", "ih", "sh", "sw", "ph", "pw", "dh", "dw", "kh", "kw")},
+        **ConvSizes.of(p),
         src_width=p.iw * at.pixel if at.columns else p.iw,
         src_n=s.n,
         src_row=s.row,

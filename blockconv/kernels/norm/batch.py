@@ -129,13 +129,6 @@ def _walk(v: Floats, s: BatchSpan, period: int, width: Any, body: Callable[..., 
     v.each(width, column)
 
 
-def _total(v: Floats, slots: list[Any]) -> Any:
-    sums = [v.b.load(slot) for slot in slots]
-    while len(sums) > 1:
-        sums = [v.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
-    return sums[0]
-
-
 def _summing(kind: ElementType, lanes: int, period: int, what: str) -> Any:
     """add(span): writes a chunk's sums. what: "means", of x; "squares" of x - mean; "products" of these and the
     gradient, after the gradient's sums."""
@@ -166,7 +159,7 @@ def _summing(kind: ElementType, lanes: int, period: int, what: str) -> Any:
 
             def finish() -> None:
                 for k, slots in enumerate(accs):
-                    array(b.add(s.sums, b.mul(const(k), s.room)), _total(v, slots))
+                    array(b.add(s.sums, b.mul(const(k), s.room)), v.total(slots))
 
             finish.step = step  # type: ignore[attr-defined]
             return finish

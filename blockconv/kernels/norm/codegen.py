@@ -96,7 +96,7 @@ def span_sums(element: ElementType, lanes: int, period: int, squares: bool) -> A
             for slot in slots:
                 builder.store(v.zero, slot)
             v.each(builder.mul(s.pixels, const(period)), vector, UNROLL)
-            total = v.fold(_total(v, slots), v.add, period)
+            total = v.fold(v.total(slots), v.add, period)
             known = v.computed.repeated(s.sums, period)[0]
             v.computed.store_first(v.add(known, total), s.sums, period)
             return
@@ -119,7 +119,7 @@ def span_sums(element: ElementType, lanes: int, period: int, squares: bool) -> A
                     slots[k],
                 ),
             )
-            added(builder.add(s.sums, at), _total(v, slots), mask)
+            added(builder.add(s.sums, at), v.total(slots), mask)
 
         v.each(s.channels, column)
 
@@ -232,13 +232,6 @@ def _each_pixel(v: Vectors, pixels: Any, body: Callable[[Any, int], None]) -> No
     done = b.mul(groups, const(UNROLL))
     with cgutils.for_range(b, b.sub(pixels, done)) as loop:
         body(b.add(done, loop.index), 0)
-
-
-def _total(v: Vectors, slots: list[Any]) -> Any:
-    sums = [v.b.load(slot) for slot in slots]
-    while len(sums) > 1:
-        sums = [v.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
-    return sums[0]
 
 
 def _splat(v: Vectors, value: Any) -> Any:

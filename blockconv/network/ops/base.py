@@ -25,6 +25,7 @@ __all__ = [
     "ElementTypes",
     "Pads",
     "Pair",
+    "Scaled",
     "Shape",
     "Shapes",
     "Solved",
@@ -110,6 +111,30 @@ class Solved(Attributes):
 
     def problem_at(self, site: Site) -> Any:
         return self.problem(*(tensor.shape for tensor in site.inputs))
+
+
+class Scaled(Solved):
+    """An op with two parameters for each channel, of shape (C,).
+
+    With 16-bit floats they may be float32, in which kernels compute.
+    names: those of the two in errors.
+    """
+
+    parameters: ClassVar[range] = range(2, 3)
+    names: ClassVar[tuple[str, str]] = ("scale", "bias")
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        src = super().infer(inputs, parameters)
+        for name, shape in zip(self.names, parameters, strict=True):
+            if shape != (src[1],):
+                raise ArgumentError(self.op, name, shape, f"has to have shape ({src[1]},)")
+        return src
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        src = inputs[0]
+        for name, type in zip(self.names, parameters, strict=True):
+            check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
+        return src
 
 
 class BetweenTypes(Attributes):

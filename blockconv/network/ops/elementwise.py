@@ -10,7 +10,6 @@ import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
-from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem_checks import broadcast, check_word, checked_shape
 from blockconv.core.types import INTEGERS, ElementType, FloatType, element
@@ -19,6 +18,7 @@ from blockconv.network.ops.base import (
     Arrays,
     BetweenTypes,
     ElementTypes,
+    Scaled,
     Shape,
     Shapes,
     Solved,
@@ -68,29 +68,16 @@ class Activate(Solved):
 
 
 @dataclass(frozen=True)
-class Affine(Solved):
+class Affine(Scaled):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
     parameters: scale (C,), shift (C,); of floats of 16 bits these may be float32, as which they are computed with."""
 
     op: ClassVar[str] = "affine"
-    parameters: ClassVar[range] = range(2, 3)
+    names: ClassVar[tuple[str, str]] = ("scale", "shift")
     activation: Activation = IDENTITY
 
     def problem(self, src: Shape) -> AffineProblem:
         return AffineProblem(src)
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = super().infer(inputs, parameters)
-        for name, shape in zip(("scale", "shift"), parameters, strict=True):
-            if shape != (src[1],):
-                raise ArgumentError(self.op, name, shape, f"has to have shape ({src[1]},)")
-        return src
-
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        src = inputs[0]
-        for name, type in zip(("scale", "shift"), parameters, strict=True):
-            check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
-        return src
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         along = (-1,) + (1,) * (inputs[0].ndim - 2)

@@ -8,9 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from blockconv.core.eltwise_problem import GroupNormProblem
-from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Shapes, Solved, check_type, each_pixel
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Scaled, Shape, check_type, each_pixel
 from blockconv.network.ops.reach import ALL_PIXELS, Windows
 from blockconv.network.ops.rule import Site
 
@@ -18,7 +17,7 @@ __all__ = ["GroupNorm"]
 
 
 @dataclass(frozen=True)
-class GroupNorm(Solved):
+class GroupNorm(Scaled):
     """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
 
     Statistics are of all elements of a group: its channels (axis 1) and all axes after them. C groups are instance
@@ -30,7 +29,6 @@ class GroupNorm(Solved):
     """
 
     op: ClassVar[str] = "group_norm"
-    parameters: ClassVar[range] = range(2, 3)
     groups: int
     epsilon: float = 1e-5
     per_pixel: bool = False
@@ -39,19 +37,9 @@ class GroupNorm(Solved):
     def problem(self, src: Shape) -> GroupNormProblem:
         return GroupNormProblem(src, self.groups, self.epsilon, self.per_pixel, self.centred)
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = super().infer(inputs, parameters)
-        for name, shape in zip(("scale", "bias"), parameters, strict=True):
-            if shape != (src[1],):
-                raise ArgumentError(self.op, name, shape, f"has to have shape ({src[1]},)")
-        return src
-
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        src = inputs[0]
-        check_type(self, "input", src, *FLOATS)
-        for name, type in zip(("scale", "bias"), parameters, strict=True):
-            check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
-        return src
+        check_type(self, "input", inputs[0], *FLOATS)
+        return super().infer_type(inputs, parameters)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         src, along = inputs[0], (-1,) + (1,) * (inputs[0].ndim - 2)
