@@ -37,29 +37,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"blockconv {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    command = commands.add_parser(
-        "run", help="run a network on a picture, in fixed layouts and in the chosen plan, and compare the times"
-    )
+    def added(name: str, help: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = commands.add_parser(
+            name, help=help, description=f"{help[0].upper()}{help[1:]}."
+        )
+        return made
+
+    command = added("run", "run a network on a picture, in fixed layouts and in the chosen plan, and compare the times")
     compare_plans.add_arguments(command)
     command.add_argument(
         "--threads", type=positive, help="the most threads of a call (default: see `blockconv doctor`)"
     )
     command.set_defaults(run=_run)
 
-    plan_command.add_plan(commands.add_parser("plan", help="choose the layouts of a network, and explain the choice"))
-    plan_command.add_tune(commands.add_parser("tune", help="measure this machine, and the kernels of a network"))
+    plan_command.add_plan(added("plan", "choose the layouts of a network, and explain the choice"))
+    plan_command.add_tune(added("tune", "measure this machine, and the kernels of a network"))
 
-    command = commands.add_parser("layouts", help="list the named layouts")
+    command = added("layouts", "list the named layouts")
     command.add_argument("--markdown", action="store_true", help="print a Markdown table")
     command.set_defaults(run=_layouts)
 
-    command = commands.add_parser("ops", help="list the supported ONNX ops")
+    command = added("ops", "list the supported ONNX ops")
     command.add_argument("--markdown", action="store_true", help="print a Markdown table")
     command.set_defaults(run=_ops)
 
-    cache_command.add_cache(commands.add_parser("cache", help="list or remove the compiled kernels on disk"))
+    cache_command.add_cache(added("cache", "list or remove the compiled kernels on disk"))
 
-    command = commands.add_parser("doctor", help="show what blockconv found on this machine")
+    command = added("doctor", "show what blockconv found on this machine")
     command.set_defaults(run=_doctor)
     return parser
 
