@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
-from blockconv.api.modules import KEPT, Conv1dCall, Conv2d, Conv2dCall
+from blockconv.api.modules import Conv1dCall, Conv2d, Conv2dCall
 from blockconv.api.repeated import Repeated, repeatable
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
@@ -34,6 +34,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate
 from blockconv.dispatch.boundary import (
     cache_key,
+    keep,
     single,
 )
 from blockconv.machine.machine import host, named
@@ -179,9 +180,7 @@ def _on_array(input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[
     conv = conv2d_like(Conv2dCall, w, b, options)
     result = conv(input)
     if (made := repeatable(conv, x, as_numpy(result, "conv2d", "out"))) is not None:
-        if len(_repeated) >= KEPT:
-            _repeated.clear()
-        _repeated[key] = made
+        keep(_repeated, key, made)
     return result
 
 
@@ -217,9 +216,7 @@ def conv2d_like(
         accuracy=accuracy,
         **quantized._asdict(),
     )
-    if len(_called) >= KEPT:
-        _called.clear()
-    _called[key] = conv._with(_without_values(w), None, quantized)
+    keep(_called, key, conv._with(_without_values(w), None, quantized))
     return conv
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.bound import workspace
 from blockconv.api.functional import conv2d_like
-from blockconv.api.modules import KEPT, Conv2d
+from blockconv.api.modules import Conv2d
 from blockconv.core.checks import read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, as_numpy, like_any, with_gradient
@@ -27,6 +27,7 @@ from blockconv.dispatch.boundary import (
     check_out,
     checked_alias,
     dense_layout,
+    keep,
     output_paddings,
     pads,
     pair,
@@ -328,9 +329,7 @@ def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, 
     if problem.n == 0:
         of_bias[...] = 0
     elif [start, of_grad, address_of(result)][: len(kept[1])] == list(map(start_of, kept[1])):  # none was copied
-        if len(_kept) >= KEPT:
-            _kept.clear()
-        _kept[kept[0]] = bound
+        keep(_kept, kept[0], bound)
     found = like_any((input, grad), result) if out is None else out
     return (found, like_any((input, grad), of_bias)) if bias else found
 

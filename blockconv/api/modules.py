@@ -31,6 +31,7 @@ from blockconv.dispatch.boundary import (
     given_images,
     given_out,
     images_like,
+    keep,
     native_layout,
     pads,
     pair,
@@ -47,9 +48,7 @@ from blockconv.dispatch.quantizing import check_zero_point, with_weights
 from blockconv.kernels.table import Request
 from blockconv.runtime import get_num_threads
 
-__all__ = ["KEPT", "Conv1dCall", "Conv2d", "Conv2dCall"]
-
-KEPT = 256  # problems that a Conv2d keeps bound
+__all__ = ["Conv1dCall", "Conv2d", "Conv2dCall"]
 
 
 ACCURACIES = {"default": selection.ACCURACY, "strict": selection.STRICT}
@@ -295,11 +294,7 @@ class Conv2d:
         threads = get_num_threads()
         key = (shape, src, dst, dtype, residual, threads)
         bound = self._bound.get(key)
-        if bound is None:
-            if len(self._bound) >= KEPT:
-                self._bound.clear()
-            bound = self._bound[key] = self._make(shape, src, dst, dtype, residual, threads)
-        return bound
+        return bound or keep(self._bound, key, self._make(shape, src, dst, dtype, residual, threads))
 
     def _make(
         self, shape: tuple[int, ...], src: Layout, dst: Layout, dtype: Any, residual: bool, threads: int

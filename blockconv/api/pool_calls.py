@@ -25,6 +25,7 @@ from blockconv.dispatch.boundary import (
     given_images,
     given_out,
     images_like,
+    keep,
     native_layout,
     reordered,
 )
@@ -62,7 +63,6 @@ class BoundPool(NamedTuple):
 
 
 _made: dict[Any, BoundPool] = {}
-_MOST_MADE = 4096
 
 
 def _bind(call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int = 0) -> BoundPool:
@@ -128,11 +128,8 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
         seconds = row.prepare(problem, layout, layout, types).seconds
         ops = row.prepare(problem, layout, layout, types, threads, quantizations=given).ops()
         program = Program(ops, seconds)
-    if len(_made) >= _MOST_MADE:
-        _made.clear()
     zero_point = given[1].zero_point if given is not None and not indices else 0
-    bound = _made[key] = BoundPool(problem.dst_shape, program, threads, zero_point)
-    return bound
+    return keep(_made, key, BoundPool(problem.dst_shape, program, threads, zero_point))
 
 
 def pool(call: PoolCall, input: Any, out: Any, out_layout: Layout | str | None) -> Any:

@@ -9,7 +9,6 @@ import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.gradients import as_blocked, checked_shape, given_array, memory_order, start_of
-from blockconv.api.modules import KEPT
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
@@ -26,6 +25,7 @@ from blockconv.dispatch.boundary import (
     checked_alias,
     dense_layout,
     images_like,
+    keep,
     native_layout,
 )
 from blockconv.runtime import Program, get_num_threads
@@ -196,9 +196,7 @@ def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: An
         program = _program(problem, y.layout, target.layout, Types.all(y.dtype), get_num_threads())
         program.run((starts[0], start_of(target), *(starts[1:] or (0,))))
         if list(map(start_of, arrays)) == [*starts, start_of(target)][: len(arrays)]:
-            if len(_kept) >= KEPT:
-                _kept.clear()
-            _kept[key] = _Bound(target.shape, target.layout, target.dtype, program)
+            keep(_kept, key, _Bound(target.shape, target.layout, target.dtype, program))
     else:
         target.storage[...] = 0
     if wanted[0] is not None:

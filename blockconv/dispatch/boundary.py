@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import marshal
 import warnings
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ __all__ = [
     "given_images",
     "given_out",
     "images_like",
+    "keep",
     "native_layout",
     "output_paddings",
     "pads",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
+T = TypeVar("T")
+
+KEPT = 256  # problems of each function, and of a Conv2d
 
 
 # The remedy for an image or a kernel of two dimensions.
@@ -131,6 +135,14 @@ def cache_key(values: tuple[Any, ...]) -> bytes | str:
     except ValueError:
         return repr(values)
     return repr(values) if b"s" in key else key  # NumPy's numbers are written as their bytes ("s"), whatever they are
+
+
+def keep(kept: dict[Any, T], key: Any, value: T) -> T:
+    """Keep what a call made for the next one of its kind. Beyond `KEPT` problems all others are forgotten."""
+    if len(kept) >= KEPT:
+        kept.clear()
+    kept[key] = value
+    return value
 
 
 def single(value: Any) -> Any:

@@ -10,7 +10,7 @@ from conv_arrays import RNG, SHAPE, B, F, W, X, channels_last, close, like_torch
 
 import blockconv as bc
 from blockconv.api import functional
-from blockconv.dispatch import packing
+from blockconv.dispatch import boundary, packing
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_weights_beyond_what_a_thread_keeps(monkeypatch):
 
 
 def test_problems_are_kept_by_the_hundred_and_no_more(monkeypatch):
-    monkeypatch.setattr(functional, "KEPT", 4)
+    monkeypatch.setattr(boundary, "KEPT", 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for width in range(5, 15):
