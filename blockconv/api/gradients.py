@@ -264,7 +264,7 @@ def given_array(op: str, argument: str, x: Any) -> Any:
 
 
 def memory_order(x: Any) -> tuple[Any, ...]:
-    """What a kernel is chosen by of an array, whatever its address: calls with equal ones are bound once."""
+    """The properties of an array that decide its kernel, without its address. Calls with equal ones are bound once."""
     if isinstance(x, BlockedArray):
         return x.layout, x.shape, x.dtype
     return x.shape, x.strides, x.dtype, x.flags.aligned

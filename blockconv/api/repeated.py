@@ -43,7 +43,8 @@ class Repeated:
 
 
 def repeatable(conv: Conv2d, given: Array, result: Array) -> Repeated | None:
-    """What is left to do for arrays that lie as this input and the weights do; None where one of them is copied."""
+    """The remaining work for arrays with the shapes and strides of this input and these weights; None where one of them
+    is copied."""
     storage, bound = conv.bound_to(given_images("conv2d", given)[0], None, False)
     weight, how = conv.weight, None if bound.plan is None else bound.plan.packing
     if bound.plan is None or how is None or isinstance(weight, BlockedArray) or not conv.arithmetic.is_float:

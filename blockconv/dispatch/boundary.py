@@ -146,7 +146,7 @@ def keep(kept: dict[Any, T], key: Any, value: T) -> T:
 
 
 def single(value: Any) -> Any:
-    """What a sequence of one holds, as torch has it; else the value."""
+    """The element of a sequence of one, as in torch; otherwise the value."""
     return value[0] if len(items := _items(value)) == 1 and items[0] is not value else value
 
 

@@ -191,7 +191,9 @@ def _sums(weight: Array, form: WeightForm) -> Array:
 def weight_sums(
     problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types, given: Quantization
 ) -> Array:
-    """What an op makes biases and scales of, once the source's quantization is found: see `dynamic_epilogue_op`.
+    """The table from which an op makes biases and scales once it finds the source's quantization.
+
+    See `dynamic_epilogue_op`.
 
     weight: (O, I/G, KH, KW). bias: float32, which is added to what scales make of sums. given: of the weights.
     """

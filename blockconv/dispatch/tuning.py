@@ -168,7 +168,7 @@ def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -
 
 
 def nothing() -> Callable[[], None]:
-    """What runs an op with next to nothing to do: so long a call takes."""
+    """A function that runs an op with almost no work, which takes the time of a call."""
     return program_runner(copy_of(16).ops(), (64, 64))
 
 

@@ -120,7 +120,7 @@ def _samples(runs: Runs, repeats: dict[Any, int]) -> dict[Any, list[float]]:
 
 
 def positive(name: str, measured: Callable[[], T], times: Callable[[T], Iterable[float]]) -> T:
-    """What is measured, once all of its times are more than nothing, as they are where nothing disturbs the machine."""
+    """A measurement whose times are all positive, as they are on an undisturbed machine."""
     for _ in range(ATTEMPTS):
         if min(times(found := measured())) > 0:
             return found

@@ -155,7 +155,7 @@ class Primitive:
     workspace: tuple[int, ...] = ()
 
     def ops(self) -> tuple[Op, ...]:
-        """What is run, made anew at each call; the options and buffers belong to the op (see its family's rows)."""
+        """The ops to run, made anew at each call. Options and buffers belong to the op (see its family's rows)."""
         return tuple(self.make())
 
     @functools.cached_property

@@ -331,7 +331,7 @@ def check_network(op: str, network: object) -> None:
 
 
 def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
-    """What is fed as an input, as NumPy holds its type: integers of 4 bits one a byte, of either byte or ml_dtypes'.
+    """An input, as NumPy holds its type: one 4-bit integer per byte, in an 8-bit type or in that of ml_dtypes.
 
     Raises NetworkError for elements of another type, or that the type does not have.
     """
@@ -349,7 +349,7 @@ def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
 
 
 def held(result: Array, type: ElementType) -> Array:
-    """What an op computed, as NumPy holds elements of its type; of packed ones the nearest that there are."""
+    """The result of an op, as NumPy holds its type; for packed types the nearest values that exist."""
     bounded = np.clip(result, *type.bounds) if type.is_packed else result
     return np.asarray(bounded).astype(type.dtype, copy=False)
 

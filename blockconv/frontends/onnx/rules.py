@@ -125,7 +125,8 @@ class Rules:
             raise NetworkError(title(node), name, value, "has to hold numbers of at least 1", "increase them")
 
     def infer(self, node: Any, operands: Mapping[str, Tensor], constants: Mapping[str, Array]) -> dict[str, Any]:
-        """What ONNX's own inference knows of the node's values, a TypeProto each; empty where it knows nothing.
+        """The types and shapes that ONNX's own inference gives for the node's values, a TypeProto each; empty for
+        unknown ones.
 
         Raises NetworkError for a number of operands, types, shapes or values of constants that it does not take.
         """

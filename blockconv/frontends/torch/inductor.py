@@ -1,4 +1,4 @@
-"""What stays in PyTorch, compiled by Inductor: `options={"fallback": "inductor"}`. It needs a C++ compiler."""
+"""The ops that stay in PyTorch, compiled by Inductor: `options={"fallback": "inductor"}`. It needs a C++ compiler."""
 
 from __future__ import annotations
 

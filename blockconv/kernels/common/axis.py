@@ -1,4 +1,4 @@
-"""What softmax and local response normalisation share: all elements of an axis are needed for each result.
+"""Code of softmax and local response normalisation, where each result needs all elements of an axis.
 
 In storage they lie in one of two ways. Contiguous (NHWC), or in contiguous blocks of channels (NCHW16): then vectors go
 along the axis; blocks that are no whole vectors are gathered in the scratch first, a position at a time, and the

@@ -28,7 +28,7 @@ CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make 
 
 
 class Moved(NamedTuple):
-    """What is moved: the codes of the types of an element in the source and in the destination.
+    """The element types of a move: their codes in the source and in the destination.
 
     Of bits, which are one type on both sides, or of numbers, which are converted.
     """
@@ -59,7 +59,7 @@ class Moved(NamedTuple):
 
 
 class ConversionArguments(Arguments):
-    """What converted elements stand for."""
+    """The quantizations of converted elements."""
 
     src = group(QuantizationArguments, "in the source")
     dst = group(QuantizationArguments, "in the destination")

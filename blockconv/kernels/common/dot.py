@@ -127,7 +127,7 @@ def by_number(number: int) -> Dot:
 
 @functools.cache
 def name_of(dot: Dot) -> str:
-    """What a machine's profile calls a multiply-accumulate; nothing for that of floats."""
+    """The name of a multiply-accumulate in a machine's profile; empty for floats."""
     found = next((name for name, known in (DOTS | BRAIN_DOTS | MATRIX_DOTS).items() if known.number == dot.number), "")
     return _AS_LONG.get(found, found)
 

@@ -254,7 +254,7 @@ class TileEpilogue:
         return self.b.fadd(x, self.read(value))
 
     def load_row(self, base: Any, row: int) -> list[Any]:
-        """What is added to the vectors of a row, as it is stored."""
+        """The addends of a row's vectors, in their stored form."""
         return self.load_vectors(base, row, 0, self.tile.pixels * self.tile.vectors * self.parts)
 
     def load_vectors(self, base: Any, row: int, first: int, count: int) -> list[Any]:

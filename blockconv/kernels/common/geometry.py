@@ -89,6 +89,6 @@ def image_at(first, n, images, block, each):
 
 
 def image_blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """What `image_at` is told of a layout: images of a block, and bytes from a block to the next."""
+    """The arguments of `image_at` for a layout: images of a block, and bytes from a block to the next."""
     step = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
     return (layout.blocks[0], step * itemsize) if step else (1 << 40, 0)

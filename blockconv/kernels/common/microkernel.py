@@ -48,7 +48,7 @@ UNROLLED = 2
 
 
 class TileSpec(NamedTuple):
-    """What a microkernel is compiled for: a tile, how its source lies, how it is stored, and how groups share it.
+    """The compile-time parameters of a microkernel: a tile, its source's strides, its stores, and how groups share it.
 
     From `element` to `lanes`, the fields of `Tile`. From `groups` on, those of `Shared`, where more than one group
     shares a vector; a step may then be several taps, and the channels are unrolled.

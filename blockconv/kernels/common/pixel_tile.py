@@ -25,7 +25,7 @@ __all__ = ["PixelTileSpec", "pixel_tile"]
 
 
 class PixelTileSpec(NamedTuple):
-    """What a microkernel is compiled for.
+    """The compile-time parameters of a microkernel.
 
     element, fma, lanes: as `Tile`'s.
     act: an `ActivationKind`.

@@ -59,7 +59,7 @@ FLOAT32 = element("float32")
 
 
 class EpilogueArguments(ActivationArguments):
-    """What becomes of integer accumulators, as kernels read it; an activation where they stay what they are."""
+    """The epilogue of integer accumulators, as kernels read it; an activation alone if they are not requantized."""
 
     src_fill = word("the source's zero point, in each of four bytes: what stands for zeros")
     dst_fill = word("the destination's zero point likewise; 0 where it has none")
@@ -90,7 +90,7 @@ class Rounding(enum.IntFlag):
 
 
 class QuantizationArguments(Arguments):
-    """What the integers of an array stand for, as kernels read it."""
+    """The quantization of an array, as kernels read it."""
 
     scale = word("the real number that an integer more stands for", "bits of a float64")
     zero_point = word("the integer that stands for 0")

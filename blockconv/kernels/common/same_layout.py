@@ -1,4 +1,4 @@
-"""What is asked of layouts by ops whose destination lies as the source does."""
+"""Requirements on layouts by ops whose destination has the source's layout."""
 
 from __future__ import annotations
 

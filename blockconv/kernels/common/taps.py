@@ -90,7 +90,7 @@ class Kept(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def kept_taps(at: Any, types: Types, rows: int, pixels: int, each: int = 1) -> Kept:
-    """What tiles of so many rows and columns reduce of a `Space`.
+    """The part of a `Space` that tiles of so many rows and columns reduce.
 
     each: taps of a row that a step takes. Columns are left out where it takes one.
     """

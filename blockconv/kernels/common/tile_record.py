@@ -16,7 +16,7 @@ __all__ = ["TileRecord", "each_step", "kernel_of_tiles"]
 
 
 class TileRecord(Arguments):
-    """What `conv_tile` is called with: the source, weights and destination of a tile, or of several in a row.
+    """The arguments of `conv_tile`: the source, weights and destination of a tile, or of several in a row.
 
     A step of the reduction is one tap of one block of channels. All steps are one run of one row, or, where some taps
     are left out, there is a run for each block of channels, whose rows have the steps that are not. The words from

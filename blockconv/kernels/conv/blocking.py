@@ -187,7 +187,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
 
 
 class Inner(NamedTuple):
-    """What a blocking says before pixels are divided: the tile's shape, and fields of `ConvBlocking`."""
+    """A blocking before pixels are divided: the tile's shape, and fields of `ConvBlocking`."""
 
     shape: TileShape
     lanes: int

@@ -1,4 +1,4 @@
-"""What windows are packed with: padding, lines of pixels with the channels that a vector's groups need, and bytes."""
+"""Code that packs windows: padding, lines of pixels with the channels that a vector's groups need, and bytes."""
 
 from __future__ import annotations
 

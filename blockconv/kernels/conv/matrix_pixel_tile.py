@@ -46,7 +46,7 @@ _EXCHANGED = {"llvm.x86.tdpbusd": "llvm.x86.tdpbsud"}  # the instruction whose l
 
 
 class MatrixPixelSpec(NamedTuple):
-    """What a microkernel is compiled for.
+    """The compile-time parameters of a microkernel.
 
     element: the code of the accumulators' type.
     channels: output channels, whole blocks of 16.

@@ -13,7 +13,7 @@ __all__ = ["ReferenceArguments", "conv_reference"]
 
 
 class ReferenceArguments(ConvSizes):
-    """What `conv_reference` is called with."""
+    """The arguments of `conv_reference`."""
 
     src = word("the source", "address")
     wei = word("weights (O, I/G, KH, KW)", "address")

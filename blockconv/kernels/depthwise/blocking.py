@@ -136,7 +136,7 @@ class DepthwiseBlocking:
         return PackedRows(phase, row_stride, row_stride if s > 1 else 0, ((rows - 1) * p.sh + halo) * row_stride, rows)
 
     def seconds(self, machine: Machine, problem: Conv2dProblem) -> float:
-        """What the arithmetic of bytes takes: products, what is interleaved for them, and the epilogue."""
+        """The seconds of 8-bit arithmetic: products, interleaving for them, and the epilogue."""
         if self.whole:
             tiles = (1 if self.batched else problem.n) * len(self.runs) * -(-problem.oh // self.unrolled)
             return tiles * integer_tile_seconds(machine, problem, self.pixel, self.lanes, self.unrolled, self.dot)

@@ -32,7 +32,7 @@ __all__ = ["DepthwiseTileRun", "DepthwiseTileSpec", "FloatTile", "Loader", "Tile
 
 
 class DepthwiseTileSpec(NamedTuple):
-    """What a tile is compiled for.
+    """The compile-time parameters of a tile.
 
     element: the code of the elements' type.
     fma: whether multiply-adds round once.
@@ -220,7 +220,7 @@ class FloatTile:
         self.accs = self.v.slots(spec.loops * spec.unrolled, bias)
 
     def finished(self) -> list[Any]:
-        """What the epilogue takes."""
+        """The accumulators, for the epilogue."""
         return self.accs
 
     # ------------------------------------------------------------ weights

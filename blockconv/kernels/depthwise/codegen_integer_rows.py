@@ -3,7 +3,7 @@
 As `codegen_rows.py` has it of floats. A tile's outputs are lanes one after another, a row after a row, so that narrow
 rows share a vector. A lane takes neighbouring taps of a row at once, a dot product, and what all lanes read at these is
 one shuffle of bytes of the source as they lie, with the padding put in where the shuffle leaves zeros, or from lanes of
-the source's vector that hold it. What is read of a row serves every row of the window.
+the source's vector that hold it. The elements read from a row serve every row of the window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task of a depthwise op reads of a pixel at once: how many entries of the table, and what it gathers."""
+"""The work of a depthwise task at a pixel: how many entries of the table it reads at once, and what it gathers."""
 
 from __future__ import annotations
 

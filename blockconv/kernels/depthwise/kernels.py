@@ -28,7 +28,7 @@ __all__ = [
 
 
 class DepthwiseArguments(ConvSizes):
-    """What both kernels are called with. An image's rows are shared in chunks, and entries of the table in groups."""
+    """The arguments of both kernels. An image's rows are shared in chunks, and entries of the table in groups."""
 
     src = word("the source", "address")
     wei = word("packed weights", "address")

@@ -10,7 +10,7 @@ __all__ = ["TASK", "GatherArguments", "gather"]
 
 
 class GatherArguments(Arguments):
-    """What `gather` is called with."""
+    """The arguments of `gather`."""
 
     src = word("what is gathered from", "address")
     dst = word("what is gathered to", "address")

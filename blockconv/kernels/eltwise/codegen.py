@@ -38,7 +38,7 @@ UNROLL = 4  # vectors at a time
 
 
 class OpKind:
-    """What is computed of x, the source, y, the operand, and z, the second operand; known when a kernel is built."""
+    """The function of x (the source), y (the operand) and z (the second operand), known when a kernel is built."""
 
     NOTHING, ADD, SUB, MUL, DIV, MAX, MIN, OTHER_MINUS, OTHER_OVER, AFFINE, LOOKUP = range(11)
 
@@ -62,7 +62,7 @@ def operand_type(element: ElementType, kind: int) -> ElementType:
 
 
 class EltwiseQuantization(Arguments):
-    """What the integers of an elementwise op stand for."""
+    """The quantizations of an elementwise op's integers."""
 
     src = group(QuantizationArguments, "of the source")
     other = group(QuantizationArguments, "of the operand")

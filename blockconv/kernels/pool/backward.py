@@ -390,7 +390,7 @@ def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
 def pool_spread(src, lanes):
     """The loop over tasks and rows of the input, of averages of float32 or float64. A task is a channel of an image.
 
-    What a row gets of each column of windows is summed in the scratch. Then vectors of columns are sums of some of
+    Each column of windows adds to a row; the scratch holds the sums. Then vectors of columns are sums of some of
     these: `slots` permutations for each vector, as a table says. src: the code of the type. lanes: of a vector.
     """
     held = ElementType.of(src)

@@ -256,7 +256,7 @@ class PoolBlocking:
 
     @property
     def step(self) -> float:
-        """What a step of the destination's integers is of one of the source's."""
+        """The destination's scale relative to the source's."""
         if self.quantizations is None:
             return 1.0
         src, dst = self.quantizations

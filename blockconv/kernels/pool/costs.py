@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Counts(NamedTuple):
-    """What a kernel does: planes, rows of outputs, vectors of outputs, and vectors loaded."""
+    """The work of a kernel: planes, rows of outputs, vectors of outputs, and vectors loaded."""
 
     planes: float
     rows: float

@@ -1,4 +1,4 @@
-"""What pooling reduces, and by which vectors: a maximum or a sum of elements, of floats or integers.
+"""The reduction of pooling: a maximum or a sum of elements, of floats or integers, and its vectors.
 
 A maximum takes a NaN wherever it meets one and keeps the first of equals, as PyTorch's does. Sums are never taken back
 by a subtraction, so a NaN or infinity reaches the windows that hold it and no other. Integers are summed less their
@@ -50,7 +50,7 @@ def held_type(operation: int, element_type: ElementType) -> ElementType:
 
 
 class PoolReduction(NamedTuple):
-    """What a kernel reduces, and by which vectors."""
+    """The reduction of a kernel, and its vectors."""
 
     operation: int  # MAXIMUM or SUM
     element: int  # the element type's code

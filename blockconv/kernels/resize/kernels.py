@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Tap(Arguments):
-    """What a row, or a column, of results is made of: two rows, or columns, of the source."""
+    """The two rows, or columns, of the source from which a row, or column, of results is blended."""
 
     first = word("offset of the first in the source's plane, or row", "bytes")
     second = word("offset of the second", "bytes")

@@ -56,8 +56,8 @@ def softmax_lines(element, lanes, log, zero_rows=0):
 def softmax_planes(element, lanes, log, ragged, zero_rows=0):
     """A task is up to a vector of contiguous positions of a strided axis: all their elements are read and written.
 
-    ragged: some positions are of channels that do not exist. What is written there is zero. Scratch: powers, where
-    elements are narrower.
+    ragged: some positions are of channels that do not exist. Zeros are written there. Scratch: powers, where elements
+    are narrower.
     """
     itemsize = ElementType.of(element).itemsize
     softmax = strided_softmax(ElementType.of(element), lanes, log, zero_rows)

@@ -1,4 +1,4 @@
-"""What a strided copy copies where, as loops over pixels and extents of channels."""
+"""The regions of a strided copy, as loops over pixels and extents of channels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CopySpan(NamedTuple):
 
 @dataclass(frozen=True)
 class CopyRegion:
-    """What is copied where: of N, H and W, and of the channels.
+    """The extents that are copied, and their places: of N, H and W, and of the channels.
 
     channels: what goes to the channels from `first` on.
     tail: the destination's block of channels that the last of them is in is zeroed to its end.

@@ -1,4 +1,4 @@
-"""What Winograd's kernels load, transform and store, as LLVM vector IR: a vector is channels of one tile.
+"""Loads, transforms and stores of Winograd's kernels, as LLVM vector IR: a vector is channels of one tile.
 
 Each function here takes what is known when a kernel is built, and returns code that the kernel calls with a named
 tuple of addresses and strides in bytes. The arithmetic of the transforms is that of

@@ -1,6 +1,6 @@
 """Ops of a quantization that is found while a network runs, of the values that it is for.
 
-What is found is a value as others: a float32 array of two, the scale and the zero point of uint8.
+The quantization found is a value like others: a float32 array of the scale and the zero point of uint8.
 """
 
 from __future__ import annotations

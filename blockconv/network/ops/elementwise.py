@@ -101,7 +101,7 @@ class Binary(Solved):
         return BinaryProblem(self.kind, src, other)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        """What NumPy gives, which kernels do not always have: see `BinaryProblem`."""
+        """The shape that NumPy gives; not every such shape has a kernel: see `BinaryProblem`."""
         check_word(self.op, "kind", self.kind, BinaryKind)
         return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", *inputs))
 

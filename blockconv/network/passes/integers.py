@@ -3,7 +3,7 @@
 A quantized network, as ONNX's tools write it, has each op of floats between a Dequantize of what it reads and a
 Quantize of what it gives. Here Dequantize goes down and Quantize goes up past what only moves elements; a convolution
 of dequantized values is one of integers; and where a Quantize follows an op that has kernels of integers, the op gives
-integers itself. What is left runs as floats between the two (`dequantized`).
+integers itself. Other ops run in float32 between the two (`dequantized`).
 """
 
 from __future__ import annotations
