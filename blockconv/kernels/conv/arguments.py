@@ -102,7 +102,7 @@ class TilesArguments(Arguments):
     tile_pixels = word("columns of a tile", "columns")
     tile_lines = word("pixels that are computed for a tile", "pixels")
     tile_width = word("output channels of a tile", "channels")
-    lanes = word("lanes of a vector", "elements")
+    lanes = word("lanes of a vector; pixels of a tile's row, where vectors run along these", "elements")
     itemsize = word("of an element of the destination", "bytes")
     dst_shift = word("1 where two of the destination's channels share a byte, whose `length` is of channels; else 0")
     acc_itemsize = word("of an accumulator, and of a bias", "bytes")
@@ -122,7 +122,10 @@ class WindowRecord(Arguments):
 
 
 class ScatterRecord(Arguments):
-    """A tile [row][column][channel], with no gaps, that is moved to where its pixels belong, or from there."""
+    """A tile [row][column][channel], with no gaps, that is moved to where its pixels belong, or from there.
+
+    Where vectors run along pixels it is [row][channel][column].
+    """
 
     tile = word("the tile", "address")
     dst = word("its first pixel, at the first output channel of all", "address")

@@ -35,7 +35,7 @@ from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
-from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units
+from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
 from blockconv.kernels.conv.matrix_blocking import extent
@@ -288,7 +288,7 @@ class _Binding:
             "tile_pixels": blocking.pixels,
             "tile_lines": blocking.lines,
             "tile_width": blocking.width,
-            "lanes": blocking.lanes,
+            "lanes": blocking.pixels if blocking.pixel_lanes else blocking.lanes,
             "itemsize": self.dst_itemsize,
             "dst_shift": self.dst_shift,
             "acc_itemsize": acc_itemsize,
@@ -300,6 +300,7 @@ class _Binding:
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
+        scatter = kernels.scatter_pixels if blocking.pixel_lanes and scatters else kernels.scatter_tile
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tiles.kernel(epilogue, lines).address,
@@ -307,7 +308,7 @@ class _Binding:
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
             "convert": self.converter(),
-            "scatter": kernels.scatter_tile(*scattered).address if scatters else 0,
+            "scatter": scatter(*scattered).address if scatters else 0,
             "scatters": blocking.store_width == 0,
         }
 
@@ -366,8 +367,13 @@ class _Binding:
         return packing_units.pack_units(self.blocking.cb // unit, at_once, unit, int(is_float))
 
     def plane_packer(self) -> jit.Kernel:
-        """The kernel that packs a window of planes, of which vectors of pixels are loaded."""
+        """The kernel that packs a window, of which vectors of pixels are loaded."""
         blocking, itemsize = self.blocking, self.src_itemsize
+        if channels := pixel_blocking.contiguous_channels(self.src, self.at, self.itemsize):
+            lanes = target.isa().vector_bytes // itemsize
+            channels = min(channels, lanes)
+            touching = self.src.along(self.at.axes[2]) == channels * itemsize
+            return packing_planes.pack_across(channels, int(touching), blocking.phases, self.at.sw, lanes, itemsize)
         if is_pointwise(self.p):
             lanes = blocking.pixel_lanes
             return packing_planes.pack_planes(blocking.pixels // lanes, lanes * itemsize)

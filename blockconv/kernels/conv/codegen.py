@@ -12,6 +12,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import (
     const,
     emitted,
+    join,
     load_bits,
     move,
     pointer,
@@ -24,7 +25,7 @@ from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.nibbles import unpacked_pairs
 from blockconv.kernels.common.unpacked import interleaved, unpacked
-from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 __all__ = [
     "ChannelAddresses",
@@ -35,6 +36,7 @@ __all__ = [
     "line_packer",
     "nibble_unpacker",
     "pixel_filler",
+    "pixel_transposer",
     "plane_interleaver",
     "strided_mover",
 ]
@@ -110,6 +112,52 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
                 src, out = src + step, out + pixel
 
     return pack_line
+
+
+def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int) -> Any:
+    """transpose_pixels(dst, plane, src, step, valid, stored, exist): pixels of channels become planes.
+
+    channels: of a pixel that are contiguous, `lanes` at most. touching: whether those of the next pixel follow.
+    plane, step: bytes from a channel of the destination to the next, and from a pixel of the source. valid, stored:
+    pixels, of `lanes`, that are read, and that are written, as zeros where they are not read. exist: channels, of
+    `channels`, that are read and written.
+    """
+
+    @emitted
+    def transpose_pixels(
+        builder: Any, dst: Any, plane: Any, src: Any, step: Any, valid: Any, stored: Any, exist: Any
+    ) -> None:
+        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)  # bits are moved
+
+        def limited(index: int, count: Any, limit: Any) -> Any:
+            return builder.select(builder.icmp_signed("<", const(index), count), limit, const(0))
+
+        def moved(load: Any, store: Any, each: int) -> None:
+            """each: channels of a load."""
+            held = [load(k) for k in range(lanes * channels // each)]
+            joined = [join(builder, held[k : k + lanes // each]) for k in range(0, len(held), lanes // each)]
+            for c, value in enumerate(transpose(builder, joined, lanes, channels)):
+                store(c, value, builder.add(dst, builder.mul(const(c), plane)))
+
+        def pixel(p: int) -> Any:
+            return builder.add(src, builder.mul(const(p), step))
+
+        def part(p: int) -> Any:
+            mask = lanes_below(builder, channels, limited(p, valid, exist))
+            return v.load(pixel(p), mask, lanes=channels)
+
+        enough = builder.icmp_signed(">=", valid, const(lanes)), builder.icmp_signed(">=", exist, const(channels))
+        with builder.if_else(builder.and_(*enough)) as (whole, some):
+            with whole:
+                if touching:
+                    at_once = functools.partial(builder.add, src)
+                    moved(lambda k: v.load(at_once(const(k * v.bytes))), lambda c, value, at: v.store(value, at), lanes)
+                else:
+                    moved(lambda p: v.load(pixel(p), lanes=channels), lambda c, value, at: v.store(value, at), channels)
+            with some:
+                moved(part, lambda c, value, at: v.store_below(value, at, limited(c, exist, stored)), channels)
+
+    return transpose_pixels
 
 
 # ---------------------------------------------------------------- bytes

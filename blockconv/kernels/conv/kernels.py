@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import call_kernel, copy_memory, load_i64
+from blockconv.jit.ir import call_kernel, copy_memory, load_bits, load_i64, store_bits
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE
@@ -20,7 +20,7 @@ from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
 from blockconv.kernels.conv.packing import source_offset
 
-__all__ = ["conv_tiles", "scatter_tile"]
+__all__ = ["conv_tiles", "scatter_pixels", "scatter_tile"]
 
 # ---------------------------------------------------------------- destinations whose blocks groups share
 
@@ -60,6 +60,35 @@ def scatter_tile(itemsize, shift=0):
                     else:
                         fill_bytes(dst, count * itemsize >> shift, fill)
             c += count
+
+    return kernel
+
+
+@jit.kernel
+def scatter_pixels(itemsize):
+    """`scatter_tile` for a tile whose vectors run along pixels: [row][channel][pixel]."""
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), ScatterRecord(record)
+        pixels, width, col = a.tile_pixels, a.tile_width, a.destination.col
+        for r in range(a.tile_rows):
+            row = wanted.dst + r * a.destination.row
+            for c in range(min(wanted.valid, wanted.written)):
+                at, of_tile = row + _destination_offset(a, wanted.channel + c), (r * width + c) * pixels * itemsize
+                of_tile += wanted.tile
+                if wanted.gather:
+                    for p in range(pixels):
+                        store_bits(of_tile + p * itemsize, load_bits(at + p * col, itemsize), itemsize)
+                else:
+                    for p in range(pixels):
+                        store_bits(at + p * col, load_bits(of_tile + p * itemsize, itemsize), itemsize)
+            c, d_len = wanted.valid, a.destination.length
+            while c < wanted.written:
+                at, count = row + _destination_offset(a, wanted.channel + c), d_len - (wanted.channel + c) % d_len
+                count = min(count, wanted.written - c)
+                for p in range(pixels):
+                    fill_bytes(at + p * col, count * itemsize, 0)
+                c += count
 
     return kernel
 

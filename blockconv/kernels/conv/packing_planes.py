@@ -1,15 +1,16 @@
-"""The kernels that pack windows of planes for tiles whose vectors run along pixels, as `packing`'s are called."""
+"""The kernels that pack windows for tiles whose vectors run along pixels, as `packing`'s are called."""
 
 from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import move, prefetch
+from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
-from blockconv.kernels.conv.codegen import strided_mover
-from blockconv.kernels.conv.packing import is_padding, source_offset
+from blockconv.kernels.conv.codegen import pixel_transposer, strided_mover
+from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
-__all__ = ["pack_flat", "pack_phases", "pack_planes"]
+__all__ = ["pack_across", "pack_flat", "pack_phases", "pack_planes"]
 
 
 @jit.kernel
@@ -85,6 +86,39 @@ def pack_phases(phases, stride, lanes, itemsize):
                 for phase in range(phases):
                     copy(out, plane + h * a.source.row, iw + phase, width, cols)
                     out += cols * itemsize
+
+    return kernel
+
+
+@jit.kernel
+def pack_across(channels, touching, phases, stride, lanes, itemsize):
+    """`pack_phases` for a source whose pixels have so many channels contiguous: vectors of them are transposed.
+
+    touching: whether those of the next pixel follow.
+    """
+    transpose_pixels = pixel_transposer(channels, touching and stride == 1, lanes, itemsize)
+
+    def kernel(args, record, unused_last, unused_scratch):
+        a, wanted = TilesArguments(args), WindowRecord(record)
+        cols, ic, plane, step = a.window_cols, a.ic_blocks, a.depth * a.packed_block, stride * a.source.col
+        row_bytes = cols * itemsize
+        for line in range(a.depth * a.window_rows):
+            level, r = line // a.window_rows, line % a.window_rows
+            z, h = wanted.depth + level * a.depth_step, wanted.ih + r * a.row_step
+            for phase in range(phases):
+                left, right = columns_in_bounds(a, wanted.iw + phase)
+                if is_padding(a, h, z) or left == right:
+                    left = right = cols
+                out = wanted.window + level * a.packed_block + (r * phases + phase) * row_bytes
+                src = wanted.image + z * a.depth_bytes + h * a.source.row
+                src += (wanted.iw + phase + left * stride) * a.source.col
+                for c in range(0, ic, channels):
+                    at = src + source_offset(a, wanted.channel + c)
+                    for k in range(min(channels, ic - c) if left else 0):
+                        fill_bytes(out + (c + k) * plane, left * itemsize, 0)
+                    for k in range(left, cols, lanes):
+                        to = out + c * plane + k * itemsize
+                        transpose_pixels(to, plane, at + (k - left) * step, step, right - k, cols - k, ic - c)
 
     return kernel
 

@@ -4,15 +4,20 @@ The source is always packed: a channel of a tile is then next to the one before 
 apart, each in a page of its own. That pays from 16 output channels on. Of one tap, panels are a tile's pixels. Of more,
 windows of tiles overlap, and a task has one panel; of a row's columns those that a tap reads are neighbours in it, with
 strides too (`ConvBlocking.phases`). So the same vectors serve every tap, each from where that begins.
+
+Few output channels leave most lanes of a vector of channels idle, in every layout. There vectors of pixels serve
+layouts without planes too: what packs windows transposes them, and tiles are scattered.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from blockconv.core.target import Isa
+from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.register_tiles import tiles_of_registers
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import kept_taps
@@ -22,8 +27,9 @@ from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tas
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.machine import Machine
+from blockconv.machine.profile import SCATTERED
 
-__all__ = ["blocking", "cycles", "why_not"]
+__all__ = ["blocking", "contiguous_channels", "cycles", "space_of", "why_not"]
 
 
 SERVED = 3  # products of a loaded vector, without which loads, and not products, would bind
@@ -46,16 +52,31 @@ class _Tile(NamedTuple):
 def why_not(request: Request) -> Reason | None:
     """Why vectors cannot run along the pixels of a row, or the images of a pixel."""
     p, itemsize = request.problem, request.types.src.itemsize
-    at = space(p, request.src, request.dst, strided=True)
+    at, most = space_of(request), request.machine.lanes(itemsize) // 2
     for layout, lies in ((request.src, request.source), (request.dst, request.destination)):
-        if lies.length != 1 or lies.along(at.axes[2]) != itemsize:
-            return f"needs planes of contiguous pixels, unlike {layout}"
+        if contiguous_channels(lies, at, itemsize) and (p.g > 1 or p.oc > most):
+            return f"needs planes of contiguous pixels, unlike {layout}, or at most {most} output channels in one group"
     if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
         return f"needs groups of at least {SERVED} output channels, to reuse each loaded vector of pixels"
     least = min(_lanes(request.machine, itemsize))
     if at.ow < least:
         return f"needs rows of at least {least} output pixels, not {at.ow}"
     return None
+
+
+def contiguous_channels(lies: Geometry, at: Space, itemsize: int) -> int:
+    """Channels of a pixel, a power of two of them, that are contiguous; 0 where its neighbours are."""
+    if lies.length == 1 and lies.along(at.axes[2]) == itemsize:
+        return 0
+    return lies.length & -lies.length if lies.channel == itemsize else 1
+
+
+def space_of(request: Request) -> Space:
+    """The space that tiles run in. Only what packs planes finds the rows of a flat destination."""
+    p, src, dst = request.problem, request.src, request.dst
+    flat = space(p, src, dst, strided=True)
+    has_planes = not contiguous_channels(request.source, flat, request.types.src.itemsize)
+    return flat if has_planes else space(p, src, dst)
 
 
 def _lanes(machine: Machine, itemsize: int) -> list[int]:
@@ -68,7 +89,7 @@ def _lanes(machine: Machine, itemsize: int) -> list[int]:
 def blocking(request: Request) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile sizes do not depend on the threads."""
     p, m, threads, itemsize = request.problem, request.machine, request.threads, request.types.src.itemsize
-    at = space(p, request.src, request.dst, strided=True)
+    at = space_of(request)
     oc, pixel_bytes = p.oc // p.g, p.ic // p.g * at.depth * itemsize
 
     def score(tile: _Tile) -> tuple[float, int]:  # of tiles whose times are equal but for their rounding, the largest
@@ -93,7 +114,7 @@ def blocking(request: Request) -> ConvBlocking:
         vectors=tile.channels,
         lanes=1,
         cb=1,
-        store_width=1,
+        store_width=SCATTERED if contiguous_channels(request.destination, at, itemsize) else 1,
         task_rows=task_rows,
         task_cols=task_cols,
         splits=splits_of_tasks(tasks, ocbs, threads),
@@ -137,6 +158,7 @@ def _columns_of_task(request: Request, at: Space, tile: _Tile, most: int) -> int
 MOST_HELD = 8  # vectors of pixels of a tile
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
 PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
+SCATTERED_CYCLES = 1.5  # to move an element by itself
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
@@ -158,7 +180,13 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
     step = _step_cycles(machine, tile, itemsize, overlap=p.kh * p.kw > 1)
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
-    if is_pointwise(p):
+    if contiguous_channels(request.destination, at, itemsize):
+        reduced += tiles * tile.rows * tile.pixels * oc * SCATTERED_CYCLES
+    if from_channels := contiguous_channels(request.source, at, itemsize):
+        phases, each = _phases(at, cols)
+        elements = at.depth * at.window(rows, cols)[0] * phases * each
+        packed = elements * _transposed_cycles(machine.lanes(itemsize), from_channels)
+    elif is_pointwise(p):
         packed = rows * columns * (PANEL_ROW_CYCLES + tile.vectors)
     elif at.axes[2] == "hw":  # panels of parts of rows with strides
         packed = columns * tile.pixels * p.sw * _element_cycles(machine)
@@ -166,6 +194,12 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
         phases, each = _phases(at, cols)
         packed = at.depth * at.window(rows, cols)[0] * phases * each * at.sw * _element_cycles(machine)
     return tasks * (reduced + ic * packed)
+
+
+def _transposed_cycles(lanes: int, channels: int) -> float:
+    """To pack an element of pixels of so many contiguous channels: the shuffles, the load and the store of a vector."""
+    stages = math.log2(min(lanes, channels))
+    return (stages + 2) / lanes if stages else SCATTERED_CYCLES
 
 
 def _element_cycles(machine: Machine) -> float:

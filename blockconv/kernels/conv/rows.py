@@ -249,8 +249,7 @@ MATRIX_PIXELS = Row(
 
 def _cost_pixels(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles and packing, or bytes moved, whichever are more."""
-    at = space(request.problem, request.src, request.dst, found.line > 0)
-    cycles = pixel_blocking.cycles(request, at, found)
+    cycles = pixel_blocking.cycles(request, pixel_blocking.space_of(request), found)
     return _with_memory(cycles * request.machine.cycle_seconds(), request, found.dot)
 
 
