@@ -1,4 +1,4 @@
-"""The row of depthwise weights' gradients: `kernels.depthwise.backward_weights`.
+"""The rows of depthwise weights' gradients: vectors along channels (`backward_weights`) and pixels (`backward_pixels`).
 
 Buffers and options: as those of `kernels.conv.weights_rows`.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, Types
 from blockconv.kernels.common.geometry import ConvSizes, image_blocks
+from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
 from blockconv.kernels.depthwise.backward_weights import (
     ChannelVector,
     DepthwiseWeightsArguments,
@@ -21,13 +22,15 @@ from blockconv.kernels.depthwise.backward_weights import (
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["BACKWARD_WEIGHTS"]
+__all__ = ["ROWS"]
 
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
 SPARE = 4  # registers beside the sums
 BORDER = 0.5  # of a product's time, what it takes to see whether a tap is outside
 ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
+PIXELS_CYCLES = 2  # of a vector of pixels, beside its loads
+FOLD_CYCLES = 50  # to add the sums of a vector's pixels
 INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
 _OIHW = Layout("abcd")
 
@@ -42,7 +45,10 @@ def _lanes(request: Request) -> int:
     return most if 2 * most >= request.machine.lanes(types.acc.itemsize) else 0
 
 
-def _vectors(request: Request, lanes: int) -> list[tuple[int, int, int, int]]:
+Vectors = list[tuple[int, int, int, int]]
+
+
+def _vectors(request: Request, lanes: int) -> Vectors:
     """The words of each `ChannelVector`."""
     s, g, found, c = request.source, request.destination, [], 0
     while c < request.problem.ic:
@@ -52,12 +58,32 @@ def _vectors(request: Request, lanes: int) -> list[tuple[int, int, int, int]]:
     return found
 
 
-def _splits(request: Request, vectors: int) -> tuple[int, int]:
-    """(splits of the rows, groups of vectors)."""
+def _splits(request: Request, vectors: int, along_pixels: bool) -> tuple[int, int]:
+    """(splits of the rows, groups of vectors). Planes are shared first: each is read by one task."""
     p = request.problem
     read = request.types.src.itemsize * (math.prod(p.src_shape) + math.prod(p.dst_shape))
-    splits = max(1, min(TASKS, p.n * p.oh, read // SPLIT_BYTES))
+    most = -(-TASKS // vectors) if along_pixels else TASKS
+    splits = max(1, min(most, p.n * p.oh, read // SPLIT_BYTES))
     return splits, min(vectors, -(-TASKS // splits))
+
+
+def _unit(request: Request) -> int:
+    """Channels of a pixel that are contiguous and followed by the next pixel, in both arrays; else 0."""
+    itemsize, (s, g) = request.types.src.itemsize, (request.source, request.destination)
+    unit = s.length
+    if 2 * unit > request.machine.lanes(request.types.acc.itemsize) or unit & (unit - 1) or g.length != unit:
+        return 0
+    each = [(of.col, of.channel if unit > 1 else itemsize) for of in (s, g)]
+    return unit if all(strides == (unit * itemsize, itemsize) for strides in each) else 0
+
+
+def _spec(request: Request, unit: int, bias: bool) -> PixelsSpec:
+    """Half a vector, or less, serves rows that it holds: fewer sums are added at the end."""
+    p, lanes = request.problem, request.machine.lanes(request.types.acc.itemsize)
+    while lanes > 4 and lanes >= 2 * max(unit, p.ow * unit):
+        lanes //= 2
+    fma = int(request.machine.isa.fma)
+    return PixelsSpec(request.types.src.code, fma, p.kh, p.kw, p.sh, p.sw, p.dh, p.dw, lanes, unit, int(bias))
 
 
 def _why_not(request: Request) -> Reason | None:
@@ -70,45 +96,70 @@ def _why_not(request: Request) -> Reason | None:
     most = request.machine.isa.registers - SPARE
     if p.kh * p.kw > most:
         return f"needs a window of at most {most} taps, so that their sums fit the registers"
-    return None if _lanes(request) else "needs vectors of contiguous channels in both arrays"
+    return None
 
 
-def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
-    reason = _why_not(request)
-    if reason is not None:
-        return reason
-    p, types, m, lanes = request.problem, request.types, request.machine, _lanes(request)
+def _channels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
+    lanes = _lanes(request)
+    reason = _why_not(request) or (None if lanes else "needs vectors of contiguous channels in both arrays")
+    return reason or _primitive(request, lanes, None, weights, bias)
+
+
+def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
+    unit, reason = _unit(request), _why_not(request)
+    if reason is None and not unit:
+        reason = "needs vectors of contiguous pixels, of the same few channels in both arrays"
+    if reason is None and request.problem.sw > 2:
+        reason = f"needs a horizontal stride of 1 or 2, not {request.problem.sw}"
+    return reason or _primitive(request, unit, _spec(request, unit, bias), weights, bias)
+
+
+def _primitive(
+    request: Request, lanes: int, pixels: PixelsSpec | None, weights: Layout, bias: bool
+) -> Primitive | Reason:
+    """lanes: channels that are summed together. pixels: the kernel's, where vectors run along these."""
+    p, types, m = request.problem, request.types, request.machine
     vectors = _vectors(request, lanes)
-    splits, groups = _splits(request, len(vectors))
+    splits, groups = _splits(request, len(vectors), pixels is not None)
     sums = splits * len(vectors) * (p.kh * p.kw + 1) * lanes * types.acc.itemsize
 
     def seconds() -> float:
-        pixels = len(vectors) * p.n * p.oh * p.ow
         borders = 1 + BORDER * (p.kw - 1) / max(p.kw, p.ow) + BORDER * (p.kh - 1) / max(p.kh, p.oh)
-        rows = len(vectors) * p.n * p.oh * ROW_CYCLES
-        cycles = pixels * (p.kh * p.kw + 1) * borders + rows + 2 * sums / types.acc.itemsize / lanes
+        if pixels is None:
+            cycles = p.ow * (p.kh * p.kw + 1) * borders + ROW_CYCLES
+        else:
+            each = max(pixels.loads, pixels.sums / 2) + p.kh * p.kw * (p.sw - 1) / 2 + PIXELS_CYCLES
+            cycles = -(-p.ow // pixels.pixels) * each
+        cycles = len(vectors) * (p.n * p.oh * cycles + (0 if pixels is None else FOLD_CYCLES * splits))
+        cycles += 2 * sums / types.acc.itemsize / lanes
         return m.launch_seconds() + cycles * m.cycle_seconds() / min(request.threads, splits * groups)
 
-    return Primitive(seconds, lambda: _ops(request, weights, bias), workspace=(sums,))
+    return Primitive(seconds, lambda: _ops(request, vectors, pixels, weights, bias), workspace=(sums,))
 
 
-def _ops(request: Request, weights: Layout, bias: bool) -> list[Op]:
-    p, types, lanes = request.problem, request.types, _lanes(request)
-    vectors, acc = _vectors(request, lanes), types.acc
-    splits, groups = _splits(request, len(vectors))
+def _ops(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights: Layout, bias: bool) -> list[Op]:
+    p, types = request.problem, request.types
+    lanes = _lanes(request) if pixels is None else pixels.unit
+    splits, groups = _splits(request, len(vectors), pixels is not None)
     src, grad = (
         image_blocks(layout, shape, types.src.itemsize)
         for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
     )
+    # Vectors of pixels are read whole, past the last tap of their last pixel.
+    reach = (p.kw - 1) * p.dw if pixels is None else pixels.bases[-1] + p.sw - 1
     inner = min(p.ow, -(-p.pw // p.sw))
-    outer = max(inner, min(p.ow, (p.iw + p.pw - (p.kw - 1) * p.dw - 1) // p.sw + 1))
+    outer = max(inner, min(p.ow, (p.iw + p.pw - reach - 1) // p.sw + 1))
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
+    taps = [h * axes[2] + w * axes[3] for h in range(p.kh) for w in range(p.kw)]
+    # Sums of all taps of a channel that are, as they are in memory, what is wanted.
+    is_dense = [*taps, axes[0]] == [k * types.dst.itemsize for k in range(len(taps) + 1)]
+    is_finished = is_dense and lanes == splits == 1 and types.dst == types.acc and not bias
     args = DepthwiseWeightsArguments(
         src=INPUT,
         grad=GRAD,
         dst=DST,
         dst_bias=DST_BIAS if bias else 0,
-        sums=WORKSPACE,
+        sums=DST if is_finished else WORKSPACE,
         table=OWN_TABLE,
         taps_at=ChannelVector.nbytes * len(vectors),
         vectors=len(vectors),
@@ -125,17 +176,24 @@ def _ops(request: Request, weights: Layout, bias: bool) -> list[Op]:
         outer=outer,
         dst_o=axes[0],
     )
-    taps = [h * axes[2] + w * axes[3] for h in range(p.kh) for w in range(p.kw)]
     table = np.array([*np.ravel(vectors), *taps], np.int64)
-    kernel = depthwise_weights(types.src.code, int(request.machine.isa.fma), p.kh, p.kw, lanes, int(bias))
-    finish = finish_depthwise_weights(acc.code, types.dst.code, lanes, p.kh * p.kw, int(bias))
+    if pixels is None:
+        kernel = depthwise_weights(types.src.code, int(request.machine.isa.fma), p.kh, p.kw, lanes, int(bias))
+        scratch = 256
+    else:
+        kernel = depthwise_weights_of_pixels(*pixels)
+        scratch = pixels.zeros
+    op = Op(kernel, args, splits * groups, 1, scratch, table)
+    if is_finished:
+        return [op]
+    finish = finish_depthwise_weights(types.acc.code, types.dst.code, lanes, p.kh * p.kw, int(bias))
     chunk = max(1, len(vectors) // 16)
-    return [Op(kernel, args, splits * groups, 1, 256, table), Op(finish, args, len(vectors), chunk, 0, table)]
+    return [op, Op(finish, args, len(vectors), chunk, 0, table)]
 
 
-BACKWARD_WEIGHTS = Row(
-    name="depthwise_backward_weights",
-    op="conv2d_backward_weights",
-    make=_make,
-    dtypes=frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
+_DTYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES))
+
+ROWS = (
+    Row("depthwise_backward_weights", "conv2d_backward_weights", _channels, _DTYPES),
+    Row("depthwise_backward_weights_pixels", "conv2d_backward_weights", _pixels, _DTYPES),
 )
