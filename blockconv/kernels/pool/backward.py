@@ -85,6 +85,7 @@ class PoolBackwardArgs(Arguments):
     slots = word("of a vector of columns")
     made_at = word("from the scratch to a row of results", "bytes")
     plane = word("of a task, where those of all are contiguous; else 0", "bytes")
+    src_plane = word("of the output likewise, where both are; else 0", "bytes")
     inner = word("how many of them a task computes, pixel by pixel")
     pixel = word("of all channels of a pixel, where a task computes these; else 0", "bytes")
     band = word("rows of a task", "rows")
@@ -301,6 +302,29 @@ def _rounder(held: ElementType, lanes: int) -> Any:
     return rounded
 
 
+class Plane(NamedTuple):
+    """The channels of a task: where they begin in the input, bytes to them in the output, and how many exist.
+
+    valid: 0 where the image does not exist.
+    """
+
+    dst: int
+    src: int
+    valid: int
+    written: int
+
+
+@inline
+def _plane(a, task):
+    if a.src_plane:  # divisions take as long as a small plane
+        return Plane(a.dst + task * a.plane, task * a.src_plane, 1, 1)
+    n = task // a.vectors
+    of = Channels(a.rows + a.channels_at)[task % a.vectors]
+    dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, a.destination.n) + of.dst
+    src = image_at(0, n, a.src_images, a.src_image_block, a.source.n) + of.src
+    return Plane(dst, src, of.valid if n < a.n else 0, of.written)
+
+
 @jit.kernel
 def pool_scatter(itemsize):
     """The loop over tasks and elements of the output, of maxima of float32 or float64. A task is some channels of an
@@ -311,19 +335,16 @@ def pool_scatter(itemsize):
         s, d = a.source, a.destination
         is_row_major, is_flat = d.row == a.iw * d.col, s.row == a.ow * s.col
         rows, cols = (1, a.oh * a.ow) if is_flat else (a.oh, a.ow)
+        is_dense = s.col == itemsize and d.col == itemsize and is_row_major
         fill_memory(a.dst + first * a.plane, (last - first) * a.plane, 0)
         for task in range(first, last):
-            vector, n = task % a.vectors, task // a.vectors
-            of = Channels(a.rows + a.channels_at)[vector]
-            dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
+            of = _plane(a, task)
+            dst = of.dst
             if a.plane == 0:
                 _clear(a, dst, a.ih, of.written, itemsize)
-            if n >= a.n:
-                continue
-            begin = image_at(0, n, a.src_images, a.src_image_block, s.n) + of.src
-            for oh in range(rows):
-                at = begin + oh * s.row
-                if of.valid == 1 and s.col == itemsize and d.col == itemsize and is_row_major:
+            for oh in range(rows if of.valid else 0):
+                at = of.src + oh * s.row
+                if is_dense and of.valid == 1:
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
                     for k in range(cols):
                         to = dst + load_i64(idx, k) * itemsize
@@ -386,10 +407,24 @@ def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
     return add_row, scale_row, write_row
 
 
+def _row_filler(held: ElementType, lanes: int) -> Any:
+    """fill(dst, src, share, factor, count): the element at `src`, times two numbers, as so many."""
+
+    @emitted
+    def fill_row(builder: Any, dst: Any, src: Any, share: Any, factor: Any, count: Any) -> None:
+        b, v = builder, Vectors(builder, held, lanes)
+        part = v.splat(share if v.itemsize == 8 else b.fptrunc(share, v.element))
+        value = v.mul(v.mul(v.broadcast(src), part), v.broadcast(factor))
+        v.each(count, lambda at, mask: v.store(value, b.add(dst, at), mask))
+
+    return fill_row
+
+
 @jit.kernel
 def pool_spread(src, lanes):
     """The loop over tasks and rows of the input, of averages of float32 or float64. A task is a channel of an image.
 
+    Where one window has all pixels of a plane, and there are no slots, each is filled.
     Each column of windows adds to a row; the scratch holds the sums. Then vectors of columns are sums of some of
     these: `slots` permutations for each vector, as a table says. src: the code of the type. lanes: of a vector.
     """
@@ -397,19 +432,22 @@ def pool_spread(src, lanes):
     itemsize = held.itemsize
 
     add_row, scale_row, write_row = _row_sums(held, lanes)
+    fill_row = _row_filler(held, lanes)
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
         s, d = a.source, a.destination
         made = scratch + a.made_at
         for task in range(first, last):
-            channel, n = task % a.vectors, task // a.vectors
-            of = Channels(a.rows + a.channels_at)[channel]
-            dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst
-            if n >= a.n or of.valid == 0:
+            of = _plane(a, task)
+            dst, begin = of.dst, a.src + of.src
+            if of.valid == 0:
                 _clear(a, dst, a.ih, 1, itemsize)
                 continue
-            begin = image_at(a.src, n, a.src_images, a.src_image_block, s.n) + of.src
+            if a.slots == 0:
+                share = 1.0 / WindowWords(a.rows)[0].counted
+                fill_row(dst, begin, share, a.rows + a.factors_at, a.iw)
+                continue
             top, end = -1, -1
             for h in range(a.ih):
                 covering, to = Covering(a.rows + a.covering_at)[h], dst + h * d.row

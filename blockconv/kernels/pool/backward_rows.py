@@ -9,7 +9,7 @@ import numpy as np
 
 from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
-from blockconv.kernels.common.geometry import NO_BLOCK, image_blocks
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, image_blocks
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import PoolBackwardArgs, pool_backward, pool_scatter, pool_spread
 from blockconv.kernels.pool.blocking import Windows, windows
@@ -89,11 +89,16 @@ def _tables(request: Request) -> list[Any]:
 
 
 def _slots(request: Request) -> tuple[list[Any], int]:
-    """Two tables of a `pool_spread`, its factors and its slots, and how many slots a vector of columns has."""
-    itemsize, (_, cols, _, iw) = request.types.src.itemsize, _axes(request)
+    """Two tables of a `pool_spread`, its factors and its slots, and how many slots a vector of columns has.
+
+    None, where one window has all pixels of a contiguous plane.
+    """
+    itemsize, (_, cols, ih, iw) = request.types.src.itemsize, _axes(request)
     lanes = request.machine.lanes(itemsize)
     factors = np.zeros(-(-len(cols.first) // 2) * 2, request.types.src.name)
     np.divide(1.0, cols.counted, out=factors[: len(cols.first)], where=cols.taps > 0)
+    if (ih, *cols.taps) == (1, iw) and request.destination.col == itemsize:
+        return [factors.view(np.int64), []], 0
     vectors = -(-iw // lanes)
     pixels = np.arange(vectors * lanes)
     start = np.searchsorted(cols.first + cols.taps, pixels, "right")
@@ -136,6 +141,7 @@ def _op(request: Request) -> Op:
     inner = len(runs) if s.length == d.length == NO_BLOCK else 1
     row = iw * inner * lanes * type.computed.itemsize
     made = (p.src_shape[3] + 2 * most) * type.itemsize
+    follow = [_planes_follow(p, *of, type.itemsize) for of in ((s, p.src_shape), (d, p.dst_shape))]
     plane = ih * iw * type.itemsize
     band = min(ih, max(1, BAND // row)) if by_vectors else ih
     src, dst = (
@@ -151,7 +157,8 @@ def _op(request: Request) -> Op:
         vectors=len(runs),
         slots=slots,
         made_at=made,
-        plane=plane if _planes_follow(request) else 0,
+        plane=plane if follow[1] else 0,
+        src_plane=math.prod(p.src_shape[2:]) * type.itemsize if all(follow) else 0,
         inner=inner,
         pixel=p.ic * type.itemsize if inner == len(runs) else 0,
         band=band,
@@ -183,12 +190,11 @@ def _op(request: Request) -> Op:
     return Op(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
 
 
-def _planes_follow(request: Request) -> bool:
+def _planes_follow(problem: Any, lies: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
     """Whether each channel's plane is contiguous, and followed by that of the next one, and of the next image."""
-    p, d = request.problem, request.destination
-    plane = p.dst_shape[2] * p.dst_shape[3] * request.types.src.itemsize
-    rows = d.col == request.types.src.itemsize and d.row == p.dst_shape[3] * d.col
-    return rows and d.length == 1 and d.block == plane and (p.n == 1 or d.n == p.ic * plane)
+    height, width = shape[2:]
+    plane, is_dense = height * width * itemsize, lies.col == itemsize and lies.row == width * lies.col
+    return is_dense and lies.length == 1 and lies.block == plane and (problem.n == 1 or lies.n == problem.ic * plane)
 
 
 def _make(request: Request) -> Primitive | Reason:

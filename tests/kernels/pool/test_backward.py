@@ -37,6 +37,8 @@ POOLS = (
     AdaptivePool2dProblem(1, 3, 2, 5, 3, 90),
     Pool2dProblem("max", 2, 18, 6, 40, 5, 5, 1, 1, 2, 2),
     Pool2dProblem("avg_exclude_padding", 2, 5, 6, 40, 3, 3, 2, 2, 1, 1),
+    Pool2dProblem("max", 2, 19, 5, 7, 5, 7, 1, 1),  # all pixels of a plane
+    Pool2dProblem("avg_include_padding", 2, 6, 5, 7, 5, 7, 1, 1, divisor=3),
 )
 Pool = Pool2dProblem | AdaptivePool2dProblem
 
