@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import machine
-from .manifest_cases import BATCH, MOST_MACS, Node, Plan, Reorder, cases, left_out, rows_in_reach
+from .manifest_cases import BATCH, MOST_MACS, Direct, Node, Plan, Reorder, cases, left_out, rows_in_reach
 from .manifest_worker import THREADS, Job
 
 __all__ = ["FORMAT", "QUICK", "TARGETS", "Target", "load", "make", "write"]
@@ -32,7 +32,10 @@ __all__ = ["FORMAT", "QUICK", "TARGETS", "Target", "load", "make", "write"]
 FORMAT = 1
 ROOT = Path(__file__).parents[1]
 SECOND_LEVEL_CACHE, LAST_LEVEL_CACHE = 1 << 20, 32 << 20  # bytes that choices are made for, on every machine
-PARTS = ((Plan.__name__,), (Node.__name__, Reorder.__name__))  # what one process does; the longest to start with first
+PARTS = (
+    (Plan.__name__,),
+    (Node.__name__, Direct.__name__, Reorder.__name__),
+)  # what one process does; the longest to start with first
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
 Record = dict[str, Any]
 

@@ -10,10 +10,18 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blockconv.core.activation import IDENTITY, activation
-from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.core.eltwise_problem import BatchNormProblem
+from blockconv.core.problem import (
+    Conv2dBackwardWeightsProblem,
+    Conv2dProblem,
+    Pool2dBackwardProblem,
+    Pool2dProblem,
+    ReorderProblem,
+    read_shape_file,
+)
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES
 from blockconv.kernels import TABLE
@@ -21,7 +29,7 @@ from blockconv.network import ops
 
 from . import layers, pools, reorders
 
-__all__ = ["BATCH", "MOST_MACS", "PAIRS", "Case", "Node", "Plan", "Reorder", "cases", "left_out"]
+__all__ = ["BATCH", "MOST_MACS", "PAIRS", "Case", "Direct", "Node", "Operand", "Plan", "Reorder", "cases", "left_out"]
 
 SHAPES = Path(__file__).parent / "shapes"
 BATCH = 2  # images of a layer of the lists: the least at which CHWN4 is not NCHW4 byte for byte
@@ -39,8 +47,8 @@ Pair = tuple[str, str]
 class Node:
     """One op of a network. inputs, parameters: their shapes.
 
-    every: by each row of the table that takes it, and not only by the one that the dispatcher takes. indices: of a
-    maximum pool, where its maxima are, too. macs: multiply-adds.
+    every: by each row of the table that takes it, and not only by the one that the dispatcher takes. macs:
+    multiply-adds.
     """
 
     name: str
@@ -50,8 +58,36 @@ class Node:
     dtype: str = "float32"
     pairs: tuple[Pair, ...] = PAIRS
     every: bool = False
-    indices: bool = False
     macs: int = 0
+
+
+class Operand(NamedTuple):
+    """A buffer of an op. side: "src" or "dst", whose layout it has; else it is dense.
+
+    Indices that are read (int64) are the first pixel of each window.
+    """
+
+    shape: Shape
+    side: str = ""
+    is_written: bool = False
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """An op that networks do not have, by each row of the table that takes it.
+
+    operands: in the order of its buffers, of the case's dtype unless they name theirs; the workspace follows. options:
+    of `Row.make`.
+    """
+
+    name: str
+    op: str
+    problem: Any
+    operands: tuple[Operand, ...]
+    dtype: str = "float32"
+    pairs: tuple[Pair, ...] = PAIRS
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +109,7 @@ class Plan:
     network: str
 
 
-Case = Node | Reorder | Plan
+Case = Node | Direct | Reorder | Plan
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -89,14 +125,13 @@ def cases(quick: bool) -> Iterator[Case]:
 def rows_in_reach() -> set[str]:
     """The names of the rows that cases can take: a network's nodes have one type for all, so none of quantised ones.
 
-    Nor of packed integers, which networks have not; nor of training: gradients, and batch normalisation.
+    Nor of packed integers, which networks have not.
     """
 
     def is_out(types: str) -> bool:
         return "/" in types or types in NIBBLES
 
-    inside = (row for row in TABLE if "_backward" not in row.op and row.op != "batch_norm")
-    return {row.name for row in inside if row.dtypes is None or not all(map(is_out, row.dtypes))}
+    return {row.name for row in TABLE if row.dtypes is None or not all(map(is_out, row.dtypes))}
 
 
 def left_out(found: Iterable[Case]) -> list[str]:
@@ -162,7 +197,7 @@ def _pool(name: str, problem: Pool2dProblem, **options: Any) -> Node:
 # ---------------------------------------------------------------- samples
 
 
-def _samples(quick: bool) -> Iterator[Node]:
+def _samples(quick: bool) -> Iterator[Node | Direct]:
     """Small problems that together reach every row of the table, in every layout, with what lists lack.
 
     Channels that fill no block, borders on all sides, batches, both types of float, activations, residuals.
@@ -175,19 +210,70 @@ def _samples(quick: bool) -> Iterator[Node]:
             yield _conv(f"sample conv2d {text}{extra}", problem, act, residual, **options)
     for few, text, kind, dtype in _POOLS:
         if few or not quick:
-            options = {"dtype": dtype, "every": True, "pairs": _pairs(SAME, dtype, quick)}
+            pairs = _pairs(SAME, dtype, quick)
             pool = Pool2dProblem.from_descriptor(text, kind)  # type: ignore[arg-type]
-            yield _pool(f"sample pool2d {kind} {text}", pool, **options)
+            yield _pool(f"sample pool2d {kind} {text}", pool, dtype=dtype, pairs=pairs, every=True)
             if kind == "max":
-                yield _pool(f"sample pool2d_indices {text}", pool, indices=True, **options)
+                operands = tuple(Operand(pool.dst_shape, "dst", True, kind) for kind in (dtype, "int64"))
+                source = Operand(pool.src_shape, "src")
+                yield Direct(
+                    f"sample pool2d_indices {text}",
+                    "pool2d_indices",
+                    pool,
+                    (source, *operands),
+                    dtype,
+                    pairs,
+                )
+    yield from _gradients(quick)
     for name, attributes, inputs, parameters, dtype in _OTHERS:
         yield Node(f"sample {name}", attributes, inputs, parameters, dtype, _pairs(SAME, dtype, quick), every=True)
 
 
+def _gradients(quick: bool) -> Iterator[Node | Direct]:
+    """Of convolutions (that of the input is a transposed convolution), pools and batch normalisation."""
+    pairs = (*_FEW, ("NCHW4", "NCHW4"), ("CHWN4", "NHWC"))
+    for few, text in _GRADIENTS:
+        if few or not quick:
+            p = Conv2dBackwardWeightsProblem.from_descriptor(text)
+            transposed = ops.ConvTranspose2d((p.sh, p.sw), ((p.ph, p.ph_r), (p.pw, p.pw_r)), (p.dh, p.dw), p.g)
+            parameters = p.wei_shape, (p.ic,)
+            yield Node(
+                f"sample conv_transpose2d {text}", transposed, (p.dst_shape,), parameters, pairs=pairs, every=True
+            )
+            made = (Operand(shape, is_written=True) for shape in (p.wei_shape, (p.oc,)))
+            operands, name = (
+                (Operand(p.src_shape, "src"), Operand(p.dst_shape, "dst"), *made),
+                "conv2d_backward_weights",
+            )
+            yield Direct(f"sample {name} {text}", name, p, operands, pairs=pairs, options=(("bias", True),))
+    for few, text, kind, dtype in _POOLS[:6]:
+        if dtype == "float32" and (few or not quick):
+            pool = Pool2dBackwardProblem(Pool2dProblem.from_descriptor(text, kind))  # type: ignore[arg-type]
+            operands = Operand(pool.src_shape, "src"), Operand(pool.dst_shape, "dst", True)
+            operands += (Operand(pool.src_shape, "src", dtype="int64"),) * pool.is_max
+            yield Direct(f"sample pool2d_backward {kind} {text}", "pool2d_backward", pool, operands, pairs=pairs)
+    x, y, each, out = Operand(_X, "src"), Operand(_X, "src", True), Operand(_BIAS), Operand(_BIAS, is_written=True)
+    norms = {"batch_norm": (x, each, each, y, out, out, out), "batch_norm_backward": (x, x, *[each] * 3, y, out, out)}
+    for name, operands in norms.items():
+        yield Direct(f"sample {name} 2x20x9x11", name, BatchNormProblem(_X), operands, pairs=SAME)
+
+
 def _pairs(pairs: tuple[Pair, ...], dtype: str, quick: bool) -> tuple[Pair, ...]:
     """All of them; of the quick cases of other types than float32 only pixels of one, all, some and many channels."""
-    few = tuple((name, name) for name in ("NCHW", "NHWC", "NCHW16", "NCHW64"))
-    return few if quick and dtype != "float32" else pairs
+    return _FEW if quick and dtype != "float32" else pairs
+
+
+_FEW = tuple((name, name) for name in ("NCHW", "NHWC", "NCHW16", "NCHW64"))
+# Whether it is one of the quick cases, benchdnn descriptor.
+_GRADIENTS = (
+    (True, "mb2ic20ih9iw11oc40kh3kw3ph1pw1"),
+    (True, "g20mb2ic20ih9iw11oc20kh3kw3ph1pw1"),
+    (True, "g8mb2ic32ih9oc32kh3ph1"),
+    (True, "mb2ic3ih36oc24kh5sh2ph2"),
+    (False, "g20mb2ic20ih12oc20kh3sh2ph1"),
+    (False, "mb2ic32ih8oc48kh1"),
+    (False, "mb1ic12ih9oc16kh3ph2dh1"),
+)
 
 
 # Whether it is one of the quick cases, benchdnn descriptor, dtype, activation, residual.

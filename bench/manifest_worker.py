@@ -32,7 +32,7 @@ from blockconv.runtime.launcher import launch_alone, launch_worker
 
 from . import reorders
 from .assembly import digest
-from .manifest_cases import MOST_MACS, Case, Node, Plan, Reorder, cases
+from .manifest_cases import MOST_MACS, Case, Direct, Node, Plan, Reorder, cases
 from .manifest_probe import Kernels, Unpacked, blocking, stand_in
 
 __all__ = ["Job", "records", "stored"]
@@ -128,7 +128,8 @@ class Worker:
         if isinstance(case, Plan):
             yield from self._plan(case)
             return
-        for way in _ways_of_reorder(case) if isinstance(case, Reorder) else self._ways_of_node(case):
+        ways: dict[type, Callable[[Any], Iterator[Way]]] = {Reorder: _ways_of_reorder, Direct: _ways_of_direct}
+        for way in ways.get(type(case), self._ways_of_node)(case):
             if self.job.only in way.name:
                 yield self._record(way)
 
@@ -169,14 +170,8 @@ class Worker:
 
     def _ways_of_node(self, case: Node) -> Iterator[Way]:
         network = _network(case)
-        if case.indices:
-            problem: Any = network.problem(network.nodes[0])
-            for src, dst in (map(Layout, names) for names in case.pairs):
-                for row in _taking("pool2d_indices", problem, src, dst, Types.all(case.dtype)):
-                    yield _way_with_indices(case, row, problem, src, dst)
-        else:
-            for candidate in _candidates(case, network):
-                yield self._way_of_candidate(case, network, candidate)
+        for candidate in _candidates(case, network):
+            yield self._way_of_candidate(case, network, candidate)
 
     def _way_of_candidate(self, case: Node, network: Network, candidate: Candidate) -> Way:
         row, problem, srcs, dst = candidate[:4]
@@ -240,18 +235,39 @@ class Worker:
         yield record
 
 
-def _way_with_indices(case: Node, row: Row, problem: Any, src: Layout, dst: Layout) -> Way:
-    """Of a maximum pool that says where its maxima are: networks have no such op."""
+def _ways_of_direct(case: Direct) -> Iterator[Way]:
+    for src, dst in (map(Layout, names) for names in case.pairs):
+        for row in _taking(case.op, case.problem, src, dst, Types.all(case.dtype)):
+            yield _way_of_direct(case, row, src, dst)
 
-    def bound(threads: int) -> tuple[Record, Sequence[Op]]:
-        return {}, row.prepare(problem, src, dst, Types.all(case.dtype), threads).ops()
+
+def _way_of_direct(case: Direct, row: Row, src: Layout, dst: Layout) -> Way:
+    def prepared(threads: int) -> Any:
+        return row.prepare(case.problem, src, dst, Types.all(case.dtype), threads, **dict(case.options))
 
     def result() -> str:
-        source = stored(uniform(problem.src_shape, case.dtype, f"{case.name} 0"), src)
-        out, where = (empty(problem.dst_shape, dst, kind).storage for kind in (case.dtype, np.int64))
-        return _result(bound(1)[1], [source, out, where], [out, where])
+        primitive, buffers = prepared(1), []
+        for k, (shape, side, is_written, dtype) in enumerate(case.operands):
+            layout, kind = {"src": src, "dst": dst}.get(side, Layout("abcd"[: len(shape)])), dtype or case.dtype
+            if is_written:
+                buffers.append(empty(shape, layout, kind).storage)
+            else:
+                given = _corners(case.problem) if kind == "int64" else uniform(shape, kind, f"{case.name} {k}")
+                buffers.append(stored(given, layout))
+        written = [array for array, operand in zip(buffers, case.operands, strict=True) if operand.is_written]
+        return _result(primitive.ops(), [*buffers, *(np.empty(n, np.uint8) for n in primitive.workspace)], written)
 
-    return Way(f"{case.name} {case.dtype} {src} > {dst} {row.name}", row, bound, result)
+    name = f"{case.name} {case.dtype} {src} > {dst} {row.name}"
+    return Way(name, row, lambda threads: ({}, prepared(threads).ops()), result)
+
+
+def _corners(problem: Any) -> Array:
+    """The first pixel of each window that is inside the image, as `max_pool2d` numbers them."""
+    pool = problem.pool
+    rows, cols = (
+        np.maximum(0, np.arange(o) * s - p) for o, s, p in ((pool.oh, pool.sh, pool.ph), (pool.ow, pool.sw, pool.pw))
+    )
+    return np.broadcast_to(rows[:, None] * pool.iw + cols, pool.dst_shape).copy()
 
 
 def _ways_of_reorder(case: Reorder) -> Iterator[Way]:

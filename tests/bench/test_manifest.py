@@ -171,7 +171,7 @@ COVERED = """
 from bench import manifest_worker as w
 from blockconv import jit
 from bench.manifest_cases import rows_in_reach
-job = w.Job("avx512", False, ("Node", "Reorder"), True, "", 1 << 20, 32 << 20)
+job = w.Job("avx512", False, ("Node", "Direct", "Reorder"), True, "", 1 << 20, 32 << 20)
 kernels = w.Kernels(None)
 kernels.of = lambda op: []
 worker, seen, names = w.Worker(job, kernels), {}, []
