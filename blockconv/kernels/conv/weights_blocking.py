@@ -113,10 +113,14 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     images, rows, cols = chunk
     ocbs = -(-oc * together // width)
     block = p.kh * tap_cols * -(-row_lines // lines) * lines * width * itemsize
-    oc_tasks = -(-ocbs // max(1, min(ocbs, m.second_level_cache // 4 // block)))
-    task_ocbs = -(-ocbs // oc_tasks)
-    tasks = -(-p.g // together) * -(-ic // cb) * oc_tasks
     chunks = -(-p.n // images) * -(-p.oh // rows) * -(-p.ow // cols)
+    oc_tasks, others = (
+        -(-ocbs // max(1, min(ocbs, m.second_level_cache // 4 // block))),
+        -(-p.g // together) * -(-ic // cb),
+    )
+    if chunks == 1 and 2 * oc_tasks * others < TASKS:
+        oc_tasks = _balanced(oc_tasks, range(oc_tasks, oc_tasks + 2), ocbs, others)
+    task_ocbs, tasks = -(-ocbs // oc_tasks), oc_tasks * others
     return WeightsBlocking(
         lines=lines,
         vectors=vectors,
@@ -145,7 +149,20 @@ def _splits(request: Request, chunks: int, tasks: int, task_sums: int) -> int:
         # Sums are few: as many shares as let what one reads stay in the cache for its next task.
         read = request.types.src.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
         wanted = max(wanted, min(chunks, 2 * read // cache))
-    return max(1, min(wanted, WORKSPACE // (tasks * task_sums)))
+    most, near = max(1, min(chunks, WORKSPACE // (tasks * task_sums))), max(1, wanted // 3)
+    return min(most, _balanced(wanted, range(max(1, wanted - near), min(most, wanted + near) + 1), chunks, tasks))
+
+
+def _balanced(wanted: int, counts: range, units: int, others: int) -> int:
+    """The count of shares of so many units that leaves two and four threads least to wait for; `wanted` if it is equal.
+
+    others: tasks for each share. It is the same for any number of threads.
+    """
+
+    def busiest(count: int) -> float:
+        return sum(-(-count * others // threads) * threads for threads in (2, 4)) * -(-units // count)
+
+    return min(counts, key=lambda count: (busiest(count), abs(count - wanted)), default=wanted)
 
 
 WIDEST = 4  # vectors that the input channels of groups that share one may fill
@@ -212,6 +229,8 @@ def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, i
     def largest(size: int, fit: Callable[[int], bool]) -> int:
         """The largest of even shares of a size that fits."""
         parts = next((k for k in range(1, size + 1) if fit(-(-size // k))), size)
+        # Of an even number two threads have as many each.
+        parts += 1 if 1 < parts < size and parts % 2 and size % (parts + 1) == 0 else 0
         return -(-size // parts)
 
     cols = largest(p.ow, lambda cols: fits(1, 1, cols, room))

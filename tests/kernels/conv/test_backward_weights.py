@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import conv_oracle
@@ -13,19 +15,21 @@ import pytest
 from conv_lab import NAMES, ROUND, Canaried, Memory, Paged, _placed, _scratch_in, parameters
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from machines import MACHINES
 from storage_oracle import stored
 
 import blockconv as bc
 from blockconv import runtime
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dBackwardWeightsProblem
+from blockconv.core.problem import Conv2dBackwardWeightsProblem, read_shape_file
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import Row
 from blockconv.kernels.conv import weights_blocking
 from blockconv.kernels.table import Request
 
+SHAPES = Path(__file__).parents[3] / "bench" / "shapes"
 LAYOUTS = (*NAMES, "abdc", "cdba", "bcda", "adcb", "aBcd24b", "aBcd5b", "acBd4b", "ABcd2a4b", "ABcd16a16b")
 
 PROBLEMS = (
@@ -196,6 +200,27 @@ def test_the_same_bits_for_any_number_of_threads(pieces: None) -> None:
             for threads in (2, 3, 4):
                 again = run(row, p, *pair, given, types, threads=threads)
                 assert all(map(np.array_equal, first, again))
+
+
+@pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+def test_two_threads_have_as_much_to_do(on_machine: str) -> None:
+    """Of each layer of ResNet-50, one image: a worker takes the next task when it is done with one."""
+    layers = read_shape_file(SHAPES / "conv_shapes_resnet_50_v1_5.txt", "conv2d")
+    descriptors = {dataclasses.replace(p, n=1, name="").descriptor() for p in layers}
+    assert len(descriptors) > 20
+    for descriptor in sorted(descriptors):
+        p, layout = read(descriptor), Layout("NHWC")
+        at = weights_blocking.weights_blocking(Request(p, layout, layout, Types.all("float32")))
+        assert not isinstance(at, str)
+        ocbs, icbs = -(-p.oc // at.width), -(-p.ic // at.cb)
+        splits, shares = (
+            np.diff(units * np.arange(count + 1) // count)
+            for units, count in ((math.prod(at.chunks(p)), at.splits), (ocbs, at.oc_tasks))
+        )
+        busy = [0, 0]
+        for work in np.multiply.outer(np.repeat(splits, icbs), shares).reshape(-1):
+            busy[busy.index(min(busy))] += int(work)
+        assert sum(busy) >= 1.8 * max(busy), (descriptor, at)
 
 
 def test_sums_of_all_splits_keep_to_their_memory() -> None:
