@@ -300,7 +300,9 @@ class _Binding:
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
-        scatter = kernels.scatter_pixels if blocking.pixel_lanes and scatters else kernels.scatter_tile
+        scatter: Any = kernels.scatter_tile
+        if blocking.pixel_lanes and not blocking.dot.is_matrix:
+            scatter, scattered = kernels.scatter_pixels, (self.dst_itemsize, blocking.pixel_lanes)
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tiles.kernel(epilogue, lines).address,

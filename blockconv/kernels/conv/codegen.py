@@ -39,6 +39,7 @@ __all__ = [
     "pixel_transposer",
     "plane_interleaver",
     "strided_mover",
+    "zero_filler",
 ]
 
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
@@ -63,6 +64,22 @@ def pixel_filler(pixel: int, filled: bool) -> Any:
         fill_bytes(dst, count * pixel, word)
 
     return fill if filled else zero
+
+
+def zero_filler(lanes: int, itemsize: int) -> Any:
+    """zero(dst, count): zeros for so many elements, by vectors and the first lanes of one."""
+
+    @emitted
+    def zero_below(builder: Any, dst: Any, count: Any) -> None:
+        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
+        v.store_below(ir.Constant(v.kind, None), dst, count)
+
+    @inline
+    def zero(dst, count):
+        for k in range(0, count, lanes):
+            zero_below(dst + k * itemsize, count - k)
+
+    return zero
 
 
 def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> Any:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import call_kernel, copy_memory, load_bits, load_i64, store_bits
+from blockconv.jit.ir import call_kernel, copy_memory, load_bits, load_i64, prefetch, store_bits
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, WindowRecord
+from blockconv.kernels.conv.codegen import zero_filler
 from blockconv.kernels.conv.packing import source_offset
 
 __all__ = ["conv_tiles", "scatter_pixels", "scatter_tile"]
@@ -65,14 +66,19 @@ def scatter_tile(itemsize, shift=0):
 
 
 @jit.kernel
-def scatter_pixels(itemsize):
-    """`scatter_tile` for a tile whose vectors run along pixels: [row][channel][pixel]."""
+def scatter_pixels(itemsize, lanes):
+    """`scatter_tile` for a tile whose vectors, of so many lanes, run along pixels: [row][channel][pixel]."""
+    zero = zero_filler(lanes, itemsize)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), ScatterRecord(record)
         pixels, width, col = a.tile_pixels, a.tile_width, a.destination.col
         for r in range(a.tile_rows):
             row = wanted.dst + r * a.destination.row
+            # The next tile's lines arrive while it is computed; stores to lines that are far wait for each.
+            next_tile = row + _destination_offset(a, wanted.channel) + pixels * col
+            for k in range(pixels * col // LINE):
+                prefetch(next_tile + k * LINE)
             for c in range(min(wanted.valid, wanted.written)):
                 at, of_tile = row + _destination_offset(a, wanted.channel + c), (r * width + c) * pixels * itemsize
                 of_tile += wanted.tile
@@ -87,7 +93,7 @@ def scatter_pixels(itemsize):
                 at, count = row + _destination_offset(a, wanted.channel + c), d_len - (wanted.channel + c) % d_len
                 count = min(count, wanted.written - c)
                 for p in range(pixels):
-                    fill_bytes(at + p * col, count * itemsize, 0)
+                    zero(at + p * col, count)
                 c += count
 
     return kernel
