@@ -30,7 +30,7 @@ SPARE = 4  # registers beside the sums
 BORDER = 0.5  # of a product's time, what it takes to see whether a tap is outside
 ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
 PIXELS_CYCLES = 2  # of a vector of pixels, beside its loads
-FOLD_CYCLES = 50  # to add the sums of a vector's pixels
+FOLD_CYCLES = 30  # to add the sums of a vector's pixels
 INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
 _OIHW = Layout("abcd")
 
