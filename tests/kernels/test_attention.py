@@ -28,7 +28,7 @@ HEADS = (0, 2, 1, 3)
 GRID: list[tuple[Shape, Shape | None]] = [
     ((1, 1, 1, 1, 1), None), ((2, 3, 17, 32, 50, 40), None), ((5, 7, 9, 3), None), ((3, 49, 32, 49, 32), (3, 49, 49)),
     ((2, 3, 30, 8, 20, 65), (3, 30, 20)), ((2, 3, 30, 8, 20, 65), (2, 1, 1, 20)), ((4, 1, 64, 70, 64), (70,)),
-    ((2, 90, 16, 3, 16), (90, 3)), ((2, 5, 4, 40, 33, 16), (5, 1, 33)),
+    ((2, 90, 16, 3, 16), (90, 3)), ((2, 5, 4, 40, 33, 16), (5, 1, 33)), ((3, 7, 20, 41, 37), (7, 41)),
 ]  # fmt: skip
 
 
@@ -106,7 +106,9 @@ def test_types(dtype: str) -> None:
 def test_orders_of_axes() -> None:
     for dtype in TOLERANCE:
         run(operands((2, 3, 17, 32, 50, 40), None, dtype), (HEADS, (0, 2, 3, 1), HEADS, HEADS), (0.2, False, False))
-        run(operands((3, 17, 33, 18, 8), (17, 18), dtype), ((0, 2, 1), (0, 2, 1), (0, 2, 1), None), (0.2, False, False))
+        for rows in (17, 3):
+            given = operands((3, rows, 33, 18, 8), (rows, 18), dtype)
+            run(given, ((0, 2, 1), (0, 2, 1), (0, 2, 1), None), (0.2, False, False))
         run(
             operands((3, 17, 33, 18, 8), None, dtype), ((1, 0, 2), (1, 2, 0), (1, 0, 2), (1, 0, 2)), (0.2, False, False)
         )
@@ -133,6 +135,7 @@ def test_masks_of_minus_infinity_nan_and_infinity(zero: bool) -> None:
     a, b, c, mask = operands((2, 37, 16, 21, 33), (37, 21), "float32")
     mask[:, 20] = mask[5] = mask[9, :20] = -np.inf
     run([a, b, c, mask], options=(0.25, False, zero))
+    run([a[:, 4:10], b, c, mask[4:10]], options=(0.25, False, zero))
     a[0, 3, 2], b[1, 4, 7], mask[30, 3], mask[31, 4] = np.nan, np.inf, np.nan, np.inf
     run([a, b, c, mask], options=(0.25, False, zero))
     c[0, 4, 4] = np.nan

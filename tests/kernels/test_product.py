@@ -14,7 +14,7 @@ from storage_oracle import Array
 import blockconv as bc
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.product_problem import MatMulProblem
-from blockconv.core.types import element
+from blockconv.core.types import Types, element
 from blockconv.network import ops
 
 guarded = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -26,6 +26,7 @@ GRID: list[tuple[Shape, Shape]] = [
     ((1, 1), (1, 1)), ((5, 7), (7, 9)), ((1, 33), (33, 70)), ((40, 33), (33, 1)), ((29, 64), (64, 64)),
     ((2, 3, 17, 33), (2, 3, 33, 20)), ((3, 1, 5, 40), (4, 40, 70)), ((6, 30, 20), (20, 65)), ((20, 16), (5, 16, 31)),
     ((1, 5, 1, 6, 8), (4, 1, 3, 8, 2)), ((49, 32), (3, 32, 49)), ((100, 3), (3, 100)), ((9, 1, 64), (9, 64, 64)),
+    ((2, 3, 8, 41), (2, 1, 41, 100)), ((3, 2, 70), (3, 70, 37)),
 ]  # fmt: skip
 EMPTY: list[tuple[Shape, Shape]] = [
     ((0, 4), (4, 3)), ((3, 0), (0, 5)), ((3, 4), (4, 0)), ((0, 3, 4), (4, 5)), ((2, 3, 0), (2, 0, 20)),
@@ -37,6 +38,8 @@ ORDERS: list[tuple[Shape, Shape, Any]] = [
     ((33, 50), (70, 33), ((1, 0), (1, 0), None)),
     ((17, 2, 30), (30, 20), ((1, 0, 2), None, (1, 0, 2))),
     ((4, 1, 3), (4, 3, 1), (None, None, (0, 1, 2))),
+    ((2, 3, 1, 41), (2, 3, 75, 41), (None, (0, 1, 3, 2), None)),
+    ((2, 41, 7), (2, 75, 41), ((0, 2, 1), (0, 2, 1), None)),
 ]  # fmt: skip
 
 
@@ -104,6 +107,19 @@ def test_types(dtype: str) -> None:
 def test_columns_whose_rows_share_sets_of_a_cache() -> None:
     """Rows that are 4 KiB apart are packed."""
     run(*operands((60, 1024), (1024, 40), "float32", True), threads=2)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_few_rows_read_the_other_matrix_where_it_is(turned: bool) -> None:
+    """Neither operand becomes panels, whatever its type; wide products are shared out among threads."""
+    shape, order = ((900, 40), (1, 0)) if turned else ((40, 900), None)
+    row = next(row for row in bc.kernels.TABLE if row.name == "matmul")
+    for rows, of, is_few in ((1, "float32", True), (4, "bfloat16", True), (8, "float64", True), (9, "float32", False)):
+        problem, layout = MatMulProblem((rows, 40), shape, (None, order, None)), bc.Layout("ab")
+        primitive = row.prepare(problem, layout, layout, Types.all(of), 2)
+        assert (primitive.workspace == (0,), len(primitive.ops())) == (is_few, 1 if is_few else 2)
+        assert primitive.ops()[-1].tasks >= 2
+    run(*operands((3, 40), shape, "float32", True), (None, order, None), threads=2)
 
 
 @guarded

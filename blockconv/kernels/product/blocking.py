@@ -18,7 +18,17 @@ from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.machine.machine import Machine
 
-__all__ = ["Matrices", "Offsets", "Product", "ProductSizes", "inverse", "product", "row_tasks", "zeros_and"]
+__all__ = [
+    "Matrices",
+    "Offsets",
+    "Product",
+    "ProductSizes",
+    "few_rows_seconds",
+    "inverse",
+    "product",
+    "row_tasks",
+    "zeros_and",
+]
 
 Offsets = npt.NDArray[np.int64]
 
@@ -112,6 +122,12 @@ def _tile_seconds(m: Machine, x: Product) -> float:
     part = m.fma_seconds(x.lanes, itemsize) / m.profile.fma
     step = rates.step(x.pixels, x.vectors, part, are_far(m, x.depth, x.vectors))
     return x.depth * step + rates.end(x.pixels * x.vectors)
+
+
+def few_rows_seconds(machine: Machine, x: Product) -> float:
+    """Predicted for one product whose sums are kept in the first-level cache: a multiply-add, its share of memory."""
+    vectors = x.rows * x.depth * -(-x.columns // x.lanes)
+    return 1.25 * vectors * machine.fma_seconds(x.lanes, x.element.itemsize)
 
 
 class ProductSizes(NamedTuple):

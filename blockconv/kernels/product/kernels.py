@@ -11,8 +11,22 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, call_kernel, load_i64
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
+from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
 
-__all__ = ["AttendArgs", "MultiplyArgs", "PanelArgs", "ProductWords", "RowWords", "attend", "multiply", "pack_panels"]
+__all__ = [
+    "AttendArgs",
+    "AttendFewArgs",
+    "FewArgs",
+    "MultiplyArgs",
+    "PanelArgs",
+    "ProductWords",
+    "RowWords",
+    "attend",
+    "attend_few",
+    "multiply",
+    "multiply_few",
+    "pack_panels",
+]
 
 
 class PanelArgs(Arguments):
@@ -233,6 +247,58 @@ def multiply(element, lanes, packs, turned):
     return kernel
 
 
+class FewArgs(Arguments):
+    """A product of few rows, whose right matrices are read where they are."""
+
+    src = word("the first element of the left matrices", "address")
+    wei = word("the first element of the right matrices", "address")
+    dst = word("the first element of the result", "address")
+    matrices = word("a table of `PairWords`, one for each product", "address")
+    splits = word("tasks that share the columns")
+    width = word("columns of a task")
+    columns = word("of the product")
+    wei_row = word("from a row of a right matrix to the next, as it is in memory", "bytes")
+    wei_split = word("from a task's columns to those of the next", "bytes")
+    dst_row = word("from a row of the result to the next", "bytes")
+    itemsize = word("of an element of the result", "bytes")
+    sums_at = word("from the scratch to the sums; the packed rows come first", "bytes")
+    rows = group(RowWords, "the rows of the left matrices")
+
+
+@jit.kernel
+def multiply_few(element, lanes, rows, turned, wei_turned):
+    """A task is some columns of a product of so many rows.
+
+    turned, wei_turned: the rows in memory of the left, and of the right matrices are their columns.
+    """
+    kind = ElementType.of(element)
+    pack, store = _row_packer(element, lanes, bool(turned)), store_few_rows(kind, lanes, rows)
+    multiply_rows_by = multiply_few_rows(kind, lanes, rows, bool(wei_turned))
+
+    def kernel(args, first, last, scratch):
+        a, packed = FewArgs(args), -1
+        for task in range(first, last):
+            split, matrix = task % a.splits, task // a.splits
+            at, column = PairWords(a.matrices)[matrix], split * a.width
+            if matrix != packed:
+                pack(a.rows, a.src + at.src, scratch, rows)
+                packed = matrix
+            columns = min(a.width, a.columns - column)
+            multiply_rows_by(
+                FewRows(
+                    src=scratch,
+                    wei=a.wei + at.wei + split * a.wei_split,
+                    stride=a.wei_row,
+                    depth=a.rows.depth,
+                    columns=columns,
+                    sums=scratch + a.sums_at,
+                )
+            )
+            store(scratch + a.sums_at, a.dst + at.dst + column * a.itemsize, a.dst_row, columns)
+
+    return kernel
+
+
 # ---------------------------------------------------------------- attention
 
 
@@ -300,5 +366,63 @@ def attend(element, lanes, packs, turned, masked, causal, zero_rows):
             p2 = a.second
             dst = a.dst + at.dst + rows.first * p2.dst_pixel
             multiply_rows(p2, run, a.table, Rows(scores, dst, a.values + at.values, rows.size), 0, p2.panels)
+
+    return kernel
+
+
+class AttendFewArgs(Arguments):
+    """Attention of few rows. The other matrices are read where they are."""
+
+    src = word("the first element of the left matrices", "address")
+    keys = word("the first element of the matrices that these are multiplied by", "address")
+    values = word("the first element of the matrices that the softmax of scores is multiplied by", "address")
+    mask = word("what is added to scores; 0: nothing", "address")
+    dst = word("the first element of the result", "address")
+    matrices = word("a table of `HeadWords`, one for each", "address")
+    keys_row = word("from a row of the keys to the next, as it is in memory", "bytes")
+    values_row = word("likewise of the values", "bytes")
+    mask_row = word("from a row of the mask to the next", "bytes")
+    dst_row = word("from a row of the result to the next", "bytes")
+    scores_at = word("from the scratch to the scores; the packed rows come first", "bytes")
+    score_block = word("from a vector of a row of scores to the next", "bytes")
+    sums_at = word("from the scratch to the rows of the result", "bytes")
+    seen = word("columns of scores")
+    columns = word("of the result")
+    scale = word("what scores are multiplied by", "bits of a float64")
+    rows = group(RowWords, "the rows of the left matrices")
+
+
+@jit.kernel
+def attend_few(element, lanes, rows, turned, masked, causal, zero_rows):
+    """A task is a matrix of so many rows. masked, causal, zero_rows: as in `softmax_of_scores`.
+
+    turned: bits 0 to 2 say of left matrices, keys and values whether their rows in memory are their columns.
+    """
+    kind = ElementType.of(element)
+    pack, store = _row_packer(element, lanes, bool(turned & 1)), store_few_rows(kind, lanes, rows)
+    multiply_keys, multiply_values = (multiply_few_rows(kind, lanes, rows, bool(turned & bit)) for bit in (2, 4))
+    softmax = softmax_of_scores(kind, lanes, bool(masked), bool(causal), bool(zero_rows))
+
+    def kernel(args, first, last, scratch):
+        a = AttendFewArgs(args)
+        scores, sums = scratch + a.scores_at, scratch + a.sums_at
+        for task in range(first, last):
+            at = HeadWords(a.matrices)[task]
+            pack(a.rows, a.src + at.src, scratch, rows)
+            multiply_keys(FewRows(scratch, a.keys + at.keys, a.keys_row, a.rows.depth, a.seen, scores))
+            softmax(
+                Scores(
+                    address=scores,
+                    rows=rows,
+                    block=a.score_block,
+                    columns=a.seen,
+                    scale=as_float64(a.scale),
+                    mask=a.mask + at.mask,
+                    mask_row=a.mask_row,
+                    first=0,
+                )
+            )
+            multiply_values(FewRows(scores, a.values + at.values, a.values_row, a.seen, a.columns, sums))
+            store(sums, a.dst + at.dst, a.dst_row, a.columns)
 
     return kernel

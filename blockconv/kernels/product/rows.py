@@ -1,8 +1,8 @@
 """Products of matrices that all flow: tiles of the convolutions' microkernel, whose weights are packed in the call.
 
 The right matrices are packed first, as panels of a tile's columns. Then tasks multiply rows of a left matrix by panels.
-Rows are read where they are, or a task packs them. A table holds the tasks of threads and the offset of each matrix. So
-one kernel serves any broadcasting and any order of axes.
+Rows are read where they are, or a task packs them. Matrices that few rows are multiplied by are not packed. A table
+holds the tasks of threads and the offset of each matrix. So one kernel serves any broadcasting and any order of axes.
 
 Attention is two such products in one task: the scores of some rows by all columns, their softmax, and the result. No
 more than a task's scores ever exist, and a tile of the second product reads them as one of the first has stored them.
@@ -30,6 +30,7 @@ from blockconv.kernels.product.blocking import (
     Offsets,
     Product,
     ProductSizes,
+    few_rows_seconds,
     inverse,
     product,
     row_tasks,
@@ -40,6 +41,8 @@ from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["ROWS"]
 
+FEW_ROWS = 8  # of a left matrix, at most: right matrices are read once, where they are
+FEW_BYTES = 1 << 14  # of the sums of such a task, at most: they stay in the first-level cache
 RECORD = -(-TileRecord.nbytes // 128) * 128
 
 
@@ -175,6 +178,14 @@ def _why_not(request: Request) -> Reason | None:
     return None
 
 
+def _is_few(x: Product, like: Product | None) -> bool:
+    """Whether right matrices are read once, where they are.
+
+    The kernel is compiled for the number of rows, and a size that was not planned compiles none.
+    """
+    return x.rows <= FEW_ROWS and (like is None or x.rows == like.rows)
+
+
 class _MatMul:
     """A product on a machine: where its matrices lie, and how it is cut.
 
@@ -194,15 +205,20 @@ class _MatMul:
         like = None if request.anchor is None else _MatMul(request.at_anchor).x
         self.x: Product = product(request.machine, ProductSizes(rows, p.depth, columns, kind.computed), like)
 
+        self.is_few = _is_few(self.x, like)
+
     @property
     def nbytes(self) -> int:
         """Of all panels."""
-        return len(self.b.offsets) * self.x.panels * self.x.panel_bytes
+        return 0 if self.is_few else len(self.b.offsets) * self.x.panels * self.x.panel_bytes
 
     def seconds(self) -> float:
         """Predicted: panels are packed, tiles computed."""
         m, threads, x, p = self.request.machine, self.request.threads, self.x, self.request.problem
         kind, pairs = self.request.types.src, len(self.panels)
+        if self.is_few:
+            moved = m.move_seconds(kind.itemsize * math.prod(p.b), kind.itemsize * math.prod(p.dst_shape))
+            return m.launch_seconds() + max(moved, pairs * few_rows_seconds(m, x)) / threads
         packed = m.move_seconds(kind.itemsize * math.prod(p.b), self.nbytes)
         moved = m.move_seconds(kind.itemsize * math.prod(p.a) + self.nbytes, kind.itemsize * math.prod(p.dst_shape))
         return 2 * m.launch_seconds() + (packed + max(moved, pairs * x.seconds(m))) / threads
@@ -211,6 +227,8 @@ class _MatMul:
         request, x, kind = self.request, self.x, self.request.types.src
         if 0 in request.problem.dst_shape:
             return []
+        if self.is_few:
+            return [self._few()]
         held, cache = x.element.itemsize, request.machine.second_level_cache
         pairs = len(self.panels)
         tasks = row_tasks(request, x, pairs, x.depth * held, cache // 4)
@@ -245,6 +263,34 @@ class _MatMul:
         scratch = RECORD + (rows.block_bytes(x) * x.steps if rows.packs else 0)
         first = panels_op(request, x, self.b, Buffer(1), Buffer(3))
         return [first, Op(kernel, args, pairs * tasks * splits, scratch=scratch, table=table)]
+
+    def _few(self) -> Op:
+        """The right matrices are read where they are. Tasks share columns: a thread reads long runs of a row."""
+        x, kind, pairs, threads = self.x, self.request.types.src, len(self.panels), self.request.threads
+        vectors, turned = -(-x.columns // x.lanes), self.b.column != kind.itemsize
+        splits = max(-(-threads // pairs), -(-x.rows * x.columns * x.element.itemsize // FEW_BYTES))
+        width = x.lanes * -(-vectors // splits)
+        splits, rows = -(-x.columns // width), Left(self.a.column != kind.itemsize, True, x.rows, 1)
+        sums_at = rows.block_bytes(x) * x.steps
+        args = kernels.FewArgs(
+            src=Buffer(0),
+            wei=Buffer(1),
+            dst=Buffer(2),
+            matrices=OWN_TABLE,
+            splits=splits,
+            width=width,
+            columns=x.columns,
+            wei_row=self.b.column if turned else self.b.row,
+            wei_split=width * self.b.column,
+            dst_row=self.dst.row,
+            itemsize=kind.itemsize,
+            sums_at=sums_at,
+            rows=rows.words(x, self.a),
+        )
+        table = np.stack([self.a.offsets, self.b.offsets[self.panels], self.dst.offsets], axis=1)
+        kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, int(rows.turned), int(turned))
+        scratch = sums_at + x.rows * width * x.element.itemsize
+        return Op(kernel, args, pairs * splits, scratch=scratch, table=table.reshape(-1))
 
 
 def _make_matmul(request: Request) -> Primitive | Reason:
@@ -281,10 +327,13 @@ class _Attention:
         keys, of = p.scores.size[2], kind.computed
         self.first: Product = product(request.machine, ProductSizes(rows, p.scores.depth, keys, of), like)
         self.second = product(request.machine, ProductSizes(rows, keys, columns, of), None, self.first.pixels)
+        self.is_few = _is_few(self.first, like)
 
     @property
     def nbytes(self) -> tuple[int, int]:
         """Of all panels of keys and of values."""
+        if self.is_few:
+            return 0, 0
         one, two = (
             len(at.offsets) * x.panels * x.panel_bytes
             for at, x in ((self.keys, self.first), (self.values, self.second))
@@ -295,10 +344,12 @@ class _Attention:
         """Predicted: panels are packed, both products computed, and powers between them."""
         m, p, count = self.request.machine, self.request.problem, len(self.dst.offsets)
         kind, panels = self.request.types.src, sum(self.nbytes)
-        packed = m.move_seconds(kind.itemsize * (math.prod(p.b) + math.prod(p.c)), panels)
+        given = kind.itemsize * (math.prod(p.b) + math.prod(p.c))
+        packed, read = (0.0, given) if self.is_few else (m.move_seconds(given, panels), panels)
         powers = self.first.rows * self.second.steps * EXP_CYCLES * m.cycle_seconds()
-        computed = count * (self.first.seconds(m) + self.second.seconds(m) + powers)
-        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + panels, kind.itemsize * math.prod(p.dst_shape))
+        of = (few_rows_seconds(m, x) if self.is_few else x.seconds(m) for x in (self.first, self.second))
+        computed = count * (sum(of) + powers)
+        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + read, kind.itemsize * math.prod(p.dst_shape))
         return 3 * m.launch_seconds() + (packed + max(moved, computed)) / self.request.threads
 
     def ops(self) -> list[Op]:
@@ -306,6 +357,8 @@ class _Attention:
         first, second, held = self.first, self.second, self.first.element.itemsize
         if 0 in p.dst_shape:
             return []
+        if self.is_few:
+            return [self._few()]
         count, inputs = len(self.dst.offsets), 3 + (p.mask is not None)
         vectors = first.panels * first.vectors
         tasks = row_tasks(request, first, count, vectors * first.lanes * held, request.machine.second_level_cache // 8)
@@ -349,6 +402,42 @@ class _Attention:
             panels_op(request, second, self.values, Buffer(2), Buffer(inputs + 2)),
             Op(kernel, args, count * tasks, scratch=scores_at + block * vectors, table=table),
         ]
+
+    def _few(self) -> Op:
+        """Keys and values are read where they are. A task is a matrix."""
+        p, kind, first = self.request.problem, self.request.types.src, self.first
+        inputs, sides = 3 + (p.mask is not None), (self.a, self.keys, self.values)
+        turned = [at.column != kind.itemsize for at in sides]
+        _, keys_row, values_row = (at.column if flag else at.row for at, flag in zip(sides, turned, strict=True))
+        rows = Left(turned[0], True, first.rows, 1)
+        block = rows.block_bytes(first)
+        scores_at = block * first.steps
+        sums_at = scores_at + block * self.second.steps
+        args = kernels.AttendFewArgs(
+            src=Buffer(0),
+            keys=Buffer(1),
+            values=Buffer(2),
+            mask=Buffer(3) if inputs > 3 else 0,
+            dst=Buffer(inputs),
+            matrices=OWN_TABLE,
+            keys_row=keys_row,
+            values_row=values_row,
+            mask_row=self.mask_row,
+            dst_row=self.dst.row,
+            scores_at=scores_at,
+            score_block=block,
+            sums_at=sums_at,
+            seen=first.columns,
+            columns=self.second.columns,
+            scale=element("float64").bits(p.scale),
+            rows=rows.words(first, self.a),
+        )
+        of = [at.offsets[numbers] for at, numbers in zip(sides[1:], self.numbers, strict=True)]
+        table = np.stack([self.a.offsets, *of, self.mask.offsets, self.dst.offsets], axis=1)
+        bits, flags = sum(1 << k for k, flag in enumerate(turned) if flag), (inputs > 3, p.causal, p.zero_rows)
+        kernel = kernels.attend_few(kind.code, first.lanes, first.rows, bits, *map(int, flags))
+        scratch = sums_at + block * -(-self.second.columns // first.lanes)
+        return Op(kernel, args, len(self.dst.offsets), scratch=scratch, table=table.reshape(-1))
 
     def _panels(self) -> list[Offsets]:
         """For each matrix, from the first panel of keys to its own, and of values."""

@@ -1,0 +1,148 @@
+"""A few rows by a matrix that is read where it is, once, as vector code.
+
+Rows and sums are [block of lanes][row][lane], of the type that is computed with. So sums can be the rows of another
+product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core import target
+from blockconv.core.types import ElementType
+from blockconv.jit.ir import const, emitted, pointer
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["FewRows", "multiply_few_rows", "store_few_rows"]
+
+
+class FewRows(NamedTuple):
+    """Rows, the columns of a matrix that they are multiplied by, and their sums.
+
+    src: address of the rows.
+    wei: address of the first of these columns.
+    stride: from a row of the matrix to the next, as it is in memory, in bytes.
+    depth: products in each sum.
+    columns: how many there are.
+    sums: address of the sums, which take whole vectors.
+    """
+
+    src: int
+    wei: int
+    stride: int
+    depth: int
+    columns: int
+    sums: int
+
+
+def multiply_few_rows(element: ElementType, lanes: int, rows: int, turned: bool) -> Any:
+    """Code that makes the sums of `FewRows`. turned: the rows of the matrix in memory are its columns."""
+    emit = _along_depth if turned else _along_columns
+
+    @emitted
+    def multiply(builder: Any, x: FewRows) -> None:
+        f = Floats(builder, element, lanes)
+        emit(f, Vectors(builder, element.computed, lanes, fma=target.isa().fma), rows, x)
+
+    return multiply
+
+
+def _grouped(builder: Any, count: Any, most: int, body: Callable[[Any, int], None]) -> None:
+    """body(first, size) for groups of `most`, then for each that is left."""
+    groups = builder.sdiv(count, const(most))
+    with cgutils.for_range(builder, groups) as loop:
+        body(builder.mul(loop.index, const(most)), most)
+    done = builder.mul(groups, const(most))
+    with cgutils.for_range(builder, builder.sub(count, done)) as loop:
+        body(builder.add(done, loop.index), 1)
+
+
+def _lane_at(v: Vectors, base: Any, index: Any, rows: int) -> Any:
+    """The address of the lane of this number in the first of `rows` rows."""
+    block, lane = v.b.sdiv(index, const(v.lanes)), v.b.srem(index, const(v.lanes))
+    offset = v.b.add(v.b.mul(block, const(rows * v.bytes)), v.b.mul(lane, const(v.itemsize)))
+    return v.b.add(base, offset)
+
+
+def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
+    """Several rows of the matrix at a time, from end to end: each is one stream of reads. Sums stay in the cache."""
+    b = v.b
+
+    def sums_at(offset: Any, row: int) -> Any:
+        return b.add(x.sums, b.add(b.mul(f.in_computed(offset), const(rows)), const(row * v.bytes)))
+
+    def clear(offset: Any, _: Any) -> None:
+        for row in range(rows):
+            v.store(v.zero, sums_at(offset, row))
+
+    def some(first: Any, count: int) -> None:
+        at, wei = _lane_at(v, x.src, first, rows), b.add(x.wei, b.mul(first, x.stride))
+        streams = [b.add(wei, b.mul(const(k), x.stride)) for k in range(count)]
+        factors = [
+            [v.broadcast(b.add(at, const(row * v.bytes + k * v.itemsize))) for k in range(count)] for row in range(rows)
+        ]
+
+        def vector(offset: Any, mask: Any) -> None:
+            loaded = [f.load(b.add(stream, offset), mask) for stream in streams]
+            for row in range(rows):
+                total = v.load(sums_at(offset, row))
+                for factor, value in zip(factors[row], loaded, strict=True):
+                    total = v.multiply_add(factor, value, total)
+                v.store(total, sums_at(offset, row))
+
+        f.each(x.columns, vector)
+
+    f.each(x.columns, clear)
+    _grouped(b, x.depth, min(v.lanes, 8 if rows <= 4 else 4), some)
+
+
+def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
+    """Several columns at a time, each one stream of reads."""
+    b, most = v.b, target.isa().tile_registers // 2
+    together = 1 << max(0, min(8, v.lanes, most // rows).bit_length() - 1)  # divides the lanes
+
+    def some(first: Any, count: int) -> None:
+        wei = b.add(x.wei, b.mul(first, x.stride))
+        streams = [b.add(wei, b.mul(const(k), x.stride)) for k in range(count)]
+        sums = [v.slots(count, v.zero) for _ in range(rows)]
+
+        def vector(offset: Any, mask: Any) -> None:
+            src = b.add(x.src, b.mul(f.in_computed(offset), const(rows)))
+            left = [v.load(b.add(src, const(row * v.bytes))) for row in range(rows)]
+            for k, stream in enumerate(streams):
+                right = f.load(b.add(stream, offset), mask)
+                for row in range(rows):
+                    b.store(v.multiply_add(left[row], right, b.load(sums[row][k])), sums[row][k])
+
+        f.each(x.depth, vector)
+        at = _lane_at(v, x.sums, first, rows)
+        for row in range(rows):
+            for k in range(count):
+                total = b.extract_element(v.fold(b.load(sums[row][k]), v.add), const(0))
+                to = b.add(at, const(row * v.bytes + k * v.itemsize))
+                b.store(total, pointer(b, to, v.element), align=v.itemsize)
+
+    _grouped(b, x.columns, together, some)
+
+
+def store_few_rows(element: ElementType, lanes: int, rows: int) -> Any:
+    """Code that stores sums in a destination, whose rows are `dst_row` bytes apart."""
+
+    @emitted
+    def store(builder: Any, sums: Any, dst: Any, dst_row: Any, columns: Any) -> None:
+        f = Floats(builder, element, lanes)
+        for row in range(rows):
+            src = builder.add(sums, const(row * f.computed.bytes))
+            to = builder.add(dst, builder.mul(const(row), dst_row))
+
+            def vector(offset: Any, mask: Any, src: Any = src, to: Any = to) -> None:
+                at = builder.add(src, builder.mul(f.in_computed(offset), const(rows)))
+                f.store(f.computed.load(at), builder.add(to, offset), mask)
+
+            f.each(columns, vector)
+
+    return store
