@@ -277,13 +277,16 @@ def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op
         h, w = part.planes
         lies = geometry(_NCHW, part.request.problem.dst_shape, itemsize)
         table[(h.first + p.ph) % p.sh, w.first] = InterleavedPlanes(
-            at=at, n=lies.n, channel=lies.block, row=lies.row, first_row=h.first, first=w.first, size=w.size
+            at=at, n=lies.n, channel=lies.block, row=lies.row, first=w.first, size=w.size
         )
+    planes = p.n * p.ic
+    parts_of_plane = max(1, min(p.ih // p.sh, 4 * request.threads // max(1, planes)))
     args = InterleaveArgs(
         src=Buffer(_WORKSPACE),
         dst=DST,
         planes=OWN_TABLE,
         channels=p.ic,
+        parts=parts_of_plane,
         rows=p.ih,
         n=d.n,
         channel=d.block,
@@ -292,6 +295,5 @@ def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op
         sh=p.sh,
         sw=p.sw,
     )
-    tasks = p.n * p.ic * p.ih
-    lanes = request.machine.isa.vector_bytes // itemsize
-    return Op(interleave_rows(itemsize, lanes), args, tasks, max(1, min(64, tasks // 64)), 0, table.reshape(-1))
+    tasks, lanes = planes * parts_of_plane, request.machine.isa.vector_bytes // itemsize
+    return Op(interleave_rows(itemsize, lanes), args, tasks, max(1, tasks // 64), 0, table.reshape(-1))

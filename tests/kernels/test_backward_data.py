@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 
@@ -14,12 +15,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import blockconv as bc
+from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, backward_data
+from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
+from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of
 
 LAYOUTS = (*NAMES, "abdc", "cdba", "bcda", "adcb", "aBcd24b", "aBcd5b", "acBd4b", "ABcd2a4b", "ABcd16a16b")
 
@@ -123,6 +127,30 @@ def test_planes_are_interleaved_some_images_at_a_time(dtype: str, monkeypatch) -
                 one = math.prod(p.dst_shape[1:]) * wanted.types.dst.itemsize
                 assert 0 < sum(primitive.workspace) <= max(40000, one) + 128 * p.sh * p.sw
                 check(row, p, src, dst, wanted, exact=True)
+
+
+def test_columns_are_interleaved_whatever_their_number() -> None:
+    """By vectors, halves of them, and so on to single elements; rows of a channel are shared by tasks."""
+    for width, ph, itemsize in itertools.product((1, 2, 3, 16, 37, 62, 63), (0, 1), (2, 4)):
+        rows, parts, channels = 7, 1 + width % 3, 3
+        whole = np.arange(1, 1 + channels * rows * width).reshape(channels, rows, width).astype(f"u{itemsize}")
+        table, planes, at = [], [], 0
+        for rest, w in itertools.product(range(2), repeat=2):
+            plane = np.ascontiguousarray(whole[:, (rest + ph) % 2 :: 2, w::2])
+            sizes = plane.strides[0], plane.strides[1]
+            table.append(InterleavedPlanes(at=at, n=0, channel=sizes[0], row=sizes[1], first=w, size=plane.shape[2]))
+            planes.append(plane.reshape(-1))
+            at += plane.nbytes
+        found = np.zeros_like(whole)
+        args = InterleaveArgs(
+            src=Buffer(0), dst=Buffer(1), planes=OWN_TABLE, channels=channels, parts=parts, rows=rows, n=0,
+            channel=whole.strides[0], row=whole.strides[1], ph=ph, sh=2, sw=2,
+        )  # fmt: skip
+        lanes = target.isa().vector_bytes // itemsize
+        op = Op(interleave_rows(itemsize, lanes), args, channels * parts, table=np.array(table, np.int64).reshape(-1))
+        source = np.concatenate(planes)
+        Program([op]).run((address_of(source), address_of(found)), 1)
+        assert np.array_equal(found, whole), (width, ph, itemsize)
 
 
 def test_there_is_a_row_of_each_kernel_of_floats() -> None:

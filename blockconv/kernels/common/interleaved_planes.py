@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numba.core import cgutils
+
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
@@ -20,18 +22,18 @@ class InterleavedPlanes(Arguments):
     n = word("from an image to the next", "bytes")
     channel = word("from a plane to the next", "bytes")
     row = word("from a row to the next", "bytes")
-    first_row = word("their first row in the destination", "rows")
     first = word("their first column", "columns")
     size = word("how many columns; 0: these rows are in the destination", "columns")
 
 
 class InterleaveArgs(Arguments):
-    """Planes that are interleaved. A task is a row of a channel of an image."""
+    """Planes that are interleaved. A task is some rows of a channel of an image."""
 
     src = word("the workspace", "address")
     dst = word("the destination", "address")
     planes = word("`InterleavedPlanes` for each remainder of rows, and of columns", "address")
     channels = word("channels")
+    parts = word("tasks that share the rows of a channel")
     rows = word("rows of the destination", "rows")
     n = word("from an image of the destination to the next", "bytes")
     channel = word("from a channel to the next", "bytes")
@@ -43,38 +45,46 @@ class InterleaveArgs(Arguments):
 
 @jit.kernel
 def interleave_rows(itemsize, lanes):
-    """Interleave columns, element by element, or two vectors of `lanes` of them."""
+    """Interleave columns, element by element, or two vectors of `lanes` of them, and of ever fewer."""
     bits = ElementType(f"{itemsize} bytes", "bits", itemsize)
 
     @emitted
-    def two(builder: Any, dst: Any, a: Any, b: Any) -> None:
-        v = Vectors(builder, bits, lanes)
-        first, second = v.load(a), v.load(b)
-        for k in range(2):
-            chosen = [lane // 2 + k * (lanes // 2) + lanes * (lane % 2) for lane in range(lanes)]
-            v.store(shuffle(builder, first, second, chosen), builder.add(dst, const(k * v.bytes)))
+    def two(builder: Any, dst: Any, a: Any, b: Any, count: Any) -> None:
+        done, width = const(0), lanes
+        while width > 1:
+            v = Vectors(builder, bits, width)
+            with cgutils.for_range(builder, builder.sdiv(builder.sub(count, done), const(width))) as loop:
+                at = builder.mul(builder.add(done, builder.mul(loop.index, const(width))), const(itemsize))
+                first, second = v.load(builder.add(a, at)), v.load(builder.add(b, at))
+                to = builder.add(dst, builder.add(at, at))
+                for k in range(2):
+                    chosen = [lane // 2 + k * (width // 2) + width * (lane % 2) for lane in range(width)]
+                    v.store(shuffle(builder, first, second, chosen), builder.add(to, const(k * v.bytes)))
+            done, width = builder.and_(count, const(-width)), width // 2
 
     def kernel(args, first, last, scratch):
         a = InterleaveArgs(args)
+        sh, sw, parts = a.sh, a.sw, InterleavedPlanes(a.planes)
         for task in range(first, last):
-            h, rest = task % a.rows, task // a.rows
-            c, n = rest % a.channels, rest // a.channels
-            dst = a.dst + n * a.n + c * a.channel + h * a.row
-            of_row = InterleavedPlanes(a.planes)[(h + a.ph) % a.sh * a.sw]
-            done = 0
-            if a.sw == 2 and of_row.size > 0 and of_row[1].size > 0:
-                even, odd = of_row, of_row[1]
-                x = a.src + even.at + n * even.n + c * even.channel + (h - even.first_row) // a.sh * even.row
-                y = a.src + odd.at + n * odd.n + c * odd.channel + (h - odd.first_row) // a.sh * odd.row
-                done = odd.size // lanes * lanes
-                for k in range(0, done, lanes):
-                    two(dst + 2 * k * itemsize, x + k * itemsize, y + k * itemsize)
-            for j in range(a.sw):
-                of = of_row[j]
-                src = a.src + of.at + n * of.n + c * of.channel + (h - of.first_row) // a.sh * of.row
-                for k in range(done, of.size):
-                    store_bits(
-                        dst + (of.first + k * a.sw) * itemsize, load_bits(src + k * itemsize, itemsize), itemsize
-                    )
+            part, plane = task % a.parts, task // a.parts
+            c, n = plane % a.channels, plane // a.channels
+            dst_plane = a.dst + n * a.n + c * a.channel
+            for rest in range(sh):
+                begin = (rest + sh - a.ph % sh) % sh  # the first row of this remainder
+                of_row = parts[rest * sw]
+                even, odd = of_row, of_row[min(1, sw - 1)]
+                x, y = a.src + even.at + n * even.n + c * even.channel, a.src + odd.at + n * odd.n + c * odd.channel
+                pairs = odd.size // 2 * 2 if sw == 2 and even.size > 0 else 0
+                rows = (a.rows - begin + sh - 1) // sh
+                for row in range(rows * part // a.parts, rows * (part + 1) // a.parts):
+                    dst = dst_plane + (begin + row * sh) * a.row
+                    if pairs > 0:
+                        two(dst, x + row * even.row, y + row * odd.row, pairs)
+                    for j in range(sw):
+                        of = of_row[j]
+                        src = a.src + of.at + n * of.n + c * of.channel + row * of.row
+                        for k in range(pairs, of.size):
+                            to = dst + (of.first + k * sw) * itemsize
+                            store_bits(to, load_bits(src + k * itemsize, itemsize), itemsize)
 
     return kernel
