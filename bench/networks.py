@@ -202,12 +202,30 @@ class _Builder:
         gate = self.activation(self.conv(gate, self.channels[x], 1, bias=True), acts[1])
         return self.node("Mul", x, gate)
 
-    def resized(self, x: str, by: float) -> str:
-        scales, mode = self.constant(np.array([1, 1, by, by], np.float32)), "nearest" if by == 2 else "linear"
+    def resized(self, x: str, by: float, mode: str = "") -> str:
+        """mode: by default, nearest by 2 and linear by more."""
+        scales, mode = self.constant(np.array([1, 1, by, by], np.float32)), mode or ("nearest" if by == 2 else "linear")
         more: dict[str, Any] = (
-            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if by == 2 else {}
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if mode == "nearest" else {}
         )
         return self.node("Resize", x, "", scales, mode=mode, **more)
+
+    def concat(self, *parts: str) -> str:
+        return self.node("Concat", *parts, axis=1, channels=sum(self.channels[part] for part in parts))
+
+    def halves(self, x: str, axis: int = 1) -> list[str]:
+        """Both halves of the channels."""
+        c = self.channels[x]
+        ends = self.ints(0), self.ints(c // 2), self.ints(c), self.ints(axis)
+        return [self.node("Slice", x, ends[k], ends[k + 1], ends[3], channels=c // 2) for k in (0, 1)]
+
+    def max_pool(self, x: str, k: int = 2, stride: int = 2) -> str:
+        return self.node("MaxPool", x, kernel_shape=[k, k], strides=[stride] * 2, pads=[(k - 1) // 2] * 4)
+
+    def up_conv(self, x: str, oc: int, k: int = 2) -> str:
+        """A transposed convolution that doubles the size."""
+        given = self.random((self.channels[x], oc, k, k), "weight"), self.random((oc,), "shift")
+        return self.node("ConvTranspose", x, *given, kernel_shape=[k, k], strides=[2, 2], channels=oc)
 
     def attention(self, x: str, tokens: int, heads: int, bias: str = "", windows: int = 1) -> str:
         """Of (images * windows, tokens, channels). bias: what is added to the scores."""
@@ -311,38 +329,118 @@ _MOBILENET_V3 = (
 )  # fmt: skip
 
 
-def _mobilenet_v3_features(b: _Builder, dilated: bool = False) -> str:
-    """Howard et al. 2019, the large one. dilated: without the last stride."""
-    x = b.conv_norm("x", 16, 3, 2, act="hardswish")
+def _mobilenet_v3_features(b: _Builder, dilated: bool = False, slim: bool = False) -> list[str]:
+    """Howard et al. 2019, the large one: what each stride takes, and the last. dilated: without the last stride.
+
+    slim: half as many channels, and nothing squeezed, as in PP-OCR's detector.
+    """
+
+    def width(c: int) -> int:
+        return max(8, (c // 2 + 4) // 8 * 8) if slim else c
+
+    x, found = b.conv_norm("x", width(16), 3, 2, act="hardswish"), []
     for k, inner, oc, squeezes, act, stride, step in _MOBILENET_V3:
+        inner, oc = width(inner), width(oc)
         y, ic = x, b.channels[x]
+        if stride > 1:
+            found.append(x)
         if inner != ic:
             y = b.conv_norm(y, inner, 1, act=act)
         keeps = dilated and step > 1
         y = b.conv_norm(y, inner, k, 1 if keeps else stride, inner, act=act, dilation=step if keeps else 1)
-        if squeezes:
+        if squeezes and not slim:
             y = b.squeeze_excite(y, -(-inner // 32) * 8, ("relu", "hardsigmoid"))
         y = b.conv_norm(y, oc, 1)
         x = b.node("Add", x, y) if stride == 1 and ic == oc else y
-    return b.conv_norm(x, 960, 1, act="hardswish")
+    return [*found, b.conv_norm(x, width(960), 1, act="hardswish")]
 
 
 def _mobilenet_v3(batch: int, rng: np.random.Generator) -> Any:
     b = _Builder(batch, rng, MODERN)
-    x = b.node("GlobalAveragePool", _mobilenet_v3_features(b))
+    x = b.node("GlobalAveragePool", _mobilenet_v3_features(b)[-1])
     return b.classifier(b.activation(b.conv(x, 1280, 1, bias=True), "hardswish"))
 
 
 def _deeplab_v3(batch: int, rng: np.random.Generator) -> Any:
     """Chen et al. 2017, on MobileNetV3, as torchvision has it."""
     b = _Builder(batch, rng, MODERN)
-    x = _mobilenet_v3_features(b, dilated=True)
+    x = _mobilenet_v3_features(b, dilated=True)[-1]
     parts = [b.conv_norm(x, 256, 1, act="relu")]
     parts += [b.conv_norm(x, 256, 3, act="relu", dilation=step) for step in (12, 24, 36)]
     parts.append(b.resized(b.conv_norm(b.node("GlobalAveragePool", x), 256, 1, act="relu"), 14))
     y = b.conv_norm(b.node("Concat", *parts, axis=1, channels=1280), 256, 1, act="relu")
     y = b.conv(b.conv_norm(y, 256, 3, act="relu"), 21, 1, bias=True)
     return b.model([b.resized(y, 16)], 3, 224, 224)
+
+
+# Kernels before and after the expansion (0: none), stride, expansion, channels.
+_MOBILENET_V4 = (
+    (5, 5, 2, 3, 96), *[(0, 3, 1, 2, 96)] * 4, (3, 0, 1, 4, 96),
+    (3, 3, 2, 6, 128), (5, 5, 1, 4, 128), (0, 5, 1, 4, 128), (0, 5, 1, 3, 128), *[(0, 3, 1, 4, 128)] * 2,
+)  # fmt: skip
+
+
+def _mobilenet_v4(batch: int, rng: np.random.Generator) -> Any:
+    """Qin et al. 2024: the small convolutional one."""
+    b = _Builder(batch, rng, MODERN)
+    x = b.conv_norm("x", 32, 3, 2, act="relu")
+    for first, second in ((32, 32), (96, 64)):
+        x = b.conv_norm(b.conv_norm(x, first, 3, 2, act="relu"), second, 1, act="relu")
+    for before, after, stride, expand, oc in _MOBILENET_V4:
+        ic = b.channels[x]
+        y = b.conv_norm(x, ic, before, 1 if after else stride, ic) if before else x
+        y = b.conv_norm(y, ic * expand, 1, act="relu")
+        y = b.conv_norm(y, ic * expand, after, stride, ic * expand, act="relu") if after else y
+        y = b.conv_norm(y, oc, 1)
+        x = b.node("Add", x, y) if stride == 1 and ic == oc else y
+    x = b.node("GlobalAveragePool", b.conv_norm(x, 960, 1, act="relu"))
+    return b.classifier(b.conv_norm(x, 1280, 1, act="relu"))
+
+
+def _hrnet(batch: int, rng: np.random.Generator) -> Any:
+    """Wang et al. 2019: HRNet-W18, whose branches of four sizes are added to each other again and again."""
+    b = _Builder(batch, rng, MODERN)
+
+    def block(x: str, c: int, wide: int = 0) -> str:
+        """Two convolutions, or three of them where the result has so many channels."""
+        first = b.conv_norm(x, c, 1 if wide else 3, act="relu")
+        y = b.conv_norm(b.conv_norm(first, c, 3, act="relu"), wide, 1) if wide else b.conv_norm(first, c, 3, gain=0.3)
+        short = b.conv_norm(x, wide, 1) if wide and b.channels[x] != wide else x
+        return b.activation(b.node("Add", y, short), "relu")
+
+    def moved(x: str, start: int, end: int) -> str:
+        """A branch at the size of another."""
+        if start > end:
+            return b.resized(b.conv_norm(x, 18 << end, 1, gain=0.3), 1 << (start - end), "nearest")
+        for k in range(start, end):
+            last = k == end - 1
+            act, gain = ("", 0.3) if last else ("relu", 1)
+            x = b.conv_norm(x, 18 << (end if last else start), 3, 2, act=act, gain=gain)
+        return x
+
+    x = b.conv_norm(b.conv_norm("x", 64, 3, 2, act="relu"), 64, 3, 2, act="relu")
+    for _ in range(4):
+        x = block(x, 64, 256)
+    branches = [b.conv_norm(x, 18, 3, act="relu"), b.conv_norm(x, 36, 3, 2, act="relu")]
+    for count, modules in ((2, 1), (3, 4), (4, 3)):
+        if count > len(branches):
+            branches.append(b.conv_norm(branches[-1], 18 << (count - 1), 3, 2, act="relu"))
+        for _ in range(modules):
+            for k in range(4 * count):
+                branches[k % count] = block(branches[k % count], 18 << k % count)
+            sums = []
+            for end in range(count):
+                parts = [moved(y, start, end) for start, y in enumerate(branches)]
+                y = parts[0]
+                for part in parts[1:]:
+                    y = b.node("Add", y, part)
+                sums.append(b.activation(y, "relu"))
+            branches = sums
+    wide = [block(y, 32 << k, 128 << k) for k, y in enumerate(branches)]
+    x = wide[0]
+    for k, y in enumerate(wide[1:]):
+        x = b.node("Add", y, b.conv_norm(x, 256 << k, 3, 2, bias=True, act="relu"))
+    return b.classifier(b.conv_norm(x, 2048, 1, bias=True, act="relu"))
 
 
 def _convnext_t(batch: int, rng: np.random.Generator) -> Any:
@@ -400,51 +498,160 @@ def _unet(batch: int, rng: np.random.Generator) -> Any:
     x, kept = "x", []
     for c in (32, 64, 128, 256):
         kept.append(double(x, c))
-        x = b.node("MaxPool", kept[-1], kernel_shape=[2, 2], strides=[2, 2])
+        x = b.max_pool(kept[-1])
     x = double(x, 512)
     for c in (256, 128, 64, 32):
-        given = b.random((2 * c, c, 2, 2), "weight"), b.random((c,), "shift")
-        x = b.node("ConvTranspose", x, *given, kernel_shape=[2, 2], strides=[2, 2], channels=c)
-        x = double(b.node("Concat", kept.pop(), x, axis=1, channels=2 * c), c)
+        x = double(b.concat(kept.pop(), b.up_conv(x, c)), c)
     return b.model([b.conv(x, 2, 1, bias=True)], 3, 224, 224)
 
 
-def _yolo_like(batch: int, rng: np.random.Generator) -> Any:
-    """YOLOv8's smallest network, with its heads before their boxes are decoded."""
+def _u2net(batch: int, rng: np.random.Generator) -> Any:
+    """Qin et al. 2020: a U of small Us, and a map from each of its levels."""
     b = _Builder(batch, rng, MODERN)
 
-    def conv(x: str, c: int, k: int = 3, stride: int = 1) -> str:
-        return b.conv_norm(x, c, k, stride, act="silu")
+    def unit(x: str, c: int, step: int = 1) -> str:
+        return b.conv_norm(x, c, 3, act="relu", dilation=step)
 
-    def concat(*parts: str) -> str:
-        return b.node("Concat", *parts, axis=1, channels=sum(b.channels[part] for part in parts))
+    def small_u(x: str, inner: int, oc: int, levels: int) -> str:
+        """levels: 0 for four dilations in place of sizes."""
+        first = unit(x, oc)
+        kept, steps = [unit(first, inner)], [2, 4] if levels == 0 else [1] * (levels - 2)
+        for step in steps:
+            kept.append(unit(kept[-1] if levels == 0 else b.max_pool(kept[-1]), inner, step))
+        y = unit(kept[-1], inner, 2 if levels else 8)
+        for k in reversed(range(len(kept))):
+            y = unit(b.concat(y, kept[k]), inner if k else oc, 1 if levels or k == 0 else 2 * k)
+            y = b.resized(y, 2, "linear") if k and levels else y
+        return b.node("Add", y, first)
+
+    kept: list[str] = []
+    x = "x"
+    for inner, oc, levels in ((32, 64, 7), (32, 128, 6), (64, 256, 5), (128, 512, 4), (256, 512, 0), (256, 512, 0)):
+        kept.append(small_u(b.max_pool(x) if kept else x, inner, oc, levels))
+        x = kept[-1]
+    maps = [x]
+    for k, inner, oc, levels in ((4, 256, 512, 0), (3, 128, 256, 4), (2, 64, 128, 5), (1, 32, 64, 6), (0, 16, 64, 7)):
+        x = small_u(b.concat(b.resized(x, 2, "linear"), kept[k]), inner, oc, levels)
+        maps.append(x)
+    sides = [b.conv(y, 1, 3, bias=True) for y in reversed(maps)]
+    sides = [b.resized(y, 1 << k, "linear") if k else y for k, y in enumerate(sides)]
+    return b.model([b.activation(b.conv(b.concat(*sides), 1, 1, bias=True), "sigmoid")], 3, 320, 320)
+
+
+def _detector_like(batch: int, rng: np.random.Generator) -> Any:
+    """PP-OCRv3's detector of text: MobileNetV3 of half the width, a pyramid whose maps are squeezed, DB's head."""
+    b = _Builder(batch, rng, MODERN)
+
+    def squeezed(x: str, c: int, k: int) -> str:
+        y = b.conv(x, c, k)
+        return b.node("Add", y, b.squeeze_excite(y, c // 4, ("relu", "hardsigmoid")))
+
+    *levels, last = (squeezed(x, 96, 1) for x in _mobilenet_v3_features(b, slim=True)[1:])
+    levels.append(last)
+    for k in (2, 1, 0):
+        levels[k] = b.node("Add", levels[k], b.resized(levels[k + 1], 2))
+    smooth = [squeezed(y, 24, 3) for y in levels]
+    x = b.concat(*(b.resized(y, 1 << k, "nearest") if k else y for k, y in enumerate(smooth)))
+    x = b.norm(b.up_conv(b.conv_norm(x, 24, 3, act="relu"), 24), "relu")
+    return b.model([b.activation(b.up_conv(x, 1), "sigmoid")], 3, 640, 640)
+
+
+class _Yolo(_Builder):
+    """What YOLOv8 and YOLO11 are built of. Heads are as they are before their boxes are decoded."""
+
+    def unit(self, x: str, c: int, k: int = 3, stride: int = 1, groups: int = 1) -> str:
+        return self.conv_norm(x, c, k, stride, groups, act="silu")
+
+    def bottleneck(self, x: str, inner: int, adds: bool = True) -> str:
+        y = self.unit(self.unit(x, inner), self.channels[x])
+        return self.node("Add", x, y) if adds else y
+
+    def split(self, x: str, c: int, bodies: Sequence[Callable[[str], str]], half: int = 0) -> str:
+        """C2f: halves, the second of which goes through `bodies`; all of them are joined."""
+        parts = self.halves(self.unit(x, 2 * (half or c // 2), 1))
+        for body in bodies:
+            parts.append(body(parts[-1]))
+        return self.unit(self.concat(*parts), c, 1)
+
+    def pyramid(self, x: str, c: int) -> str:
+        """SPPF."""
+        pools = [self.unit(x, c // 2, 1)]
+        for _ in range(3):
+            pools.append(self.max_pool(pools[-1], 5, 1))
+        return self.unit(self.concat(*pools), c, 1)
+
+    def heads(self, levels: Sequence[str], classes: Callable[[str], str]) -> Any:
+        found = []
+        for y in levels:
+            boxes = self.unit(self.unit(y, 64), 64)
+            found += [self.conv(boxes, 64, 1, bias=True), self.conv(classes(y), 80, 1, bias=True)]
+        return self.model(found, 3, 640, 640)
+
+
+def _yolo_like(batch: int, rng: np.random.Generator) -> Any:
+    """YOLOv8's smallest network."""
+    b = _Yolo(batch, rng, MODERN)
 
     def split(x: str, c: int, repeats: int, adds: bool) -> str:
-        y, half = conv(x, c, 1), c // 2
-        ends = b.ints(0), b.ints(half), b.ints(c), b.ints(1)
-        parts = [b.node("Slice", y, ends[k], ends[k + 1], ends[3], channels=half) for k in (0, 1)]
-        for _ in range(repeats):
-            z = conv(conv(parts[-1], half), half)
-            parts.append(b.node("Add", parts[-1], z) if adds else z)
-        return conv(concat(*parts), c, 1)
+        return b.split(x, c, [lambda y: b.bottleneck(y, c // 2, adds)] * repeats)
 
-    x, kept = conv("x", 16, 3, 2), []
+    x, kept = b.unit("x", 16, 3, 2), []
     for c, repeats in ((32, 1), (64, 2), (128, 2), (256, 1)):
-        x = split(conv(x, c, 3, 2), c, repeats, True)
+        x = split(b.unit(x, c, 3, 2), c, repeats, True)
         kept.append(x)
-    x = conv(x, 128, 1)
-    pools = [x]
-    for _ in range(3):
-        pools.append(b.node("MaxPool", pools[-1], kernel_shape=[5, 5], strides=[1, 1], pads=[2] * 4))
-    x = conv(concat(*pools), 256, 1)
-    middle = split(concat(b.resized(x, 2), kept[2]), 128, 1, False)
-    small = split(concat(b.resized(middle, 2), kept[1]), 64, 1, False)
-    middle = split(concat(conv(small, 64, 3, 2), middle), 128, 1, False)
-    large = split(concat(conv(middle, 128, 3, 2), x), 256, 1, False)
-    heads = [
-        b.conv(conv(conv(y, c), c), oc, 1, bias=True) for y in (small, middle, large) for c, oc in ((64, 64), (80, 80))
-    ]
-    return b.model(heads, 3, 640, 640)
+    x = b.pyramid(x, 256)
+    middle = split(b.concat(b.resized(x, 2), kept[2]), 128, 1, False)
+    small = split(b.concat(b.resized(middle, 2), kept[1]), 64, 1, False)
+    middle = split(b.concat(b.unit(small, 64, 3, 2), middle), 128, 1, False)
+    large = split(b.concat(b.unit(middle, 128, 3, 2), x), 256, 1, False)
+    return b.heads([small, middle, large], lambda y: b.unit(b.unit(y, 80), 80))
+
+
+def _yolo11_like(batch: int, rng: np.random.Generator) -> Any:
+    """YOLO11's smallest network: blocks inside blocks, attention over the last map, depthwise heads."""
+    b = _Yolo(batch, rng, MODERN)
+
+    def plain(x: str, c: int, half: int = 0) -> str:
+        half = half or c // 2
+        return b.split(x, c, [lambda y: b.bottleneck(y, half // 2)], half)
+
+    def nested(y: str) -> str:
+        c = b.channels[y] // 2
+        one = b.bottleneck(b.bottleneck(b.unit(y, c, 1), c), c)
+        return b.unit(b.concat(one, b.unit(y, c, 1)), 2 * c, 1)
+
+    def attend(x: str) -> str:
+        """Two heads of 32 channels, which values have twice, over 20x20 pixels."""
+        c, n, cuts = b.channels[x], 400, b.ints(32, 32, 64)
+        qkv = b.reshape(b.conv_norm(x, 2 * c, 1), batch, 2, 128, n)
+        names = [f"part{k}_{len(b.nodes)}" for k in range(3)]
+        b.nodes.append(helper.make_node("Split", [qkv, cuts], names, axis=2))
+        b.channels |= dict.fromkeys(names, c)
+        scores = b.node("MatMul", b.transpose(names[0], 0, 1, 3, 2), names[1])
+        weights = b.node("Softmax", b.node("Mul", scores, b.number(32**-0.5)), axis=-1)
+        y = b.node("MatMul", names[2], b.transpose(weights, 0, 1, 3, 2))
+        y, value = (b.reshape(z, batch, c, 20, 20, channels=c) for z in (y, names[2]))
+        y = b.conv_norm(b.node("Add", y, b.conv_norm(value, c, 3, groups=c)), c, 1)
+        x = b.node("Add", x, y)
+        return b.node("Add", x, b.conv_norm(b.unit(x, 2 * c, 1), c, 1))
+
+    x = b.unit(b.unit("x", 16, 3, 2), 32, 3, 2)
+    low = plain(b.unit(plain(x, 64, 16), 64, 3, 2), 128, 32)
+    mid = b.split(b.unit(low, 128, 3, 2), 128, [nested])
+    x = b.pyramid(b.split(b.unit(mid, 256, 3, 2), 256, [nested]), 256)
+    parts = b.halves(b.unit(x, 256, 1))
+    x = b.unit(b.concat(parts[0], attend(parts[1])), 256, 1)
+    middle = plain(b.concat(b.resized(x, 2), mid), 128)
+    small = plain(b.concat(b.resized(middle, 2), low), 64)
+    middle = plain(b.concat(b.unit(small, 64, 3, 2), middle), 128)
+    large = b.split(b.concat(b.unit(middle, 128, 3, 2), x), 256, [nested])
+
+    def classes(y: str) -> str:
+        for _ in range(2):
+            y = b.unit(b.unit(y, b.channels[y], 3, groups=b.channels[y]), 80, 1)
+        return y
+
+    return b.heads([small, middle, large], classes)
 
 
 def _swin_t(batch: int, rng: np.random.Generator) -> Any:
@@ -587,12 +794,17 @@ NETWORKS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "mobilenetv2": _mobilenet_v2,
     "efficientnet_b0": _efficientnet_b0,
     "mobilenetv3": _mobilenet_v3,
+    "mobilenetv4": _mobilenet_v4,
     "convnext_t": _convnext_t,
     "regnet_y": _regnet_y,
     "repvgg": _repvgg,
+    "hrnet": _hrnet,
     "unet": _unet,
+    "u2net": _u2net,
     "deeplabv3": _deeplab_v3,
     "yolo_like": _yolo_like,
+    "yolo11_like": _yolo11_like,
+    "detector_like": _detector_like,
     "swin_t": _swin_t,
     "vit_s": _vit_s,
     "reader_like": _reader_like,

@@ -34,14 +34,19 @@ def test_built_here(name, macs, parameters):
     ("name", "macs", "parameters", "shapes"),
     [
         ("mobilenetv3", 0.22, 5.5, [(1, 1000)]),
+        ("mobilenetv4", 0.186, 3.8, [(1, 1000)]),
+        ("hrnet", 4.32, 21.3, [(1, 1000)]),
         ("convnext_t", 4.46, 28.6, [(1, 1000)]),
         ("regnet_y", 0.83, 6.4, [(1, 1000)]),
         ("repvgg", 1.51, 9.1, [(1, 1000)]),
         ("swin_t", 4.35, 28.3, [(1, 1000)]),
         ("vit_s", 4.24, 22.1, [(1, 1000)]),
         ("unet", None, 7.8, [(1, 2, 224, 224)]),
+        ("u2net", None, 44.0, [(1, 1, 320, 320)]),
         ("deeplabv3", None, 11.0, [(1, 21, 224, 224)]),
         ("yolo_like", None, 3.15, [(1, c, size, size) for size in (80, 40, 20) for c in (64, 80)]),
+        ("yolo11_like", None, 2.62, [(1, c, size, size) for size in (80, 40, 20) for c in (64, 80)]),
+        ("detector_like", None, 0.6, [(1, 1, 640, 640)]),
         ("reader_like", None, None, [(2, 80, 6625)]),
         ("vocoder_like", None, 0.9, [(1, 1, 16384)]),
         ("vad_like", None, None, [(126, 2, 1)]),
@@ -88,4 +93,4 @@ def test_results_are_neither_lost_nor_even():
 def test_an_unknown_name():
     with pytest.raises(ValueError, match="resnext50"):
         build("resnet51")
-    assert len(NETWORKS) == 25
+    assert len(NETWORKS) == 30
