@@ -361,6 +361,38 @@ def test_one_warning_names_what_runs_as_floats() -> None:
         assert difference.max() <= 1.01 * scale, name
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "more"),
+    [
+        ((2, 2), (2, 2), {}),
+        ((4, 4), (2, 2), {"pads": [1, 1, 1, 1]}),
+        ((3, 3), (2, 2), {"pads": [1, 1, 1, 1], "output_padding": [1, 1], "group": 2}),
+        ((3, 5), (1, 3), {"pads": [0, 2, 1, 1]}),
+        ((2, 3), (4, 2), {"pads": [3, 0, 0, 1], "group": 4}),
+    ],
+    ids=str,
+)
+def test_transposed_convolutions_are_of_integers(kernel: Any, stride: Any, more: dict[str, Any]) -> None:
+    """As a convolution whose channels become pixels; taps that some remainders lack, pixels that are cut."""
+    m = Model(7)
+    x = m.quantized(m.input("x", (2, 8, 5, 6)), 0.03, 100)
+    bias = m.add("DequantizeLinear", m.rng.integers(-900, 900, 12).astype(np.int32), np.float32(0.0003))
+    y = m.add(
+        "ConvTranspose", x, m.weight(8, 12 // more.get("group", 1), *kernel), bias,
+        kernel_shape=kernel, strides=stride, **more,
+    )  # fmt: skip
+    proto = m.proto(m.quantized(m.add("Relu", y), 0.02, 3))
+    network = fuse(bc.load_onnx(proto))
+    floats = [node.op for node in network.nodes if network.tensors[node.output].dtype == np.float32]
+    assert floats == ["dequantize"]
+    given = np.random.default_rng(1).standard_normal((2, 8, 5, 6)).astype(np.float32)
+    wanted = by_onnx_runtime(proto, {"x": given})
+    for found in (network.evaluate(given)[network.outputs[0]], bc.compile(network, threads=1)(given)):
+        assert np.abs(found - wanted).max() <= 0.0201, "a step"
+        assert np.mean(found != wanted) < 0.02
+    assert np.unique(wanted).size > 60
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 90), ("uint8", 255), ("int8", -128)])
 def test_weights_that_no_int8_holds_are_sums_of_such(groups: int, dtype: str, zero_point: int) -> None:

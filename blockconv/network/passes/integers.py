@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, ElementType, Types, element
@@ -27,6 +28,7 @@ from blockconv.network.ops import (
     Attributes,
     Binary,
     Conv2d,
+    ConvTranspose2d,
     Dequantize,
     DynamicConv2d,
     Lookup,
@@ -36,6 +38,8 @@ from blockconv.network.ops import (
     Requantize,
     Reshape,
     Shape,
+    Slice,
+    Transpose,
 )
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
@@ -57,7 +61,8 @@ def convolutions(network: Network) -> Network:
     """Dequantize goes down to convolutions, which become such of integers with float32 results."""
     if not any(isinstance(node.attributes, Dequantize) for node in network.nodes):
         return network
-    return rewritten(network, _goes_down, _conv_of_integers)
+    network = rewritten(network, _goes_down, _transposed_activates)
+    return rewritten(network, _goes_down, _transposed_conv, _conv_of_integers)
 
 
 def stores(network: Network) -> Network:
@@ -200,6 +205,81 @@ def _conv_of_integers(edit: Edit, node: Node) -> bool:
     return edit.replace((*_only_read_here(edit, node.inputs[:1]), node), conv)
 
 
+def _transposed_activates(edit: Edit, node: Node) -> bool:
+    """A transposed convolution takes the activation that follows it, before its channels become pixels."""
+    a, before = node.attributes, edit.private(node.inputs[0], ConvTranspose2d) if node.inputs else None
+    if before is None or not isinstance(a, Activate) or not before[1].activation.is_identity:
+        return False
+    if a.activation.kind == ActivationKind.FUNCTION:
+        return False
+    joined = replace(before[1], activation=a.activation)
+    return edit.replace((before[0], node), replace(before[0], attributes=joined, output=node.output))
+
+
+def _transposed_conv(edit: Edit, node: Node) -> bool:
+    """A transposed convolution of dequantized values is a convolution, whose channels become pixels.
+
+    Along an axis with stride s, pixel s * q + r adds what tap r + s * j multiplies with input q - j. So one window
+    serves all remainders r, which are channels of it; a tap that some of them lack is zero.
+    """
+    a = node.attributes
+    if not isinstance(a, ConvTranspose2d) or a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
+        return False
+    weight = _constant(edit, node.parameters[0])
+    if (
+        weight is None
+        or weight[0].dtype != np.int8
+        or weight[1].zero_point
+        or (weight[1].scale.ndim and weight[2] != 1)
+    ):
+        return False
+    integers, given, _ = weight
+    (_, oc, *sizes), (sh, sw) = edit.shape(node.output), a.stride
+    taps = [-(-size // step) for size, step in zip(integers.shape[2:], a.stride, strict=True)]
+    firsts = [divmod(begin, step) for (begin, _), step in zip(a.pads, a.stride, strict=True)]
+    rows, cols = (-(-(rest + size) // s) for (_, rest), size, s in zip(firsts, sizes, a.stride, strict=True))
+    pads = []
+    for read, made, size, (first, _) in zip(edit.shape(node.inputs[0])[2:], (rows, cols), taps, firsts, strict=True):
+        begin = size - 1 - first
+        pads.append((begin, made - read - begin + size - 1))
+    if min(map(min, pads)) < 0:
+        return False
+    scales = np.tile(np.repeat(given.scale, sh * sw), a.groups) if given.scale.ndim else given.scale
+    stored = edit.constant(f"{node.name}.weight", _of_remainders(integers, a.groups, a.stride, taps))
+    names = [edit.value_name(f"{node.output}.{part}") for part in ("real", "sums", "split", "pixels", "all")]
+    bias = [edit.constant(f"{node.name}.bias", np.repeat(_values(edit, name), sh * sw)) for name in node.parameters[1:]]
+    conv = Conv2d((1, 1), (pads[0], pads[1]), (1, 1), a.groups, a.activation)
+    nodes = [
+        Node(f"{node.name}.weight", Dequantize(Quantization(scales)), (stored,), names[0]),
+        Node(node.name, conv, node.inputs, names[1], (names[0], *bias)),
+        Node(f"{node.name}.split", Reshape((0, oc, sh, sw, rows, cols)), (names[1],), names[2]),
+        Node(f"{node.name}.pixels", Transpose((0, 1, 4, 2, 5, 3)), (names[2],), names[3]),
+        Node(f"{node.name}.all", Reshape((0, oc, rows * sh, cols * sw)), (names[3],), names[4]),
+    ]
+    for axis, whole in ((2, rows * sh), (3, cols * sw)):
+        rest, size = firsts[axis - 2][1], sizes[axis - 2]
+        if (rest, size) != (0, whole):
+            cut = edit.value_name(f"{node.output}.cut{axis}")
+            nodes.append(Node(f"{node.name}.cut{axis}", Slice(axis, rest, size), (nodes[-1].output,), cut))
+    return edit.replace((node,), *nodes[:-1], replace(nodes[-1], output=node.output))
+
+
+def _of_remainders(weight: Array, groups: int, stride: Sequence[int], taps: Sequence[int]) -> Array:
+    """Weights (I, O/groups, KH, KW) of a transposed convolution as those of a convolution: see `_transposed_conv`."""
+    (ic, oc, *sizes), (sh, sw), (kh, kw) = weight.shape, stride, taps
+    ends = [(0, size * step - given) for size, step, given in zip(taps, stride, sizes, strict=True)]
+    wide = np.pad(weight, [(0, 0), (0, 0), *ends]).reshape(groups, ic // groups, oc, kh, sh, kw, sw)
+    turned = wide[:, :, :, ::-1, :, ::-1].transpose(0, 2, 4, 6, 1, 3, 5)
+    made: Array = turned.reshape(groups * oc * sh * sw, ic // groups, kh, kw)
+    return made
+
+
+def _values(edit: Edit, name: str) -> Array:
+    """A constant's numbers, or those of a dequantized one."""
+    known = _constant(edit, name)
+    return edit.constants[name] if known is None else real(*known)
+
+
 def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
     """A convolution's bias as integers of this scale, of those that it was, or the nearest ones."""
     if len(node.parameters) < 2:
@@ -208,7 +288,7 @@ def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
     exact = known is not None and known[0].dtype == np.int32 and not known[1].zero_point
     if known is not None and exact and np.allclose(known[1].scale, scale, rtol=1e-6, atol=0):
         return known[0]
-    values = real(*known) if known is not None else edit.constants[node.parameters[1]]
+    values = _values(edit, node.parameters[1])
     with np.errstate(over="ignore", invalid="ignore"):
         whole = np.rint(values.astype(np.float64) / scale)
     bounds = np.iinfo(np.int32)  # what is beyond them is more than `check_sums` takes
