@@ -95,8 +95,11 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], 
     form, problem, ((row, down), (col, along)) = piece.form, piece.problem, piece.taps
     transform, nbytes = form.transform, form.packed_bytes(problem, itemsize)
     turned = None if transform is None else transform.turned
-    if turned and transform and source == form.layout and piece.taps == tuple((k - 1, -1) for k in shape[3:]):
-        return Packing(Program((turned(problem),)), transform.nbytes(problem), 0)
+    if turned and transform and piece.taps == tuple((k - 1, -1) for k in shape[3:]):
+        if source == form.layout:
+            return Packing(Program((turned(problem),)), transform.nbytes(problem), 0)
+        plain = [op.with_buffers({1: 2}) for op in reorder_program(shape, source, form.layout, itemsize).ops]
+        return Packing(Program([*plain, turned(problem).with_buffers({0: 2})]), transform.nbytes(problem), nbytes)
     inner, src, dst, first, to = problem.grouped_wei_shape, source, form.layout, (row, col), (0, 0)
     if piece.turned:
         src = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))
@@ -216,9 +219,9 @@ def pack_bias(
     groups, oc = -(-problem.g // form.sharing), form.sharing * (problem.oc // problem.g)
     packed = np.zeros((groups, form.bias), dtype)
     if bias is not None:
-        for k in range(groups):
-            part = bias[k * oc : (k + 1) * oc]
-            packed[k, : part.size] = part
+        whole = np.zeros((groups, oc), dtype)
+        whole.reshape(-1)[: problem.oc] = bias
+        packed[:, :oc] = whole
     return packed
 
 
