@@ -37,6 +37,7 @@ from blockconv.runtime import Program, address_of, get_num_threads
 
 __all__ = [
     "as_blocked",
+    "biased_backward_data",
     "checked_shape",
     "conv2d_backward_data",
     "conv2d_backward_weights",
@@ -200,6 +201,14 @@ def conv2d_backward_data(
     """
     options = (input_shape, stride, padding, dilation, groups, out_layout, None, algorithm, accuracy)
     return _made_like(_BackwardData, weight, None, options)(grad, out=out)
+
+
+def biased_backward_data(
+    input_shape: tuple[int, ...], weight: Any, grad: Any, bias: Any, windows: tuple[Any, ...], out_layout: str
+) -> Any:
+    """`conv2d_backward_data` and a bias, (C,), or None. windows: stride, padding, dilation, groups."""
+    options = (input_shape, *windows, out_layout, None, "auto", "default")
+    return _made_like(_BackwardData, weight, bias, options)(grad)
 
 
 def conv2d_backward_weights(

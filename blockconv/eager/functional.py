@@ -125,12 +125,12 @@ def conv_transpose2d(
     reach = [(x.shape[2 + k] - 1) * steps[k] + dilations[k] * (weight.shape[2 + k] - 1) + 1 for k in (0, 1)]
     if all(extra < step for extra, step in zip(more, steps, strict=True)):
         sizes = [reach[k] - 2 * edges[k] + more[k] for k in (0, 1)]
-        y = ops.conv2d_backward_data([n, channels, *sizes], weight, x, steps, edges, dilations, groups)
+        y = ops.conv2d_backward_data([n, channels, *sizes], weight, x, bias, steps, edges, dilations, groups)
     else:  # a convolution of the output would have more pixels than the input
-        whole = ops.conv2d_backward_data([n, channels, *reach], weight, x, steps, (0, 0), dilations, groups)
+        whole = ops.conv2d_backward_data([n, channels, *reach], weight, x, None, steps, (0, 0), dilations, groups)
         cut = [side for k in (1, 0) for side in (-edges[k], more[k] - edges[k])]
         y = torch_functional.pad(whole, cut)
-    y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
+        y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
     y = y if input.dim() == 4 else y.squeeze(0)
     return y if activation is None else _activated(y, activation)
 

@@ -18,7 +18,7 @@ import torch
 
 from blockconv.api.batch_norm import batch_norm_backward, batch_statistics
 from blockconv.api.functional import conv2d
-from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights
+from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
@@ -98,9 +98,12 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilatio
     return _empty(x, (x.shape[0], w.shape[0], *sizes), _layout(x, w))
 
 
-def _backward_data(shape: Ints, w: Any, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
-    options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
-    return conv2d_backward_data(tuple(shape), w.detach(), grad.detach(), *options, out_layout=_layout(grad, w))
+def _backward_data(
+    shape: Ints, w: Any, grad: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Any:
+    b = None if bias is None else bias.detach()
+    windows = tuple(stride), tuple(padding), tuple(dilation), groups
+    return biased_backward_data(tuple(shape), w.detach(), grad.detach(), b, windows, _layout(grad, w))
 
 
 def _backward_weights(x: Any, shape: Ints, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
@@ -115,7 +118,7 @@ _define(
     _fake_conv2d,
 )
 _define(
-    f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, {_CONVOLVED}) -> Tensor",
+    f"conv2d_backward_data(SymInt[] input_shape, Tensor weight, Tensor grad, Tensor? bias, {_CONVOLVED}) -> Tensor",
     _backward_data,
     lambda shape, w, grad, *options: _empty(grad, shape, _layout(grad, w)),
 )
@@ -127,10 +130,10 @@ _define(
 
 
 def _keep(*which: int) -> Callable[..., None]:
-    """Keep these two of the first three inputs, and the options, which come after them."""
+    """Keep two of the inputs, and the options, which are the last four."""
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.options = inputs[3:]
+        ctx.options = inputs[-4:]
         ctx.save_for_backward(*(inputs[k] for k in which))
 
     return keep
@@ -139,7 +142,7 @@ def _keep(*which: int) -> Callable[..., None]:
 def _of_conv2d(ctx: Any, grad: Any) -> Any:
     x, w = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    of_x = ops.conv2d_backward_data(x.shape, w, grad, *ctx.options) if needs[0] else None
+    of_x = ops.conv2d_backward_data(x.shape, w, grad, None, *ctx.options) if needs[0] else None
     of_w = ops.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
     of_bias = grad.sum((0, 2, 3)) if needs[2] else None
     return of_x, of_w, of_bias, None, None, None, None
@@ -150,13 +153,14 @@ def _of_backward_data(ctx: Any, given: Any) -> Any:
     needs = ctx.needs_input_grad
     of_w = ops.conv2d_backward_weights(given, w.shape, grad, *ctx.options) if needs[1] else None
     of_grad = ops.conv2d(given, w, None, *ctx.options) if needs[2] else None
-    return None, of_w, of_grad, None, None, None, None
+    of_bias = given.sum((0, 2, 3)) if needs[3] else None
+    return None, of_w, of_grad, of_bias, None, None, None, None
 
 
 def _of_backward_weights(ctx: Any, given: Any) -> Any:
     x, grad = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    of_x = ops.conv2d_backward_data(x.shape, given, grad, *ctx.options) if needs[0] else None
+    of_x = ops.conv2d_backward_data(x.shape, given, grad, None, *ctx.options) if needs[0] else None
     of_grad = ops.conv2d(x, given, None, *ctx.options) if needs[2] else None
     return of_x, None, of_grad, None, None, None, None
 

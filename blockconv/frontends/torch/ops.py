@@ -138,7 +138,9 @@ def _transposed_convolution(call: Call) -> Tensor:
     for k, size in enumerate(call["input_shape"][2:]):
         reach = (x.shape[2 + k] - 1) * stride[k] + dilation[k] * (weight.shape[2 + k] - 1) + 1
         ends.append((padding[k], reach - padding[k] - size))
-    return call.emit(ops.ConvTranspose2d(stride, (ends[0], ends[1]), dilation, call["groups"]), x, parameters=(weight,))
+    bias = () if call["bias"] is None else (call.parameter("bias"),)
+    made = ops.ConvTranspose2d(stride, (ends[0], ends[1]), dilation, call["groups"])
+    return call.emit(made, x, parameters=(weight, *bias))
 
 
 def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None) -> Tensor:

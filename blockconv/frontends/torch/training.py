@@ -148,9 +148,7 @@ def _convolution(site: _Site) -> dict[int | None, Any]:
         if not all(isinstance(size, int) for size in y[1:]):
             raise _StaysError("transposed, of a size that changes")
         shape = [sizes[0], y[1], *((1,) if dimensions == 3 else ()), *y[2:]]
-        made = site.emit(ops.conv2d_backward_data.default, shape, weight, x, *options)
-        if bias is not None:
-            made = site.emit(aten.add.Tensor, made, site.emit(aten.view.default, bias, [-1, 1, 1]))
+        made = site.emit(ops.conv2d_backward_data.default, shape, weight, x, bias, *options)
     else:
         made = site.emit(ops.conv2d.default, x, weight, bias, *options)
     return {None: site.emit(aten.squeeze.dim, made, 2) if dimensions == 3 else made}
@@ -169,7 +167,7 @@ def _convolution_backward(site: _Site) -> dict[int | None, Any]:
     if site.reads(0) and given["transposed"]:
         made[0] = site.emit(forward, grad, weight, None, *options)
     elif site.reads(0):
-        made[0] = site.emit(data, site.shape(x), weight, grad, *options)
+        made[0] = site.emit(data, site.shape(x), weight, grad, None, *options)
     if site.reads(1):
         a, b = (grad, x) if given["transposed"] else (x, grad)
         made[1] = site.emit(weights, a, site.shape(weight), b, *options)

@@ -144,10 +144,10 @@ def test_derivatives_of_two_orders(place, on_one_thread):
     x, w, b = small("contiguous" if place == "whole" else place)
     options = tuple(SMALL.values())
     grad = placed(random(*ops.conv2d(x, w, b, *options).shape, dtype=torch.float64, seed=3), place)
-    t = random(4, 3, 2, 2, dtype=x.dtype)
+    t, c = random(4, 3, 2, 2, dtype=x.dtype), random(x.shape[1], dtype=x.dtype)
     for function, given in (
         (lambda x, w, b: ops.conv2d(x, w, b, *options), (x, w, b)),
-        (lambda w, g: ops.conv2d_backward_data(x.shape, w, g, *options), (w, grad)),
+        (lambda w, g, c: ops.conv2d_backward_data(x.shape, w, g, c, *options), (w, grad, c)),
         (lambda x, g: ops.conv2d_backward_weights(x, w.shape, g, *options), (x, grad)),
         (lambda x, w: ours.conv_transpose2d(x, w, stride=2, output_padding=1), (x, t)),
         (lambda x, w: ours.conv1d(x[0], w[0], padding=1), (x, random(1, 3, 5, 2, dtype=x.dtype))),
@@ -169,7 +169,10 @@ def test_opcheck(place, on_one_thread):
     grad = random(*ops.conv2d(x, w, b, *options).shape, dtype=torch.float64, seed=3)
     for op, given in (
         (ops.conv2d, (x, w, b, *options)),
-        (ops.conv2d_backward_data, (list(x.shape), w, placed(grad, place), *options)),
+        (
+            ops.conv2d_backward_data,
+            (list(x.shape), w, placed(grad, place), random(x.shape[1], dtype=x.dtype), *options),
+        ),
         (ops.conv2d_backward_weights, (x, list(w.shape), grad, *options)),
         (ops.max_pool2d, (x, [2, 2], [2, 2], [0, 0], [1, 1], False)),
         (ops.avg_pool2d, (x, [2, 2], [1, 1], [1, 1], False, True, None)),
