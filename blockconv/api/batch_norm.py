@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array
 from blockconv.api.bound import workspace
-from blockconv.api.gradients import as_blocked
+from blockconv.api.gradients import as_blocked, given_array, memory_order, start_of
+from blockconv.api.modules import KEPT
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy, like_any
@@ -18,9 +22,12 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, to_layout
 from blockconv.dispatch.boundary import NCHW, images_like
-from blockconv.runtime import Program, address_of, get_num_threads
+from blockconv.runtime import Program, get_num_threads
 
-__all__ = ["batch_norm", "batch_norm_backward", "batch_statistics"]
+__all__ = ["UNBOUNDED", "batch_norm", "batch_norm_backward", "gradients", "normalized"]
+
+UNBOUNDED = -math.inf, math.inf
+_RUNNING = "running_mean", "running_var"
 
 
 def batch_norm(
@@ -53,36 +60,43 @@ def batch_norm(
     >>> y.ravel(), mean, inverse
     (array([-1.,  1.], dtype=float32), array([2.], dtype=float32), array([1.], dtype=float32))
     """
-    op = "batch_norm"
-    x, result, (mean, inverse, variance) = batch_statistics(input, weight, bias, eps)
-    count, channels = x.shape[0] * x.shape[2] * x.shape[3], x.shape[1]
-    unbiased = variance.astype(np.float64) * (count / max(1, count - 1))
-    for name, running, found in (("running_mean", running_mean, mean), ("running_var", running_var, unbiased)):
+    kept: Any = [
+        None if each is None else as_numpy(each, "batch_norm", name, write=True)
+        for name, each in zip(_RUNNING, (running_mean, running_var), strict=True)
+    ]
+    y, mean, inverse, *updated = normalized(input, (weight, bias), kept, momentum, eps)
+    for running, new in zip(kept, updated, strict=True):
         if running is not None:
-            kept = as_numpy(running, op, name, write=True)
-            if kept.shape != (channels,):
-                raise ArgumentError(op, name, kept, f"has to have shape ({channels},)")
-            kept[...] = (1 - momentum) * kept.astype(np.float64) + momentum * found
-    return result, like_any((input,), mean), like_any((input,), inverse)
+            running[...] = new
+    return y, like_any((input,), mean), like_any((input,), inverse)
 
 
-def batch_statistics(input: Any, weight: Any, bias: Any, eps: float) -> tuple[BlockedArray, Any, tuple[Any, Any, Any]]:
-    """(the input as it was read, the output, (means, inverses, variances))."""
+def normalized(
+    input: Any,
+    parameters: tuple[Any, Any],
+    running: Sequence[Any],
+    momentum: float,
+    eps: float,
+    residual: Any = None,
+    bounds: tuple[float, float] = UNBOUNDED,
+) -> tuple[Any, ...]:
+    """(the output, means, inverses, running means and variances as they become; None for those that are not given).
+
+    parameters: weight and bias. residual: None, or what is added to the output, of the input's shape and dtype. bounds:
+    outputs below the first are the first, those above the second are the second.
+    """
     op = "batch_norm"
-    x = _readable(op, "input", input)
-    problem = _problem(op, x, eps)
-    held = Types.all(x.dtype).src.computed.dtype
-    scale, shift = (
-        _by_channel(op, name, given, x.shape[1], held, default)
-        for name, given, default in (("weight", weight, 1), ("bias", bias, 0))
-    )
-    found = [np.empty(x.shape[1], held) for _ in range(3)]
-    target = allocate(x.shape, x.layout, x.dtype)
-    program, room = _program(op, problem, x.layout, Types.all(x.dtype), get_num_threads())
-    arrays = x.storage, scale, shift, target.storage, *found
-    program.run((*map(address_of, arrays), workspace.of(room)))
-    mean, inverse, variance = found
-    return x, _like(input, target), (mean, inverse, variance)
+    bound, (x, *added) = _bound(op, (("input", input), ("residual", residual)), float(eps), residual is not None)
+    scale, shift = (bound.by_channel(op, *each) for each in zip(("weight", "bias"), parameters, (1, 0), strict=True))
+    old = [
+        None if each is None else bound.by_channel(op, name, each, 0)
+        for name, each in zip(_RUNNING, running, strict=True)
+    ]
+    mean, inverse = bound.numbers(), bound.numbers()
+    new = [None if each is None else bound.numbers() for each in old]
+    target = allocate(bound.shape, bound.layout, bound.dtype)
+    bound.run(x, scale, shift, target, mean, inverse, *(added or (None,)), *old, *new, _numbers(momentum, *bounds))
+    return _like(input, target), mean, inverse, *new
 
 
 def batch_norm_backward(
@@ -104,26 +118,100 @@ def batch_norm_backward(
     >>> bc.batch_norm_backward(x, x, None, mean, inverse)[1:]
     (array([2.], dtype=float32), array([4.], dtype=float32))
     """
+    of_input, of_weight, of_bias = gradients(grad, input, (weight, None), mean, inverse)
+    return of_input, like_any((input, grad), of_weight), like_any((input, grad), of_bias)
+
+
+def gradients(
+    grad: Any,
+    input: Any,
+    parameters: tuple[Any, Any],
+    mean: Any,
+    inverse: Any,
+    bounds: tuple[float, float] = UNBOUNDED,
+) -> tuple[Any, Any, Any]:
+    """(gradient of the input, of the weight, of the bias) of an output with these bounds: see `normalized`."""
     op = "batch_norm_backward"
-    x, y = _readable(op, "input", input), _readable(op, "grad", grad)
-    if y.shape != x.shape:
-        raise ArgumentError(op, "grad", y.shape, f"has to have the input's shape, {x.shape}")
-    if y.dtype != x.dtype:
-        raise DtypeError(op, "grad", str(y.dtype), f"has to have the input's dtype, {x.dtype}")
-    if y.layout is not x.layout:
-        y = to_layout(y, x.layout)
-    problem, held = _problem(op, x, 0.0), Types.all(x.dtype).src.computed.dtype
-    given: list[Any] = [
-        _by_channel(op, name, array, x.shape[1], held, 1)
-        for name, array in (("weight", weight), ("mean", mean), ("inverse", inverse))
+    bound, (x, of_output) = _bound(op, (("input", input), ("grad", grad)), 0.0, bounds != UNBOUNDED)
+    names = "weight", "bias", "mean", "inverse"
+    given = [
+        bound.by_channel(op, name, each, default)
+        for name, each, default in zip(names, (*parameters, mean, inverse), (1, 0, 1, 1), strict=True)
     ]
-    found: list[Any] = [np.empty(x.shape[1], held) for _ in range(2)]
-    target = allocate(x.shape, x.layout, x.dtype)
-    program, room = _program(op, problem, x.layout, Types.all(x.dtype), get_num_threads())
-    arrays: list[Any] = [x.storage, y.storage, *given, target.storage, *found]
-    program.run((*map(address_of, arrays), workspace.of(room)))
-    of_weight, of_bias = (like_any((input, grad), each) for each in found)
-    return _like(input, target), of_weight, of_bias
+    found, target = (bound.numbers(), bound.numbers()), allocate(bound.shape, bound.layout, bound.dtype)
+    bound.run(x, of_output, *given, target, *found, _numbers(0.0, *bounds))
+    return _like(input, target), *found
+
+
+class _Bound(NamedTuple):
+    """A batch norm, or its gradient, of arrays of certain shapes and memory orders.
+
+    held: the dtype of a number for each channel. is_read: whether kernels read the arrays where they are.
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout
+    dtype: Any
+    held: np.dtype[Any]
+    program: Program
+    room: int
+    is_read: bool
+
+    def numbers(self) -> npt.NDArray[Any]:
+        """Memory for a number for each channel."""
+        return np.empty(self.shape[1], self.held)
+
+    def by_channel(self, op: str, name: str, given: Any, default: float) -> npt.NDArray[Any]:
+        """A number for each channel, in the type that is computed with."""
+        if given is None:
+            return _filled(self.shape[1], self.held, default)
+        array = as_numpy(given, op, name)
+        if array.shape != self.shape[1:2]:
+            raise ArgumentError(op, name, array, f"has to have shape ({self.shape[1]},)")
+        return np.ascontiguousarray(array, self.held)
+
+    def run(self, *arrays: Any) -> None:
+        """Run on arrays, in the order of the kernels' buffers. None: there is none."""
+        addresses = (0 if each is None else start_of(each) for each in arrays)
+        self.program.run((*addresses, workspace.of(self.room)))
+
+
+_kept: dict[Any, _Bound] = {}
+
+
+def _bound(op: str, given: Any, eps: float, extra: bool) -> tuple[_Bound, list[Any]]:
+    """An op for the arrays that are given by name, and these as the kernels read them."""
+    arrays = [(name, given_array(op, name, each)) for name, each in given if each is not None]
+    key = op, eps, extra, *(memory_order(each) for _, each in arrays), get_num_threads()
+    known = _kept.get(key)
+    if known is not None and known.is_read:
+        return known, [each for _, each in arrays]
+    x, *others = (_readable(op, name, each) for name, each in arrays)
+    for k, (name, _) in enumerate(arrays[1:]):
+        if others[k].shape != x.shape:
+            raise ArgumentError(op, name, others[k].shape, f"has to have the input's shape, {x.shape}")
+        if others[k].dtype != x.dtype:
+            raise DtypeError(op, name, str(others[k].dtype), f"has to have the input's dtype, {x.dtype}")
+    read = [x, *(each if each.layout is x.layout else to_layout(each, x.layout) for each in others)]
+    if known is None:
+        types = Types.all(x.dtype)
+        program, room = _program(op, _problem(op, x, eps), x.layout, types, extra, get_num_threads())
+        is_read = all(start_of(a) == start_of(b) for (_, a), b in zip(arrays, read, strict=True))
+        known = _Bound(x.shape, x.layout, x.dtype, types.src.computed.dtype, program, room, is_read)
+        if len(_kept) >= KEPT:
+            _kept.clear()
+        _kept[key] = known
+    return known, read
+
+
+@functools.lru_cache(maxsize=256)
+def _filled(channels: int, dtype: np.dtype[Any], value: float) -> npt.NDArray[Any]:
+    return np.full(channels, value, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(*given: float) -> npt.NDArray[Any]:
+    return np.array(given, np.float64)
 
 
 def _readable(op: str, argument: str, given: Any) -> BlockedArray:
@@ -139,16 +227,6 @@ def _problem(op: str, x: BlockedArray, eps: float) -> BatchNormProblem:
         return BatchNormProblem(x.shape, eps)
 
 
-def _by_channel(op: str, name: str, given: Any, channels: int, dtype: Any, default: float) -> Any:
-    """A number for each channel, in the type that is computed with."""
-    if given is None:
-        return np.full(channels, default, dtype)
-    array = as_numpy(given, op, name)
-    if array.shape != (channels,):
-        raise ArgumentError(op, name, array, f"has to have shape ({channels},)")
-    return np.ascontiguousarray(array, dtype)
-
-
 def _like(input: Any, target: BlockedArray) -> Any:
     """The result as the kind of array that the input is, in its layout."""
     if isinstance(input, BlockedArray):
@@ -157,9 +235,11 @@ def _like(input: Any, target: BlockedArray) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _program(op: str, problem: BatchNormProblem, layout: Layout, types: Types, threads: int) -> tuple[Program, int]:
-    """The program, and the bytes of its workspace."""
+def _program(
+    op: str, problem: BatchNormProblem, layout: Layout, types: Types, extra: bool, threads: int
+) -> tuple[Program, int]:
+    """The program, and the bytes of its workspace. extra: an option of the rows."""
     row = selection.choose(op, problem, layout, layout, types)
-    alone = row.prepare(problem, layout, layout, types, 1).seconds
-    primitive = row.prepare(problem, layout, layout, types, threads)
+    alone = row.prepare(problem, layout, layout, types, 1, extra=extra).seconds
+    primitive = row.prepare(problem, layout, layout, types, threads, extra=extra)
     return Program(primitive.ops(), alone), sum(primitive.workspace)

@@ -6,6 +6,7 @@ changes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -232,12 +233,12 @@ def batch_norm(
     if not is_native or not input.is_floating_point():
         given = running_mean, running_var, weight, bias, training, momentum, eps
         return torch_functional.batch_norm(input, *given)
-    y, mean, _, variance = ops.batch_norm(input, weight, bias, eps)
-    count = input[:, 0].numel()
+    kept = running_mean, running_var
+    y, _, _, *new = ops.batch_norm(input, weight, bias, *kept, None, momentum, eps, -math.inf, math.inf)
     with torch.no_grad():
-        for running, found in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+        for running, updated in zip(kept, new, strict=True):
             if running is not None:
-                running.lerp_(found.to(running.dtype), momentum)
+                running.copy_(updated)
     return y
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from blockconv.api.batch_norm import batch_norm_backward, batch_statistics
+from blockconv.api.batch_norm import UNBOUNDED, gradients, normalized
 from blockconv.api.functional import conv2d
 from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
@@ -318,54 +318,73 @@ _differentiate("avg_pool2d_backward", _keep_avg_pool2d_backward, _of_avg_pool2d_
 
 def _dense(x: Any) -> Any:
     """The values of a tensor, in the memory format that its results have."""
-    last = torch.channels_last if _layout(x) == "NHWC" else torch.contiguous_format
-    return x.detach().contiguous(memory_format=last)
+    if x.is_contiguous():
+        return x.detach()
+    return x.detach().contiguous(memory_format=torch.channels_last if _is_last(x) else torch.contiguous_format)
 
 
-def _batch_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    scale, shift = (None if each is None else each.detach() for each in (weight, bias))
-    _, y, statistics = batch_statistics(_dense(x), scale, shift, eps)
-    return y, *map(torch.from_numpy, statistics)
+def _detached(*tensors: Any) -> list[Any]:
+    return [None if each is None else each.detach() for each in tensors]
 
 
-def _fake_batch_norm(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, residual: Any, *numbers: float
+) -> Any:
+    momentum, eps, low, high = numbers
+    added = None if residual is None else _dense(residual)
+    given: Any = _detached(weight, bias), _detached(running_mean, running_var), momentum, eps, added, (low, high)
+    y, mean, *statistics = normalized(_dense(x), *given)
+    found = torch.from_numpy(mean)
+    return y, found, *(found.new_empty(0) if each is None else torch.from_numpy(each) for each in statistics)
+
+
+def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rest: Any) -> Any:
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return _empty(x, x.shape, _layout(x)), *(x.new_empty(x.shape[1], dtype=kind) for _ in range(3))
+    made = [x.new_empty(x.shape[1], dtype=kind) for _ in range(2)]
+    new = [x.new_empty(x.shape[1] if given is not None else 0, dtype=kind) for given in (running_mean, running_var)]
+    return _empty(x, x.shape, _layout(x)), *made, *new
 
 
-def _batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> Any:
-    scale = None if weight is None else weight.detach()
-    return batch_norm_backward(_dense(grad), _dense(x), scale, mean.detach(), inverse.detach())
+def _batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, inverse: Any, *bounds: float) -> Any:
+    given: Any = _detached(weight, bias), mean.detach(), inverse.detach(), bounds
+    of_x, *others = gradients(_dense(grad), _dense(x), *given)
+    return of_x, *map(torch.from_numpy, others)
 
 
-def _fake_batch_norm_backward(grad: Any, x: Any, weight: Any, mean: Any, inverse: Any) -> Any:
+def _fake_batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, *rest: Any) -> Any:
     return _empty(x, x.shape, _layout(x)), *(torch.empty_like(mean) for _ in range(2))
 
 
+# Returns (output, means, inverses, running means and variances as they become, empty if they are not given).
 _define(
-    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,"
+    " Tensor? residual, float momentum, float eps, float low, float high) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _batch_norm,
     _fake_batch_norm,
 )
 _define(
-    "batch_norm_backward(Tensor grad, Tensor input, Tensor? weight, Tensor mean, Tensor inverse)"
-    " -> (Tensor, Tensor, Tensor)",
+    "batch_norm_backward(Tensor grad, Tensor input, Tensor? weight, Tensor? bias, Tensor mean, Tensor inverse,"
+    " float low, float high) -> (Tensor, Tensor, Tensor)",
     _batch_norm_backward,
     _fake_batch_norm_backward,
 )
 
 
 def _keep_batch_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, _ = inputs
+    x, weight, bias, _, _, residual, _, _, *ctx.bounds = inputs
     ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
-    ctx.save_for_backward(x, weight, *output[1:3])
+    ctx.save_for_backward(x, weight, bias, *output[1:3], None if residual is None else output[0])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
-    of_x, *rest = ops.batch_norm_backward(grad, *ctx.saved_tensors)
+    *given, y = ctx.saved_tensors
+    low, high = ctx.bounds
+    if y is not None:  # kernels know the bounds of sums without a residual
+        grad, low, high = torch.where((y <= low) | (y >= high), 0, grad), *UNBOUNDED
+    of_x, *rest = ops.batch_norm_backward(grad, *given, low, high)
     of_weight, of_bias = (None if kind is None else g.to(kind) for g, kind in zip(rest, ctx.types, strict=True))
-    return of_x, of_weight, of_bias, None
+    return of_x, of_weight, of_bias, None, None, None if y is None else grad, *(None,) * 4
 
 
 def _of_batch_norm_backward(ctx: Any, *_: Any) -> Any:

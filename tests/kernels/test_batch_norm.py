@@ -22,6 +22,7 @@ LAYOUTS = (*(str(layout) for layout in bc.NATIVE if layout.blocks[0] == 1), "abd
 SHAPES = ((2, 20, 5, 7), (3, 3, 6, 9), (1, 70, 3, 3), (5, 33, 1, 1), (2, 1, 1, 40))
 AXES = (0, 2, 3)
 EPSILON = 1e-3
+BOUNDS = 0.0, 1.5  # no value of the arrays is so near to one that rounding decides
 
 
 def arrays(shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -31,40 +32,51 @@ def arrays(shape: tuple[int, ...]) -> tuple[Any, ...]:
     return x, rng.integers(-8, 9, shape) / 8, rng.integers(-8, 9, shape[1]) / 4, rng.integers(-8, 9, shape[1]) / 2
 
 
-def definition(x: Any, grad: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
-    """In float64: output, mean, inverse, variance; gradients of input, weight, bias."""
-    mean, variance = x.mean(AXES), x.var(AXES)
+def definition(x: Any, grad: Any, weight: Any, bias: Any, extra: bool = False) -> tuple[Any, ...]:
+    """In float64: output, mean, inverse, running mean and variance; gradients of input, weight, bias.
+
+    Running statistics were 1, with a momentum of 0.25. extra: with bounds, and the gradient as a residual.
+    """
+    mean, variance, count = x.mean(AXES), x.var(AXES), x.size // x.shape[1]
     inverse = 1 / np.sqrt(variance + EPSILON)
     normal = (x - mean[:, None, None]) * inverse[:, None, None]
+    y = normal * weight[:, None, None] + bias[:, None, None]
+    result = (y + grad).clip(*BOUNDS) if extra else y
+    running = 0.75 + 0.25 * mean, 0.75 + 0.25 * variance * count / (count - 1)
+    grad = np.where((y > BOUNDS[0]) & (y < BOUNDS[1]), grad, 0) if extra else grad
     of_bias, of_weight = grad.sum(AXES), (grad * normal).sum(AXES)
-    count = x.size // x.shape[1]
     inner = grad - (of_bias / count)[:, None, None] - normal * (of_weight / count)[:, None, None]
-    forward = normal * weight[:, None, None] + bias[:, None, None], mean, inverse, variance
-    return *forward, inner * (weight * inverse)[:, None, None], of_weight, of_bias
+    return result, mean, inverse, *running, inner * (weight * inverse)[:, None, None], of_weight, of_bias
 
 
-def run(op: str, shape: tuple[int, ...], layout: str, dtype: str, threads: int, at: str = "end") -> list[Any]:
+def run(
+    op: str, shape: tuple[int, ...], layout: str, dtype: str, threads: int, at: str = "end", extra: bool = False
+) -> list[Any]:
     """What an op writes, of arrays whose tails hold NaN, next to pages that cannot be touched."""
     types, (x, grad, weight, bias) = Types.all(dtype), arrays(shape)
     held, kind = types.src.dtype, types.src.computed.dtype
     _, mean, inverse, *_ = definition(*arrays(shape))
     problem, place = BatchNormProblem(shape, EPSILON), Layout(layout)
-    primitive = selection.choose(op, problem, place, place, types).prepare(problem, place, place, types, threads)
+    row = selection.choose(op, problem, place, place, types)
+    primitive = row.prepare(problem, place, place, types, threads, extra=extra)
     per_channel, result = np.full(shape[1], np.nan, kind), np.full(place.size(shape), np.nan, held)
     source, given = (stored(each.astype(held), layout, np.nan) for each in (x, grad))
     scale, shift, means, inverses = (each.astype(kind) for each in (weight, bias, mean, inverse))
-    work = np.full(sum(primitive.workspace), 255, np.uint8)
+    numbers = np.array((0.25, *(BOUNDS if extra else (-np.inf, np.inf))))
+    work, old = np.full(sum(primitive.workspace), 255, np.uint8), np.ones(shape[1], kind)
     if op == "batch_norm":
-        buffers = [source, scale, shift, result, per_channel, per_channel, per_channel, work]
+        written, buffers = (3, 4, 5, 9, 10), [source, scale, shift, result, *[per_channel] * 2, given, old, old]
+        buffers += [per_channel, per_channel, numbers, work]
     else:
-        buffers = [source, given, scale, means, inverses, result, per_channel, per_channel, work]
+        written, buffers = (6, 7, 8), [source, given, scale, shift, means, inverses, result, *[per_channel] * 2]
+        buffers += [numbers, work]
     memories = [Guarded(array.nbytes) for array in buffers]
     there = [m.take(a.nbytes, at).view(a.dtype) for m, a in zip(memories, buffers, strict=True)]
     for to, array in zip(there, buffers, strict=True):
         to[:] = array.reshape(-1)
     Program(primitive.ops()).run([address_of(each) for each in there], threads)
     assert all(memory.intact() for memory in memories)
-    return [each.copy() for each in there[3 if op == "batch_norm" else 5 : -1]]
+    return [there[k].copy() for k in written]
 
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
@@ -75,15 +87,15 @@ def test_every_layout(dtype: str) -> None:
     limit = {"float64": 1e-11, "float32": 2e-5}.get(dtype, 2e-2)
     for shape in SHAPES if dtype == "float32" else SHAPES[:2]:
         x, *rest = arrays(shape)
-        y, mean, inverse, variance, of_x, of_weight, of_bias = definition(x.astype(held).astype(np.float64), *rest)
+        right = [definition(x.astype(held).astype(np.float64), *rest, extra=extra) for extra in (False, True)]
         for k, layout in enumerate(LAYOUTS):
-            wanted = {"batch_norm": (y, mean, inverse, variance), "batch_norm_backward": (of_x, of_weight, of_bias)}
-            for op, (whole, *each) in wanted.items():
-                found = run(op, shape, layout, dtype, 1 + k % 3, "start" if k % 2 else "end")
+            extra = k % 2 == 1 and dtype != "float16"
+            for op, (whole, *each) in {"batch_norm": right[extra][:5], "batch_norm_backward": right[extra][5:]}.items():
+                found = run(op, shape, layout, dtype, 1 + k % 3, "start" if k % 3 else "end", extra)
                 expected = [stored(whole, layout, 0).reshape(-1), *each]
-                for result, right in zip(found, expected, strict=True):
-                    error = np.abs(result.astype(np.float64) - right).max()
-                    assert error <= limit * max(1.0, np.abs(right).max()), (op, shape, layout, error)
+                for result, wanted in zip(found, expected, strict=True):
+                    error = np.abs(result.astype(np.float64) - wanted).max()
+                    assert error <= limit * max(1.0, np.abs(wanted).max()), (op, shape, layout, extra, error)
 
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")

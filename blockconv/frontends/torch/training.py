@@ -228,17 +228,15 @@ def _adaptive_pool_backward(site: _Site) -> dict[int | None, Any]:
 # ---------------------------------------------------------------- batch norms
 
 
-def _count(site: _Site) -> int:
-    """The elements of a channel, if blockconv normalises them."""
+def _check_norm(site: _Site) -> None:
+    """Raise if blockconv does not normalise the input."""
     given, shape = site.given, site.given["input"].meta["val"].shape
     if not given["training" if "training" in given else "train"]:
         raise _StaysError("statistics that are given")
     if len(shape) != 4 or not all(isinstance(size, int) for size in shape):
         raise _StaysError("not four dimensions, of fixed sizes")
-    count: int = math.prod(shape) // max(1, shape[1])
-    if count < 2 or shape[1] < 1:
+    if shape[1] < 1 or math.prod(shape) // shape[1] < 2:
         raise _StaysError("fewer than two elements of a channel")
-    return count
 
 
 def _parts(site: _Site, made: Any, count: int) -> list[Any]:
@@ -246,24 +244,19 @@ def _parts(site: _Site, made: Any, count: int) -> list[Any]:
 
 
 def _batch_norm(site: _Site) -> dict[int | None, Any]:
-    given, count, promised = site.given, _count(site), site.node.meta["val"]
-    made = site.emit(ops.batch_norm.default, *(given[name] for name in ("input", "weight", "bias", "eps")))
-    y, mean, inverse, variance = _parts(site, made, 4)
-    results = {0: y, 1: mean, 2: inverse}
-    unbiased = site.emit(aten.mul.Tensor, variance, count / (count - 1))
-    for k, name, found in ((3, "running_mean", mean), (4, "running_var", unbiased)):
-        if k < len(promised):
-            old = given[name]
-            results[k] = site.emit(
-                aten.lerp.Scalar, _as_type(site, old, found.meta["val"].dtype), found, given["momentum"]
-            )
-    return _as_types(site, results)
+    _check_norm(site)
+    names = "input", "weight", "bias", "running_mean", "running_var"
+    numbers = site.given["momentum"], site.given["eps"], -math.inf, math.inf
+    made = site.emit(ops.batch_norm.default, *(site.given[name] for name in names), None, *numbers)
+    return _as_types(site, dict(enumerate(_parts(site, made, 5))))
 
 
 def _batch_norm_backward(site: _Site) -> dict[int | None, Any]:
-    _count(site)
-    names = "grad_out", "input", "weight", "save_mean", "save_invstd"
-    made = site.emit(ops.batch_norm_backward.default, *(site.given[name] for name in names))
+    _check_norm(site)
+    x, grad, weight, mean, inverse = (
+        site.given[name] for name in ("input", "grad_out", "weight", "save_mean", "save_invstd")
+    )
+    made = site.emit(ops.batch_norm_backward.default, grad, x, weight, None, mean, inverse, -math.inf, math.inf)
     return _as_types(site, dict(enumerate(_parts(site, made, 3))))
 
 

@@ -1,11 +1,15 @@
 """Batch normalisation in training, and its gradient: each channel over all images and pixels.
 
-The forward op reads the source twice. First it takes each chunk's mean, and then, of the chunk in the cache, the
-squares of what differs from it; means and squares of chunks are combined in float64, so that a large mean loses no
-digits. The second pass writes (x - mean) * factor + bias. The gradient likewise: sums of the gradient and of its
-products with what differs from the mean, and then a multiple of the gradient plus a line in x.
+The forward op reads the source twice. The first pass sums what differs from a value near the mean, and the squares of
+it: the value is the mean of the first chunk, so that a large mean loses no digits. The second pass writes
+(x - mean) * slope + shift, plus a residual, between two bounds: that is ReLU and ReLU6. Running statistics are updated
+between the passes.
 
-Chunks follow from the problem, and are combined in their order.
+The gradient likewise: sums of the gradient and of its products with what differs from the mean, and then a multiple of
+the gradient plus a line in x. Where the output reached a bound, the gradient counts as 0: the output is computed again,
+with the same bits.
+
+Chunks follow from the problem. Their sums are float32, and are added in float64 in their order.
 """
 
 from __future__ import annotations
@@ -14,19 +18,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.core.types import ElementType
+from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import as_float64, const, emitted, fill_memory, load_f, store_f
+from blockconv.jit.ir import as_float64, call_llvm, const, emitted, fill_memory, load_f, load_i64, shuffle, store_f
 from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.vectors import Vectors
 
 __all__ = ["BatchNormArgs", "batch_apply", "batch_sums", "batch_terms"]
 
-UNROLL = 4  # vectors with accumulators of their own
-TERMS = 4  # arrays by channel: means, and what multiplies x - mean, is added, multiplies the gradient
+UNROLL = 4  # vectors with accumulators of their own: pixels, or columns of channels
+TERMS = 6  # arrays by channel: means, slope and shift of the output; slope, shift and factor of a gradient
 
 
 class BatchNormArgs(Arguments):
@@ -39,8 +45,14 @@ class BatchNormArgs(Arguments):
     shift = word("the bias of each channel, of the forward op", "address")
     mean = word("the mean of each channel, which the forward op writes", "address")
     inverse = word("1 / sqrt(variance + epsilon), likewise", "address")
-    first = word("written for each channel: the variance, or the gradient of the scale", "address")
-    second = word("the gradient of the bias", "address")
+    of_scale = word("the gradient of the scale of each channel", "address")
+    of_shift = word("the gradient of the bias", "address")
+    residual = word("what is added to the result; 0: nothing", "address")
+    old_mean = word("the running mean of each channel; 0: there is none", "address")
+    old_variance = word("the running variance; 0: there is none", "address")
+    new_mean = word("what the running mean becomes", "address")
+    new_variance = word("what the running variance becomes", "address")
+    numbers = word("three float64: the momentum of running statistics, the lower and the upper bound", "address")
     work = word("two sums of each split and channel, in float64; then `TERMS` arrays", "address")
     terms_at = word("from there to the arrays", "bytes")
     image = word("from an image to the next", "bytes")
@@ -69,79 +81,118 @@ class BatchSpan(NamedTuple):
     stride: bytes from a pixel to the next.
     channels: those that exist.
     width: with those that are written.
-    sums: two arrays by channel.
+    totals: two arrays by channel, of float64.
     terms: `TERMS` of them.
-    room: bytes of an array.
+    room: channels of an array.
+    low, high: the bits of the bounds.
     """
 
     src: int
     grad: int
     dst: int
+    residual: int
     pixels: int
     stride: int
     channels: int
     width: int
-    sums: int
+    totals: int
     terms: int
     room: int
+    low: int
+    high: int
 
 
-def _walk(v: Floats, s: BatchSpan, period: int, width: Any, body: Callable[..., Callable[..., None]]) -> None:
-    """body(array, offset, mask) for the vectors of channels: what is done there, step(offset, mask, k), for each pixel.
+class _Arrays:
+    """Arrays by channel, at a vector of channels: of a column, or of a pixel and its neighbours."""
 
-    array(address): the vector of an array by channel, or what stores one, array(address, value). period: as of
-    `batch_sums`. step's k is which of `UNROLL`.
+    def __init__(self, v: Floats, s: BatchSpan, period: int, offset: Any, mask: Any) -> None:
+        self.v, self.s, self.period, self.mask = v, s, period, mask
+        self.channel = const(0) if period else v.b.sdiv(offset, const(v.itemsize))
+
+    def term(self, k: int) -> Any:
+        """The vector of one of the terms."""
+        v, b, size = self.v, self.v.b, self.v.type.itemsize
+        first = b.add(self.s.terms, b.mul(b.add(b.mul(const(k), self.s.room), self.channel), const(size)))
+        return v.computed.repeated(first, self.period)[0] if self.period else v.computed.load(first)
+
+    def add_to_total(self, k: int, value: Any) -> None:
+        """Add a vector to a total, in float64."""
+        v, b = self.v, self.v.b
+        if self.period:
+            value = v.fold(value, v.add, self.period)
+            value = shuffle(b, value, value, list(range(self.period)))
+        wide = Vectors(b, element("float64"), self.period or v.lanes)
+        at = b.add(self.s.totals, b.mul(b.add(b.mul(const(k), self.s.room), self.channel), const(8)))
+        value = value if v.type.itemsize == 8 else b.fpext(value, wide.kind)
+        wide.store(b.fadd(wide.load(at), value), at)
+
+    def output(self) -> Any:
+        """line(x): the result of the forward op before its residual and its bounds."""
+        v, mean, slope, shift = self.v, self.term(0), self.term(1), self.term(2)
+        return lambda x: v.add(v.mul(v.sub(x, mean), slope), shift)
+
+    def bounds(self) -> tuple[Any, Any]:
+        """Vectors of the lower and of the upper bound."""
+        b, v, double = self.v.b, self.v, ir.DoubleType()
+        found = [b.bitcast(bits, double) for bits in (self.s.low, self.s.high)]
+        low, high = (v.splat(each if v.type.itemsize == 8 else b.fptrunc(each, v.element)) for each in found)
+        return low, high
+
+
+def _walk(v: Floats, s: BatchSpan, period: int, width: Any, body: Callable[..., Any]) -> None:
+    """body(arrays): what is done at a vector of channels: step(offset, mask, k) for each pixel, and finish() after it.
+
+    period: as of `batch_sums`. step's k is which of `UNROLL`.
     """
     b = v.b
     if period:
-
-        def repeated(address: Any, value: Any = None) -> Any:
-            if value is None:
-                return v.computed.repeated(address, period)[0]
-            return v.computed.store_first(v.fold(value, v.add, period), address, period)
-
-        finish = body(repeated, const(0), None)
-        step = finish.step  # type: ignore[attr-defined]
+        step, finish = body(_Arrays(v, s, period, const(0), None))
         v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: step(at, mask, k), UNROLL)
         finish()
         return
 
-    def column(offset: Any, mask: Any) -> None:
-        at = v.in_computed(offset)
+    def columns(offsets: list[Any], mask: Any) -> None:
+        bodies = [body(_Arrays(v, s, period, offset, mask)) for offset in offsets]
+        unroll = max(1, UNROLL // len(offsets))
 
-        def array(address: Any, value: Any = None) -> Any:
-            if value is None:
-                return v.computed.load(b.add(address, at), mask)
-            return v.computed.store(value, b.add(address, at), mask)
+        def pixel(number: Any, k: int) -> None:
+            at = b.mul(number, s.stride)
+            for offset, (step, _) in zip(offsets, bodies, strict=True):
+                step(b.add(offset, at), mask, k)
 
-        finish = body(array, offset, mask)
-        step = finish.step  # type: ignore[attr-defined]
-        groups = b.sdiv(s.pixels, const(UNROLL))
+        groups = b.sdiv(s.pixels, const(unroll))
         with cgutils.for_range(b, groups) as loop:
-            for k in range(UNROLL):
-                pixel = b.add(b.mul(loop.index, const(UNROLL)), const(k))
-                step(b.add(offset, b.mul(pixel, s.stride)), mask, k)
-        done = b.mul(groups, const(UNROLL))
+            for k in range(unroll):
+                pixel(b.add(b.mul(loop.index, const(unroll)), const(k)), k)
+        done = b.mul(groups, const(unroll))
         with cgutils.for_range(b, b.sub(s.pixels, done)) as loop:
-            step(b.add(offset, b.mul(b.add(done, loop.index), s.stride)), mask, 0)
-        finish()
+            pixel(b.add(done, loop.index), 0)
+        for _, finish in bodies:
+            finish()
 
-    v.each(width, column)
+    # Neighbouring columns at a time: memory is fetched by more than a line.
+    blocks = b.sdiv(width, const(UNROLL * v.lanes))
+    with cgutils.for_range(b, blocks) as loop:
+        first = b.mul(loop.index, const(UNROLL * v.bytes))
+        columns([b.add(first, const(k * v.bytes)) for k in range(UNROLL)], None)
+    first, rest = b.mul(blocks, const(UNROLL * v.bytes)), b.sub(width, b.mul(blocks, const(UNROLL * v.lanes)))
+    v.each(rest, lambda at, mask: columns([b.add(first, at)], mask))
 
 
-def _summing(kind: ElementType, lanes: int, period: int, what: str) -> Any:
-    """add(span): writes a chunk's sums. what: "means", of x; "squares" of x - mean; "products" of these and the
-    gradient, after the gradient's sums."""
+def _summing(kind: ElementType, lanes: int, period: int, what: str, bounded: bool = False) -> Any:
+    """add(span): adds a chunk's sums to the totals. what: "means", of x; "squares", of x - mean and of its squares;
+    "products", of the gradient and of its products with x - mean. bounded: as of `batch_sums`."""
 
     @emitted
     def add(builder: Any, s: BatchSpan) -> None:
         b, v = builder, Floats(builder, kind, lanes)
 
-        def body(array: Any, offset: Any, mask: Any) -> Any:
-            accs = [v.slots(UNROLL, v.zero) for _ in range(2 if what == "products" else 1)]
+        def body(arrays: _Arrays) -> Any:
+            accs = [v.slots(UNROLL, v.zero) for _ in range(1 if what == "means" else 2)]
             for slot in (slot for each in accs for slot in each):
                 b.store(v.zero, slot)
-            mean = None if what == "means" else array(s.terms)
+            mean = None if what == "means" else arrays.term(0)
+            line, bounds = (arrays.output(), arrays.bounds()) if bounded else (None, None)
 
             def added(slot: Any, value: Any, mask: Any) -> None:
                 value = value if mask is None else b.select(mask, value, v.zero)
@@ -149,50 +200,66 @@ def _summing(kind: ElementType, lanes: int, period: int, what: str) -> Any:
 
             def step(at: Any, mask: Any, k: int = 0) -> None:
                 x = v.load(b.add(s.src, at), mask)
-                x = x if mean is None else v.sub(x, mean)
+                apart = x if mean is None else v.sub(x, mean)
                 if what == "products":
                     grad = v.load(b.add(s.grad, at), mask)
+                    grad = grad if line is None else _inside(v, line(x), bounds, grad)
                     added(accs[0][k], grad, mask)
-                    added(accs[1][k], v.mul(grad, x), mask)
+                    added(accs[1][k], v.mul(grad, apart), mask)
                 else:
-                    added(accs[0][k], v.mul(x, x) if what == "squares" else x, mask)
+                    added(accs[0][k], apart, mask)
+                    if what == "squares":
+                        added(accs[1][k], v.mul(apart, apart), mask)
 
             def finish() -> None:
                 for k, slots in enumerate(accs):
-                    array(b.add(s.sums, b.mul(const(k), s.room)), v.total(slots))
+                    arrays.add_to_total(k, v.total(slots))
 
-            finish.step = step  # type: ignore[attr-defined]
-            return finish
+            return step, finish
 
         _walk(v, s, period, s.channels, body)
 
     return add
 
 
-def _applying(kind: ElementType, lanes: int, period: int, ragged: bool, is_backward: bool) -> Any:
-    """apply(span): writes a chunk's results. ragged: zeros where channels do not exist."""
+def _inside(v: Floats, y: Any, bounds: Any, grad: Any) -> Any:
+    """The gradient where an output is between its bounds, or is NaN; 0 elsewhere.
+
+    Behind a fence, or LLVM makes a masked load of it, which waits for the output.
+    """
+    b, (low, high) = v.b, bounds
+    inside = b.and_(b.fcmp_unordered(">", y, low), b.fcmp_unordered("<", y, high))
+    grad = call_llvm(b, f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
+    return b.select(inside, grad, v.zero)
+
+
+def _applying(kind: ElementType, lanes: int, period: int, ragged: bool, is_backward: bool, extra: bool) -> Any:
+    """apply(span): writes a chunk's results. ragged: zeros where channels do not exist. extra: as of `batch_apply`."""
 
     @emitted
     def apply(builder: Any, s: BatchSpan) -> None:
         b, v = builder, Floats(builder, kind, lanes)
 
-        def body(array: Any, offset: Any, mask: Any) -> Any:
-            mean, slope, shift, factor = (array(b.add(s.terms, b.mul(const(k), s.room))) for k in range(TERMS))
-            exist = None
-            if ragged:
-                exist = v.below(s.channels if period else b.sub(s.channels, b.sdiv(offset, const(v.itemsize))), period)
+        def body(arrays: _Arrays) -> Any:
+            line = arrays.output() if extra or not is_backward else None
+            low, high = bounds = arrays.bounds()
+            mean, slope, shift, factor = (arrays.term(k) for k in (0, 3, 4, 5))
+            exist = None if not ragged else v.below(b.sub(s.channels, arrays.channel), period)
 
             def step(at: Any, mask: Any, k: int = 0) -> None:
-                y = v.add(v.mul(v.sub(v.load(b.add(s.src, at), mask), mean), slope), shift)
+                x = v.load(b.add(s.src, at), mask)
                 if is_backward:
-                    y = v.add(v.mul(v.load(b.add(s.grad, at), mask), factor), y)
+                    grad = v.load(b.add(s.grad, at), mask)
+                    grad = grad if line is None else _inside(v, line(x), bounds, grad)
+                    y = v.add(v.mul(grad, factor), v.add(v.mul(v.sub(x, mean), slope), shift))
+                else:
+                    y = line(x)  # type: ignore[misc]
+                    y = v.add(y, v.load(b.add(s.residual, at), mask)) if extra else y
+                    y = b.select(b.fcmp_ordered("<", y, low), low, y)
+                    y = b.select(b.fcmp_ordered(">", y, high), high, y)
                 v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, at), mask)
 
-            def finish() -> None:
-                pass
-
-            finish.step = step  # type: ignore[attr-defined]
-            return finish
+            return step, lambda: None
 
         _walk(v, s, period, s.width, body)
 
@@ -200,7 +267,7 @@ def _applying(kind: ElementType, lanes: int, period: int, ragged: bool, is_backw
 
 
 @inline
-def _span(a, unit, number, sums, terms, held):
+def _span(a, unit, number, totals, terms):
     """The span of a unit's chunk."""
     part, rest = number % a.row_chunks, number // a.row_chunks
     row, image = rest % a.rows, rest // a.rows
@@ -209,124 +276,133 @@ def _span(a, unit, number, sums, terms, held):
     at = image * a.image + unit * a.unit_stride + row * a.row_stride + pixel * a.pixel_stride
     width = count + (a.padded if unit == a.units - 1 else 0)
     pixels = min(a.chunk, a.pixels - pixel)
-    return BatchSpan(
-        a.src + at, a.grad + at, a.dst + at, pixels, a.pixel_stride, count, width, sums, terms, a.room * held
-    )
-
-
-def _combining(kind: ElementType, lanes: int, period: int) -> tuple[Any, Any]:
-    """forward(span, totals, room, before) and backward(span, totals, room): a chunk's sums, added to those before."""
-    held = kind.computed.itemsize
-    add_means, add_squares, add_products = (
-        _summing(kind, lanes, period, what) for what in ("means", "squares", "products")
-    )
-
-    @inline
-    def forward(span, totals, room, before):
-        """Combine a chunk's mean and squares with those of all before."""
-        add_means(span)
-        for c in range(span.channels):
-            store_f(span.terms + c * held, load_f(span.sums + c * held, held) / span.pixels, held)
-        add_squares(span)
-        total = before + span.pixels
-        for c in range(span.channels):
-            at, mean = totals + 8 * c, load_f(totals + 8 * c, 8)
-            apart = np.float64(load_f(span.terms + c * held, held)) - mean
-            store_f(at, mean + apart * span.pixels / total, 8)
-            squares = load_f(at + 8 * room, 8) + np.float64(load_f(span.sums + c * held, held))
-            store_f(at + 8 * room, squares + apart * apart * before * span.pixels / total, 8)
-
-    @inline
-    def backward(span, totals, room):
-        add_products(span)
-        for c in range(span.channels):
-            for k in range(2):
-                at = totals + 8 * (c + k * room)
-                store_f(at, load_f(at, 8) + np.float64(load_f(span.sums + k * span.room + c * held, held)), 8)
-
-    return forward, backward
+    low, high = load_i64(a.numbers, 1), load_i64(a.numbers, 2)
+    places = a.src + at, a.grad + at, a.dst + at, a.residual + at
+    return BatchSpan(*places, pixels, a.pixel_stride, count, width, totals, terms, a.room, low, high)
 
 
 @jit.kernel
-def batch_sums(element, lanes, period, is_backward):
+def batch_sums(element, lanes, period, is_backward, bounded):
     """A task is a split of the chunks, of a unit: its mean and squares, or the two sums of a gradient, in float64.
 
     period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0.
+    bounded: whether gradients count as 0 where outputs reached a bound.
     """
     kind = ElementType.of(element)
     held = kind.computed.itemsize
-    forward, backward = _combining(kind, lanes, period)
+    add_means = _summing(kind, lanes, period, "means")
+    add = _summing(kind, lanes, period, "products" if is_backward else "squares", bool(bounded))
 
     def kernel(args, first, last, scratch):
         a = BatchNormArgs(args)
         room = a.room
         for task in range(first, last):
             split, unit = task // a.units, task % a.units
-            totals = a.work + 16 * room * task
+            totals, channels = a.work + 16 * room * task, min(a.unit, a.channels - unit * a.unit)
             fill_memory(totals, 16 * room, 0)
             fill_memory(scratch, 3 * room * held, 0)
             begin, end = a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits
-            before = 0
+            if is_backward:
+                for c in range(channels):
+                    _store_output(a, unit * a.unit + c, scratch + c * held, held)
+            else:
+                span = _span(a, unit, begin, totals, scratch)
+                add_means(span)
+                share = 1.0 / span.pixels
+                for c in range(channels):
+                    store_f(scratch + c * held, load_f(totals + 8 * c, 8) * share, held)
+                    store_f(totals + 8 * c, 0.0, 8)
+            count = 0
             for number in range(begin, end):
-                span = _span(a, unit, number, scratch + room * held, scratch, held)
-                if is_backward:
-                    for c in range(span.channels if number == begin else 0):
-                        store_f(scratch + c * held, load_f(a.mean + (unit * a.unit + c) * held, held), held)
-                    backward(span, totals, room)
-                else:
-                    forward(span, totals, room, before)
-                before += span.pixels
+                span = _span(a, unit, number, totals, scratch)
+                add(span)
+                count += span.pixels
+            share = 1.0 / count
+            for c in range(0 if is_backward else channels):
+                at = totals + 8 * c
+                apart = load_f(at, 8) * share
+                squares = load_f(at + 8 * room, 8) - apart * apart * count
+                store_f(at, np.float64(load_f(scratch + c * held, held)) + apart, 8)
+                store_f(at + 8 * room, 0.0 if squares < 0.0 else squares, 8)
 
     return kernel
+
+
+@inline
+def _store_output(a, channel, terms, held):
+    """The mean, the slope and the shift of a channel's output, from what is held of mean and inverse."""
+    inverse = np.float64(load_f(a.inverse + channel * held, held))
+    store_f(terms, load_f(a.mean + channel * held, held), held)
+    store_f(terms + a.room * held, inverse * load_f(a.scale + channel * held, held), held)
+    store_f(terms + 2 * a.room * held, load_f(a.shift + channel * held, held), held)
+
+
+@inline
+def _keep(old, new, channel, value, momentum, held):
+    """What a running statistic becomes."""
+    if old != 0:
+        before = np.float64(load_f(old + channel * held, held))
+        store_f(new + channel * held, (1.0 - momentum) * before + momentum * value, held)
+
+
+@inline
+def _elements(a, split):
+    """Elements of a channel in a split."""
+    total = 0
+    for number in range(a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits):
+        total += min(a.chunk, a.pixels - number % a.row_chunks * a.chunk)
+    return total
+
+
+@inline
+def _combine_means(a, at, channels):
+    """Means and squares of all splits, in the place of those of the first."""
+    before = _elements(a, 0)
+    for split in range(1, a.splits):
+        other, count = at + split * a.units * a.room * 16, _elements(a, split)
+        share = count / (before + count)
+        for c in range(channels):
+            one, two = at + 8 * c, other + 8 * c
+            mean, squares = load_f(one, 8), one + 8 * a.room
+            apart = load_f(two, 8) - mean
+            store_f(one, mean + apart * share, 8)
+            both = load_f(squares, 8) + load_f(two + 8 * a.room, 8)
+            store_f(squares, both + apart * apart * (before * share), 8)
+        before += count
+
+
+@inline
+def _combine_sums(a, at):
+    """The sums of all splits, in the place of those of the first."""
+    for split in range(1, a.splits):
+        other = at + split * a.units * a.room * 16
+        for c in range(2 * a.room):
+            store_f(at + 8 * c, load_f(at + 8 * c, 8) + load_f(other + 8 * c, 8), 8)
 
 
 def _channel_terms(held: int) -> tuple[Any, Any]:
     """forward and backward(args, channel, terms, sums): what is made of a channel's sums. held: bytes of a number."""
 
     @inline
-    def elements(a, split):
-        """Elements of a channel in a split."""
-        total = 0
-        for number in range(a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits):
-            total += min(a.chunk, a.pixels - number % a.row_chunks * a.chunk)
-        return total
-
-    @inline
     def forward(a, channel, terms, at):
-        mean, squares, before, split = 0.0, 0.0, 0, 0
-        while split < a.splits:
-            here = at + split * a.units * a.room * 16
-            count = elements(a, split)
-            apart, total = load_f(here, 8) - mean, max(1, before + count)
-            mean += apart * count / total
-            squares += load_f(here + 8 * a.room, 8) + apart * apart * before * count / total
-            before += count
-            split += 1
-        variance = squares / a.count
-        inverse = 1.0 / np.sqrt(variance + as_float64(a.epsilon))
+        mean, squares, momentum = load_f(at, 8), load_f(at + 8 * a.room, 8), load_f(a.numbers, 8)
         store_f(a.mean + channel * held, mean, held)
-        store_f(a.inverse + channel * held, inverse, held)
-        store_f(a.first + channel * held, variance, held)
-        store_f(terms, mean, held)
-        store_f(terms + a.room * held, inverse * load_f(a.scale + channel * held, held), held)
-        store_f(terms + 2 * a.room * held, load_f(a.shift + channel * held, held), held)
+        store_f(a.inverse + channel * held, 1.0 / np.sqrt(squares / a.count + as_float64(a.epsilon)), held)
+        _keep(a.old_mean, a.new_mean, channel, mean, momentum, held)
+        _keep(a.old_variance, a.new_variance, channel, squares / max(1, a.count - 1), momentum, held)
+        _store_output(a, channel, terms, held)
 
     @inline
     def backward(a, channel, terms, at):
-        total, products, split = 0.0, 0.0, 0
-        while split < a.splits:
-            here = at + split * a.units * a.room * 16
-            total += load_f(here, 8)
-            products += load_f(here + 8 * a.room, 8)
-            split += 1
+        total, products = load_f(at, 8), load_f(at + 8 * a.room, 8)
         inverse = np.float64(load_f(a.inverse + channel * held, held))
         factor = inverse * load_f(a.scale + channel * held, held)
-        store_f(a.first + channel * held, products * inverse, held)
-        store_f(a.second + channel * held, total, held)
-        store_f(terms, load_f(a.mean + channel * held, held), held)
-        store_f(terms + a.room * held, -factor * inverse * inverse * products / a.count, held)
-        store_f(terms + 2 * a.room * held, -factor * total / a.count, held)
-        store_f(terms + 3 * a.room * held, factor, held)
+        store_f(a.of_scale + channel * held, products * inverse, held)
+        store_f(a.of_shift + channel * held, total, held)
+        _store_output(a, channel, terms, held)
+        store_f(terms + 3 * a.room * held, -factor * inverse * inverse * products / a.count, held)
+        store_f(terms + 4 * a.room * held, -factor * total / a.count, held)
+        store_f(terms + 5 * a.room * held, factor, held)
 
     return forward, backward
 
@@ -340,29 +416,36 @@ def batch_terms(element, is_backward):
     def kernel(args, first, last, scratch):
         a = BatchNormArgs(args)
         for unit in range(first, last):
-            terms = a.work + a.terms_at + unit * TERMS * a.room * held
+            terms, sums = a.work + a.terms_at + unit * TERMS * a.room * held, a.work + 16 * a.room * unit
+            channels = min(a.unit, a.channels - unit * a.unit)
             fill_memory(terms, TERMS * a.room * held, 0)
-            for c in range(min(a.unit, a.channels - unit * a.unit)):
-                at = a.work + 8 * (2 * a.room * unit + c)
+            if is_backward:
+                _combine_sums(a, sums)
+            else:
+                _combine_means(a, sums, channels)
+            for c in range(channels):
                 if is_backward:
-                    backward(a, unit * a.unit + c, terms + c * held, at)
+                    backward(a, unit * a.unit + c, terms + c * held, sums + 8 * c)
                 else:
-                    forward(a, unit * a.unit + c, terms + c * held, at)
+                    forward(a, unit * a.unit + c, terms + c * held, sums + 8 * c)
 
     return kernel
 
 
 @jit.kernel
-def batch_apply(element, lanes, period, ragged, is_backward):
-    """A task is a chunk of a unit: its results. ragged: channels of the last unit may not exist."""
+def batch_apply(element, lanes, period, ragged, is_backward, extra):
+    """A task is a chunk of a unit: its results. ragged: channels of the last unit may not exist.
+
+    extra: whether a residual is added; of a gradient, whether it counts as 0 where outputs reached a bound.
+    """
     kind = ElementType.of(element)
     held = kind.computed.itemsize
-    apply = _applying(kind, lanes, period, bool(ragged), bool(is_backward))
+    apply = _applying(kind, lanes, period, bool(ragged), bool(is_backward), bool(extra))
 
     def kernel(args, first, last, scratch):
         a = BatchNormArgs(args)
         for task in range(first, last):
             unit, number = task % a.units, task // a.units
-            apply(_span(a, unit, number, 0, a.work + a.terms_at + unit * TERMS * a.room * held, held))
+            apply(_span(a, unit, number, 0, a.work + a.terms_at + unit * TERMS * a.room * held))
 
     return kernel

@@ -1,8 +1,10 @@
 """The rows of batch normalisation in training: see `batch`, whose kernels they bind.
 
-Buffers of the forward op: source, scale, bias, destination, mean, 1 / sqrt(variance + epsilon), variance, workspace.
-Of the gradient: source, gradient of the output, scale, mean, 1 / sqrt(variance + epsilon), destination, gradients of
-scale and bias, workspace. All but source, gradient and destination are of the type that is computed with.
+Buffers of the forward op: source, scale, bias, destination, mean, 1 / sqrt(variance + epsilon), residual, running mean
+and variance and what they become (0 for those that are not there), numbers (`BatchNormArgs.numbers`), workspace. Of the
+gradient: source, gradient of the output, scale, bias, mean, 1 / sqrt(variance + epsilon), destination, gradients of
+scale and bias, numbers, workspace. All but source, residual, gradient and destination are of the type that is computed
+with. The options are `extra`: that of `batch_apply`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
 
-CHUNK_BYTES = 1 << 15  # of a chunk: what a core's first cache holds
+CHUNK_BYTES = 1 << 16  # of a chunk: about what a core's first cache holds
 UNIT = 512  # channels of a unit, at the most, where all channels of a pixel are contiguous
 TASKS = 16  # sums that are made apart, where there are chunks enough
 
@@ -70,7 +72,7 @@ def _sizes(request: Request, cut: _Cut) -> tuple[int, int]:
     return sums, sums + TERMS * cut.room * cut.units * request.types.src.computed.itemsize
 
 
-def _ops(request: Request, buffers: dict[str, Buffer], is_backward: bool) -> list[Op]:
+def _ops(request: Request, buffers: dict[str, Buffer], is_backward: bool, extra: bool) -> list[Op]:
     p, kind, cut = request.problem, request.types.src, _cut(request)
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
     at, padded = cut.at, request.dst.padded_shape(p.shape)[1] - p.shape[1]
@@ -95,36 +97,43 @@ def _ops(request: Request, buffers: dict[str, Buffer], is_backward: bool) -> lis
         count=p.shape[0] * p.shape[2] * p.shape[3],
         epsilon=element("float64").bits(p.epsilon),
     )
-    tasks, back = cut.units * cut.chunks, int(is_backward)
+    tasks, back, bounded = cut.units * cut.chunks, int(is_backward), int(is_backward and extra)
     chunk = chunk_of(tasks, cut.chunk * cut.unit * kind.itemsize, request.threads)
     return [
-        Op(batch_sums(kind.code, lanes, cut.period, back), args, cut.units * cut.splits, 1, 3 * cut.room * held),
+        Op(
+            batch_sums(kind.code, lanes, cut.period, back, bounded),
+            args,
+            cut.units * cut.splits,
+            1,
+            3 * cut.room * held,
+        ),
         Op(batch_terms(kind.code, back), args, cut.units, max(1, cut.units // 16)),
-        Op(batch_apply(kind.code, lanes, cut.period, int(padded > 0), back), args, tasks, chunk),
+        Op(batch_apply(kind.code, lanes, cut.period, int(padded > 0), back, int(extra)), args, tasks, chunk),
     ]
 
 
-_POINTERS = "src", "grad", "dst", "scale", "shift", "mean", "inverse", "first", "second", "work"
-_FORWARD = "src", "scale", "shift", "dst", "mean", "inverse", "first", "work"
-_BACKWARD = "src", "grad", "scale", "mean", "inverse", "dst", "first", "second", "work"
+_RUNNING = "old_mean", "old_variance", "new_mean", "new_variance"
+_FORWARD = "src", "scale", "shift", "dst", "mean", "inverse", "residual", *_RUNNING, "numbers", "work"
+_BACKWARD = "src", "grad", "scale", "shift", "mean", "inverse", "dst", "of_scale", "of_shift", "numbers", "work"
+_POINTERS = {*_FORWARD, *_BACKWARD}
 
 
 def _row(name: str, names: tuple[str, ...]) -> Row:
     is_backward = "grad" in names
     buffers = {each: Buffer(k) for k, each in enumerate(names)}
 
-    def make(request: Request) -> Primitive | Reason:
+    def make(request: Request, extra: bool = False) -> Primitive | Reason:
         reason = _why_not(request)
         if reason is not None:
             return reason
 
         def seconds() -> float:
             m, nbytes = request.machine, request.types.src.itemsize * math.prod(request.problem.shape)
-            reads = 4 if is_backward else 2
+            reads = 4 if is_backward else 2 + extra
             return m.launch_seconds() * 3 + m.move_seconds(reads * nbytes, nbytes) / request.threads
 
         work = _sizes(request, _cut(request))[1]
-        return Primitive(seconds, lambda: _ops(request, buffers, is_backward), workspace=(work,))
+        return Primitive(seconds, lambda: _ops(request, buffers, is_backward, extra), workspace=(work,))
 
     return Row(name, name, make, frozenset(FLOATS))
 

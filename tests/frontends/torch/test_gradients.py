@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 import unittest
@@ -289,7 +290,17 @@ def test_batch_norm_as_an_op():
         lambda *given: ours.batch_norm(given[0], None, None, *given[1:], True), (x, weight, bias)
     )
     for place in PLACES[:2]:
-        torch.library.opcheck(ops.batch_norm, (placed(x, place), weight, bias, 1e-5))
+        given = placed(x, place), weight, bias, torch.zeros(5), None, placed(x, place), 0.1, 1e-5, 0.0, 1.0
+        torch.library.opcheck(ops.batch_norm, given)
+    for residual in (None, random(*x.shape, dtype=x.dtype, seed=3)):
+        for bounds in ((-math.inf, math.inf), (0.0, 0.5)):
+            given = [each for each in (x, weight, bias, residual) if each is not None]
+            assert torch.autograd.gradcheck(
+                lambda x, w, b, *r, bounds=bounds: ops.batch_norm(
+                    x, w, b, None, None, *(r or (None,)), 0.1, 1e-5, *bounds
+                )[0],
+                given,
+            )
     y = ours.batch_norm(x, None, None, weight, bias, True)
     (of_x,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="first derivatives"):
