@@ -36,7 +36,7 @@ from blockconv.core.layout import Layout
 from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
 from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in, version
 from blockconv.frontends.torch.reports import Compiled, recorded
-from blockconv.frontends.torch.training import place_ops
+from blockconv.frontends.torch.training import partition_step, place_ops
 from blockconv.network.graph import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options
@@ -107,7 +107,9 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
 
     how: dict[str, Any] = {"decompositions": decompositions()}
     if _needs_gradients(example_inputs):
-        how = _inductor().for_training() if settings.fallback == "inductor" else {"decompositions": {}}
+        how = {"decompositions": {}, "partition_fn": partition_step}
+        if settings.fallback == "inductor":
+            how = _inductor().for_training()
 
     compiler = aot_autograd(
         fw_compiler=functools.partial(train, "forward"),

@@ -1,23 +1,26 @@
 """Graphs of a training step: convolutions, pools and batch norms, forward and backward, run on blockconv's ops.
 
-All other ops run in PyTorch.
+All other ops run in PyTorch. Before a step is parted into a forward and a backward graph, batch norms take in the
+addition and the ReLU that follow them. Their gradients find the mask of the ReLU again, so its input is not kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._functorch.partitioners import default_partition
 from torch.fx.node import map_arg
 
 from blockconv.core.errors import BlockconvError
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
 from blockconv.frontends.torch.reports import Compiled
 
-__all__ = ["place_ops"]
+__all__ = ["partition_step", "place_ops"]
 
 aten, ops = torch.ops.aten, torch.ops.blockconv
 TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -67,6 +70,7 @@ class _Site:
     def emit(self, op: Any, *given: Any) -> Any:
         """A new node, with what it gives of fake tensors."""
         made = self.graph.call_function(op, given)
+        made.meta = {key: self.node.meta[key] for key in ("partitioner_tag",) if key in self.node.meta}
         fakes = map_arg(given, lambda each: each.meta["val"])
         with self.mode:
             made.meta["val"] = op(*fakes)
@@ -260,6 +264,136 @@ def _batch_norm_backward(site: _Site) -> dict[int | None, Any]:
     return _as_types(site, dict(enumerate(_parts(site, made, 3))))
 
 
+# ---------------------------------------------------------------- batch norms with what follows them
+
+
+def partition_step(joint: Any, inputs: Any, **options: Any) -> Any:
+    """PyTorch's partition of the joint graph of a step, after batch norms were fused."""
+    for node in joint.graph.find_nodes(op="call_function", target=_NORM):
+        with contextlib.suppress(_StaysError):
+            _fuse_norm(_Site(joint.graph, node))
+    joint.graph.eliminate_dead_code()
+    joint.recompile()
+    return default_partition(joint, inputs, **options)
+
+
+class _Fused(NamedTuple):
+    """A batch norm with what follows it.
+
+    end: the node whose value the op gives.
+    residual: None, or the node that is added.
+    bounds: of the output.
+    masked: gradients of a ReLU6 that read the value before it. They may as well read that after it.
+    """
+
+    end: Any
+    residual: Any
+    bounds: tuple[float, float]
+    masked: list[Any]
+
+
+def _fuse_norm(site: _Site) -> None:
+    """One op in place of a batch norm, an addition and a ReLU, and one in place of the gradients of both."""
+    _check_norm(site)
+    graph, node, given = site.graph, site.node, site.given
+    found = _following(node)
+    point = None if found is None else _fusing_point(site, found)
+    if found is None or point is None:
+        return
+    backward = [
+        each for part in node.users if part.args[1] == 1 for each in part.users if each.target == _NORM_BACKWARD
+    ]
+    with graph.inserting_before(point):
+        names = "input", "weight", "bias", "running_mean", "running_var"
+        numbers = given["momentum"], given["eps"], *found.bounds
+        made = site.emit(ops.batch_norm.default, *(given[name] for name in names), found.residual, *numbers)
+        parts = _parts(site, made, 5)
+        results = _as_types(site, dict(enumerate(parts)))
+    for gradient in backward if found.residual is None else ():
+        _fuse_gradient(_Site(graph, gradient), found, parts[1:3], given["bias"])
+    for reader in found.masked:
+        reader.update_arg(1, parts[0])
+    found.end.replace_all_uses_with(parts[0])
+    for part in node.users:
+        if part.args[1]:
+            part.replace_all_uses_with(results[part.args[1]])
+
+
+def _following(node: Any) -> _Fused | None:
+    """What follows a batch norm and can be part of its op; None: nothing."""
+    values = [part for part in node.users if part.args[1] == 0]
+    if len(values) != 1:
+        return None
+    end, residual = values[0], None
+    readers = _readers(end)
+    if len(readers) == 1 and readers[0].target is aten.add.Tensor and not readers[0].kwargs:
+        added = [other for other in readers[0].args if other is not end]
+        if len(added) == 1 and isinstance(added[0], torch.fx.Node):
+            end, residual = readers[0], added[0]
+            readers = _readers(end)
+    clamps = [reader for reader in readers if reader.target in (aten.relu.default, aten.hardtanh.default)]
+    masked = [reader for reader in readers if reader not in clamps]
+    if len(clamps) != 1 or any(_origin(reader.args[1]) is not end or reader.target != _CLIPPED for reader in masked):
+        return None if residual is None else _Fused(end, residual, (-math.inf, math.inf), [])
+    bounds = (0.0, math.inf) if clamps[0].target is aten.relu.default else (-1.0, 1.0, *clamps[0].args[1:])[-2:]
+    return _Fused(clamps[0], residual, (float(bounds[0]), float(bounds[1])), masked)
+
+
+def _fusing_point(site: _Site, found: _Fused) -> Any:
+    """The node before which one op can stand; None unless all values are alike in memory, and kept for the gradient."""
+    value, node = site.given["input"].meta["val"], site.node
+    for other in (found.end, found.residual):
+        kept = None if other is None else other.meta["val"]
+        if kept is not None and (kept.shape, kept.dtype, kept.device) != (value.shape, value.dtype, value.device):
+            return None
+        if kept is not None and not _lies_as(kept, value):
+            return None
+    if "recompute" in node.meta or "recompute" in found.end.meta:
+        return None
+    position = {each: k for k, each in enumerate(site.graph.nodes)}
+    if found.residual is None or position[found.residual] < position[node]:
+        return node.next
+    readers = (reader for part in node.users if part.args[1] for reader in part.users)
+    return found.end if all(position[reader] > position[found.end] for reader in readers) else None
+
+
+def _fuse_gradient(site: _Site, found: _Fused, statistics: Sequence[Any], bias: Any) -> None:
+    """The gradient of a batch norm with that of the ReLU after it, if nobody else reads the latter."""
+    mask, promised = site.given["grad_out"], site.node.meta["val"]
+    kinds = {(0.0, math.inf): aten.threshold_backward.default}
+    if mask.target != kinds.get(found.bounds, _CLIPPED) or len(mask.users) > 1:
+        return
+    if _origin(mask.args[1]) is not found.end and mask not in found.masked:
+        return
+    with site.graph.inserting_before(site.node):
+        given = mask.args[0], site.given["input"], site.given["weight"], bias, *statistics, *found.bounds
+        made = site.emit(ops.batch_norm_backward.default, *given)
+        results = _as_types(site, dict(enumerate(_parts(site, made, 3))))
+        if 0 in results:
+            results[0] = _as_promised(site, results[0], promised[0], ())
+    for part in list(site.node.users):
+        part.replace_all_uses_with(results[part.args[1]])
+    found.masked[:] = [reader for reader in found.masked if reader is not mask]
+
+
+_COPIES = aten.detach.default, aten.clone.default, aten.alias.default
+
+
+def _origin(node: Any) -> Any:
+    """The node whose values a node copies."""
+    while node.target in _COPIES:
+        node = node.args[0]
+    return node
+
+
+def _readers(node: Any) -> list[Any]:
+    """Who reads a value or copies of it."""
+    found: list[Any] = []
+    for user in node.users:
+        found += _readers(user) if user.target in _COPIES else [user]
+    return found
+
+
 def _as_type(site: _Site, made: Any, dtype: Any) -> Any:
     same = made.meta["val"].dtype == dtype
     return made if same else site.emit(torch.ops.prims.convert_element_type.default, made, dtype)
@@ -271,12 +405,14 @@ def _as_types(site: _Site, results: dict[int, Any]) -> dict[int | None, Any]:
     return {k: _as_type(site, made, promised[k].dtype) for k, made in results.items() if site.reads(k)}
 
 
-_OWN_STATISTICS = {aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default}
+_NORM, _NORM_BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
+_CLIPPED = aten.hardtanh_backward.default
+_OWN_STATISTICS = {_NORM, _NORM_BACKWARD}
 _PLACES: dict[Any, Callable[[_Site], dict[int | None, Any]]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
-    aten._native_batch_norm_legit_functional.default: _batch_norm,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _NORM: _batch_norm,
+    _NORM_BACKWARD: _batch_norm_backward,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
     aten.avg_pool2d.default: _avg_pool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import re
 import shutil
 import warnings
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch_models import NETWORKS, Residual, made, nn, torch
+from torch_models import NETWORKS, F, Residual, made, nn, torch
 
 import blockconv as bc
 
@@ -305,6 +306,51 @@ def test_what_we_have_of_a_training_step_is_ours(format, dtype, monkeypatch):
     ours = "convolution", "_pool", "batch_norm"
     assert not [kind for kind in kinds if any(name in kind for name in ours) and "blockconv" not in kind]
     assert [record.refused for _, record in graphs] == [[], []]
+
+
+class Norms(nn.Module):
+    """What may follow a batch norm: ReLU6, an addition and ReLU, an addition, and readers that forbid a fusion."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 1, bias=False) for _ in range(6))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(6))
+        self.norms[3].momentum, self.norms[4].weight = 0.3, None
+
+    def forward(self, x):
+        parts = [self.norms[k](self.convs[k](x)) for k in range(6)]
+        a = F.relu6(parts[0], inplace=True)
+        b = F.relu(a + parts[1])
+        c = parts[2] + b
+        d = F.relu(parts[3])
+        e = parts[4] * F.hardtanh(parts[4], -0.5, 0.25)
+        return (F.relu(parts[5] + c.mean((2, 3), keepdim=True)) + c * d + d.sigmoid() + e).sigmoid()
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norms_take_in_what_follows_them(format, dtype, monkeypatch):
+    graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
+    monkeypatch.setattr(
+        "blockconv.frontends.torch.backend.place_ops", lambda gm, record: (place(gm, record), graphs.append(gm))
+    )
+    theirs = made(Norms).train().to(dtype).to(memory_format=format)
+    own, found = copy.deepcopy(theirs), []
+    for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend))):
+        x = images(3, 4, 8, 8).to(dtype).to(memory_format=format).requires_grad_()
+        y = call(x)
+        y.float().square().sum().backward()
+        found.append([y, x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()])
+    for a, b in zip(*found, strict=True):  # rounding decides masks here and there
+        if a is not None:
+            assert (b - a).float().abs().mean() <= (1e-4 if dtype == torch.float32 else 0.05) * a.abs().max()
+    nodes = [[node for node in gm.graph.nodes if node.op == "call_function"] for gm in graphs]
+    clamps = [sum(str(node.target).startswith(("aten.relu", "aten.hardtanh")) for node in each) for each in nodes]
+    masks = sum("_backward" in str(node.target) and "aten" in str(node.target) for node in nodes[1])
+    # Forward: those of parts[4] and parts[5]. Backward: those, the ReLU of b, and the sigmoids.
+    assert (clamps[0], masks) == (2, 5)
+    bounds = [node.args[-2:] for node in nodes[1] if str(node.target) == "blockconv.batch_norm_backward.default"]
+    assert sorted(bounds) == [(-math.inf, math.inf)] * 4 + [(0.0, 6.0), (0.0, math.inf)]
 
 
 def test_a_graph_lets_values_go_after_their_last_use():
