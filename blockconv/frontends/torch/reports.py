@@ -50,7 +50,9 @@ class Compiled:
         lines = [f"{self.name}, {self.kind}: {share}, {self.seconds:.2f} s in blockconv"]
         lines += [f"  in PyTorch: {line}" for line in self.refused]
         if self.kind == "forward":
-            lines.append("  in PyTorch: all but convolutions, pools and batch norms; for inference call it under torch.no_grad()")
+            lines.append(
+                "  in PyTorch: all but convolutions, pools and batch norms; for inference call it under torch.no_grad()"
+            )
         return "\n".join([*lines, *(f"  no plan: {line}" for line in self.failed)])
 
 

@@ -40,7 +40,7 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["INDEX", "PoolBackwardArgs", "pool_backward", "pool_scatter", "pool_spread"]
+__all__ = ["INDEX", "PoolBackwardArgs", "pool_backward", "pool_scatter", "pool_scatter_halves", "pool_spread"]
 
 INDEX = 8  # bytes
 
@@ -360,6 +360,49 @@ def pool_scatter(itemsize):
                     at += s.col
 
     return kernel
+
+
+@jit.kernel
+def pool_scatter_halves(src, lanes):
+    """The loop over planes and rows of the output, of maxima of 16-bit floats. A task is a plane, with rows of pixels
+    that follow each other on both sides: its sums are float32, in the scratch. src: the code of the type."""
+    held = ElementType.of(src)
+    size, computed = held.itemsize, held.computed.itemsize
+
+    @emitted
+    def widen(builder: Any, dst: Any, src: Any, count: Any) -> None:
+        v = Floats(builder, held, lanes)
+        v.each(count, lambda at, mask: v.computed.store(v.load(builder.add(src, at), mask), _beside(v, dst, at), mask))
+
+    @emitted
+    def narrow(builder: Any, dst: Any, src: Any, count: Any) -> None:
+        v = Floats(builder, held, lanes)
+        v.each(count, lambda at, mask: v.store(v.computed.load(_beside(v, src, at), mask), builder.add(dst, at), mask))
+
+    def kernel(args, first, last, scratch):
+        a = PoolBackwardArgs(args)
+        s, d, pixels = a.source, a.destination, a.ih * a.iw
+        row = scratch + pixels * computed
+        for task in range(first, last):
+            channel, n = task % a.vectors, task // a.vectors
+            of = Channels(a.rows + a.channels_at)[channel]
+            fill_memory(scratch, pixels * computed, 0)
+            begin = image_at(0, n, a.src_images, a.src_image_block, s.n) + of.src
+            for oh in range(a.oh if n < a.n else 0):
+                at = begin + oh * s.row
+                idx = a.idx + at // size * INDEX
+                widen(row, a.src + at, a.ow)
+                for k in range(a.ow):
+                    to = scratch + load_i64(idx, k) * computed
+                    store_f(to, load_f(to, computed) + load_f(row + k * computed, computed), computed)
+            narrow(image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst, scratch, pixels)
+
+    return kernel
+
+
+def _beside(v: Floats, address: Any, offset: Any) -> Any:
+    """The address of what is computed with, of elements at an offset in memory."""
+    return v.b.add(address, v.in_computed(offset))
 
 
 def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:

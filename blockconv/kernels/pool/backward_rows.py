@@ -11,7 +11,13 @@ from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, image_blocks
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.pool.backward import PoolBackwardArgs, pool_backward, pool_scatter, pool_spread
+from blockconv.kernels.pool.backward import (
+    PoolBackwardArgs,
+    pool_backward,
+    pool_scatter,
+    pool_scatter_halves,
+    pool_spread,
+)
 from blockconv.kernels.pool.blocking import Windows, windows
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
@@ -46,13 +52,22 @@ def _lanes(request: Request) -> int:
 
 BAND = 1 << 16  # bytes of the input's gradient that a task computes, at the most, but for one row
 SCATTERED = 128  # channels of a task that scatters
+PLANE = 1 << 19  # bytes of a plane of sums, at the most
 MOST_COLS = 4  # taps of a row of windows for which code of its own is made
 MOST_TAPS = 4  # of a maximum whose vectors are added at each tap
 
 
+def _by_planes(request: Request) -> bool:
+    """Whether maxima of 16-bit floats are added in a plane of float32."""
+    s, d, kind, (height, width) = request.source, request.destination, request.types.src, request.problem.dst_shape[2:]
+    rows = s.col == d.col == kind.itemsize and d.row == width * d.col and s.length == d.length == 1
+    plane = height * width * kind.computed.itemsize
+    return bool(kind.is_half and request.problem.is_max and rows and plane <= PLANE)
+
+
 def _by_vectors(request: Request) -> bool:
     """Whether vectors of channels are added."""
-    p, is_half = request.problem, request.types.src.is_half
+    p, is_half = request.problem, request.types.src.is_half and not _by_planes(request)
     return is_half or (_lanes(request) > 1 and not (p.is_max and p.taps > MOST_TAPS))
 
 
@@ -183,6 +198,10 @@ def _op(request: Request) -> Op:
         kernel, scratch = pool_backward(type.code, lanes, int(p.is_max), cols), row * band if type.is_half else 0
         return Op(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
     tasks = images * len(runs)
+    if _by_planes(request):
+        scratch = (ih * iw + p.src_shape[3]) * type.computed.itemsize
+        chunk, lanes = chunk_of(tasks, plane, request.threads), request.machine.lanes(type.computed.itemsize)
+        return Op(pool_scatter_halves(type.code, lanes), args, tasks, chunk, scratch, table)
     chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)
     if p.is_max:
         return Op(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
