@@ -95,11 +95,9 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], 
     form, problem, ((row, down), (col, along)) = piece.form, piece.problem, piece.taps
     transform, nbytes = form.transform, form.packed_bytes(problem, itemsize)
     turned = None if transform is None else transform.turned
-    if turned and transform and piece.taps == tuple((k - 1, -1) for k in shape[3:]):
-        if source == form.layout:
-            return Packing(Program((turned(problem),)), transform.nbytes(problem), 0)
-        plain = [op.with_buffers({1: 2}) for op in reorder_program(shape, source, form.layout, itemsize).ops]
-        return Packing(Program([*plain, turned(problem).with_buffers({0: 2})]), transform.nbytes(problem), nbytes)
+    reversed_taps = tuple((k - 1, -1) for k in shape[3:])
+    if turned and transform and source in (form.layout, _CHANNELS_LAST) and piece.taps == reversed_taps:
+        return Packing(Program((turned(problem, source != form.layout),)), transform.nbytes(problem), 0)
     inner, src, dst, first, to = problem.grouped_wei_shape, source, form.layout, (row, col), (0, 0)
     if piece.turned:
         src = Layout(source.tag.translate(str.maketrans("bcBC", "cbCB")))

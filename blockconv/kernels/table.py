@@ -40,14 +40,14 @@ class Transform(NamedTuple):
 
     nbytes(problem): of that.
     seconds(problem): predicted for the op, beside moving the bytes.
-    turned(problem): the op that reads row-major weights with input and output channels exchanged and taps in reverse
-        order, if there is one.
+    turned(problem, is_last): the op that reads row-major weights with input and output channels exchanged and taps in
+        reverse order, if there is one. is_last: it reads channels_last ones.
     """
 
     op: Callable[[Any], Op]
     nbytes: Callable[[Any], int]
     seconds: Callable[[Any], float]
-    turned: Callable[[Any], Op] | None = None
+    turned: Callable[[Any, bool], Op] | None = None
 
 
 class WeightForm(NamedTuple):

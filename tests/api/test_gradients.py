@@ -247,3 +247,17 @@ def test_errors_of_pools(call: Any, told: str) -> None:
     with pytest.raises(bc.ArgumentError) as caught:
         call(x, grad)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 33, 9, 8), (1, 8, 12, 12)])
+def test_winograds_gradient_reads_weights_in_any_memory_order(shape: tuple[int, ...]) -> None:
+    """With the same bits; channels are no multiple of a vector."""
+    rng = np.random.default_rng(4)
+    n, oc, h, w = shape
+    grad, weight = rng.standard_normal(shape, np.float32), rng.standard_normal((oc, 20, 3, 3), np.float32)
+    last = np.ascontiguousarray(weight.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    options = {"padding": 1, "out_layout": "NCHW"}
+    found = [bc.conv2d_backward_data((n, 20, h, w), k, grad, **options, algorithm="winograd") for k in (weight, last)]
+    np.testing.assert_array_equal(*found)
+    plain = bc.conv2d_backward_data((n, 20, h, w), weight, grad, **options, algorithm="direct")
+    assert np.abs(found[1] - plain).max() <= 1e-4 * np.abs(plain).max()

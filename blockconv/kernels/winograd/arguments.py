@@ -114,6 +114,7 @@ class WinogradWeightsArgs(Arguments):
     group_oc = word("output channels of a group", "channels")
     ic_step = word("from the weights of an input channel to those of the next", "bytes")
     oc_step = word("from those of an output channel to those of the next", "bytes")
+    tap_step = word("from a tap to the next, where output channels are contiguous", "bytes")
 
 
 ZEROS = 32  # words: more than the bias of a block of output channels takes

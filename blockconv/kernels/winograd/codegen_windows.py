@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.core.types import ElementType
+from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import I64, const, emitted, join, shuffle, transpose
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["ChannelBlocks", "Planes", "gather_blocks", "gather_few_planes", "gather_planes"]
+__all__ = ["ChannelBlocks", "Planes", "copy_vectors", "gather_blocks", "gather_few_planes", "gather_planes"]
 
 
 class ChannelBlocks(NamedTuple):
@@ -73,6 +73,22 @@ def gather_planes(pixels: int, lanes: int, type: int) -> Any:
         _store_pixels(v, rows, planes.dst, pixels)
 
     return gather
+
+
+@functools.cache
+def copy_vectors(count: int, lanes: int) -> Any:
+    """Code that copies so many vectors of float32, `step` bytes apart, one behind the other. Channels that do not exist
+    become zero."""
+
+    @emitted
+    def copy(builder: Any, src: Any, step: Any, exist: Any, dst: Any) -> None:
+        v = Vectors(builder, element("float32"), lanes)
+        mask = v.below(exist)
+        for k in range(count):
+            found = v.load(builder.add(src, builder.mul(step, const(k))), mask, 0.0)
+            v.store(found, builder.add(dst, const(k * v.bytes)))
+
+    return copy
 
 
 @functools.cache

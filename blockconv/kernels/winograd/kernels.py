@@ -36,7 +36,7 @@ from blockconv.kernels.winograd.codegen_finish import (
     finish_pixels,
     row_tiles,
 )
-from blockconv.kernels.winograd.codegen_windows import Planes, gather_planes
+from blockconv.kernels.winograd.codegen_windows import Planes, copy_vectors, gather_planes
 from blockconv.kernels.winograd.source import tile_at
 from blockconv.kernels.winograd.transforms import TAPS, Form
 
@@ -343,12 +343,13 @@ def winograd(exact):
 def winograd_weights(m, stride, vectors, lanes, turned=0):
     """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels.
 
-    turned: whether taps are in reverse order.
+    turned: 0; 1: taps are in reverse order; 2: and output channels are contiguous.
     """
     pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
     tap_bytes, begin = taps * ITEMSIZE, (taps - 1) * pixel if turned else 0
     tap = -pixel if turned else pixel
     gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(Form(m, stride), lanes, tap)
+    copy = copy_vectors(taps, lanes)
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)
@@ -362,7 +363,10 @@ def winograd_weights(m, stride, vectors, lanes, turned=0):
                 src = a.src + group * (group_oc * group_ic * tap_bytes) + oc * a.oc_step + ic * a.ic_step
                 # Those of groups that the last set lacks are multiplied: what is nearly 0 would take long.
                 exist = group_oc - oc if group == ocb // blocks else 0
-                gather(Planes(src, a.oc_step, 0, taps, exist, 0, scratch))
+                if turned == 2:
+                    copy(src, a.tap_step, exist, scratch)
+                else:
+                    gather(Planes(src, a.oc_step, 0, taps, exist, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
                 transform(Taps(scratch + begin, dst, a.position))
 

@@ -18,8 +18,9 @@ from blockconv.runtime import Buffer, Op
 __all__ = ["weight_form"]
 
 
-def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem) -> Op:
-    """turned: whether input and output channels are exchanged, and taps in reverse order, in what is read."""
+def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Op:
+    """turned: whether input and output channels are exchanged, and taps in reverse order, in what is read. is_last: of
+    these, whether output channels are contiguous."""
     p, m, at = problem, form.m, _blocking(form, machine, problem)
     ic, oc, each = p.ic // p.g, p.oc // p.g, TAPS * TAPS * ITEMSIZE
     args = WinogradWeightsArgs(
@@ -31,12 +32,13 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
         group_ic=ic,
         group_oc=oc,
         ic_step=oc * each if turned else each,
-        oc_step=each if turned else ic * each,
+        oc_step=ITEMSIZE if is_last else each if turned else ic * each,
+        tap_step=oc * ITEMSIZE,
     )
     if form.exact:
         kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
         return Op(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
-    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes, *(1,) * turned)
+    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes, *(1 + is_last,) * turned)
     return Op(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
