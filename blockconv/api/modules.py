@@ -313,7 +313,8 @@ class Conv2d:
         if self.algorithm == "auto":
             row = selection.choose(self._row_op, problem, src, dst, types, self.accuracy, once=each_call)
         else:
-            row = by_algorithm(self._op, self._row_op, self.algorithm, Request(problem, src, dst, types), self.accuracy)
+            request = Request(problem, src, dst, types, anchor=selection.anchor_of(problem))
+            row = by_algorithm(self._op, self._row_op, self.algorithm, request, self.accuracy)
         epilogue = self.arithmetic.epilogue(types, residual)
         plan = prepared(row, problem, src, dst, types, threads, epilogue, weights)
         return BoundConv(problem, types, problem.dst_shape, dst, plan)

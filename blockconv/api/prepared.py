@@ -48,8 +48,9 @@ def prepared(
     weights: Layout | None,
 ) -> Prepared:
     """weights: the layout that they are given in, if the program is to pack them."""
-    primitive = row.prepare(problem, src, dst, types, threads, epilogue=epilogue)
-    alone = primitive if threads == 1 else row.prepare(problem, src, dst, types, 1, epilogue=epilogue)
+    prepare = functools.partial(row.prepare, problem, src, dst, types, anchor=selection.anchor_of(problem))
+    primitive = prepare(threads=threads, epilogue=epilogue)
+    alone = primitive if threads == 1 else prepare(threads=1, epilogue=epilogue)
     workspace = sum(primitive.workspace)
     if weights is None:
         return Prepared(primitive.form, Program(primitive.ops(), alone.seconds), None, workspace)

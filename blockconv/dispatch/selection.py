@@ -11,6 +11,7 @@ from typing import Any
 from blockconv.core import text
 from blockconv.core.errors import SlowPathWarning, UnsupportedError
 from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Primitive, Reason, Request
@@ -20,6 +21,7 @@ __all__ = [
     "ACCURACY",
     "STRICT",
     "Decision",
+    "anchor_of",
     "choose",
     "decide",
     "decisions",
@@ -31,6 +33,9 @@ __all__ = [
 
 ACCURACY = 1e-5  # the largest error, relative to the largest output, of a kernel that is taken unasked
 STRICT = 0.0  # none: only kernels that compute by the definition
+
+# Widths of images in usual networks: 224, 256, 320, 384, 416, 640 pixels and their halves.
+COMMON_WIDTHS = frozenset(odd << k for odd in (1, 3, 5, 7, 13) for k in range(9))
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,16 @@ def decide(row: Row, request: Request, accuracy: float = ACCURACY) -> Primitive 
     return f"has an error of up to {row.error(request.problem):.1e} of the largest output, more than {accuracy:.1e}"
 
 
+def anchor_of(problem: Any) -> Any:
+    """The anchor of a call on arrays (`Request.anchor`): None, or the problem itself, so that kernels are for any size.
+
+    A depthwise kernel for short rows is compiled for its width, which may differ at each call. Only usual widths have
+    such kernels in calls.
+    """
+    is_any = isinstance(problem, Conv2dProblem) and problem.is_depthwise and problem.iw not in COMMON_WIDTHS
+    return problem if is_any else None
+
+
 def choose(
     op: str, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float = ACCURACY, once: bool = False
 ) -> Row:
@@ -72,7 +87,7 @@ def choose(
     The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the
     reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
-    found = decisions(op, Request(problem, src, dst, types), accuracy)
+    found = decisions(op, Request(problem, src, dst, types, anchor=anchor_of(problem)), accuracy)
     rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
     best = cheapest(found, once)
     if best is None:

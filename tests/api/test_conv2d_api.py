@@ -28,11 +28,13 @@ from conv_arrays import (
 )
 
 import blockconv as bc
-from blockconv import runtime
+from blockconv import jit, runtime
 from blockconv.api import functional, prepared
+from blockconv.core.problem import Conv2dBackwardDataProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.kernels.table import Request
+from blockconv.jit.families import KernelFamily
+from blockconv.kernels.table import Epilogue, Request
 
 
 @pytest.fixture
@@ -472,3 +474,35 @@ def test_a_convolution_says_what_it_is():
         "Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), padding=1, bias=False, activation=relu, dtype=float32)"
     )
     assert "groups=4" in repr(bc.Conv2d(np.ones((8, 1, 3, 3)), np.ones(8), groups=4))
+
+
+DEPTHWISE = {  # the window, the stride, the types
+    "3x3": (3, 1, Types.all("float32")),
+    "3x3 in steps": (3, 2, Types.all("float32")),
+    "5x5": (5, 1, Types.all("float32")),
+    "int8": (3, 1, Types.quantized("uint8", "uint8")),
+    "int8 in steps": (3, 2, Types.quantized("uint8", "uint8")),
+}
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW4"])
+@pytest.mark.parametrize(("name", "op"), [*((name, "conv2d") for name in DEPTHWISE), ("3x3", "conv2d_backward_data")])
+def test_depthwise_calls_of_any_size_share_few_kernels(name, op, layout, monkeypatch):
+    found, layout, (k, step, types) = set(), bc.Layout(layout), DEPTHWISE[name]
+
+    def ask(family, *params):
+        found.add((family.__name__, params))
+        return jit.Kernel(family.name(*params), 0)
+
+    monkeypatch.setattr(KernelFamily, "__call__", ask)
+    made = bc.Conv2dProblem if op == "conv2d" else Conv2dBackwardDataProblem
+    for h, w in np.random.default_rng(0).integers(8, 250, (100, 2)).tolist():
+        problem = made(1, 32, h, w, 32, k, k, step, step, k // 2, k // 2, g=32)
+        row = selection.choose(op, problem, layout, layout, types)
+        prepared.prepared.__wrapped__(row, problem, layout, layout, types, 1, Epilogue(), None)
+    assert len(found) <= 30
+
+
+def test_kernels_of_usual_widths_are_compiled_for_them():
+    problems = (bc.Conv2dProblem(1, 32, w, w, 32, 3, 3, 1, 1, 1, 1, g=32) for w in (7, 14, 28, 56, 112, 16, 32, 64, 80))
+    assert not any(map(selection.anchor_of, problems))

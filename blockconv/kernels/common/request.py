@@ -22,8 +22,8 @@ class Request:
     """A problem, the layouts and types of its arrays, and the machine and threads that it is to run on.
 
     anchor: None, or the same problem at another size, whose kernels were chosen for that size alone. With an anchor, a
-    kernel is compiled for no size: tiles come from a small set that all sizes share, and the anchor's tile and form
-    of weights are preferred.
+        kernel is compiled for no size: tiles come from a small set that all sizes share, and the anchor's tile and form
+        of weights are preferred. Without such a size, the problem itself.
     """
 
     problem: Any
@@ -49,8 +49,8 @@ class Request:
         return self if threads == self.threads else replace(self, threads=threads)
 
     def of(self, problem: Any, src: Layout, dst: Layout) -> Request:
-        """The same request for another problem, which has no anchor, and its layouts."""
-        return replace(self, problem=problem, src=src, dst=dst, anchor=None)
+        """The same request for another problem, and its layouts; it is its own anchor, if there was one."""
+        return replace(self, problem=problem, src=src, dst=dst, anchor=None if self.anchor is None else problem)
 
     def changed(self, change: Callable[[Any], Any], src: Layout, dst: Layout) -> Request:
         """The same request for a problem that is written in another way, and its layouts."""
