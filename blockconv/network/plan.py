@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -36,8 +37,10 @@ from blockconv.network.planning.planned import (
     Options,
     Planned,
     Planner,
+    choices,
     plan_layouts,
     read_layouts,
+    with_all_candidates,
 )
 from blockconv.network.planning.planner import Choice
 from blockconv.network.planning.resized import resized
@@ -217,12 +220,7 @@ class Plan:
             raise NetworkError(
                 self.network.name, op, value, "the plan's weights were released", f"{op} it before release"
             )
-        planned = self._first.planned
-        chosen = {
-            node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
-            for node, c in zip(planned.network.nodes, planned.chosen, strict=True)
-        }
-        return replace(self.options, chosen=chosen)
+        return replace(self.options, chosen=choices(self._first.planned))
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy holds what `save` writes, nothing of this process, and is bound where it is made."""
@@ -509,6 +507,7 @@ class Plan:
                     planned = bound.planned._replace(network=_without_weights(bound.planned.network))
                     kept[shapes] = bound._replace(planned=planned)
             self._first = next(iter(self._planned.values()))
+            self.__dict__.pop("planned", None)  # which has the weights
 
     # -- looking inside
 
@@ -517,10 +516,10 @@ class Plan:
         """The calls of the plan, in order, for the sizes of its compilation."""
         return self._first.schedule.actions
 
-    @property
+    @functools.cached_property
     def planned(self) -> Planned:
         """The candidates and the chosen ones, for the sizes of the plan's compilation."""
-        return self._first.planned
+        return with_all_candidates(self.network, self.options, self._first.planned)
 
     @property
     def reorders(self) -> tuple[Action, ...]:
@@ -574,7 +573,7 @@ class Plan:
         """
         bound = self._first
         sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
-        return collected(bound.planned, bound.schedule, self.options, sizes, self._profiled)
+        return collected(self.planned, bound.schedule, self.options, sizes, self._profiled)
 
     def report(self, path: str | PathLike[str], measured: Mapping[str, float] | None = None) -> None:
         """Write the plan as a self-contained HTML page, or as the data of `to_dict` if the path ends in ".json".
@@ -592,7 +591,7 @@ class Plan:
         if suffix == ".json":
             written = json.dumps(data, indent=1, allow_nan=False)
         else:
-            written = report.page(report.Drawn(data, bound.planned, bound.schedule), measured or {})
+            written = report.page(report.Drawn(data, self.planned, bound.schedule), measured or {})
         Path(path).write_text(written, encoding="utf-8")
 
     def __repr__(self) -> str:

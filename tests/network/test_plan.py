@@ -22,6 +22,7 @@ import blockconv as bc
 from blockconv.core.text import microseconds
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
+from blockconv.jit import kept
 from blockconv.kernels import TABLE
 from blockconv.kernels.table import Reason, Request
 from blockconv.network import archive, ops
@@ -242,6 +243,7 @@ def test_a_problem_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(row, make=make)
 
     monkeypatch.setattr(candidates, "TABLE", tuple(map(counting, TABLE)))
+    monkeypatch.setattr(kept, "read", lambda name: {})
     candidates.accepted.cache_clear()
     b = bc.NetworkBuilder("alike")
     x = b.input("x", (1, 16, 5, 7))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from small_networks import inception_network, residual_network, values
 
 from blockconv.core.errors import ArgumentError
 from blockconv.jit import kept
+from blockconv.machine.machine import host
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.plan import compile
-from blockconv.network.planning import elimination, remembered
+from blockconv.network.planning import elimination, planned, remembered
 from blockconv.network.planning.planner import (
     Assignment,
     Choice,
@@ -252,3 +255,67 @@ def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     for damaged in ({}, {"values": 3}, {**table, "values": [9999] * len(table["values"])}, {**table, "bound": []}):
         tables[name] = damaged
         assert optimal(problem, solve=remembered.minimum) == found
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What is kept on disk, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr(kept, "read", lambda name: found.get(name, {}))
+    monkeypatch.setattr(kept, "write", found.__setitem__)
+    return found
+
+
+@pytest.mark.parametrize("make", [inception_network, residual_network])
+def test_a_choice_is_kept_for_the_next_process(make: Any, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = values((1, *make().inputs[0].shape[1:]))
+    first = compile(make(), threads=1)
+    ((name, table),) = tables.items()
+    with monkeypatch.context() as patched:
+        patched.setattr(planned, "_solve", None)
+        again = compile(make(), threads=1)
+        later = compile(make(), threads=2)
+    bits = [[y.tobytes() for y in plan.by_name(x).values()] for plan in (first, again, later)]
+    assert bits[0] == bits[1] == bits[2]
+    assert again.to_dict() == first.to_dict()
+    assert again.cost_table() == first.cost_table()
+    for damaged in ({}, {**table, "bound": None}, {**table, "chosen": 3}, {**table, "chosen": {}}):
+        tables[name] = damaged
+        assert compile(make(), threads=1).to_dict() == first.to_dict()
+        assert tables[name] == table
+
+
+def test_a_choice_is_kept_with_all_that_it_depends_on(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, here = residual_network(), host()
+    compile(network)
+    requests: list[dict[str, Any]] = [
+        {"layouts": "NHWC"},
+        {"layouts": ["NHWC", "NCHW16"]},
+        {"planner": "greedy"},
+        {"accuracy": "strict"},
+        {"input_shapes": (2, 3, 12, 12)},
+        {"precision": "bfloat16"},
+    ]
+    for count, request in enumerate(requests, 2):
+        compile(network, **request)
+        assert len(tables) == count, request
+    other = replace(here, profile=replace(here.profile, launch=2 * here.profile.launch))
+    monkeypatch.setattr(planned, "host", lambda: other)
+    compile(network)
+    monkeypatch.setattr(remembered, "_package", lambda: b"another version")
+    compile(network)
+    assert len(tables) == len(requests) + 3
+    compile(residual_network(), threads=2)
+    assert len(tables) == len(requests) + 3
+
+
+def test_what_is_kept_has_the_same_name_in_every_process(run_python: Any) -> None:
+    code = """
+from small_networks import inception_network as made
+from blockconv.core.types import element
+from blockconv.network.planning import planned
+{early} and element("float32").dtype
+print(planned._kept_name(made(), planned.Options("auto", "optimal", False, {early} + 1, "default")))
+"""
+    names = {run_python(code.format(early=k), PYTHONHASHSEED=str(k)).stdout for k in (0, 1)}
+    assert len(names) == 1

@@ -95,6 +95,7 @@ class Pricing:
     every: keep each kernel, not the cheapest for its layouts alone.
     references: take reference kernels too where there are others.
     machine: that costs are for.
+    dsts: the layouts that kernels write, if not all of `layouts`.
     """
 
     layouts: tuple[Layout, ...]
@@ -104,6 +105,7 @@ class Pricing:
     every: bool = False
     references: bool = False
     machine: Machine = field(default_factory=host)
+    dsts: tuple[Layout, ...] = ()
 
 
 def element_types(network: Network, node: Node) -> Types:

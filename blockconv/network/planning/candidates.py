@@ -103,7 +103,8 @@ def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) ->
     a = node.attributes
     src_rank, dst_rank = len(site.inputs[a.leading(site)].shape), len(site.output.shape)
     types = element_types(network, node)
-    srcs, dsts = (pricing.layouts if rank == 4 else (row_major(rank),) for rank in (src_rank, dst_rank))
+    srcs = pricing.layouts if src_rank == 4 else (row_major(src_rank),)
+    dsts = pricing.dsts or pricing.layouts if dst_rank == 4 else (row_major(dst_rank),)
     for op, problem, *layouts in a.asked(site, srcs, dsts):
         for one in accepted(
             pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references

@@ -51,6 +51,7 @@ __all__ = [
     "Options",
     "Planned",
     "Planner",
+    "choices",
     "cost_key",
     "formulate",
     "formulated",
@@ -58,6 +59,7 @@ __all__ = [
     "prepared",
     "read_layouts",
     "reorder_key",
+    "with_all_candidates",
 ]
 
 Layouts = str | Layout | Sequence[str | Layout] | Mapping[str, str | Layout]
@@ -147,6 +149,7 @@ class Planned(NamedTuple):
     candidates: tuple[tuple[Candidate, ...], ...]  # of each node, as the steps of `problem` have them
     solution: Solution
     threads: int = 1  # that the costs of candidates are for
+    is_recalled: bool = False  # chosen before: only the chosen candidates were priced
 
     @property
     def chosen(self) -> list[Candidate]:
@@ -248,32 +251,81 @@ def formulated(network: Network, options: Options, every: bool) -> tuple[Network
     """
     network, pricing = prepared(network, options, every)
     found = tuple(tuple(candidates(network, node, pricing)) for node in network.nodes)
-    is_known = options.chosen is not None and _again(network, found, options.chosen) is not None
-    if options.measure and not is_known:
+    if options.measure:
         found = measured(network, found, options.threads, options.costs)
     return network, formulate(network, found, pricing.reorder, options), found
 
 
 def plan_layouts(network: Network, options: Options) -> Planned:
-    """A candidate for every node, as the options ask."""
-    every = options.chosen is not None or options.is_own  # what was chosen need not be the cheapest here
-    network, problem, found = formulated(network, options, every)
-    known = None if options.chosen is None else _again(network, found, options.chosen)
-    if known is not None:
-        return Planned(network, problem, found, evaluate(problem, known))
+    """A candidate for every node, as the options ask.
+
+    If a file or an earlier process made the choice, no search runs, and only the chosen candidates are priced.
+    """
+    if options.chosen is not None:
+        return _recalled(network, options, options.chosen, -math.inf) or plan_layouts(
+            network, replace(options, chosen=None)
+        )
+    if options.measure or options.is_own:
+        return _searched(network, options)
+    name = _kept_name(network, options)
+    known = _recalled(network, options, *remembered.choice(name))
+    if known is None:
+        planned = _searched(network, options)
+        remembered.keep_choice(name, choices(planned), planned.solution.bound)
+    return known or planned
+
+
+def _searched(network: Network, options: Options) -> Planned:
+    """The best candidates among all."""
+    network, problem, found = formulated(network, options, options.is_own)  # whose choice need not be the cheapest
     return Planned(network, problem, found, _solve(problem, options), options.threads if options.measure else 1)
 
 
-def _again(network: Network, found: tuple[tuple[Candidate, ...], ...], chosen: Mapping[str, Any]) -> list[int] | None:
-    """The candidates that were chosen before, by number; None if some do not exist here."""
-    numbers = []
-    for node, options in zip(network.nodes, found, strict=True):
+def with_all_candidates(network: Network, options: Options, planned: Planned) -> Planned:
+    """The same choice among all candidates, with their prices. network: as `plan_layouts` took it."""
+    if not planned.is_recalled:
+        return planned
+    every = options.chosen is not None  # what a file has need not be the cheapest here
+    network, problem, found = formulated(network, replace(options, measure=False), every)
+    ways = [[(c.row, c.srcs, c.dst) for c in options] for options in found]
+    numbers = [known.index((c.row, c.srcs, c.dst)) for known, c in zip(ways, planned.chosen, strict=True)]
+    return Planned(network, problem, found, evaluate(problem, numbers, planned.solution.bound))
+
+
+def _kept_name(network: Network, options: Options) -> str:
+    """The name of what is kept about a network's choice, with all that it depends on."""
+    machine, asked = host(), replace(options, threads=1)
+    caches = machine.second_level_cache, machine.last_level_cache
+    values = network.nodes, network.tensors, network.inputs, network.outputs, tuple(network.constants)
+    return remembered.choice_name(machine.isa, machine.profile, caches, asked, values)
+
+
+def choices(planned: Planned) -> dict[str, list[Any]]:
+    """The kernel, the sources' layouts and the destination's of each node, as files have them."""
+    return {
+        node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
+        for node, c in zip(planned.network.nodes, planned.chosen, strict=True)
+    }
+
+
+def _recalled(network: Network, options: Options, chosen: Mapping[str, Any], bound: float) -> Planned | None:
+    """The plan with the choices that were made before; None if some do not exist here."""
+    network, pricing = prepared(network, options, every=True)
+    found = []
+    for node in network.nodes:
         wanted = _choice(chosen.get(node.name))
-        ways = [(c.row.name if c.row else None, c.srcs, c.dst) for c in options]
-        if wanted not in ways:
+        if wanted is None:
             return None
-        numbers.append(ways.index(wanted))
-    return numbers
+        _, srcs, dst = wanted
+        images = dict.fromkeys(layout for layout in (*srcs, dst) if layout.ndim == 4)
+        near = replace(pricing, layouts=tuple(images) or (row_major(4),), dsts=(dst,) if dst.ndim == 4 else ())
+        ways = candidates(network, node, near)
+        same = [c for c in ways if (c.row.name if c.row else None, c.srcs, c.dst) == wanted]
+        if not same:
+            return None
+        found.append((same[0],))
+    problem = formulate(network, tuple(found), pricing.reorder, options)
+    return Planned(network, problem, tuple(found), evaluate(problem, [0] * len(found), bound), is_recalled=True)
 
 
 def _choice(saved: Any) -> tuple[Any, tuple[Layout, ...], Layout] | None:

@@ -1,15 +1,22 @@
-"""Searches that took long are kept on disk by what they were about, so that the next process has the answer at once."""
+"""Choices and long searches are kept on disk by what they depend on, so that the next process has them at once."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import io
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
 
 from blockconv.jit import kept
 from blockconv.network.planning import elimination
 from blockconv.network.planning.elimination import Factor, Minimum
 
-__all__ = ["minimum"]
+__all__ = ["choice", "choice_name", "keep_choice", "minimum"]
 
 LEAST = 1 << 24  # steps of a search that is worth a file; fewer take less than a tenth of a second
 
@@ -49,3 +56,44 @@ def _known(name: str, factors: Sequence[Factor]) -> Minimum | None:
         return Minimum(values, float(table["cost"]), float(table["bound"]), int(table["steps"]))
     except (KeyError, TypeError, ValueError):
         return None
+
+
+# ---------------------------------------------------------------- choices
+
+
+def choice_name(*what: Any) -> str:
+    """The name of a choice that depends on these values and on this package, and on nothing else."""
+    written = io.BytesIO()
+    _Plain(written).dump(what)
+    return f"choice-{hashlib.sha256(_package() + written.getbuffer()).hexdigest()[:32]}"
+
+
+def choice(name: str) -> tuple[Mapping[str, Any], float]:
+    """A choice that was kept, and the bound of its cost; empty if there is none."""
+    table = kept.read(name)
+    chosen, bound = table.get("chosen"), table.get("bound")
+    return (chosen, bound) if isinstance(chosen, dict) and isinstance(bound, float) else ({}, -math.inf)
+
+
+def keep_choice(name: str, chosen: Mapping[str, Any], bound: float) -> None:
+    kept.write(name, {"chosen": chosen, "bound": float(bound)})
+
+
+class _Plain(pickle.Pickler):
+    """Equal values have the same bytes in all processes: no references, and of records the fields alone."""
+
+    fast = True  # without a memo, in which the same string counts otherwise than an equal one
+
+    def reducer_override(self, value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return type(value), tuple(getattr(value, f.name) for f in fields(value) if f.init)
+        return NotImplemented
+
+
+@functools.cache
+def _package() -> bytes:
+    """A digest of all that this package's modules say."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.digest()
