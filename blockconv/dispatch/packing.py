@@ -19,6 +19,7 @@ from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
+from blockconv.runtime.memory import Empty
 
 __all__ = [
     "Packing",
@@ -133,11 +134,13 @@ def widened(weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[Any]:
     return weight if itemsize in (0, weight.itemsize) else weight.astype(f"{kind}{itemsize}")
 
 
-def pack_weights(problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[np.uint8]:
-    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them."""
+def pack_weights(
+    problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm, empty: Empty = aligned_empty
+) -> npt.NDArray[np.uint8]:
+    """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them. empty: gives their memory."""
     weight, source = weights_as_read(problem, widened(weight, form))
     how = packing(problem, source, form, weight.itemsize)
-    packed, between = aligned_empty(how.nbytes), aligned_empty(how.between)
+    packed, between = empty(how.nbytes), aligned_empty(how.between)
     how.program.run((address_of(weight), address_of(packed), address_of(between)))
     return packed
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 T = TypeVar("T", bound=np.generic)
+Empty = Callable[[int], npt.NDArray[np.uint8]]  # so many uninitialised bytes, aligned
 
-__all__ = ["Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
+__all__ = ["Empty", "Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
 
 ALIGNMENT = 128  # bytes: a pair of cache lines, which processors fetch together
 
@@ -23,9 +25,9 @@ def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + nbytes]
 
 
-def aligned_copy(array: npt.NDArray[T]) -> npt.NDArray[T]:
-    """A copy of an array, row-major, at a multiple of `ALIGNMENT`."""
-    kept = aligned_empty(array.nbytes).view(array.dtype).reshape(array.shape)
+def aligned_copy(array: npt.NDArray[T], empty: Empty = aligned_empty) -> npt.NDArray[T]:
+    """A copy of an array, row-major, at a multiple of `ALIGNMENT`. empty: gives its memory."""
+    kept = empty(array.nbytes).view(array.dtype).reshape(array.shape)
     kept[...] = array
     return kept
 
@@ -61,15 +63,13 @@ class Region:
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
 
-    def keep(self, array: npt.NDArray[T]) -> npt.NDArray[T]:
-        """A copy of an array, row-major."""
-        taken = -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Uninitialised bytes, after those that were given before."""
+        taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if taken > self._free.nbytes:
             self._free = aligned_empty(max(taken, self.PIECE))
-        kept = self._free[: array.nbytes].view(array.dtype).reshape(array.shape)
-        self._free = self._free[taken:]
-        kept[...] = array
-        return kept
+        given, self._free = self._free[:nbytes], self._free[taken:]
+        return given
 
 
 class Scratch(threading.local):

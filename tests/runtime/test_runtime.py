@@ -22,7 +22,7 @@ from blockconv.core import target
 from blockconv.jit.ir import fetch_add, load_acquire, load_i64, spin_pause, store_i64
 from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty, launcher
 from blockconv.runtime.launcher import RunRecord
-from blockconv.runtime.memory import Region
+from blockconv.runtime.memory import Region, aligned_copy
 from blockconv.runtime.pools import Pool
 
 # Kernels of this file are compiled each time: the cache does not see their text.
@@ -486,7 +486,7 @@ def test_a_region_keeps_copies_side_by_side() -> None:
     region, rng = Region(), np.random.default_rng(0)
     given = [rng.integers(0, 99, shape).astype(dtype) for shape, dtype in (((3, 5), "f4"), (7, "i1"), ((), "f8"))]
     given.append(given[0].T)
-    kept = [region.keep(array) for array in given]
+    kept = [aligned_copy(array, region.empty) for array in given]
     for array, copy in zip(given, kept, strict=True):
         assert copy.dtype == array.dtype
         np.testing.assert_array_equal(copy, array)
@@ -498,8 +498,8 @@ def test_a_region_keeps_copies_side_by_side() -> None:
 def test_a_piece_of_a_region_is_freed_with_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Region, "PIECE", 1 << 12)
     region = Region()
-    first, second = (region.keep(np.full(2048, k, np.uint8)) for k in (1, 2))
-    large = region.keep(np.full(1 << 13, 3, np.uint8))  # more than a piece
+    first, second = (aligned_copy(np.full(2048, k, np.uint8), region.empty) for k in (1, 2))
+    large = aligned_copy(np.full(1 << 13, 3, np.uint8), region.empty)  # more than a piece
     assert first.base is second.base is not large.base
     piece = weakref.ref(first.base)
     del first

@@ -20,7 +20,7 @@ from blockconv.dispatch.packing import pack_bias, pack_weights
 from blockconv.dispatch.quantizing import check_sums, quantized_bias, weight_sums
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node, array_bytes, same_array
-from blockconv.runtime.memory import Region, aligned_copy
+from blockconv.runtime.memory import Empty, Region, aligned_copy, aligned_empty
 
 __all__ = ["Parameters"]
 
@@ -62,12 +62,11 @@ class Parameters:
     def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
         """Weights and bias of a convolution."""
         names = node.parameters
-        weight = self._constants[names[0]]
         dtype = types.acc.name
         bias = self._constants[names[1]] if len(names) > 1 else None
         key = dtype, problem.g, form.sharing, form.bias, form.order, form.pieces
-        packed = self._kept(names[1:], key, lambda: pack_bias(problem, bias, form, dtype))
-        return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        packed = self._copied(names[1:], key, lambda: pack_bias(problem, bias, form, dtype))
+        return self._weights(node, problem, form), packed
 
     def quantized_weights(
         self, node: Node, problem: Any, form: WeightForm, after: Requantization
@@ -86,8 +85,8 @@ class Parameters:
             check_sums(str(node), weight, bias)
             return quantized_bias(problem, weight, bias, form, after)
 
-        packed = self._kept(names, key, folded)
-        return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        packed = self._copied(names, key, folded)
+        return self._weights(node, problem, form), packed
 
     def dynamic_weights(
         self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
@@ -105,25 +104,30 @@ class Parameters:
             check_sums(str(node), weight, None)
             return weight_sums(problem, weight, bias, form, types, given)
 
-        packed = self._kept(names, (problem.g, form, types, given), summed)
-        return self._kept(names[:1], (problem.g, form), lambda: pack_weights(problem, weight, form)), packed
+        packed = self._copied(names, (problem.g, form, types, given), summed)
+        return self._weights(node, problem, form), packed
 
     def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
         """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
         value = np.ascontiguousarray(self._constants[name], None if type is None else type.dtype)
         value = value.reshape((1,) * (layout.ndim - value.ndim) + value.shape)
-        return self._kept(
-            (name,),
-            (layout, value.dtype),
-            lambda: to_layout(BlockedArray(value, row_major(layout.ndim), value.shape), layout).storage,
-        )
+        given = BlockedArray(value, row_major(layout.ndim), value.shape)
+        return self._copied((name,), (layout, value.dtype), lambda: to_layout(given, layout).storage)
 
     def release(self) -> None:
         """Forget the constants; what is packed remains."""
         self._constants = {}
 
-    def _kept(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
-        """The key of what is made of these constants. For constants of other sizes it lives as long as it is used."""
+    def _weights(self, node: Node, problem: Any, form: WeightForm) -> Array:
+        name = node.parameters[0]
+        weight = self._constants[name]
+        return self._kept((name,), (problem.g, form), lambda empty: pack_weights(problem, weight, form, empty))
+
+    def _copied(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
+        return self._kept(names, how, lambda empty: aligned_copy(make(), empty))
+
+    def _kept(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[Empty], Array]) -> Array:
+        """What is made of these constants, once. For constants of other sizes it lives as long as it is used."""
         key = self._key(names), *how
         found = self._packed.get(key)
         if found is None:
@@ -131,8 +135,7 @@ class Parameters:
             is_of_all = self._keys.keys().isdisjoint(names)
             if found is None:
                 with jit.compiling():  # what packs runs now
-                    made = make()
-                found = self._shared[key] = self._region.keep(made) if is_of_all else aligned_copy(made)
+                    found = self._shared[key] = make(self._region.empty if is_of_all else aligned_empty)
             if is_of_all:
                 self._packed[key] = found
         return found
