@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import random
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -116,6 +119,25 @@ def test_few_sizes_are_kept(net: bc.Network, monkeypatch: pytest.MonkeyPatch) ->
     assert (asked[0],) in plan._others, "the one that is called most stays"
     assert plan.weights_nbytes <= 3 * held, "weights do not grow with the number of sizes"
     assert plan._arenas.nbytes <= max(plan._of((shape,)).schedule.arena for shape in asked), "one arena for all sizes"
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_however_many_sizes_come() -> None:
+    b = bc.NetworkBuilder("small")
+    x = b.conv2d(b.input("x", (1, 3, 56, 56)), values((16, 3, 3, 3), 1), stride=2, padding=1, activation="relu")
+    b.output(b.conv2d(b.max_pool2d(x, 3, 2, 1), values((16, 1, 3, 3), 2), padding=1, groups=16))
+    plan = bc.compile(b.build(), threads=1)
+    tracemalloc.start()
+    try:
+        for h, w in itertools.product(range(20, 44), range(40, 65)):
+            plan._of(((1, 3, h, w),))
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(plan._others) == plans.KEPT
+    assert len(plan._used) <= plans.KEPT + 1
+    assert held <= 15e6, "12 MB, most of them in caches of problems; 600 sizes that stay bound take 8 MB more"
 
 
 def test_a_prepared_size_is_planned_and_stays(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:

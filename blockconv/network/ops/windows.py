@@ -46,6 +46,11 @@ __all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "Intege
 _conv2d_problem = functools.lru_cache(maxsize=4096)(Conv2dProblem)  # inferred several times for each node
 
 
+@functools.lru_cache(maxsize=64)
+def _finite(weights: ElementType) -> ElementType:
+    return replace(weights, finite=True)
+
+
 @dataclass(frozen=True)
 class Weighted(Attributes):
     """The base of convolutions and transposed convolutions.
@@ -197,7 +202,7 @@ class Conv2d(Convolution):
     def types_at(self, site: Site) -> Types:
         src, dst = site.inputs[0].type, site.output.type
         types = Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
-        return types._replace(wei=replace(types.wei, finite=self.finite))
+        return types._replace(wei=_finite(types.wei)) if self.finite else types
 
 
 @dataclass(frozen=True)

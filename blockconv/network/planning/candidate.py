@@ -111,5 +111,7 @@ class Pricing:
 def element_types(network: Network, node: Node) -> Types:
     """The element types of a node's arrays; narrow weights only where this machine multiplies them faster."""
     types = node.attributes.types_at(network.site(node))
+    if not (types.wei.narrow or types.wei.light):
+        return types
     plain = types._replace(wei=replace(types.wei, narrow=False))
     return known_weights(plain, types.wei.narrow, types.wei.light)
