@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from small_networks import inception_network, residual_network, values
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.layout import Layout
 from blockconv.jit import kept
 from blockconv.machine.machine import host
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
-from blockconv.network.plan import compile
+from blockconv.network.plan import Plan, compile
 from blockconv.network.planning import elimination, planned, remembered
 from blockconv.network.planning.planner import (
     Assignment,
@@ -307,6 +308,13 @@ def test_a_choice_is_kept_with_all_that_it_depends_on(tables: Any, monkeypatch: 
     assert len(tables) == len(requests) + 3
     compile(residual_network(), threads=2)
     assert len(tables) == len(requests) + 3
+
+
+def test_a_file_may_name_layouts_that_its_options_do_not() -> None:
+    first, x = compile(residual_network(), "NCHW16", threads=1), values((1, 3, 12, 12))
+    plan = Plan(first.network, replace(first.options_with_choices(), layouts=(Layout("NHWC"),)))
+    assert plan(x).tobytes() == first(x).tobytes()
+    assert "NCHW16" in plan.explain()
 
 
 def test_what_is_kept_has_the_same_name_in_every_process(run_python: Any) -> None:

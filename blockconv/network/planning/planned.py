@@ -287,8 +287,10 @@ def with_all_candidates(network: Network, options: Options, planned: Planned) ->
         return planned
     every = options.chosen is not None  # what a file has need not be the cheapest here
     network, problem, found = formulated(network, replace(options, measure=False), every)
-    ways = [[(c.row, c.srcs, c.dst) for c in options] for options in found]
-    numbers = [known.index((c.row, c.srcs, c.dst)) for known, c in zip(ways, planned.chosen, strict=True)]
+    known = [{(c.row, c.srcs, c.dst): k for k, c in enumerate(ways)} for ways in found]
+    numbers = [at.get((c.row, c.srcs, c.dst), -1) for at, c in zip(known, planned.chosen, strict=True)]
+    if -1 in numbers:  # a file may name layouts that its options do not
+        return planned
     return Planned(network, problem, found, evaluate(problem, numbers, planned.solution.bound))
 
 

@@ -76,6 +76,7 @@ def choice(name: str) -> tuple[Mapping[str, Any], float]:
 
 
 def keep_choice(name: str, chosen: Mapping[str, Any], bound: float) -> None:
+    """Keep what `choice` gives for this name."""
     kept.write(name, {"chosen": chosen, "bound": float(bound)})
 
 
