@@ -143,7 +143,7 @@ def _tensor(fields: dict[str, Any], rng: np.random.Generator) -> Any:
         return torch.zeros(shape, dtype=dtype)
     mean, deviation = (fields.get(key) or 0.0 for key in ("mean", "std"))
     value = rng.normal(mean, deviation or 1e-3, shape)
-    if "running_var" in name or "variance" in name:
+    if re.search("running_var|variance|_eps$", name):
         value = np.abs(value) + 1e-3
     return torch.from_numpy(np.asarray(value)).to(dtype)
 
@@ -170,9 +170,12 @@ def read_sample(path: Path) -> tuple[Any, tuple[Any, ...]]:
     for name in ("input_meta.py", "weight_meta.py"):
         for fields in _classes(path / name) if (path / name).exists() else ():
             tensors[fields["name"]] = _tensor(fields, rng)
-    sizes = _sizes(path / "input_tensor_constraints.py")
-    for name in [name for name in tensors if re.fullmatch(r"s\d+", name)]:  # a size of an input
-        sizes[name] = int(tensors.pop(name))
+    sizes: dict[str, float] = {**_sizes(path / "input_tensor_constraints.py")}
+    for name, value in [*tensors.items()]:
+        if re.fullmatch(r"s\d+", name):  # a size of an input
+            sizes[name] = int(tensors.pop(name))
+        elif value.dtype == torch.float64 and not value.shape:  # a number, which the graph calls item of
+            sizes[name] = np.float64(tensors.pop(name))
     names = list(graph.forward.__code__.co_varnames[1 : graph.forward.__code__.co_argcount])
     inputs = [name for name in names if name in tensors and not re.search(r"_(parameters|buffers)_|^L_self_", name)]
 

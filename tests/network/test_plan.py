@@ -9,6 +9,7 @@ import itertools
 import json
 import random
 import threading
+import tracemalloc
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from blockconv.network import archive, ops
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.moves import part
 from blockconv.network.planning import candidates, parameters, planned
+from blockconv.runtime.memory import Region
 
 FLOATS = Types.all("float32")
 LAYOUTS = ("auto", "NHWC", "NCHW16", "CHWN4")  # few, as each has kernels of its own; bench runs networks in all
@@ -202,6 +204,25 @@ def test_kernels_that_share_parameters_have_those_of_their_own_form() -> None:
                 assert all(map(np.array_equal, alone, together)), (row.name, name)
                 seen += 1
     assert seen >= 6
+
+
+def test_weights_are_packed_where_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large layer's packed weights are never in memory twice."""
+    b = bc.NetworkBuilder("wide")
+    b.output(b.conv2d(b.input("x", (1, 512, 1, 1)), values((512, 512, 1, 1), 1)))
+    network = b.build()
+    node, layout = network.nodes[0], bc.Layout("NCHW")
+    problem = network.problem(node)
+    row = next(row for row in TABLE if row.name == "conv_direct")
+    form = row.prepare(problem, layout, layout, FLOATS).form
+    first = candidates.Parameters(network).weights(node, problem, form, FLOATS)  # compiles what packs
+    monkeypatch.setattr(Region, "PIECE", 1 << 12)
+    tracemalloc.start()
+    again = candidates.Parameters(network).weights(node, problem, form, FLOATS)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert all(map(np.array_equal, first, again))
+    assert peak < 1.2 * sum(array.nbytes for array in again)
 
 
 def test_plans_of_one_network_share_weights(monkeypatch: pytest.MonkeyPatch) -> None:
