@@ -222,7 +222,7 @@ class Translation:
     def constant(self, value: Array, what: str) -> Tensor:
         """A constant of this node. what: the end of its name."""
         name = self.emitter.value_name(f"{self.name}.{what}")
-        return self.emitter.constant(name, np.asarray(value, order="C"))
+        return self.emitter.constant(name, np.asarray(value))
 
     def emit(self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
         """An op, and the value that it makes. It has this node's name unless it only helps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +282,17 @@ def test_hard_swish_of_float64_has_the_slope_that_onnx_gives_it():
     network = bc.load_onnx(model)
     for found in (network.evaluate(x)["y"], bc.compile(network)(x)):
         np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_a_transposed_weight_is_held_once() -> None:
+    """The second matrix of a product is its initializer, seen transposed."""
+    weight = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 512]}, ["y"], w=weight).SerializeToString()
+    bc.load_onnx(made)  # imports what reads it
+    tracemalloc.start()
+    network = bc.load_onnx(made)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 1.3 * weight.nbytes
+    x = np.random.default_rng(1).normal(size=(2, 512)).astype(np.float32)
+    np.testing.assert_allclose(bc.compile(network, threads=1)(x), x @ weight, atol=1e-4)
