@@ -282,13 +282,17 @@ class Translation:
         return self.binary("add", above, self.emit(Binary("mul"), below, factors, helps=True))
 
     def expanded(self, x: Tensor, shape: Shape) -> Tensor:
-        """Floats broadcast to `shape`: x times ones. Arithmetic on the result reads x (`simplify`)."""
+        """Floats broadcast to `shape`: copies, or x times ones, if few. Arithmetic on these reads x (`simplify`)."""
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
-        if not x.type.is_float or 0 in shape or math.prod(shape) > MOST_ONES:
+        if not x.type.is_float or 0 in shape:
             raise Unsupported(f"shape={shape}: an expansion of {x.type} to {math.prod(shape)} elements")
         wide = self.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, helps=False)
         if wide.shape == shape:
+            return wide
+        if math.prod(shape) > MOST_ONES:
+            for axis, size in reversed([*enumerate(shape)]):
+                wide = wide if wide.shape[axis] == size else self.gathered(wide, axis, np.zeros(size, np.int64))
             return wide
         return self.binary("mul", wide, self.constant(np.ones(shape, x.type.dtype), "ones"))
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
 from blockconv.core.eltwise_problem import RecurrentKind, ReduceKind
@@ -57,7 +58,20 @@ def decompositions() -> dict[Any, Any]:
     for op in [*table]:
         if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
             del table[op]
+    table[torch.ops.aten._native_multi_head_attention.default] = _multi_head_attention
     return table
+
+
+def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
+    """PyTorch's fast path of inference as the ops that it stands for. One with a mask or weights stays whole."""
+    qkv_weight, qkv_bias, weight, bias, *options = others
+    mask, need_weights = (*options, *(None, True)[len(options) :])[:2]
+    if mask is not None or need_weights or named:
+        return NotImplemented
+    projected = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    split = [functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in projected]
+    found = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    return functional.linear(found, weight, bias), query.new_empty(0)
 
 
 @contextlib.contextmanager
@@ -220,6 +234,38 @@ def _nearest_exact(call: Call) -> Tensor:
 @_op("upsample_bilinear2d", "upsample_linear1d")
 def _bilinear(call: Call) -> Tensor:
     return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
+
+
+def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
+    """An axis as two: the windows of `size` elements, and what is in each."""
+    count = (x.shape[axis] - dilation * (size - 1) - 1) // step + 1
+    indices = step * np.arange(count)[:, None] + dilation * np.arange(size)
+    shape = (*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return call.reshape(call.gathered(x, axis, indices.reshape(-1)), shape)
+
+
+@_op("unfold")
+def _unfold(call: Call) -> Tensor:
+    x = call.input()
+    axis, rank = call.axis(call["dimension"], len(x.shape)), len(x.shape)
+    order = (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)
+    return _transposed(call, _windowed(call, x, axis, call["size"], call["step"]), order)
+
+
+@_op("im2col")
+def _im2col(call: Call) -> Tensor:
+    """The windows of an image as columns, a row for each channel and tap."""
+    x = call.input()
+    size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
+    y = _image(call, x, 2)
+    if any(pads):
+        y = call.emit(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), y, helps=True)
+    for axis in (3, 2):
+        k = axis - 2
+        y = _windowed(call, y, axis, size[k], step[k], dilation[k])
+    y = _transposed(call, y, (0, 1, 3, 5, 2, 4))
+    n, c, kh, kw, oh, ow = y.shape
+    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
 
 
 # ---------------------------------------------------------------- matrices
@@ -693,15 +739,14 @@ def _filled(call: Call) -> Value:
     return Constant(torch.full(tuple(size), number, dtype=call.node.meta["val"].dtype), call.node.name)
 
 
-def _transposed(call: Call, perm: Sequence[int]) -> Tensor:
-    x = call.input()
+def _transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:
     perm = tuple(call.axis(axis, len(x.shape)) for axis in perm)
     return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
 
 
 @_op("permute")
 def _permute(call: Call) -> Tensor:
-    return _transposed(call, call["dims"])
+    return _transposed(call, call.input(), call["dims"])
 
 
 @_op("transpose", "t")
@@ -710,7 +755,7 @@ def _transpose(call: Call) -> Tensor:
     a, b = call.get("dim0", 0), call.get("dim1", -1)
     if len(perm) > 1:
         perm[a], perm[b] = perm[b], perm[a]
-    return _transposed(call, perm)
+    return _transposed(call, call.input(), perm)
 
 
 # The gates of PyTorch in ONNX's order.

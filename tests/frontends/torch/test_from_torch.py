@@ -15,6 +15,7 @@ from torch_models import NETWORKS, Apply, F, made, nn, torch
 import blockconv as bc
 from blockconv.core.errors import UnsupportedError
 from blockconv.frontends.torch.ops import OPS as READ
+from blockconv.network import emitter
 
 IMAGE, ROW, MATRIX = (2, 6, 8, 10), (2, 6, 11), (3, 6)
 V6 = torch.linspace(0.5, 2, 6)
@@ -64,6 +65,16 @@ OPS = {
     "attention of shared heads": (
         lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:4], enable_gqa=True)),
         IMAGE,
+    ),
+    "attention of a layer": (
+        lambda: Apply(
+            lambda x, w, b, o, c: torch._native_multi_head_attention(x, x, x, 11, 1, w, b, o, c, None, False)[0],
+            w=torch.arange(363).view(33, 11) % 5 - 2.0,
+            b=torch.arange(33) / 9,
+            o=torch.arange(121).view(11, 11) % 3 - 1.0,
+            c=torch.arange(11) / 7,
+        ),
+        ROW,
     ),
     "attention by parts": (lambda: Apply(lambda x: (x * 0.3 @ x.mT + 1).softmax(-1) @ x.relu()), IMAGE),
     "batch norm": (lambda: nn.BatchNorm2d(6), IMAGE),
@@ -120,6 +131,8 @@ OPS = {
         lambda: Apply(lambda x, h, w: x[:, :, h[:, None], w], h=torch.tensor([7, 0]), w=torch.tensor([1, 3, 5])),
         IMAGE,
     ),
+    "columns of windows": (lambda: nn.Unfold((3, 2), (2, 1), 1, (1, 3)), IMAGE),
+    "windows that overlap": (lambda: Apply(lambda x: x.unfold(2, 5, 2).unfold(3, 4, 3) * 2), IMAGE),
     "part written": (lambda: Apply(lambda x: _written(x)), IMAGE),
     "filled": (lambda: Apply(lambda x: x + torch.full_like(x, 3) * x.new_ones(10)), IMAGE),
     "wrapped pad": (lambda: Apply(lambda x: F.pad(x, (1, 2, 2, 1), mode="circular")), IMAGE),
@@ -197,8 +210,18 @@ def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)
     network = bc.from_torch(module, x)
+    assert {kind for n in network.nodes if n.op == "foreign" for kind in n.attributes.kinds} <= {"aten.where"}
     (found,) = network.evaluate(x.numpy()).values()
     assert error(found, module(x)) < 1e-5
+
+
+def test_a_large_expansion_is_copies(monkeypatch):
+    monkeypatch.setattr(emitter, "MOST_ONES", 100)
+    module, x = Apply(lambda x: torch.cat([x[:, :, :1, :1].expand(-1, -1, 8, 10), x], 1)), given(IMAGE)
+    network = bc.from_torch(module, x)
+    assert {node.op for node in network.nodes} <= {"slice", "gather", "concat"}
+    (found,) = network.evaluate(x.numpy()).values()
+    assert error(found, module(x)) == 0
 
 
 RECURRENT = [
@@ -292,7 +315,7 @@ PYTORCH = {
     "one op": lambda x: torch.cumsum(x, 1),
     "between convolutions": lambda x: F.conv2d(torch.cumsum(F.conv2d(x, WEIGHT), 1), WEIGHT),
     "kinds and several outputs": _kinds,
-    "a view": lambda x: x.unfold(3, 2, 2).flip(1) + 1,
+    "a view": lambda x: x.diagonal(0, 2, 3).flip(1) + 1,
     "what a constant gives": lambda x: torch.bucketize(x, torch.linspace(-1, 1, 5)),
     "a scalar": lambda x: x * torch.argmax(x),
     "no elements": lambda x: torch.cat([torch.cumsum(x, 1), torch.cumsum(x[:, :0], 1)], 1),
