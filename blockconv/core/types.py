@@ -18,6 +18,8 @@ __all__ = [
     "INTEGERS",
     "LIGHT",
     "NIBBLES",
+    "NUMBERS",
+    "WHOLE",
     "ElementType",
     "FloatType",
     "IntegerType",
@@ -35,6 +37,9 @@ BYTES: tuple[IntegerType, ...] = ("uint8", "int8")
 # The floats of arrays; and those of them that become each other.
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 FloatType = Literal["float32", "bfloat16", "float16"]
+# Integers that are what they are, and all that is moved, chosen, compared and converted.
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+NUMBERS = (*FLOATS, *WHOLE, "bool")
 NIBBLES = ("int4", "uint4")  # packed, two a byte, which NumPy has no dtypes of
 INTEGERS: tuple[IntegerType, ...] = (*BYTES, "int4", "uint4")
 _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)

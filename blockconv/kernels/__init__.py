@@ -12,9 +12,11 @@ from blockconv.kernels.depthwise import rows as depthwise
 from blockconv.kernels.depthwise.backward_rows import ROWS as DEPTHWISE_BACKWARD_WEIGHTS
 from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
+from blockconv.kernels.indexed import rows as indexed
 from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.norm import batch_rows
 from blockconv.kernels.norm import rows as norm
+from blockconv.kernels.pointwise import rows as pointwise
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
 from blockconv.kernels.product import rows as product
@@ -50,6 +52,7 @@ TABLE: tuple[Row, ...] = (
     *pool.ROWS,
     POOL_BACKWARD,
     *eltwise.ROWS,
+    *pointwise.ROWS,
     *shuffle.ROWS,
     *reorder.ROWS,
     *strided_copy.ROWS,
@@ -59,6 +62,7 @@ TABLE: tuple[Row, ...] = (
     *batch_rows.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
+    *indexed.ROWS,
     *product.ROWS,
     *recurrent.ROWS,
     *dynamic.ROWS,

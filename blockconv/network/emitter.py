@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import activation, function
+from blockconv.core.element_problem import PointwiseKind
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.text import take_name
-from blockconv.core.types import NIBBLES, ElementType, element
+from blockconv.core.types import BYTES, NIBBLES, NUMBERS, ElementType, element
 from blockconv.network.graph import Network, Node, Tensor, held, inferred
 from blockconv.network.ops import (
     Activate,
@@ -33,6 +34,7 @@ from blockconv.network.ops import (
     Gather,
     GroupNorm,
     MatMul,
+    Pointwise,
     Recurrent,
     Reshape,
     Shape,
@@ -42,7 +44,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.rest import Rest
 
-__all__ = ["Emitter", "Translation", "Unsupported", "check_supported", "counted_nodes", "element_type"]
+__all__ = ["MOST_INDICES", "Emitter", "Translation", "Unsupported", "check_supported", "counted_nodes", "element_type"]
 
 Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
@@ -242,7 +244,9 @@ class Translation:
 
     def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
         """a and b, broadcast. Where neither has the result's shape, as kernels need it, a constant is repeated to that
-        shape, or a is multiplied by ones of it."""
+        shape, or a is multiplied by ones of it. Arithmetic of integers wraps around."""
+        if not (a.type.is_float or a.type.is_packed or (a.type.name in BYTES and kind in ("max", "min"))):
+            return self.pointwise(kind, a, b)
         try:
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:
@@ -256,6 +260,16 @@ class Translation:
             else:
                 a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
         return self.emit(Binary(kind), a, b)
+
+    def pointwise(self, kind: PointwiseKind, *operands: Tensor) -> Tensor:
+        """An op of each element of operands of any type, broadcast."""
+        shapes = tuple(t.shape for t in operands)
+        try:
+            rank = len(np.broadcast_shapes(*shapes))
+        except ValueError:
+            raise self.error("inputs", shapes, "do not broadcast to one shape") from None
+        wide = [self.reshape(t, (1,) * (rank - len(t.shape)) + t.shape) for t in operands]
+        return self.emit(Pointwise(kind), *wide)
 
     def power(self, x: Tensor, exponent: float) -> Tensor:
         """x to the power -1, -0.5, 0.5, 1, 2 or 3. The power 0.5 of minus infinity is NaN, as its root is."""
@@ -282,10 +296,10 @@ class Translation:
         return self.binary("add", above, self.emit(Binary("mul"), below, factors, helps=True))
 
     def expanded(self, x: Tensor, shape: Shape) -> Tensor:
-        """Floats broadcast to `shape`: copies, or x times ones, if few. Arithmetic on these reads x (`simplify`)."""
+        """x broadcast to `shape`: floats times ones, others with zeros, many by copies. Arithmetic on these reads x."""
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
-        if not x.type.is_float or 0 in shape:
+        if x.type.name not in NUMBERS or 0 in shape:
             raise Unsupported(f"shape={shape}: an expansion of {x.type} to {math.prod(shape)} elements")
         wide = self.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, helps=False)
         if wide.shape == shape:
@@ -294,6 +308,8 @@ class Translation:
             for axis, size in reversed([*enumerate(shape)]):
                 wide = wide if wide.shape[axis] == size else self.gathered(wide, axis, np.zeros(size, np.int64))
             return wide
+        if not x.type.is_float:
+            return self.pointwise("or", wide, self.constant(np.zeros(shape, x.type.dtype), "zeros"))
         return self.binary("mul", wide, self.constant(np.ones(shape, x.type.dtype), "ones"))
 
     def repeated(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -470,7 +486,7 @@ class Translation:
     def attended(self, made: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(scale * (q @ k transposed) + mask) @ v, as `made` says, of (..., heads, rows, width).
 
-        Several heads of q may share one of k and v. A constant mask of booleans is zeros and minus infinity.
+        Several heads of q may share one of k and v. A mask of booleans is zeros and minus infinity.
         """
         if not q.type.is_float or min(len(x.shape) for x in (q, k, v)) < 2:
             raise Unsupported(f"{q.type} of shapes {q.shape}, {k.shape} and {v.shape}")
@@ -502,6 +518,9 @@ class Translation:
             value = np.where(known, 0, -np.inf) if known.dtype == np.bool_ else known
             wide = np.broadcast_to(value, (*value.shape[:-1], columns)) if value.shape[-1:] == (1,) else value
             mask = self.constant(wide.astype(q.type.dtype), "mask")
+        if mask.type.name == "bool":
+            ends = (self.constant(np.asarray(value, q.type.dtype), "mask") for value in (0, -np.inf))
+            mask = self.pointwise("where", mask, *ends)
         if mask.type != q.type or mask.shape[-1:] != (columns,):
             raise Unsupported(f"a mask of {mask.type} of shape {mask.shape}")
         return mask

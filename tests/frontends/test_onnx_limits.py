@@ -24,7 +24,7 @@ LIMITS: dict[str, tuple[Any, str]] = {
     "powers": (lambda x: node("Pow", x, x), "its exponent, .* is not constant"),
     "indices": (lambda x: node("MaxPool", x, outputs=("y", "i"), kernel_shape=[2, 2]), "its output 'i"),
     "training": (lambda x: node("Dropout", x, "", "t", outputs=("y",)), "training"),
-    "bounds": (lambda x: node("Clip", x, "m"), "its minimum, 'm', is not constant"),
+    "slopes": (lambda x: node("PRelu", x, "m"), "its slope, 'm', is not constant"),
 }
 CONSTANTS = {"s": SCALES, "t": np.array(True), "z": np.array([0])}
 

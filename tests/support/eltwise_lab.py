@@ -46,25 +46,26 @@ def place(logical: Array, layout: str, dirt: object) -> Array:
 def check(
     op: str, problem: Any, layout: str, operands: Sequence[tuple[Array, str]], wanted: Array, *,
     dst: str | None = None, exact: bool = True, tolerance: float = 1e-6, threads: int = 1, in_place: int | None = None,
-    scale: float | None = None, fill: float = 0, references: bool = True, **options: Any,
+    scale: float | None = None, fill: float = 0, references: bool = True, types: Types | None = None, **options: Any,
 ) -> set[str]:  # fmt: skip
     """Run every kernel for it at both ends of guarded memory. operands: logical arrays, and their layouts ("": dense).
 
-    in_place: the destination is this operand's memory. fill: what its padding has to hold. references: run
-    those too. Results of 16 bits have to be `wanted`, but for a few that lie between two such numbers, which may be the
-    other one.
+    types: where they are not all the type of `wanted`. in_place: the destination is this operand's memory.
+    fill: what its padding has to hold. references: run those too. Results of 16 bits have to be `wanted`, but for a few
+    that lie between two such numbers, which may be the other one.
     """
     dtype = wanted.dtype
+    types = types or Types.all(dtype)
     names = set()
     after = place(wanted, dst or layout, fill)
     before = [
         np.ravel(x) if lay == "" else place(x, lay, np.nan if element(x.dtype).is_float else 99) for x, lay in operands
     ]
-    found = [row for row in rows(op, problem, layout, dst, Types.all(dtype)) if references or not row.reference]
+    found = [row for row in rows(op, problem, layout, dst, types) if references or not row.reference]
     assert found, f"no kernel for {problem} from {layout} to {dst or layout}"
     for row, where in itertools.product(found, ("end", "start")):
         layouts = Layout(layout), Layout(dst or layout)
-        primitive = row.prepare(problem, *layouts, Types.all(dtype), threads, **options)
+        primitive = row.prepare(problem, *layouts, types, threads, **options)
         program, memory = Program(primitive.ops()), [np.full(n, 0xC3, np.uint8) for n in primitive.workspace]
         what = f"{row.name}, {problem}, {layout} to {dst or layout}, {dtype}, {options}, against the {where}"
         sources = []

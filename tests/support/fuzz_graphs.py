@@ -93,6 +93,8 @@ class Graph:
         if dtype.kind in "iu":
             low, high = {"b": (-60, 60), "B": (0, 255)}.get(dtype.char, (-20, 20))
             return np.asarray(self.rng.integers(low, high, shape, endpoint=True)).astype(dtype)
+        if dtype == np.bool_:
+            return np.asarray(self.rng.random(shape) < 0.5)
         return np.asarray(self.rng.standard_normal(shape) * scale).astype(dtype)
 
     # -- values
@@ -316,7 +318,7 @@ def _prelu(g: Graph) -> None:
 
 @_op("Clip")
 def _clip(g: Graph) -> None:
-    x = g.take() if g.chance(0.85) else g.take(*BYTES, np.int32)
+    x = g.take() if g.chance(0.85) else g.take(*BYTES, np.int32, np.int64)
     bounds = [g.number(-2, 0.5), g.pick((6.0, g.number(0, 3), g.number(-2, 0.5)))]
     if g.opset < 11:
         g.add("Clip", x, **{n: b for n, b in zip(("min", "max"), bounds, strict=True) if g.chance(0.7)})
@@ -425,7 +427,148 @@ def _dropout(g: Graph) -> None:
 def _cast(g: Graph) -> None:
     x = g.take(*dict.fromkeys((g.float, np.dtype("f4"), *BYTES, np.dtype("i4"))))
     to = g.pick((np.dtype("f4"), g.float)) if x.dtype.kind in "iu" else g.pick((*FLOATS.values(), g.float, g.float))
+    if g.chance(0.3):  # of what no rounding leads to another side of
+        x, to = _exact(g), g.pick([*map(np.dtype, ("i8", "i4", "i2", "i1", "?")), g.float])
     g.add("Cast", x, to=helper.np_dtype_to_tensor_dtype(to))
+
+
+# ---------------------------------------------------------------- booleans, integers, indices that flow
+
+
+def _exact(g: Graph, *dtypes: Any, ranks: tuple[int, ...] = (4, 4, 3, 2, 1, 0)) -> Value:
+    """A value that no rounding changes, small whole numbers: one of integers or booleans, or an input."""
+    wanted = [np.dtype(d) for d in dtypes or (g.float, np.int64, np.int32)]
+    fits = [v for v in g.values if v.dtype in wanted and v.dtype.kind in "iub" and v.rank in ranks]
+    if fits and g.chance(0.5):
+        return g.pick(fits)
+    dims, dtype = g.dims(g.pick(ranks)), g.pick(wanted)
+    x = g.input(dims, dtype)
+    g.inputs[x.name] = g.inputs[x.name][0], lambda sizes: _small(g, sizes, dtype)
+    return x
+
+
+def _small(g: Graph, shape: tuple[int, ...], dtype: Any) -> Array:
+    dtype = np.dtype(dtype)
+    return (
+        g.array(shape, bool)
+        if dtype.kind == "b"
+        else g.rng.integers(0 if dtype.kind == "u" else -4, 5, shape).astype(dtype)
+    )
+
+
+def _beside(g: Graph, x: Value, dtype: Any = None) -> Any:
+    """An operand that broadcasts with a value: a constant, or an input."""
+    shape = tuple(size if g.chance(0.6) else 1 for size in x.shape)[g.whole(0, x.rank) if g.chance(0.3) else 0 :]
+    value = _small(g, shape, x.dtype if dtype is None else dtype)
+    return g.input(shape, value.dtype, value) if g.chance(0.4) else value
+
+
+@_op("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+def _compared(g: Graph, op: str) -> None:
+    x = _exact(g)
+    y = g.add(op, x, _beside(g, x))
+    if g.chance(0.6):  # a mask
+        g.add("Where", y, *(_beside(g, y, g.float) for _ in "ab"))
+
+
+@_op("Where")
+def _where(g: Graph) -> None:
+    x = g.take() if g.chance(0.7) else g.take(np.int64, np.int32, np.bool_)
+    condition = [v for v in g.values if v.dtype == np.bool_ and _broadcasts(v.shape, x.shape)]
+    mask = g.pick(condition) if condition and g.chance(0.6) else _beside(g, x, bool)
+    other = np.asarray(g.pick((0, -np.inf))).astype(x.dtype) if x.dtype == g.float and g.chance(0.5) else _beside(g, x)
+    g.add("Where", mask, *((x, other) if g.chance(0.5) else (other, x)))
+
+
+@_op("And", "Or", "Xor", "Not", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
+def _logic(g: Graph, op: str) -> None:
+    x = _exact(g, *((np.int64, np.int32, np.uint8) if "Bit" in op else (np.bool_,)))
+    g.add(op, x, *([] if "Not" in op else [_beside(g, x)]))
+
+
+@_op("IsNaN", "IsInf", "Sign", "Mod", "Trilu")
+def _one_more(g: Graph, op: str) -> None:
+    if op == "Trilu":
+        x = _anything(g, (4, 3, 2))
+        k = [g.operand(np.asarray(g.whole(-2, 3)))] if g.chance(0.6) else []
+        g.add("Trilu", x, *k, upper=g.pick((0, 1)))
+    elif op == "Mod":
+        x = _exact(g, np.int64, np.int32)
+        g.add(
+            "Mod", x, g.pick((np.array([3], x.dtype), np.array(-2, x.dtype))), **({"fmod": 1} if g.chance(0.3) else {})
+        )
+    else:
+        x = _exact(g, *((g.float, np.int32) if op == "Sign" else (g.float,)))
+        g.add(op, g.add("Div", x, np.zeros((), x.dtype)) if op != "Sign" else x)
+
+
+@_op("OneHot")
+def _one_hot(g: Graph) -> None:
+    x = _exact(g, np.int64, np.int32, g.float, ranks=(3, 2, 1, 0))
+    axis = g.pick((-1, g.whole(0, x.rank)))
+    g.add("OneHot", x, np.asarray(g.whole(1, 5)), np.array([0, 1], g.pick((g.float, np.int64))), axis=axis)
+
+
+def _indices(g: Graph, shape: tuple[int, ...], limits: Any) -> Any:
+    """Indices below the limits, or negative ones that count from the end: an input, mostly."""
+    if np.min(limits) < 1:
+        raise Skip
+    value = g.rng.integers(-np.asarray(limits), limits, shape).astype(np.int64)
+    return g.input(shape, np.int64, value) if g.chance(0.7) else value
+
+
+@_op("GatherElements", "ScatterElements", "Scatter")
+def _by_elements(g: Graph, op: str) -> None:
+    x = _anything(g, (4, 3, 2, 1))
+    axis = g.whole(0, x.rank - 1)
+    shape = tuple(g.whole(1, 4) if k == axis else max(0, s - g.pick((0, 0, 1))) for k, s in enumerate(x.shape))
+    if op == "GatherElements":
+        g.add(op, x, _indices(g, shape, x.shape[axis]), axis=axis)
+        return
+    kind = g.pick(("none", "add", "mul", "max", "min")) if g.opset >= 18 and x.dtype == g.float else "none"
+    if kind == "none":  # each place once
+        size = min(shape[axis], x.shape[axis])
+        shape = tuple(size if k == axis else s for k, s in enumerate(shape))
+        indices: Any = np.broadcast_to(
+            g.rng.permutation(x.shape[axis])[:size].reshape(-1, *(1,) * (x.rank - axis - 1)), shape
+        )
+        indices = np.ascontiguousarray(indices)
+    else:
+        indices = _indices(g, shape, x.shape[axis])
+    g.add(op, x, indices, g.array(shape, x.dtype), axis=axis, **({} if kind == "none" else {"reduction": kind}))
+
+
+@_op("GatherND", "ScatterND")
+def _by_tuples(g: Graph, op: str) -> None:
+    x = _anything(g, (4, 3, 2))
+    batch = g.whole(0, 1) if op == "GatherND" and g.opset >= 12 else 0
+    count, width = g.whole(1, 3), g.whole(1, x.rank - batch)
+    limits = x.shape[batch : batch + width]
+    if op == "GatherND":
+        indices = _indices(g, (*x.shape[:batch], count, width), limits)
+        g.add(op, x, indices, **({"batch_dims": batch} if batch else {}))
+    elif min(limits) > 0:  # each place once
+        count = min(count, limits[0])
+        rows = [g.rng.permutation(limits[0])[:count], *(g.rng.integers(0, n, count) for n in limits[1:])]
+        g.add(op, x, np.stack(rows, -1).astype(np.int64), g.array((count, *x.shape[width:]), x.dtype))
+
+
+@_op("CumSum", "ArgMax", "ArgMin", "TopK")
+def _along(g: Graph, op: str) -> None:
+    x = _exact(g, g.float, np.int64, np.int32, ranks=(4, 3, 2, 1))
+    axis = g.whole(0, x.rank - 1)
+    if op == "CumSum":
+        flags = {name: 1 for name in ("exclusive", "reverse") if g.chance(0.4)}
+        g.add(op, x, np.asarray(axis), **flags)
+    elif op == "TopK":
+        k, more = g.whole(0, x.shape[axis]), {"largest": g.pick((0, 1))} if g.opset >= 11 and g.chance(0.6) else {}
+        if g.opset < 10:
+            g.add(op, x, outputs=2, axis=axis, k=max(1, k))
+        else:
+            g.add(op, x, np.asarray([k]), outputs=2, axis=axis, **more)
+    else:
+        more = {"select_last_index": g.pick((0, 1))} if g.opset >= 12 and g.chance(0.4) else {}
+        g.add(op, x, axis=axis, keepdims=g.pick((0, 1)), **more)
 
 
 # ---------------------------------------------------------------- what moves elements
@@ -557,13 +700,16 @@ def _gather(g: Graph) -> None:
     if not size:
         raise Skip
     shape = g.pick(((), (1,), (3,), (2, 2), (size,)))
+    if g.chance(0.3):
+        g.add("Gather", x, _indices(g, shape, size), axis=axis)
+        return
     indices = np.arange(size)[:: g.pick((1, -1, 2))] if g.chance(0.4) else g.rng.integers(-size, size, shape)
     g.add("Gather", x, np.asarray(indices, g.pick((np.int64, np.int32))), axis=axis - x.rank * g.chance(0.3))
 
 
 @_op("Expand")
 def _expand(g: Graph) -> None:
-    x = g.take()
+    x = g.take() if g.chance(0.85) else g.take(np.int64, np.int32, np.bool_)
     at = g.whole(0, x.rank)
     shape = [g.pick((1, 3)) if size == 1 else g.pick((1, size)) for size in x.shape[at:]]
     g.add("Expand", x, np.asarray([2] * g.chance(0.2) * (at == 0) + shape, np.int64))
@@ -643,9 +789,16 @@ def _blocks(g: Graph, op: str) -> None:
         g.add(op, x, blocksize=size, **({"mode": g.pick(("DCR", "CRD"))} if g.opset >= 11 and g.chance(0.7) else {}))
 
 
-@_op("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+@_op(
+    *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
+    *("ReduceLogSum", "ReduceLogSumExp"),
+)
 def _reduce(g: Graph, op: str) -> None:
     x = g.take(ranks=(4, 4, 3, 2, 1))
+    if op in ("ReduceSum", "ReduceMax", "ReduceMin") and g.chance(0.15):
+        x = _exact(g, np.int64, np.int32, ranks=(4, 3, 2, 1))
+    if op == "ReduceLogSum":
+        x = g.add("Add", g.add("Abs", x), np.asarray(0.5, x.dtype))
     if op == "ReduceProd":  # of many, it leaves the range
         x = g.add("Tanh", x)
     axes = [2, 3] if x.rank == 4 and g.chance(0.4) else [a for a in range(x.rank) if g.chance(0.5)]

@@ -16,9 +16,10 @@ from onnx import helper
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import FloatType, numpy_dtype
+from blockconv.core.types import BYTES, FLOATS, NUMBERS, FloatType, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
+from blockconv.frontends.onnx.elements import ELEMENT_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
 from blockconv.frontends.onnx.quantized import QUANTIZED_OPS
 from blockconv.frontends.onnx.recurrent import RECURRENT_OPS
@@ -33,7 +34,7 @@ __all__ = ["OPS"]
 
 Array = npt.NDArray[Any]
 OPS: dict[str, OnnxOp] = (
-    SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS | RECURRENT_OPS
+    SHAPE_OPS | WINDOW_OPS | MATRIX_OPS | QUANTIZED_OPS | CONTRIBUTED_OPS | DYNAMIC_OPS | RECURRENT_OPS | ELEMENT_OPS
 )  # all that are read
 _op = functools.partial(registered, OPS)
 
@@ -82,9 +83,10 @@ def _elu(call: Call) -> Tensor:
     return call.emit(ops.Activate(activation("celu") if alpha == 1 else function("elu", alpha)), _floats(call))
 
 
-@_op("Neg", since=6, limits=_OF_FLOATS)
+@_op("Neg", since=6)
 def _neg(call: Call) -> Tensor:
-    return call.binary("mul", _floats(call), _number(call, -1))
+    x = call.input()
+    return call.binary("mul", x, _number(call, -1)) if x.type.is_float else call.binary("sub", _number(call, 0), x)
 
 
 @_op("Reciprocal", since=6)
@@ -136,8 +138,16 @@ def _gelu(call: Call) -> Tensor:
     return call.emit(ops.Activate(function("gelu_tanh") if approximate == "tanh" else activation("gelu")), call.input())
 
 
-@_op("Clip", limits="constant bounds")
+@_op("Clip")
 def _clip(call: Call) -> Tensor:
+    given = [call.input(k) if call.has(k) else None for k in (1, 2)]
+    flows = any(bound is not None and not call.scope.is_constant(bound.name) for bound in given)
+    if flows or call.input().type.name not in (*FLOATS, *BYTES):
+        y = call.input()
+        kinds: tuple[ops.BinaryKind, ...] = ("max", "min")
+        for kind, bound in zip(kinds, given, strict=True):
+            y = y if bound is None else call.binary(kind, y, bound)
+        return y
     bounds = [call.attribute("min", -math.inf), call.attribute("max", math.inf)]
     for i in (0, 1):
         if call.has(1 + i):
@@ -276,7 +286,7 @@ def _identity(call: Call) -> Tensor:
     return call.input()
 
 
-@_op("Cast", limits="among float32, float16 and bfloat16; int8, uint8 and int32 to float32", since=6)
+@_op("Cast", limits="among numbers and booleans; what is beyond an integer's bounds becomes the bound, NaN 0", since=6)
 def _cast(call: Call) -> Tensor:
     wanted, x = helper.tensor_dtype_to_np_dtype(call.attribute("to")), call.input()
     if wanted == np.float32 and x.dtype in (np.int32, np.int8, np.uint8):
@@ -284,6 +294,9 @@ def _cast(call: Call) -> Tensor:
     if wanted == x.dtype:
         return x
     named = {numpy_dtype(name): name for name in get_args(FloatType)}
-    if wanted not in named or x.dtype not in named:
+    if wanted in named and x.dtype in named:
+        return call.emit(ops.Cast(named[wanted]), x)
+    names = {np.dtype(dtype).name if dtype else "" for dtype in (wanted, None if x.type.is_packed else x.dtype)}
+    if not names <= {*NUMBERS}:
         raise Unsupported(f"from {x.dtype} to {wanted}")
-    return call.emit(ops.Cast(named[wanted]), x)
+    return call.emit(ops.Convert(np.dtype(wanted).name), x)

@@ -11,13 +11,15 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.activation import function
+from blockconv.core.activation import activation, function
+from blockconv.core.element_problem import ScanKind
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES
+from blockconv.core.types import BYTES, ElementType
+from blockconv.frontends.onnx.elements import totals
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
-from blockconv.network.emitter import Unsupported
+from blockconv.network.emitter import MOST_INDICES, Unsupported
 from blockconv.network.graph import Tensor
 
 __all__ = ["SHAPE_OPS"]
@@ -112,15 +114,18 @@ def _concat(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts)
 
 
-@_op("Gather", limits="constant indices, at most 65,536")
+@_op("Gather", limits="an index that flows, and that the data does not have, reads zeros")
 def _gather(call: Call) -> Tensor:
-    indices, x = call.array(1, "indices"), call.input()
+    x, named = call.input(), call.input(1)
     axis = call.axis(call.attribute("axis", 0), len(x.shape))
+    if not call.scope.is_constant(named.name) or named.elements > MOST_INDICES:
+        return call.emit(ops.GatherAt("along", axis), x, named)
+    indices = call.array(1, "indices")
     y = call.gathered(x, axis, indices.reshape(-1))
     return call.reshape(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), helps=False)
 
 
-@_op("Expand", limits="floats; a constant shape of at most 4 Mi elements")
+@_op("Expand", limits="a constant shape of at most 4 Mi elements")
 def _expand(call: Call) -> Tensor:
     shape, x = call.ints(1, "shape"), call.input()
     try:
@@ -231,29 +236,60 @@ _REDUCED: dict[str, ReduceKind] = {
     "ReduceL1": "sum",
     "ReduceL2": "sum",
     "ReduceSumSquare": "sum",
+    "ReduceLogSum": "sum",
+    "ReduceLogSumExp": "sum",
 }
+_SCANS: dict[str, ScanKind] = {"ReduceSum": "add", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "mul"}
 
 
-@_op(*_REDUCED, limits="floats; constant axes, none of them empty")
+@_op(*_REDUCED, limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
 def _reduce(call: Call) -> Tensor:
-    """ReduceL2 and ReduceSumSquare square what may be beyond 16 bits: as float32."""
+    """What squares, or sums powers, may be beyond 16 bits on its way: as float32."""
     x, op, axes = call.input(), call.node.op_type, _reduced_axes(call)
-    squares, absolute = op in ("ReduceL2", "ReduceSumSquare"), op == "ReduceL1"
-    if not x.type.is_float:
+    beyond = op in ("ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+    if not x.type.is_float and op not in _SCANS:
         raise Unsupported(f"of {x.dtype}")
-    if axes is None and not (squares or absolute):
+    if axes is None and op in _SCANS:
         return x
-    if axes is None or any(x.shape[axis] == 0 for axis in axes):
-        raise Unsupported("no axes" if axes is None else f"axes={axes}: an empty axis of {x.shape}")
-    made, narrow = ops.Reduce(axes, _keeps(call), _REDUCED[op]), x.type.is_half and squares
-    if absolute:
+    if axes is None:
+        raise Unsupported("no axes")
+    if any(x.shape[axis] == 0 for axis in axes):
+        kept = (1 if k in axes else size for k, size in enumerate(x.shape) if _keeps(call) or k not in axes)
+        return call.constant(np.full(tuple(kept), _of_nothing(op, x.type)).astype(x.type.dtype), "nothing")
+    if not x.type.is_float:
+        return totals(call, x, _SCANS[op], axes, _keeps(call))
+    narrow = x.type.is_half and beyond
+    wide = call.emit(ops.Cast("float32"), x, helps=True) if narrow else x
+    y = _reduced(call, wide, op, axes)
+    return call.emit(ops.Cast(x.type.name), y) if narrow else y  # type: ignore[arg-type]
+
+
+def _of_nothing(op: str, type: ElementType) -> float:
+    """What a reduction gives of no elements."""
+    least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
+    logarithms = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf)
+    return {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(op, 0)
+
+
+def _reduced(call: Call, x: Tensor, op: str, axes: tuple[int, ...]) -> Tensor:
+    """A reduction of floats. The logarithm of a sum of powers takes their largest number out before."""
+    made, most = ops.Reduce(axes, _keeps(call), _REDUCED[op]), None
+    if op == "ReduceL1":
         x = call.emit(ops.Activate(function("abs")), x, helps=True)
-    if squares:
-        wide = call.emit(ops.Cast("float32"), x, helps=True) if narrow else x
-        x = call.emit(ops.Binary("mul"), wide, wide, helps=True)
+    if op in ("ReduceL2", "ReduceSumSquare"):
+        x = call.emit(ops.Binary("mul"), x, x, helps=True)
+    if op == "ReduceLogSumExp":
+        bound = float(np.finfo(x.dtype).max)  # so that it is finite, and infinity less infinity does not arise
+        most = call.emit(ops.Reduce(axes, True, "max"), x, helps=True)
+        most = call.emit(ops.Activate(activation(("clip", -bound, bound))), most, helps=True)
+        x = call.emit(ops.Activate(function("exp")), call.emit(ops.Binary("sub"), x, most, helps=True), helps=True)
     y = call.emit(made, x)
-    y = call.emit(ops.Activate(function("sqrt")), y) if op == "ReduceL2" else y
-    return call.emit(ops.Cast(call.input().type.name), y) if narrow else y  # type: ignore[arg-type]
+    if op == "ReduceL2":
+        return call.emit(ops.Activate(function("sqrt")), y)
+    if op not in ("ReduceLogSum", "ReduceLogSumExp"):
+        return y
+    y = call.emit(ops.Activate(function("log")), y)
+    return y if most is None else call.emit(ops.Binary("add"), y, call.reshape(most, y.shape))
 
 
 def _keeps(call: Call) -> bool:

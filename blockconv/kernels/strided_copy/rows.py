@@ -30,7 +30,7 @@ from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProb
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, ElementType, Types
+from blockconv.core.types import NUMBERS, ElementType, Types
 from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.conversion import ConversionArguments, Moved
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
@@ -321,7 +321,7 @@ def _row(
     op: str,
     ops: Callable[..., list[Op]],
     why_not: Callable[[Request], Reason | None] = _why_not,
-    dtypes: Iterable[str] = (*FLOATS, *BYTES),
+    dtypes: Iterable[str] = NUMBERS,
 ) -> Row:
     def make(
         request: Request, quantizations: tuple[Quantization, ...] | None = None, **options: Any

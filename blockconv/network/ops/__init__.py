@@ -16,6 +16,7 @@ from blockconv.network.ops import (
     dynamic,
     elementwise,
     foreign,
+    indexed,
     moves,
     norm,
     products,
@@ -28,6 +29,7 @@ from blockconv.network.ops.base import Attributes, Shape, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
 from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
+from blockconv.network.ops.indexed import *  # noqa: F403
 from blockconv.network.ops.moves import *  # noqa: F403
 from blockconv.network.ops.norm import *  # noqa: F403
 from blockconv.network.ops.products import *  # noqa: F403
@@ -40,6 +42,7 @@ __all__ += axes.__all__
 __all__ += dynamic.__all__
 __all__ += elementwise.__all__
 __all__ += foreign.__all__
+__all__ += indexed.__all__
 __all__ += moves.__all__
 __all__ += norm.__all__
 __all__ += products.__all__

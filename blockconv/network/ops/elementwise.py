@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
+from blockconv.core.element_problem import PointwiseKind, PointwiseProblem
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
+from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem_checks import broadcast, check_word, checked_shape
-from blockconv.core.types import INTEGERS, ElementType, FloatType, element
+from blockconv.core.types import INTEGERS, NUMBERS, WHOLE, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
     Array,
     Arrays,
@@ -28,7 +30,7 @@ from blockconv.network.ops.base import (
 from blockconv.network.ops.reach import Windows
 from blockconv.network.ops.rule import Asked, Layouts, Site
 
-__all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast"]
+__all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Pointwise"]
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,45 @@ class Affine(Scaled):
         return each_pixel(site, axes)
 
 
+class _Broadcast(Solved):
+    """An op of each element of operands that are broadcast together, as NumPy has it. Any of them may be a constant."""
+
+    def leading(self, site: Site) -> int:
+        """The first operand of the result's shape; if there is none, one of its rank."""
+        shape = site.output.shape
+        known = [(len(tensor.shape), tensor.shape == shape) for tensor in site.inputs]
+        return known.index(max(known))
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        """The operands have the result's layout. One of fewer dimensions is row-major, with a row-major result."""
+        found = tuple(
+            dst if known or len(tensor.shape) == dst.ndim else row_major(len(tensor.shape))
+            for tensor, known in zip(site.inputs, site.constant, strict=True)
+        )
+        return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
+
+    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
+        return dst, dst
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
+        whole = site.output.shape
+        for tensor, constant in zip(site.inputs, site.constant, strict=True):
+            shape = (1,) * (len(whole) - len(tensor.shape)) + tensor.shape
+            sizes = [shape[axis] for axis in axes]
+            if constant and any(size > 1 for size in sizes):
+                return f"has the constant {tensor.name!r}, which differs from pixel to pixel"
+            if not constant and sizes != [whole[axis] for axis in axes]:
+                return f"reads one value {tensor.name!r} for all pixels"
+        return each_pixel(site, axes)
+
+
 @dataclass(frozen=True)
-class Binary(Solved):
-    """dst = activation(kind(a, b)) with NumPy's broadcasting, of a over b or b over a. Either may be a constant."""
+class Binary(_Broadcast):
+    """dst = activation(kind(a, b)) of floats, or of integers that stand for floats, broadcast.
+
+    `Pointwise` has arithmetic of other integers.
+    """
 
     op: ClassVar[str] = "binary"
     inputs: ClassVar[range] = range(2, 3)
@@ -111,37 +149,80 @@ class Binary(Solved):
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "computes"
 
-    def leading(self, site: Site) -> int:
-        return next((k for k, tensor in enumerate(site.inputs) if tensor.shape == site.output.shape), 0)
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        """The operand of the result's shape has the result's layout. So has the other, unless it has fewer dimensions:
-        then it is row-major, and goes with a row-major result."""
-        found = tuple(
-            dst if known or len(tensor.shape) == dst.ndim else row_major(len(tensor.shape))
-            for tensor, known in zip(site.inputs, site.constant, strict=True)
-        )
-        return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
-
-    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
-        return dst, dst
-
     def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
         """Nothing for arithmetic on 8-bit integers, which wraps around: kernels clip and round it."""
         if site.output.type.name not in INTEGERS or self.kind in ("max", "min"):
             yield from super().asked(site, srcs, dsts)
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
-        whole = site.output.shape
-        for tensor, constant in zip(site.inputs, site.constant, strict=True):
-            shape = (1,) * (len(whole) - len(tensor.shape)) + tensor.shape
-            sizes = [shape[axis] for axis in axes]
-            if constant and any(size > 1 for size in sizes):
-                return f"has the constant {tensor.name!r}, which differs from pixel to pixel"
-            if not constant and sizes != [whole[axis] for axis in axes]:
-                return f"reads one value {tensor.name!r} for all pixels"
-        return each_pixel(site, axes)
+
+@dataclass(frozen=True)
+class Pointwise(_Broadcast):
+    """kind(operands) of each element, broadcast: a choice, comparisons, logic, and arithmetic of integers.
+
+    "where": of booleans, and of two of any type. "equal", "less", "less_equal": booleans, of two of any type; a NaN is
+    equal to nothing, and not less. "and", "or", "xor": of booleans, or of the bits of integers. "add", "sub", "mul":
+    integers that wrap around. "div" rounds towards zero, "mod" has the divisor's sign; by zero both are 0.
+    """
+
+    op: ClassVar[str] = "pointwise"
+    inputs: ClassVar[range] = range(2, 4)
+    is_exact: ClassVar[bool] = True
+    kind: PointwiseKind
+
+    def problem(self, *operands: Shape) -> PointwiseProblem:
+        return PointwiseProblem(self.kind, operands)
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        first, second = inputs[-2:]
+        if self.kind == "where":
+            check_type(self, "condition", inputs[0], "bool")
+        if first != second:
+            raise DtypeError(self.op, "inputs", f"{first}, {second}", "have to be equal")
+        takes_all = self.kind in ("where", "equal", "less", "less_equal")
+        is_logic = self.kind in ("and", "or", "xor")
+        check_type(self, "inputs", first, *(NUMBERS if takes_all else (*WHOLE, "bool") if is_logic else WHOLE))
+        return element("bool") if self.kind in ("equal", "less", "less_equal") else first
+
+    def types_at(self, site: Site) -> Types:
+        src = site.inputs[-1].type
+        return Types(src, src, src, site.output.type)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        return np.asarray(_POINTWISE[self.kind](*inputs))
+
+
+@dataclass(frozen=True)
+class Convert(_Broadcast):
+    """Numbers of any type as those of another. `Cast` does this to floats that become others of 32 and 16 bits.
+
+    Floats become integers towards zero; beyond the bounds they become the bound, and a NaN becomes 0. A boolean says
+    whether a number is not zero.
+    """
+
+    op: ClassVar[str] = "pointwise"
+    is_exact: ClassVar[bool] = True
+    dtype: str
+
+    def problem(self, src: Shape) -> PointwiseProblem:
+        return PointwiseProblem("convert", (src,))
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "input", inputs[0], *NUMBERS)
+        check_type(self, "dtype", element(self.dtype), *NUMBERS)
+        return element(self.dtype)
+
+    def types_at(self, site: Site) -> Types:
+        src = site.inputs[0].type
+        return Types(src, src, src, site.output.type)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (x,), wanted = inputs, element(self.dtype)
+        x = x.astype(np.float32) if element(x.dtype).is_half else x
+        if wanted.is_float or wanted.name == "bool" or x.dtype.kind != "f":
+            return x.astype(wanted.dtype)
+        low, high = wanted.bounds
+        within = np.where((x > low) & (x < high), x, 0).astype(wanted.dtype)
+        return np.where(x <= low, wanted.dtype.type(low), np.where(x >= high, wanted.dtype.type(high), within))
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -154,6 +235,24 @@ _BINARY: dict[BinaryKind, Callable[[Array, Array], Array]] = {
     "mul": np.multiply,
     "sub": np.subtract,
     "div": _quotient,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+_POINTWISE: dict[PointwiseKind, Callable[..., Array]] = {
+    "where": np.where,
+    "equal": np.equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _quotient,
+    "mod": np.mod,
     "max": np.maximum,
     "min": np.minimum,
 }

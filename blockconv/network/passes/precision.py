@@ -19,7 +19,7 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Cast, Conv2d, Foreign, Reshape, Shape, Weighted
+from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Reshape, Shape, Weighted
 from blockconv.network.passes.rewrite import Edit, refitted, rewritten
 
 __all__ = ["conversions", "stored_as"]
@@ -59,7 +59,9 @@ def _check(network: Network, dtype: str) -> None:
             continue
         names = (*node.inputs, *node.parameters, node.output)
         types = dict.fromkeys(network.tensors[name].type.name for name in names)
-        other = next((name for name in types if name not in ("float32", dtype)), None)
+        # Integers of 8 and 4 bits may stand for floats; masks and indices stay as they are.
+        known = ("float32", dtype, "bool", "int32", "int64")
+        other = next((name for name in types if name not in known), None)
         if other or isinstance(node.attributes, Cast):
             rule = f"is for float32 networks, and {node} has {other or 'its own type'}"
             raise NetworkError(network.name, "precision", dtype, rule, "compile it with precision='float32'")
@@ -83,6 +85,8 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
         kept = _kept(node)
         parameters = (*stored(node.parameters[:kept]), *node.parameters[kept:])
         (output,) = stored((node.output,))
+        if node.attributes == Convert("float32"):
+            node = replace(node, attributes=Convert(dtype))
         nodes.append(replace(node, inputs=stored(node.inputs), parameters=parameters, output=output))
     wanted = dict.fromkeys([*network.outputs, *(name for node in foreign for name in node.inputs)])
     made = [name for name in wanted if name in narrow and any(node.output == name for node in own)]

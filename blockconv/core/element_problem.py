@@ -1,0 +1,231 @@
+"""Problems of ops on elements of any type: element by element, by indices that flow, and along one axis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from blockconv.core.errors import ArgumentError
+from blockconv.core.problem_checks import Shape, check_word, checked_axis, checked_shape, checked_whole, set_field
+
+__all__ = [
+    "IndexForm",
+    "IndexProblem",
+    "PointwiseKind",
+    "PointwiseProblem",
+    "ScanKind",
+    "ScanProblem",
+    "ScatterKind",
+    "TopProblem",
+]
+
+PointwiseKind = Literal[
+    "where", "convert", "equal", "less", "less_equal", "and", "or", "xor",
+    "add", "sub", "mul", "div", "mod", "max", "min",
+]  # fmt: skip
+IndexForm = Literal["along", "elements", "tuples"]
+ScatterKind = Literal["none", "add", "mul", "max", "min"]
+ScanKind = Literal["add", "mul", "max", "min"]
+
+
+@dataclass(frozen=True)
+class PointwiseProblem:
+    """kind(operands), broadcast together. Shapes with fewer dimensions get leading ones, as in NumPy."""
+
+    kind: PointwiseKind
+    shapes: tuple[Shape, ...]
+
+    def __post_init__(self) -> None:
+        op = "pointwise"
+        check_word(op, "kind", self.kind, PointwiseKind)
+        count = {"where": 3, "convert": 1}.get(self.kind, 2)
+        if len(self.shapes) != count:
+            raise ArgumentError(op, "operands", self.shapes, f"must be {count}, for {self.kind}")
+        shapes = [checked_shape(op, "operands", shape) for shape in self.shapes]
+        rank = max(map(len, shapes))
+        shapes = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+        set_field(self, "shapes", tuple(shapes))
+        try:
+            np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise ArgumentError(op, "operands", self.shapes, "must be shapes that broadcast") from None
+
+    @property
+    def src_shape(self) -> Shape:
+        """The logical shape of the first operand."""
+        return self.shapes[0]
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The logical shape of the result."""
+        return np.broadcast_shapes(*self.shapes)
+
+    def of_images(self, n: int) -> PointwiseProblem:
+        """The same problem with `n` images, the first axis; an operand of one image for all keeps that."""
+        images = self.dst_shape[0]
+        shapes = tuple((n if shape[0] == images else 1, *shape[1:]) for shape in self.shapes)
+        return replace(self, shapes=shapes)
+
+
+@dataclass(frozen=True)
+class IndexProblem:
+    """Elements of row-major data at indices that flow: the gathering of them, and the scattering of others there.
+
+    shape: of the data.
+    indices: the indices' shape.
+    form: "along": each index is one of `axis`, for all that is around and inside of it (ONNX's Gather).
+        "elements": each index is one of `axis`, for the element at its own place along other axes (GatherElements).
+        "tuples": the last axis of indices holds one index of each axis from `axis` on (GatherND); the axes before are
+        the same of both.
+    axis: see `form`.
+    """
+
+    shape: Shape
+    indices: Shape
+    form: IndexForm
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        op = "index"
+        check_word(op, "form", self.form, IndexForm)
+        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+        set_field(self, "indices", checked_shape(op, "indices", self.indices))
+        rank, (axis,) = len(self.shape), checked_whole(op, "axis", (self.axis,), 1)
+        if not 0 <= axis < max(1, rank) or rank == 0:
+            raise ArgumentError(op, "axis", axis, f"must be one of the {rank} axes of {self.shape}")
+        if self.form == "elements" and (
+            len(self.indices) != rank
+            or any(i > s for k, (i, s) in enumerate(zip(self.indices, self.shape, strict=True)) if k != axis)
+        ):
+            raise ArgumentError(op, "indices", self.indices, f"must fit into {self.shape}, but for axis {axis}")
+        if self.form == "tuples" and (
+            len(self.indices) <= axis
+            or self.indices[:axis] != self.shape[:axis]
+            or not 1 <= self.indices[-1] <= rank - axis
+        ):
+            rule = f"must begin as the data's {axis} axes, and end with at most {rank - axis} indices"
+            raise ArgumentError(op, "indices", self.indices, rule)
+
+    @property
+    def components(self) -> tuple[int, ...]:
+        """The axes that one index names, or one tuple of them."""
+        count = self.indices[-1] if self.form == "tuples" else 1
+        return tuple(range(self.axis, self.axis + count))
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The shape of what is gathered, or of the updates that are scattered."""
+        if self.form == "elements":
+            return self.indices
+        if self.form == "along":
+            return (*self.shape[: self.axis], *self.indices, *self.shape[self.axis + 1 :])
+        return (*self.indices[:-1], *self.shape[self.axis + self.indices[-1] :])
+
+    @property
+    def src_shape(self) -> Shape:
+        """The shape of the data."""
+        return self.shape
+
+    @cached_property
+    def elements(self) -> int:
+        """How many contiguous elements one index, or tuple, names."""
+        return 1 if self.form == "elements" else math.prod(self.shape[self.components[-1] + 1 :])
+
+    @property
+    def loops(self) -> list[tuple[int, int, int]]:
+        """Over indices, or tuples, outermost first: how many, and from one to the next in data and in indices."""
+        of_data, of_indices = (
+            [math.prod(shape[k + 1 :]) for k in range(len(shape))] for shape in (self.shape, self.indices)
+        )
+        if self.form == "elements":
+            steps = zip(self.indices, of_data, of_indices, strict=True)
+            return [(size, 0 if k == self.axis else data, index) for k, (size, data, index) in enumerate(steps)]
+        outer, before = math.prod(self.shape[: self.axis]), math.prod(self.shape[self.axis :])
+        if self.form == "along":
+            return [(outer, before, 0), (math.prod(self.indices), 0, 1)]
+        rest = math.prod(self.indices[self.axis : -1])
+        return [(outer, before, rest * self.indices[-1]), (rest, 0, self.indices[-1])]
+
+
+@dataclass(frozen=True)
+class _AlongAxis:
+    """The base of problems that go along one axis of row-major data, element by element."""
+
+    shape: Shape
+    axis: int
+
+    def __post_init__(self) -> None:
+        set_field(self, "shape", checked_shape("along", "shape", self.shape))
+        set_field(self, "axis", checked_axis("along", self.axis, len(self.shape)))
+
+    @property
+    def src_shape(self) -> Shape:
+        """The shape of the source."""
+        return self.shape
+
+    @property
+    def lines(self) -> tuple[int, int, int]:
+        """(lines outside of the axis, its elements, lines inside of it)."""
+        return math.prod(self.shape[: self.axis]), self.shape[self.axis], math.prod(self.shape[self.axis + 1 :])
+
+    def _with(self, size: int) -> Shape:
+        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
+
+
+@dataclass(frozen=True)
+class ScanProblem(_AlongAxis):
+    """Sums, products, maxima or minima of the elements up to each one along an axis.
+
+    exclusive: without the element itself.
+    reverse: from the end on.
+    total: the last of them alone, that of all elements.
+    """
+
+    kind: ScanKind = "add"
+    exclusive: bool = False
+    reverse: bool = False
+    total: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("scan", "kind", self.kind, ScanKind)
+        if self.kind in ("max", "min") and (self.exclusive or self.shape[self.axis] == 0):
+            raise ArgumentError(
+                "scan", "shape", self.shape, f"axis {self.axis}: the {self.kind} of nothing is undefined"
+            )
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The shape of the result."""
+        return self._with(1) if self.total else self.shape
+
+
+@dataclass(frozen=True)
+class TopProblem(_AlongAxis):
+    """The indices of the `count` largest elements along an axis, in order; equal elements in the order of indices.
+
+    smallest: of the smallest elements.
+    last: equal elements in the reverse order of indices.
+    A NaN is larger than all numbers, and for the smallest ones it is smaller.
+    """
+
+    count: int = 1
+    smallest: bool = False
+    last: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self.shape[self.axis]
+        (count,) = checked_whole("top", "count", (self.count,), 1)
+        if not 0 <= count <= size:
+            raise ArgumentError("top", "count", count, f"must be 0 to {size}, as axis {self.axis} has {size} elements")
+        set_field(self, "count", count)
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The shape of the result."""
+        return self._with(self.count)

@@ -1,0 +1,55 @@
+"""Single elements of any number type inside kernels: floats are float64 there, integers int64, booleans 0 or 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from blockconv.core.types import SIGNED, ElementType
+from blockconv.jit.ir import I32, I64, emitted, giving, pointer
+from blockconv.kernels.common.halves import rounded, widened
+from blockconv.kernels.common.vectors import Vectors
+
+__all__ = ["number_at", "put_number"]
+
+_FIRST = ir.Constant(I32, 0)
+
+
+def number_at(element: ElementType) -> Any:
+    """Code of number_at(address)."""
+    result = types.float64 if element.is_float else types.int64
+
+    @giving(result)
+    def load(builder: Any, address: Any) -> Any:
+        v = Vectors(builder, element, 1)
+        value = builder.load(pointer(builder, address, v.element), align=1)
+        if not element.is_float:
+            if element.itemsize == 8:
+                return value
+            return (builder.sext if element.kind == SIGNED else builder.zext)(value, I64)
+        if element.is_half:
+            wide = widened(Vectors(builder, element.computed, 1), element, v.splat(value))
+            value = builder.extract_element(wide, _FIRST)
+        return value if element.itemsize == 8 else builder.fpext(value, ir.DoubleType())
+
+    return load
+
+
+def put_number(element: ElementType) -> Any:
+    """Code of put_number(address, value), which rounds floats, and keeps the lower bits of integers."""
+
+    @emitted
+    def store(builder: Any, address: Any, value: Any) -> None:
+        v = Vectors(builder, element, 1)
+        if not element.is_float:
+            value = value if element.itemsize == 8 else builder.trunc(value, v.element)
+        elif element.itemsize < 8:
+            value = builder.fptrunc(value, ir.FloatType())
+        if element.is_half:
+            wide = Vectors(builder, element.computed, 1)
+            value = builder.extract_element(rounded(wide, element, wide.splat(value)), _FIRST)
+        builder.store(value, pointer(builder, address, value.type), align=1)
+
+    return store

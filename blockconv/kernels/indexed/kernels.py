@@ -1,0 +1,232 @@
+"""Kernels of row-major data, one element after the other: by indices, and along an axis."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from blockconv import jit
+from blockconv.core.element_problem import ScanKind, ScatterKind
+from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.types import ElementType, element
+from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import copy_memory, fill_memory
+from blockconv.kernels.common.numbers import number_at, put_number
+
+__all__ = [
+    "SCANS",
+    "SCATTERS",
+    "IndexArgs",
+    "IndexLoop",
+    "IndexedAxis",
+    "LineArgs",
+    "gather_at",
+    "scan",
+    "scatter_at",
+    "top",
+]
+
+SCATTERS: tuple[ScatterKind, ...] = get_args(ScatterKind)
+SCANS: tuple[ScanKind, ...] = get_args(ScanKind)
+
+
+class IndexedAxis(Arguments):
+    """An axis of the data that an index names."""
+
+    size = word("of the axis", "elements")
+    stride = word("from an element to the next", "bytes")
+
+
+class IndexLoop(Arguments):
+    """A loop over indices, or over tuples of them."""
+
+    size = word("how many")
+    data = word("from one to the next in the data", "bytes")
+    indices = word("from one to the next in the indices", "bytes")
+
+
+class IndexArgs(Arguments):
+    """Contiguous items of the data, one for each index or tuple of indices, and a dense array of as many."""
+
+    data = word("what is indexed", "address")
+    indices = word("the indices", "address")
+    items = word("the items: the destination of a gather, the updates of a scatter", "address")
+    dst = word("the destination of a scatter", "address")
+    whole = word("the data", "bytes")
+    size = word("of an item", "bytes")
+    count = word("items")
+    run = word("items in a task")
+    components = word("indices in a tuple")
+    axes = table(IndexedAxis, MOST_DIMENSIONS, "that the indices of a tuple name")
+    depth = word("loops")
+    loops = table(IndexLoop, None, "over the indices, innermost first")
+
+
+@inline
+def item_of(a, index_at, index_bytes, k):
+    """The offset in the data of the k-th item; -1 for an index that the data does not have. Negative ones count from
+    the end."""
+    at, index, loop = 0, a.indices, a.loops
+    for _ in range(a.depth):
+        size = loop.size
+        i, k = k % size, k // size
+        at, index = at + i * loop.data, index + i * loop.indices
+        loop = loop[1]
+    for c in range(a.components):
+        axis = a.axes[c]
+        j = index_at(index + c * index_bytes)
+        if j < 0:
+            j += axis.size
+        if j < 0 or j >= axis.size:
+            return -1
+        at += j * axis.stride
+    return at
+
+
+@jit.kernel
+def gather_at(index):
+    """A task reads some items. An index that the data does not have reads zeros."""
+    index_at, index_bytes = number_at(ElementType.of(index)), ElementType.of(index).itemsize
+
+    def kernel(args, first, last, scratch):
+        a = IndexArgs(args)
+        size = a.size
+        for k in range(first * a.run, min(a.count, last * a.run)):
+            at = item_of(a, index_at, index_bytes, k)
+            if at < 0:
+                fill_memory(a.items + k * size, size, 0)
+            else:
+                copy_memory(a.items + k * size, a.data + at, size)
+
+    return kernel
+
+
+@jit.kernel
+def scatter_at(index, data, kind):
+    """The only task copies the data and puts the items into the copy, or combines them with what is there, in order.
+
+    An index that the data does not have writes nothing.
+    """
+    index_at, index_bytes = number_at(ElementType.of(index)), ElementType.of(index).itemsize
+    type, how = ElementType.of(data), SCATTERS[kind]
+    load, store, itemsize = number_at(type), put_number(type), type.itemsize
+    replaces, adds, multiplies, is_max = how == "none", how == "add", how == "mul", how == "max"
+
+    def kernel(args, first, last, scratch):
+        a = IndexArgs(args)
+        size = a.size
+        copy_memory(a.dst, a.data, a.whole)
+        for k in range(a.count):
+            at = item_of(a, index_at, index_bytes, k)
+            if at >= 0 and replaces:
+                copy_memory(a.dst + at, a.items + k * size, size)
+            elif at >= 0:
+                for byte in range(0, size, itemsize):
+                    to = a.dst + at + byte
+                    store(to, combined(load(to), load(a.items + k * size + byte), adds, multiplies, is_max))
+
+    return kernel
+
+
+@inline
+def combined(total, x, adds, multiplies, is_max):
+    """The sum, the product, the maximum or the minimum; a NaN of either stays."""
+    if adds:
+        return total + x
+    if multiplies:
+        return total * x
+    if x != x:
+        return x
+    if is_max:
+        return x if x > total else total
+    return x if x < total else total
+
+
+class LineArgs(Arguments):
+    """All lines of row-major data along one axis. A task is some of them."""
+
+    src = word("the source", "address")
+    dst = word("the destination", "address")
+    lines = word("lines")
+    run = word("lines in a task")
+    size = word("of a line", "elements")
+    inner = word("lines that are inside of the axis: from an element of a line to the next", "elements")
+    count = word("results of a line")
+
+
+@jit.kernel
+def scan(src, kind, exclusive, reverse, total):
+    """A task reads some lines. Sums are float64 or int64 until they are stored."""
+    type, how = ElementType.of(src), SCANS[kind]
+    load, store, itemsize = number_at(type), put_number(type), type.itemsize
+    adds, multiplies, is_max = how == "add", how == "mul", how == "max"
+    zero, one = (0.0, 1.0) if type.is_float else (0, 1)
+    begin, unequal = (one if multiplies else zero), not (adds or multiplies)
+
+    def kernel(args, first, last, scratch):
+        a = LineArgs(args)
+        size, inner = a.size, a.inner
+        step = inner * itemsize
+        for line in range(first * a.run, min(a.lines, last * a.run)):
+            at = (line // inner * size * inner + line % inner) * itemsize
+            value = begin
+            if unequal:
+                value = load(a.src + at + (size - 1 if reverse else 0) * step)
+            for n in range(size):
+                place = at + (size - 1 - n if reverse else n) * step
+                x = load(a.src + place)  # first: the destination may be the source
+                if exclusive and not total:
+                    store(a.dst + place, value)
+                value = combined(value, x, adds, multiplies, is_max)
+                if not (exclusive or total):
+                    store(a.dst + place, value)
+            if total:
+                store(a.dst + line * itemsize, value)
+
+    return kernel
+
+
+@jit.kernel
+def top(src, smallest, last_of_equal):
+    """A task reads some lines. Scratch: the keys and the indices that are kept, in order."""
+    type = ElementType.of(src)
+    load, itemsize = number_at(type), type.itemsize
+    kept, whole = element("float64" if type.is_float else "int64"), element("int64")
+    key_at, put_key, index_at, put_index = number_at(kept), put_number(kept), number_at(whole), put_number(whole)
+    smallest, last_of_equal = bool(smallest), bool(last_of_equal)
+
+    def kernel(args, first, last, scratch):
+        a = LineArgs(args)
+        size, inner, count = a.size, a.inner, a.count
+        indices = scratch + 8 * count
+        for line in range(first * a.run, min(a.lines, last * a.run)):
+            outer = line // inner
+            at = a.src + (outer * size * inner + line % inner) * itemsize
+            to = a.dst + 8 * (outer * count * inner + line % inner)
+            held = 0
+            for n in range(size):
+                x = load(at + n * inner * itemsize)
+                if held == count and not comes_before(x, key_at(scratch + 8 * (count - 1)), smallest, last_of_equal):
+                    continue
+                k = min(held, count - 1)
+                while k > 0 and comes_before(x, key_at(scratch + 8 * (k - 1)), smallest, last_of_equal):
+                    put_key(scratch + 8 * k, key_at(scratch + 8 * (k - 1)))
+                    put_index(indices + 8 * k, index_at(indices + 8 * (k - 1)))
+                    k -= 1
+                put_key(scratch + 8 * k, x)
+                put_index(indices + 8 * k, n)
+                held = min(held + 1, count)
+            for k in range(count):
+                put_index(to + 8 * k * inner, index_at(indices + 8 * k))
+
+    return kernel
+
+
+@inline
+def comes_before(x, y, smallest, last_of_equal):
+    """Whether x is ahead of y, which has a lower index. A NaN is ahead of all numbers."""
+    if x != x:
+        return last_of_equal or y == y
+    if last_of_equal and x == y:
+        return True
+    return x < y if smallest else x > y

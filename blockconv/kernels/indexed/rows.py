@@ -1,0 +1,120 @@
+"""Gathers and scatters by indices that flow, running sums, and largest elements: ops of row-major data.
+
+An index that the data does not have (ONNX leaves open what it does) reads zeros, and writes nothing.
+
+Buffers: gather_at: data, indices, destination. scatter_at: data, indices, updates, destination. scan, top: source,
+destination. Types: the source is that of the data, the weights' is that of the indices.
+"""
+
+from __future__ import annotations
+
+import math
+
+from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.types import NUMBERS, UNSIGNED, ElementType
+from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.indexed.kernels import (
+    SCANS,
+    SCATTERS,
+    IndexArgs,
+    IndexedAxis,
+    IndexLoop,
+    LineArgs,
+    gather_at,
+    scan,
+    scatter_at,
+    top,
+)
+from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.runtime import Buffer, Op
+
+__all__ = ["ROWS"]
+
+INDEX_CYCLES, ELEMENT_CYCLES = 20, 6  # of an item that is found by its index, and of an element in a scalar loop
+_EMPTY = IndexedAxis(size=1, stride=0)
+
+
+def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexArgs:
+    p, itemsize, index = request.problem, request.types.src.itemsize, request.types.wei.itemsize
+    strides = [math.prod(p.shape[k + 1 :]) * itemsize for k in range(len(p.shape))]
+    axes = [IndexedAxis(size=p.shape[k], stride=strides[k]) for k in p.components]
+    loops = fused(Loop(size, (data * itemsize, indices * index)) for size, data, indices in p.loops if size > 1)
+    count, size = math.prod(size for size, _, _ in p.loops), p.elements * itemsize
+    return IndexArgs(
+        data=Buffer(0),
+        indices=Buffer(1),
+        **buffers,
+        whole=math.prod(p.shape) * itemsize,
+        size=size,
+        count=count,
+        run=max(1, min(-(-count // (4 * threads)), TASK_BYTES // max(size, 16))),
+        components=len(axes),
+        axes=[*axes, *[_EMPTY] * (MOST_DIMENSIONS - len(axes))],
+        depth=len(loops),
+        loops=[IndexLoop(size=loop.size, data=loop.src, indices=loop.dst) for loop in reversed(loops)],
+    )
+
+
+def _gather(request: Request) -> list[Op]:
+    args = _index_args(request, request.threads, items=Buffer(2), dst=Buffer(2))
+    tasks = -(-args.count // args.run)
+    return [Op(gather_at(request.types.wei.code), args, tasks, chunk_of(tasks, args.run * args.size, request.threads))]
+
+
+def _scatter(request: Request, kind: str = "none") -> list[Op]:
+    args = _index_args(request, 1, items=Buffer(2), dst=Buffer(3))
+    # What is only copied is the same for all types of a size.
+    code = request.types.src.code if kind != "none" else ElementType("", UNSIGNED, request.types.src.itemsize).code
+    return [Op(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
+
+
+def _lines(request: Request, count: int) -> tuple[LineArgs, int, int]:
+    """(args, tasks, how many are taken at a time)."""
+    outer, size, inner = request.problem.lines
+    nbytes, lines = max(1, size * request.types.src.itemsize), outer * inner
+    run = max(1, min(-(-lines // (4 * request.threads)), TASK_BYTES // nbytes))
+    tasks = -(-lines // run)
+    args = LineArgs(src=Buffer(0), dst=Buffer(1), lines=lines, run=run, size=size, inner=inner, count=count)
+    return args, tasks, chunk_of(tasks, run * nbytes, request.threads)
+
+
+def _scan(request: Request) -> list[Op]:
+    p = request.problem
+    flags = int(p.exclusive), int(p.reverse), int(p.total)
+    return [Op(scan(request.types.src.code, SCANS.index(p.kind), *flags), *_lines(request, 1))]
+
+
+def _top(request: Request) -> list[Op]:
+    p = request.problem
+    kernel = top(request.types.src.code, int(p.smallest), int(p.last))
+    return [Op(kernel, *_lines(request, p.count), scratch=16 * p.count)]
+
+
+def _is_row_major(request: Request) -> Reason | None:
+    for layout in (request.src, request.dst):
+        if layout.tag != "abcdefghij"[: layout.ndim]:
+            return f"needs row-major arrays, unlike {layout}"
+    type = request.types.src
+    return None if type.name in NUMBERS else f"does not take {type}"
+
+
+def _row(op: str, ops: object, cycles: int) -> Row:
+    def seconds(request: Request) -> float:
+        p, m, itemsize = request.problem, request.machine, request.types.src.itemsize
+        count = math.prod(p.dst_shape) / max(1, p.elements) if op in ("gather_at", "scatter_at") else math.prod(p.shape)
+        moved = m.move_seconds(itemsize * math.prod(p.dst_shape), itemsize * math.prod(p.dst_shape))
+        return m.launch_seconds() + moved + count * cycles * m.cycle_seconds() / request.threads
+
+    def make(request: Request, **options: object) -> Primitive | Reason:
+        return _is_row_major(request) or Primitive(lambda: seconds(request), lambda: ops(request, **options))  # type: ignore[operator]
+
+    return Row(op, op, make)
+
+
+ROWS = (
+    _row("gather_at", _gather, INDEX_CYCLES),
+    _row("scatter_at", _scatter, INDEX_CYCLES),
+    _row("scan", _scan, ELEMENT_CYCLES),
+    _row("top", _top, ELEMENT_CYCLES),
+)

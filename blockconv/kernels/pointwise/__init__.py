@@ -1,0 +1,1 @@
+"""Element-wise ops whose operands have types of their own."""

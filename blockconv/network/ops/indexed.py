@@ -1,0 +1,197 @@
+"""Ops by indices that flow, and ops that go along one axis element by element: of row-major values of any type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blockconv.core.element_problem import (
+    IndexForm,
+    IndexProblem,
+    ScanKind,
+    ScanProblem,
+    ScatterKind,
+    TopProblem,
+)
+from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.layout import Layout, row_major
+from blockconv.core.problem_checks import check_word
+from blockconv.core.types import ElementType, Types, element
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Shapes, Solved, check_axis, check_type
+from blockconv.network.ops.rule import Asked, Layouts, Site
+
+__all__ = ["GatherAt", "Scan", "ScatterAt", "Top"]
+
+
+class _RowMajor(Solved):
+    """All operands and the result are row-major."""
+
+    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+        src, dst = (row_major(len(tensor.shape)) for tensor in (site.inputs[0], site.output))
+        yield Asked(self.op, self.problem_at(site), (src,), (dst,))
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return tuple(row_major(len(tensor.shape)) for tensor in site.inputs)
+
+    def types_at(self, site: Site) -> Types:
+        data, indices = site.inputs[0].type, site.inputs[min(1, len(site.inputs) - 1)].type
+        return Types(data, indices, data, site.output.type)
+
+
+@dataclass(frozen=True)
+class _Indexed(_RowMajor):
+    form: IndexForm
+    axis: int = 0
+
+    def problem(self, data: Shape, indices: Shape, *updates: Shape) -> IndexProblem:
+        return IndexProblem(data, indices, self.form, self.axis)
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_type(self, "indices", inputs[1], "int64", "int32")
+        return inputs[0]
+
+    def places(self, data: Array, indices: Array) -> tuple[tuple[Array, ...], Array]:
+        """(an index of each axis of the data for each element that is named, whether the data has it)."""
+        p = self.problem(data.shape, indices.shape)
+        named = np.moveaxis(indices, -1, 0) if self.form == "tuples" else indices[None]
+        sizes = np.array([p.shape[axis] for axis in p.components]).reshape(-1, *(1,) * (named.ndim - 1))
+        named = np.where(named < 0, named + sizes, named)
+        exists = ((named >= 0) & (named < sizes)).all(0)
+        grid = np.indices(p.dst_shape)
+        if self.form == "elements":
+            found = [*grid]
+            found[self.axis] = named[0]
+        else:
+            after = len(p.dst_shape) - (len(p.shape) - p.components[-1] - 1)
+            if self.form == "along":  # indices begin where the axis does
+                around = self.axis
+                exists = np.broadcast_to(exists.reshape((1,) * around + exists.shape), p.dst_shape[:after])
+                named = np.broadcast_to(named.reshape((1, *(1,) * around, *indices.shape)), (1, *p.dst_shape[:after]))
+            inner = (1,) * (len(p.dst_shape) - after)
+            each = [np.broadcast_to(one.reshape(one.shape + inner), p.dst_shape) for one in named]
+            exists = np.broadcast_to(exists.reshape(exists.shape + inner), p.dst_shape)
+            found = [*grid[: self.axis], *each, *grid[after:]]
+        return tuple(np.where(exists, one, 0) for one in found), np.asarray(exists)
+
+
+@dataclass(frozen=True)
+class GatherAt(_Indexed):
+    """The elements of the first operand at the indices of the second; see `IndexProblem`. inputs: data, indices.
+
+    An index that the data does not have reads zeros. Negative ones count from the end.
+    """
+
+    op: ClassVar[str] = "gather_at"
+    inputs: ClassVar[range] = range(2, 3)
+    is_exact: ClassVar[bool] = True
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        data, indices = inputs
+        if not data.size:
+            return np.zeros(self.problem(data.shape, indices.shape).dst_shape, data.dtype)
+        found, exists = self.places(data, indices)
+        return np.where(exists, data[found], np.zeros((), data.dtype))
+
+
+@dataclass(frozen=True)
+class ScatterAt(_Indexed):
+    """The first operand with the third at the indices of the second, in order. inputs: data, indices, updates.
+
+    kind: "none" replaces what is there, others combine it with the update.
+    An index that the data does not have writes nothing. Negative ones count from the end.
+    """
+
+    op: ClassVar[str] = "scatter_at"
+    inputs: ClassVar[range] = range(3, 4)
+    kind: ScatterKind = "none"
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        check_word(self.op, "kind", self.kind, ScatterKind)
+        wanted = self.problem(*inputs).dst_shape
+        if inputs[2] != wanted:
+            raise ArgumentError(self.op, "updates", inputs[2], f"has to have shape {wanted}")
+        return inputs[0]
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        if inputs[2] != inputs[0]:
+            raise DtypeError(self.op, "updates", str(inputs[2]), f"has to be {inputs[0]}")
+        return super().infer_type(inputs, parameters)
+
+    def options(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        data, indices, updates = inputs
+        y = np.array(data)
+        if y.size and updates.size:
+            found, exists = self.places(data, indices)
+            at = tuple(one[exists] for one in found)
+            if self.kind == "none":
+                y[at] = updates[exists]  # of one place, the last
+            else:
+                _COMBINED[self.kind].at(y, at, updates[exists])
+        return y
+
+
+_COMBINED: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+@dataclass(frozen=True)
+class Scan(_RowMajor):
+    """Sums, products, maxima or minima of the elements up to each one along an axis; see `ScanProblem`."""
+
+    op: ClassVar[str] = "scan"
+    axis: int
+    kind: ScanKind = "add"
+    exclusive: bool = False
+    reverse: bool = False
+    total: bool = False
+
+    def problem(self, src: Shape) -> ScanProblem:
+        check_axis(self, self.axis, src)
+        return ScanProblem(src, self.axis, self.kind, self.exclusive, self.reverse, self.total)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        (x,), ufunc = inputs, _COMBINED[self.kind]
+        if self.total:
+            return np.asarray(ufunc.reduce(x, self.axis, keepdims=True, dtype=x.dtype))
+        x = np.flip(x, self.axis) if self.reverse else x
+        y = ufunc.accumulate(x, self.axis, dtype=x.dtype)
+        if self.exclusive:
+            y = np.roll(y, 1, self.axis)
+            if y.size:
+                y[(slice(None),) * self.axis + (0,)] = ufunc.identity
+        return np.flip(y, self.axis) if self.reverse else y
+
+
+@dataclass(frozen=True)
+class Top(_RowMajor):
+    """The indices, int64, of the largest or smallest elements along an axis; see `TopProblem`."""
+
+    op: ClassVar[str] = "top"
+    is_exact: ClassVar[bool] = True
+    axis: int
+    count: int = 1
+    smallest: bool = False
+    last: bool = False
+
+    def problem(self, src: Shape) -> TopProblem:
+        check_axis(self, self.axis, src)
+        return TopProblem(src, self.axis, self.count, self.smallest, self.last)
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        return element("int64")
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        x = np.moveaxis(inputs[0], self.axis, -1)
+        lines = [np.asarray(self._order(line.tolist()), np.int64) for line in x.reshape(-1, x.shape[-1])]
+        found = np.array(lines, np.int64).reshape(*x.shape[:-1], self.count)
+        return np.moveaxis(found, -1, self.axis)
+
+    def _order(self, line: list[Any]) -> list[int]:
+        sign, turn = (1 if self.smallest else -1), (-1 if self.last else 1)
+        keys = [(x == x, sign * x if x == x else 0, turn * k) for k, x in enumerate(line)]
+        return sorted(range(len(line)), key=keys.__getitem__)[: self.count]

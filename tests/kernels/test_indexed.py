@@ -1,0 +1,190 @@
+"""Gathers and scatters by indices that flow, running sums, largest elements: against Python, on small problems."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from eltwise_lab import available, check
+from storage_oracle import Array
+
+import blockconv as bc
+from blockconv.core.element_problem import IndexProblem, ScanProblem, TopProblem
+from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.layout import row_major
+from blockconv.core.types import Types, element
+from blockconv.network import ops
+
+pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
+
+Shape = tuple[int, ...]
+TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8")
+# (data, indices, form, axis)
+PROBLEMS: list[tuple[Shape, Shape, Any, int]] = [
+    ((5,), (7,), "along", 0), ((3, 5, 4), (2, 3), "along", 1), ((4, 6), (), "along", 0), ((2, 3, 5), (1,), "along", 2),
+    ((3, 5, 4), (2, 7, 4), "elements", 1), ((6,), (9,), "elements", 0), ((2, 3, 4, 5), (2, 2, 4, 3), "elements", 3),
+    ((3, 5, 4), (4, 2), "tuples", 0), ((3, 5, 4), (2, 2, 3), "tuples", 0), ((3, 5, 4), (1,), "tuples", 0),
+    ((3, 5, 4, 2), (3, 6, 2), "tuples", 1), ((2, 3, 5, 4), (2, 3, 1, 1), "tuples", 2), ((1, 1), (1, 1), "along", 1),
+]  # fmt: skip
+
+
+def numbers(shape: Shape, name: str, seed: int = 0) -> Array:
+    """Small whole numbers; of floats a few are NaN or infinite."""
+    rng, dtype = np.random.default_rng([seed, *shape]), element(name).dtype
+    x = rng.integers(0, 5, shape).astype(dtype)
+    if element(name).is_float:
+        x = np.where(
+            rng.random(shape) < 0.1, np.asarray(rng.choice([math.nan, math.inf, -math.inf], shape)).astype(dtype), x
+        )
+    return np.asarray(x)
+
+
+def places(data: Shape, indices: Array, form: str, axis: int) -> list[tuple[int, ...] | None]:
+    """For each index, or tuple, the beginning of the place that it names; None if there is none."""
+    found: list[tuple[int, ...] | None] = []
+    if form == "along":
+        for before in np.ndindex(*data[:axis]):
+            found += [(*before, int(k)) for k in indices.reshape(-1)]
+    elif form == "elements":
+        for place in np.ndindex(*indices.shape):
+            found.append((*place[:axis], int(indices[place]), *place[axis + 1 :]))
+    else:
+        for place in np.ndindex(*indices.shape[:-1]):
+            found.append((*place[:axis], *map(int, indices[place])))
+    wrapped = (tuple(k + data[d] if k < 0 else k for d, k in enumerate(place)) for place in found if place)
+    return [place if all(0 <= k < data[d] for d, k in enumerate(place)) else None for place in wrapped]
+
+
+def some_indices(data: Shape, shape: Shape, form: str, axis: int, outside: bool) -> Array:
+    rng = np.random.default_rng([*data, *shape])
+    limits = np.array(data[axis : axis + shape[-1]] if form == "tuples" else data[axis]) + (2 if outside else 0)
+    return np.asarray(rng.integers(-limits, limits, shape, dtype=np.int64))
+
+
+def types_of(data: str, index: str, dst: str = "") -> Types:
+    return Types(element(data), element(index), element(data), element(dst or data))
+
+
+def tag(shape: Shape) -> str:
+    return row_major(max(1, len(shape))).tag
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["inside", "outside"])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_gathers(problem: tuple[Shape, Shape, Any, int], outside: bool) -> None:
+    data, shape, form, axis = problem
+    p = IndexProblem(data, shape, form, axis)
+    for name, index in (("float32", "int64"), ("uint8", "int32"), ("float64", "int64"), ("bfloat16", "int64")):
+        x, at = numbers(data, name), some_indices(data, shape, form, axis, outside)
+        zero = np.zeros(
+            data[axis + 1 :] if form == "along" else () if form == "elements" else data[axis + shape[-1] :], x.dtype
+        )
+        items = [zero if place is None else x[place] for place in places(data, at, form, axis)]
+        wanted = np.array(items, x.dtype).reshape(p.dst_shape)
+        operands = [(x, ""), (at.astype(index), "")]
+        if p.dst_shape:
+            dst = tag(p.dst_shape)
+            check("gather_at", p, tag(data), operands, wanted, dst=dst, types=types_of(name, index), threads=2)
+        assert np.array_equal(ops.GatherAt(form, axis).evaluate([x, at], []), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p[2] != "along"], ids=str)
+def test_scatters(problem: tuple[Shape, Shape, Any, int]) -> None:
+    data, shape, form, axis = problem
+    p = IndexProblem(data, shape, form, axis)
+    combine: dict[str, Any] = {
+        "none": lambda a, b: b,
+        "add": np.add,
+        "mul": np.multiply,
+        "max": np.maximum,
+        "min": np.minimum,
+    }
+    for (name, index), kind in itertools.product(
+        (("float32", "int64"), ("int64", "int32"), ("float16", "int64")), combine
+    ):
+        x, at = numbers(data, name), some_indices(data, shape, form, axis, True)
+        updates = numbers(p.dst_shape, name, 1)
+        wanted, named = np.array(x), places(data, at, form, axis)
+        items = updates.reshape(len(named), *(data[p.components[-1] + 1 :] if form == "tuples" else ()))
+        for place, item in zip(named, items, strict=True):
+            if place is not None:
+                with np.errstate(all="ignore"):
+                    wanted[place] = combine[kind](wanted[place], item)
+        operands = [(x, ""), (at.astype(index), ""), (updates, "")]
+        check("scatter_at", p, tag(data), operands, wanted, types=types_of(name, index), kind=kind)
+        made = ops.ScatterAt(form, axis, kind)  # type: ignore[arg-type]
+        assert np.array_equal(made.evaluate([x, at, updates], []).astype(x.dtype), wanted, equal_nan=True)
+
+
+def lines(x: Array, axis: int) -> Array:
+    return np.moveaxis(x, axis, -1)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_scans(name: str) -> None:
+    start = {"add": 0, "mul": 1}
+    combine: dict[str, Any] = {"add": lambda a, b: a + b, "mul": lambda a, b: a * b, "max": max, "min": min}
+    for k, (kind, exclusive, reverse, total) in enumerate(
+        itertools.product(combine, (False, True), (False, True), (False, True))
+    ):
+        shape, axis = [((3, 4, 5), 1), ((7,), 0), ((2, 6), 1), ((4, 1, 3), 0)][k % 4]
+        if (exclusive and (total or kind not in start)) or (reverse and total):
+            continue
+        x = numbers(shape, name, k)
+        x = (
+            np.where(x.astype("f8") == x.astype("f8"), x, 2).astype(x.dtype) if kind in ("max", "min") else x
+        )  # Python's max
+        wanted = np.empty_like(lines(x, axis))
+        for place in np.ndindex(*wanted.shape[:-1]):
+            line = lines(x, axis)[place].astype("f8" if element(name).is_float else "i8").tolist()
+            line = line[::-1] if reverse else line
+            sums = list(itertools.accumulate(line, combine[kind]))
+            sums = [start[kind], *sums[:-1]] if exclusive else sums
+            wanted[place] = np.array(sums[::-1] if reverse else sums).astype(x.dtype)
+        wanted = np.ascontiguousarray(np.moveaxis(wanted, -1, axis))
+        if total:
+            wanted = np.ascontiguousarray(wanted.take([-1], axis))
+        p: Any = ScanProblem(shape, axis, kind, exclusive, reverse, total)  # type: ignore[arg-type]
+        check("scan", p, tag(shape), [(x, "")], wanted, types=types_of(name, name), threads=2)
+        made = ops.Scan(axis, kind, exclusive, reverse, total)  # type: ignore[arg-type]
+        assert np.array_equal(made.evaluate([x], []).astype(x.dtype), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_largest(name: str) -> None:
+    for k, (smallest, last) in enumerate(itertools.product((False, True), repeat=2)):
+        for shape, axis, count in (((3, 9, 2), 1, 4), ((40,), 0, 40), ((2, 5), 1, 1), ((1, 1), 0, 1)):
+            x = numbers(shape, name, k)
+            wide = lines(x, axis).astype("f8")
+            wanted = np.empty((*wide.shape[:-1], count), np.int64)
+            for place in np.ndindex(*wide.shape[:-1]):
+                line = list(enumerate(wide[place].tolist()))
+                line = line[::-1] if last else line
+                line.sort(
+                    key=lambda pair: (
+                        (pair[1] == pair[1], pair[1] if smallest else -pair[1]) if pair[1] == pair[1] else (False, 0)
+                    )
+                )
+                wanted[place] = [index for index, _ in line[:count]]
+            wanted = np.ascontiguousarray(np.moveaxis(wanted, -1, axis))
+            p = TopProblem(shape, axis, count, smallest, last)
+            check("top", p, tag(shape), [(x, "")], wanted, types=types_of(name, name, "int64"), threads=2)
+            assert np.array_equal(ops.Top(axis, count, smallest, last).evaluate([x], []), wanted)
+
+
+def test_what_is_no_problem() -> None:
+    for make, said in (
+        (lambda: IndexProblem((3,), (2,), "along", 1), "must be one of the 1 axes"),
+        (lambda: IndexProblem((3, 4), (4, 2), "elements", 1), "must fit into"),
+        (lambda: IndexProblem((3, 4), (2, 3), "tuples"), "at most 2 indices"),
+        (lambda: TopProblem((3,), 0, 4), "must be 0 to 3"),
+        (lambda: ScanProblem((0,), 0, "max"), "undefined"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            make()
+    b = bc.NetworkBuilder()
+    with pytest.raises(NetworkError, match="int64 or int32"):
+        b.add(ops.GatherAt("along"), b.input("x", (3,)), b.input("at", (2,)))
