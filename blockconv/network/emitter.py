@@ -161,13 +161,17 @@ class Emitter:
         return self._known(made)
 
     def rename(self, old: str, new: str) -> Tensor:
-        """Give a value that was made or folded, and that nothing reads yet, another name."""
+        """Give a value that was made or folded, and that only nodes after it read, another name."""
         tensor = self.values.pop(old)
         if old in self.constants:
             return self.constant(new, self.constants.pop(old))
         at = next(k for k in range(len(self.nodes) - 1, -1, -1) if self.nodes[k].output == old)
         node = self.nodes[at]
-        self.nodes[at] = Node(node.name, node.attributes, node.inputs, new, node.parameters)
+        self.nodes[at] = replace(node, output=new)
+        for k in range(at + 1, len(self.nodes)):
+            reads = self.nodes[k].inputs
+            if old in reads:
+                self.nodes[k] = replace(self.nodes[k], inputs=tuple(new if name == old else name for name in reads))
         return self._known(Tensor(new, tensor.shape, tensor.type))
 
     def output(self, name: str) -> str:

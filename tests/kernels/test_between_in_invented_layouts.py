@@ -18,6 +18,7 @@ import blockconv as bc
 from blockconv import Layout
 from blockconv.core import target
 from blockconv.core.activation import activation
+from blockconv.core.element_problem import PointwiseProblem
 from blockconv.core.eltwise_problem import (
     ActivationProblem,
     AffineProblem,
@@ -97,7 +98,11 @@ def test_elementwise(layout: str) -> None:
         for other in dict.fromkeys(shapes):
             y = integers(other)
             run("binary", BinaryProblem("add", shape, other), layout, [x, y], np.clip(x + y, 0.5, 2.0), activation=CLIP)
-        y = integers((1, c, 1, 1))
+        for one, other in itertools.permutations(shapes[:4], 2):
+            x, y = integers(one), integers(other)
+            given = [(y > 0, layout), (x, layout), (y, layout)]
+            check("pointwise", PointwiseProblem("where", (other, one, other)), layout, given, np.where(y > 0, x, y))
+        x, y = integers(shape), integers((1, c, 1, 1))
         p = BinaryProblem("add", shape, y.shape)
         check("binary", p, layout, [(x, layout), (y, "NCHW")], x + y, other=Layout("NCHW"))
 

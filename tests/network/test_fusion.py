@@ -237,6 +237,122 @@ def test_hardswish_spelled_out(division_first):
     assert b.net.nodes[0].attributes.activation.name == "hardswish"
 
 
+def erf(b: Lab, x: str, how: int) -> str:
+    """Gelu by Erf, as exporters multiply it out."""
+    y = (
+        b.binary("div", x, b.constant(np.float32(2**0.5)))
+        if how % 2
+        else b.binary("mul", x, b.constant(np.float32(0.5**0.5)))
+    )
+    y = b.binary("add", b.add(ops.Activate(function("erf")), y), b.constant(np.float32(1)))
+    half = b.constant(np.float32(0.5))
+    if how < 2:
+        return b.binary("mul", b.binary("mul", x, half), y)
+    return b.binary("mul", b.binary("mul", x, y), half) if how == 2 else b.binary("mul", b.binary("mul", y, half), x)
+
+
+def tanh(b: Lab, x: str, how: int, cubic: float = 0.044715) -> str:
+    """Gelu by Tanh, with x³ or with x²."""
+    k, root, half, one = (b.constant(np.float32(v)) for v in (cubic, (2 / np.pi) ** 0.5, 0.5, 1))
+    square = b.binary("mul", x, x)
+    if how % 2:
+        inner = b.binary("mul", b.binary("add", x, b.binary("mul", b.binary("mul", square, x), k)), root)
+    else:
+        inner = b.binary("mul", b.binary("mul", x, root), b.binary("add", b.binary("mul", square, k), one))
+    gate = b.binary("add", b.activation(inner, "tanh"), one)
+    return (
+        b.binary("mul", b.binary("mul", x, half), gate) if how < 2 else b.binary("mul", half, b.binary("mul", x, gate))
+    )
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (3, 5, 16)], ids=str)
+@pytest.mark.parametrize("how", range(4))
+@pytest.mark.parametrize("spell", [erf, tanh])
+def test_gelu_spelled_out(spell, how, shape):
+    b = Lab(shape)
+    assert b.fused(spell(b, b.x, how)) == ["activation"]
+    b = Lab(shape)  # of a value that is computed, and that something else reads
+    x = b.add(ops.Activate(function("sin")), b.binary("add", b.x, b.x))
+    assert b.fused(b.binary("sub", spell(b, x, how), x)) == ["binary", "activation", "activation", "binary"]
+
+
+@pytest.mark.parametrize("what", ["constant", "root", "reader", "output", "two"])
+def test_what_is_no_gelu_stays(what):
+    b = Lab()
+    if what == "constant":
+        outputs = [tanh(b, b.x, 1, 0.0449)]
+    elif what == "two":  # x of the factor is not the x of the gate
+        y = b.activation(b.x, "sigmoid")
+        gate = b.binary(
+            "add",
+            b.add(ops.Activate(function("erf")), b.binary("mul", y, b.constant(np.float32(0.5**0.5)))),
+            b.constant(np.float32(1)),
+        )
+        outputs = [b.binary("mul", b.binary("mul", b.x, b.constant(np.float32(0.5))), gate), y]
+    elif what == "root":
+        gate = b.binary(
+            "add",
+            b.add(ops.Activate(function("erf")), b.binary("mul", b.x, b.constant(np.float32(0.5)))),
+            b.constant(np.float32(1)),
+        )
+        outputs = [b.binary("mul", b.binary("mul", b.x, gate), b.constant(np.float32(0.5)))]
+    else:
+        inner = b.add(ops.Activate(function("erf")), b.binary("mul", b.x, b.constant(np.float32(0.5**0.5))))
+        y = b.binary(
+            "mul", b.binary("mul", b.x, b.constant(np.float32(0.5))), b.binary("add", inner, b.constant(np.float32(1)))
+        )
+        outputs = [y, inner if what == "output" else b.binary("max", inner, b.x)]
+    assert len(b.fused(*outputs)) > 3
+
+
+def spelled_norm(b: Lab, x: str, axes: tuple[int, ...], how: int) -> str:
+    mean = b.add(ops.ReduceMean(axes), x)
+    less = b.binary("sub", x, mean)
+    again = b.binary("sub", x, mean) if how == 1 else less
+    variance = b.add(ops.ReduceMean(axes), b.binary("mul", again, again), name="variance")
+    root = b.add(ops.Activate(function("sqrt")), b.binary("add", variance, b.constant(np.float32(1e-3))))
+    if how == 2:
+        return b.binary("mul", less, b.binary("div", b.constant(np.float32(1)), root))
+    return b.binary("div", less, root)
+
+
+@pytest.mark.parametrize("how", range(3))
+def test_layer_norm_spelled_out(how):
+    b = Lab((3, 5, 16))
+    y = b.binary("mul", spelled_norm(b, b.x, (2,), how), b.constant(b.random(16)))
+    assert b.fused(b.binary("add", y, b.constant(b.random(16)))) == ["reshape", "group_norm", "reshape"]
+    b = Lab()  # of the channels of each pixel
+    y = b.binary("mul", b.constant(b.random(4, 1, 1)), spelled_norm(b, b.x, (1,), how))
+    assert b.fused(b.binary("add", y, b.constant(b.random(4, 1, 1)))) == ["group_norm"]
+    b = Lab()  # of pixels and channels
+    assert b.fused(spelled_norm(b, b.x, (1, 2, 3), how)) == ["reshape", "group_norm", "reshape"]
+    b = Lab()  # of neither
+    assert "group_norm" not in b.fused(spelled_norm(b, b.x, (1, 2), how))
+    b = Lab((3, 5, 16))  # whose variance something else reads
+    y = spelled_norm(b, b.x, (2,), how)
+    assert "group_norm" not in b.fused(y, "variance")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_batch_norm_into_a_transposed_convolution(groups):
+    b = Lab()
+    y = b.add(ops.ConvTranspose2d((2, 2), groups=groups), b.x, parameters=(b.random(4, 3, 2, 2), b.random(3 * groups)))
+    assert b.fused(b.activation(b.scaled(y, 3 * groups), "relu")) == ["conv_transpose2d"]
+
+
+def test_equal_nodes_are_one():
+    b = Lab()
+    first, second = (b.activation(b.x, "sigmoid") for _ in "ab")
+    assert b.fused(b.binary("sub", b.add(ops.Softmax(1), first), b.add(ops.Softmax(2), second))) == [
+        "activation",
+        "softmax",
+        "softmax",
+        "binary",
+    ]
+    b = Lab()  # outputs stay
+    assert b.fused(*(b.activation(b.x, "sigmoid") for _ in "ab")) == ["activation", "activation"]
+
+
 def test_bounds_are_a_clip():
     b = Lab()
     y = b.binary("min", b.binary("max", b.constant(np.float32(0)), b.conv(b.x)), b.constant(np.float32(6)))

@@ -1039,6 +1039,42 @@ def _fused_matmul(g: Graph) -> None:
     g.contributed("FusedMatMul", ("f4", (*x.shape[:-1], n)), x, y, **given, **({"transB": 1} if turned else {}))
 
 
+@_op(f"{MS}.Gelu", f"{MS}.BiasGelu", f"{MS}.FastGelu", f"{MS}.QuickGelu")
+def _fused_gelu(g: Graph, op: str) -> None:
+    x, name = g.take(np.float32, ranks=(4, 3, 2)), op.removeprefix(f"{MS}.")
+    bias = [g.array(x.shape[-1:], "f4")] if name == "BiasGelu" or (name == "FastGelu" and g.chance(0.5)) else []
+    more = {"alpha": g.number(1, 2)} if name == "QuickGelu" and g.chance(0.5) else {}
+    g.contributed(name, ("f4", x.shape), x, *bias, **more)
+
+
+@_op(f"{MS}.SkipLayerNormalization")
+def _skip_layer_norm(g: Graph) -> None:
+    x = g.take(np.float32, ranks=(3,))
+    factors = (g.array(x.shape[-1:], "f4") for _ in "gbc")
+    other = g.input(x.shape, np.float32) if g.chance(0.5) else g.array(x.shape, "f4")
+    g.contributed("SkipLayerNormalization", ("f4", x.shape), x, other, *factors, epsilon=1e-3)
+
+
+@_op(f"{MS}.FusedConv")
+def _fused_conv(g: Graph) -> None:
+    """As wide as its input, so that what is added has a known shape."""
+    x = g.take(np.float32, ranks=(4,))
+    if 0 in x.shape:
+        raise Skip
+    k, out = g.pick((1, 3)), g.pick((1, 4, 8))
+    shape = (x.shape[0], out, *x.shape[2:])
+    more = [g.array((out,), "f4"), *([g.input(shape, np.float32)] if g.chance(0.5) else [])]
+    given = {"pads": [k // 2] * 4, "kernel_shape": [k, k], "group": 1, "activation": g.pick(("Relu", "Tanh"))}
+    g.contributed("FusedConv", ("f4", shape), x, g.array((out, x.shape[1], k, k), "f4", 0.3), *more, **given)
+
+
+@_op(f"{MS}.FusedGemm")
+def _fused_gemm(g: Graph) -> None:
+    x, n = g.take(np.float32, ranks=(2,)), g.pick((1, 5, 16))
+    wei, given = g.array((n, x.shape[1]), "f4", 0.3), {"transB": 1, "activation": g.pick(("Relu", "Tanh"))}
+    g.contributed("FusedGemm", ("f4", (x.shape[0], n)), x, wei, g.array((n,), "f4"), **given)
+
+
 def _factor(g: Graph, x: Value, batches: bool = True) -> tuple[int, ...]:
     """The shape of a second factor of a product."""
     k, n = x.shape[-1], g.pick((1, 2, 5, 16))

@@ -99,7 +99,7 @@ def _onnx(op: str, *given: Array, **attributes: Any) -> Array:
     ]
     node = helper.make_node(op, names, ["y"], **attributes)
     graph = helper.make_graph([node], "g", sides, [helper.make_empty_tensor_value_info("y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20 if op == "Gelu" else 17)], ir_version=9)
     return np.asarray(ReferenceEvaluator(model).run(None, dict(zip(names, given, strict=True)))[0])
 
 
@@ -153,6 +153,10 @@ def _concat(a: Any, s: Array, z: Array, *parts: Array) -> Array:
     return _rounded(np.concatenate(whole, a.axis), s, z)
 
 
+def _activated(a: Any, y: Array) -> Array:
+    return np.maximum(y, 0) if a.activation == "Relu" else np.tanh(y)
+
+
 _MEANINGS: dict[str, Callable[..., Array]] = {
     "QuantizeLinear": lambda a, x, s, z: _rounded(x, s, z),
     "DequantizeLinear": lambda a, x, s, z=None: _integers(x, s, z).astype("f4"),
@@ -168,6 +172,15 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     "QGemm": _qgemm,
     "DynamicQuantizeMatMul": _dynamic_matmul,
     "FusedMatMul": lambda a, x, y: (a.alpha or 1) * (x @ (y.swapaxes(-1, -2) if a.transB else y)),
+    "Gelu": lambda a, x: _onnx("Gelu", x),
+    "BiasGelu": lambda a, x, y: _onnx("Gelu", x + y),
+    "FastGelu": lambda a, x, y=0: _onnx("Gelu", x + np.float32(y), approximate="tanh"),
+    "QuickGelu": lambda a, x: x / (1 + np.exp(-(a.alpha or 1.702) * x)),
+    "FusedConv": lambda a, x, w, b=None, z=0: _activated(
+        a, _onnx("Conv", x, w, b, **_window(a), group=a.group or 1) + z
+    ),
+    "FusedGemm": lambda a, x, w, b: _activated(a, x @ (w.T if a.transB else w) + b),
+    "SkipLayerNormalization": lambda a, x, y, w, b, c: _onnx("LayerNormalization", x + y + c, w, b, epsilon=a.epsilon),
     "MatMulIntegerToFloat": lambda a, x, w, s, t, z=None, u=None, b=None: (
         _integers(x, s, z) @ _integers(w, t, u) + (0 if b is None else b)
     ).astype("f4"),
@@ -229,12 +242,16 @@ NOISES = 8
 _OTHERS = {TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _EXACT = {
     *("Identity", "Relu", "Max", "Min", "Clip", "MaxPool", "GlobalMaxPool", "NhwcMaxPool", "Concat", "Pad", "Slice"),
+    *("Where", "GatherElements", "GatherND", "ScatterND", "Trilu", "Sign", "Gather", "Expand", "Tile", "OneHot"),
     *("Split", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Dropout", "Constant", "Shape", "Size"),
 }
 _SUMS = {
     *(
         "MatMul",
         "FusedMatMul",
+        "FusedConv",
+        "FusedGemm",
+        "SkipLayerNormalization",
         "Gemm",
         "Einsum",
         "Conv",

@@ -1,4 +1,7 @@
-"""Translators of the quantized ops that ONNX Runtime adds to ONNX's (com.microsoft). See `quantized`."""
+"""Translators of the ops that ONNX Runtime adds to ONNX's (com.microsoft).
+
+Its quantizer writes some (see `quantized`). Others are what it fuses in the models that it saves.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from blockconv.core.activation import activation
-from blockconv.frontends.onnx.matrices import gemm
+from blockconv.core.activation import activation, function
+from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     QUANTIZED_OPS,
@@ -20,7 +23,7 @@ from blockconv.frontends.onnx.quantized import (
     weight,
 )
 from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, registered
-from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
+from blockconv.frontends.onnx.windows import WINDOW_OPS, average, convolution, global_pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -133,3 +136,64 @@ def _qlinear_softmax(call: Call) -> Tensor:
     if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
         raise Unsupported(f"axis={axis}: below opset 13, softmax is over several axes")
     return stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)
+
+
+# ---------------------------------------------------------------- what ONNX Runtime fuses
+
+
+def _activated(call: Call, y: Tensor) -> Tensor:
+    """The activation that a fused node names, of its result."""
+    kind, given = call.attribute("activation", ""), call.attribute("activation_params", ())
+    numbers = given if isinstance(given, tuple) else (given,)
+    if not kind:
+        return y
+    names = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "LeakyRelu": "leaky_relu", "Clip": "clip"}
+    names |= {"HardSigmoid": "hardsigmoid"}
+    if kind not in names:
+        raise Unsupported(f"activation={kind!r}")
+    return call.emit(ops.Activate(activation((names[kind], *map(float, numbers)))), y)
+
+
+@_op("com.microsoft.FusedConv", limits="1-D and 2-D; constant weight and bias")
+def _fused_conv(call: Call) -> Tensor:
+    """A convolution, plus another value, activated."""
+    if call.has(2):
+        call.array(2, "bias")
+    y = convolution(call, ops.Conv2d(), call.input(), 1, (call.input(2),) if call.has(2) else ())
+    return _activated(call, call.binary("add", y, call.input(3)) if call.has(3) else y)
+
+
+@_op("com.microsoft.FusedGemm", limits="floats, or constant B and C")
+def _fused_gemm(call: Call) -> Tensor:
+    y = MATRIX_OPS["Gemm"].translate(call)
+    assert isinstance(y, Tensor)
+    return _activated(call, y)
+
+
+@_op(
+    "com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.QuickGelu", limits="floats"
+)
+def _gelu(call: Call) -> Tensor:
+    """By Erf, by Tanh (FastGelu), or as x * sigmoid(alpha * x) (QuickGelu); of x plus a bias, if there is one."""
+    kind, x = call.node.op_type, call.input()
+    x = call.binary("add", x, call.input(1)) if call.has(1) else x
+    if not x.type.is_float:
+        raise Unsupported(f"of {x.type}")
+    if kind == "QuickGelu":
+        alpha = call.constant(np.asarray(call.attribute("alpha", 1.702), x.type.dtype), "alpha")
+        gate = call.emit(ops.Activate(activation("sigmoid")), call.binary("mul", x, alpha), helps=True)
+        return call.binary("mul", x, gate)
+    return call.emit(ops.Activate(function("gelu_tanh") if kind == "FastGelu" else activation("gelu")), x)
+
+
+@_op("com.microsoft.SkipLayerNormalization", limits="constant scale and biases; no statistics")
+def _skip_layer_norm(call: Call) -> list[Tensor]:
+    """The layer normalisation of a sum of two values and a bias, and the sum."""
+    if any(name in call.scope.read for name in call.node.output[1:3] if name):
+        raise Unsupported("its statistics")
+    total = call.binary("add", call.input(), call.input(1))
+    if call.has(4):
+        total = call.binary("add", total, call.input(4))
+    gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if call.has(3) else np.zeros(())
+    y = call.normalise_rows(total, len(total.shape) - 1, gamma, beta, call.attribute("epsilon", 1e-12))
+    return [y, y, y, total]

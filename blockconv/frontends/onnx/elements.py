@@ -219,6 +219,5 @@ def _top(call: Call) -> list[Tensor]:
     x = _number(call, 0, *FLOATS, *_COUNTED)
     axis = call.axis(call.attribute("axis", -1), len(x.shape))
     count = int(call.array(1, "k").reshape(-1)[0]) if call.has(1) else call.attribute("k")
-    made = ops.Top(axis, count, not call.attribute("largest", 1))
-    read, given = call.emit(made, x, helps=True), call.emit(made, x)  # which passes make one of
-    return [call.emit(ops.GatherAt("elements", axis), x, read), given]
+    indices = call.emit(ops.Top(axis, count, not call.attribute("largest", 1)), x, helps=True)
+    return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]

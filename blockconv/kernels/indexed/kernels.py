@@ -16,10 +16,10 @@ from blockconv.kernels.common.numbers import number_at, put_number
 __all__ = [
     "SCANS",
     "SCATTERS",
-    "IndexArgs",
+    "AxisLinesArgs",
     "IndexLoop",
+    "IndexedArgs",
     "IndexedAxis",
-    "LineArgs",
     "gather_at",
     "scan",
     "scatter_at",
@@ -45,7 +45,7 @@ class IndexLoop(Arguments):
     indices = word("from one to the next in the indices", "bytes")
 
 
-class IndexArgs(Arguments):
+class IndexedArgs(Arguments):
     """Contiguous items of the data, one for each index or tuple of indices, and a dense array of as many."""
 
     data = word("what is indexed", "address")
@@ -89,7 +89,7 @@ def gather_at(index):
     index_at, index_bytes = number_at(ElementType.of(index)), ElementType.of(index).itemsize
 
     def kernel(args, first, last, scratch):
-        a = IndexArgs(args)
+        a = IndexedArgs(args)
         size = a.size
         for k in range(first * a.run, min(a.count, last * a.run)):
             at = item_of(a, index_at, index_bytes, k)
@@ -113,7 +113,7 @@ def scatter_at(index, data, kind):
     replaces, adds, multiplies, is_max = how == "none", how == "add", how == "mul", how == "max"
 
     def kernel(args, first, last, scratch):
-        a = IndexArgs(args)
+        a = IndexedArgs(args)
         size = a.size
         copy_memory(a.dst, a.data, a.whole)
         for k in range(a.count):
@@ -142,7 +142,7 @@ def combined(total, x, adds, multiplies, is_max):
     return x if x < total else total
 
 
-class LineArgs(Arguments):
+class AxisLinesArgs(Arguments):
     """All lines of row-major data along one axis. A task is some of them."""
 
     src = word("the source", "address")
@@ -164,7 +164,7 @@ def scan(src, kind, exclusive, reverse, total):
     begin, unequal = (one if multiplies else zero), not (adds or multiplies)
 
     def kernel(args, first, last, scratch):
-        a = LineArgs(args)
+        a = AxisLinesArgs(args)
         size, inner = a.size, a.inner
         step = inner * itemsize
         for line in range(first * a.run, min(a.lines, last * a.run)):
@@ -196,7 +196,7 @@ def top(src, smallest, last_of_equal):
     smallest, last_of_equal = bool(smallest), bool(last_of_equal)
 
     def kernel(args, first, last, scratch):
-        a = LineArgs(args)
+        a = AxisLinesArgs(args)
         size, inner, count = a.size, a.inner, a.count
         indices = scratch + 8 * count
         for line in range(first * a.run, min(a.lines, last * a.run)):

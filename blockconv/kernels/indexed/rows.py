@@ -17,10 +17,10 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.indexed.kernels import (
     SCANS,
     SCATTERS,
-    IndexArgs,
+    AxisLinesArgs,
+    IndexedArgs,
     IndexedAxis,
     IndexLoop,
-    LineArgs,
     gather_at,
     scan,
     scatter_at,
@@ -35,13 +35,13 @@ INDEX_CYCLES, ELEMENT_CYCLES = 20, 6  # of an item that is found by its index, a
 _EMPTY = IndexedAxis(size=1, stride=0)
 
 
-def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexArgs:
+def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArgs:
     p, itemsize, index = request.problem, request.types.src.itemsize, request.types.wei.itemsize
     strides = [math.prod(p.shape[k + 1 :]) * itemsize for k in range(len(p.shape))]
     axes = [IndexedAxis(size=p.shape[k], stride=strides[k]) for k in p.components]
     loops = fused(Loop(size, (data * itemsize, indices * index)) for size, data, indices in p.loops if size > 1)
     count, size = math.prod(size for size, _, _ in p.loops), p.elements * itemsize
-    return IndexArgs(
+    return IndexedArgs(
         data=Buffer(0),
         indices=Buffer(1),
         **buffers,
@@ -69,13 +69,13 @@ def _scatter(request: Request, kind: str = "none") -> list[Op]:
     return [Op(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
 
 
-def _lines(request: Request, count: int) -> tuple[LineArgs, int, int]:
+def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
     """(args, tasks, how many are taken at a time)."""
     outer, size, inner = request.problem.lines
     nbytes, lines = max(1, size * request.types.src.itemsize), outer * inner
     run = max(1, min(-(-lines // (4 * request.threads)), TASK_BYTES // nbytes))
     tasks = -(-lines // run)
-    args = LineArgs(src=Buffer(0), dst=Buffer(1), lines=lines, run=run, size=size, inner=inner, count=count)
+    args = AxisLinesArgs(src=Buffer(0), dst=Buffer(1), lines=lines, run=run, size=size, inner=inner, count=count)
     return args, tasks, chunk_of(tasks, run * nbytes, request.threads)
 
 

@@ -79,7 +79,7 @@ class _Indexed(_RowMajor):
 
 @dataclass(frozen=True)
 class GatherAt(_Indexed):
-    """The elements of the first operand at the indices of the second; see `IndexProblem`. inputs: data, indices.
+    """The elements of data, the first input, at the indices that the second holds; see `IndexProblem`.
 
     An index that the data does not have reads zeros. Negative ones count from the end.
     """
@@ -98,7 +98,7 @@ class GatherAt(_Indexed):
 
 @dataclass(frozen=True)
 class ScatterAt(_Indexed):
-    """The first operand with the third at the indices of the second, in order. inputs: data, indices, updates.
+    """Data, the first input, with the updates, the third, at the indices that the second holds, in order.
 
     kind: "none" replaces what is there, others combine it with the update.
     An index that the data does not have writes nothing. Negative ones count from the end.

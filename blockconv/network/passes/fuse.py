@@ -28,6 +28,7 @@ from blockconv.network.ops import (
     Concat,
     Conv2d,
     Convolution,
+    ConvTranspose2d,
     DynamicConv2d,
     Gather,
     Pad,
@@ -43,6 +44,7 @@ from blockconv.network.ops import (
 from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, refitted, rewritten
+from blockconv.network.passes.spelled import SPELLED
 
 __all__ = ["PASSES", "fuse"]
 
@@ -101,9 +103,25 @@ def fold_constants(network: Network) -> Network:
     return rewritten(network, rule)
 
 
+def merge_equal(network: Network) -> Network:
+    """One node in place of those that do the same to the same values. Outputs of the network keep theirs."""
+    kept: dict[object, Node] = {}
+    values: dict[str, str] = {}  # that go, and what is read in their place
+    nodes, merged = [], dict(network.merged)
+    for node in network.nodes:
+        node = replace(node, inputs=tuple(values.get(name, name) for name in node.inputs))
+        key = node.attributes, repr(node.attributes), node.inputs, node.parameters  # 0.0 and -0.0 are equal
+        first = kept.setdefault(key, node) if node.attributes.folds else node
+        if first is node or node.output in network.outputs:
+            nodes.append(node)
+        else:
+            values[node.output], merged[node.name] = first.output, first.name
+    return network.changed(nodes, merged=merged) if values else network
+
+
 def unify(network: Network) -> Network:
     """One spelling for each op: see `simplify`."""
-    return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS)
+    return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS, *SPELLED)
 
 
 def fuse_products(network: Network) -> Network:
@@ -183,7 +201,8 @@ def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
 
 
 def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
-    conv = edit.private(node.inputs[0], Conv2d)
+    conv: tuple[Node, Conv2d | ConvTranspose2d] | None = edit.private(node.inputs[0], Conv2d)
+    conv = conv or edit.private(node.inputs[0], ConvTranspose2d)
     if not isinstance(node.attributes, Affine) or conv is None or not conv[1].activation.is_identity:
         return False
     scale, shift = (edit.constants[name].astype(np.float64) for name in node.parameters)
@@ -192,12 +211,16 @@ def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
     weight, *bias = (edit.constants[name] for name in conv[0].parameters)
     parameters, type = conv[0].parameters[0], element(weight.dtype)
     if simplify.even(scale) != 1:
-        wide = weight.astype(np.float64) * scale[:, None, None, None]
-        largest = np.abs(wide).max(axis=(1, 2, 3), keepdims=True)
+        # (groups, input channels, output channels, ...) of a transposed convolution, (output channels, ...) of others.
+        groups, turned = conv[1].groups, isinstance(conv[1], ConvTranspose2d)
+        split = (groups, -1, *weight.shape[1:]) if turned else weight.shape
+        along = (groups, 1, weight.shape[1], 1, 1) if turned else (-1, 1, 1, 1)
+        wide = weight.astype(np.float64).reshape(split) * scale.reshape(along)
+        largest = np.abs(wide).max(axis=(1, 3, 4) if turned else (1, 2, 3), keepdims=True)
         scaled = simplify.stored(wide, type, largest)
         if scaled is None or (dtype != "float32" and simplify.stored(wide, element(dtype), largest) is None):
             return False
-        parameters = edit.constant(f"{conv[0].name}.weight", scaled)
+        parameters = edit.constant(f"{conv[0].name}.weight", scaled.reshape(weight.shape))
     total = simplify.stored(bias[0].astype(np.float64) * scale + shift if bias else shift, type.computed)
     if total is None:
         return False
@@ -385,6 +408,7 @@ PASSES = (
     integers.convolutions,
     dynamic.scaled,
     fold_constants,
+    merge_equal,
     unify,
     fuse_products,
     fold_padding,

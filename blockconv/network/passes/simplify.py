@@ -30,7 +30,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes.rewrite import Edit
 
-__all__ = ["ACTIVATIONS", "CHANNELS", "SHAPES", "even", "put_affine", "stored"]
+__all__ = ["ACTIVATIONS", "CHANNELS", "SHAPES", "even", "put_activation", "put_affine", "stored"]
 
 Array = npt.NDArray[Any]
 LEAST = float(np.finfo(np.float32).tiny)
@@ -345,7 +345,7 @@ def _gated(edit: Edit, node: Node) -> bool:
         line = gate[1].activation.first, gate[1].activation.second
         if name is None or (name == "hardswish" and not _is_hard(edit.type(x), *line)):
             continue
-        return _put_activation(edit, (gate[0], node), x, found, node.attributes.activation)
+        return put_activation(edit, (gate[0], node), x, found, node.attributes.activation)
     return False
 
 
@@ -360,7 +360,7 @@ def _hard_sigmoid(edit: Edit, node: Node) -> bool:
         return False
     first, slope, offset = found
     hard = activation(("hardsigmoid", slope, offset))
-    return _put_activation(edit, (first, clip[0], node), first.inputs[0], hard, node.attributes.activation)
+    return put_activation(edit, (first, clip[0], node), first.inputs[0], hard, node.attributes.activation)
 
 
 def _hard_swish(edit: Edit, node: Node) -> bool:
@@ -380,7 +380,7 @@ def _hard_swish(edit: Edit, node: Node) -> bool:
             and isinstance(node.attributes, Affine)
         ):
             old = (found[0], clip[0], product[0], node)
-            return _put_activation(edit, old, x, activation("hardswish"), node.attributes.activation)
+            return put_activation(edit, old, x, activation("hardswish"), node.attributes.activation)
     return False
 
 
@@ -409,7 +409,7 @@ def _is_hard(type: ElementType, slope: float, offset: float) -> bool:
     return bool(np.isclose(slope, 1 / 6, rtol=near, atol=0) and np.isclose(offset, 0.5, rtol=near, atol=0))
 
 
-def _put_activation(edit: Edit, old: tuple[Node, ...], x: str, found: Activation, after: Activation) -> bool:
+def put_activation(edit: Edit, old: tuple[Node, ...], x: str, found: Activation, after: Activation) -> bool:
     """`old` as one activation of `x`, if no other follows it in the same node."""
     if not after.is_identity:
         return False

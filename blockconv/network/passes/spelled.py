@@ -1,0 +1,213 @@
+"""Ops that networks spell by smaller ones: Gelu by Erf and by Tanh, layer normalisation by squares and roots."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.polynomial import polynomial
+
+from blockconv.core.activation import activation, function
+from blockconv.core.types import ElementType
+from blockconv.network.graph import Node
+from blockconv.network.ops import Activate, Affine, Attributes, Binary, GroupNorm, ReduceMean, Reshape
+from blockconv.network.passes.rewrite import Edit
+from blockconv.network.passes.simplify import even, put_activation, stored
+
+__all__ = ["SPELLED"]
+
+Coefficients = npt.NDArray[np.float64]
+_ROOT = math.sqrt(2 / math.pi)
+_GATES = {  # what is activated, as a polynomial of x
+    "erf": (np.array([0, math.sqrt(0.5)]), activation("gelu")),
+    "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), function("gelu_tanh")),
+}
+_MOST_NODES, _MOST_POWERS = 12, 4
+
+
+# ---------------------------------------------------------------- Gelu
+
+
+class _Expression(NamedTuple):
+    """A value as plain + gated * gate, of polynomials of x; and the nodes that compute it."""
+
+    plain: Coefficients
+    gated: Coefficients
+    nodes: dict[str, Node]
+
+
+def _gelu(edit: Edit, node: Node) -> bool:
+    """x * (1 + erf(x / sqrt(2))) / 2, or with tanh(sqrt(2 / pi) * (x + 0.044715 x³)), however it is multiplied out."""
+    a = node.attributes
+    if not isinstance(a, (Affine, Binary)) or not a.activation.is_identity:
+        return False
+    gate, values = _gate_above(edit, node)
+    if gate is None:
+        return False
+    wanted, found = _GATES[gate.attributes.activation.name]  # type: ignore[attr-defined]
+    near = {8: 1e-12, 4: 2e-6}.get(edit.type(node.output).itemsize, 1e-2)
+    for x in values:
+        inner, outer = _expression(edit, gate.inputs[0], x, None), _expression(edit, node.output, x, gate)
+        if inner is None or outer is None or not _is_near(inner.plain, wanted, near):
+            continue
+        nodes = {**inner.nodes, **outer.nodes, gate.name: gate}
+        half = np.array([0, 0.5])
+        if all(_is_near(part, half, near) for part in (outer.plain, outer.gated)) and _alone(edit, nodes, node):
+            others = [one for one in nodes.values() if one is not node]
+            return put_activation(edit, (*others, node), x, found, a.activation)
+    return False
+
+
+def _gate_above(edit: Edit, node: Node) -> tuple[Node | None, list[str]]:
+    """(the nearest Erf or Tanh above arithmetic, the values on the way that are read more than once)."""
+    waiting, gate, shared, seen = [node], None, dict[str, None](), 0
+    while waiting and seen < _MOST_NODES:
+        one, seen = waiting.pop(0), seen + 1
+        for name in one.inputs:
+            if edit.reads(name) > 1:
+                shared[name] = None
+            before = edit.producer(name, Attributes)
+            if before is None:
+                continue
+            if isinstance(before[1], Activate) and before[1].activation.name in _GATES:
+                gate = gate or before[0]
+                waiting.append(before[0])
+            elif isinstance(before[1], (Affine, Binary)) and before[1].activation.is_identity:
+                waiting.append(before[0])
+    return gate, list(shared)
+
+
+def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _MOST_NODES) -> _Expression | None:
+    """A value by x and the gate; None if it is no such expression."""
+    if name == x:
+        return _Expression(np.array([0.0, 1.0]), np.zeros(1), {})
+    if gate is not None and name == gate.output:
+        return _Expression(np.zeros(1), np.ones(1), {})
+    constant = edit.constants.get(name)
+    if constant is not None:
+        value = even(constant)
+        return None if value is None else _Expression(np.array([value]), np.zeros(1), {})
+    before: Any = edit.producer(name, Affine) or edit.producer(name, Binary)
+    if before is None or left == 0 or not before[1].activation.is_identity:
+        return None
+    node, a = before
+    made, *others = (_expression(edit, one, x, gate, left - 1) for one in (*node.inputs, *node.parameters))
+    for kind, other in zip(("mul", "add") if isinstance(a, Affine) else (a.kind,), others, strict=True):
+        made = None if made is None or other is None else _combined(made, kind, other)
+    return None if made is None else made._replace(nodes={**made.nodes, node.name: node})
+
+
+def _combined(a: _Expression, kind: str, b: _Expression) -> _Expression | None:
+    """a and b added, subtracted, multiplied, or divided by a number; None for what is no such expression."""
+    nodes = {**a.nodes, **b.nodes}
+    if kind in ("add", "sub"):
+        join: Any = polynomial.polyadd if kind == "add" else polynomial.polysub
+        return _Expression(join(a.plain, b.plain), join(a.gated, b.gated), nodes)
+    if kind == "div" and b.plain.size == 1 and b.plain[0] and not b.gated.any():
+        kind, b = "mul", b._replace(plain=1 / b.plain)
+    if kind != "mul" or (a.gated.any() and b.gated.any()) or a.plain.size + b.plain.size > _MOST_POWERS + 2:
+        return None
+    times: Any = polynomial.polymul
+    gated: Any = polynomial.polyadd(times(a.gated, b.plain), times(a.plain, b.gated))
+    return _Expression(times(a.plain, b.plain), gated, nodes)
+
+
+def _is_near(found: Coefficients, wanted: Coefficients, near: float) -> bool:
+    size = max(found.size, wanted.size)
+    a, b = (np.pad(x, (0, size - x.size)) for x in (found, wanted))
+    return bool(np.allclose(a, b, rtol=near, atol=0))
+
+
+def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:
+    """Whether nothing but these nodes reads what they make, but for the last."""
+    reads = [name for node in nodes.values() for name in node.inputs]
+    return all(node is last or edit.reads(node.output) == reads.count(node.output) for node in nodes.values())
+
+
+# ---------------------------------------------------------------- layer normalisation
+
+
+def _layer_norm(edit: Edit, node: Node) -> bool:
+    """(x - mean) / sqrt(mean of squares + epsilon), over the last axes, or over the channels of each pixel."""
+    a = node.attributes
+    if not isinstance(a, Binary) or a.kind not in ("div", "mul") or not a.activation.is_identity:
+        return False
+    return any(
+        _normalised(edit, node, node.inputs[at], node.inputs[1 - at]) for at in ((0,) if a.kind == "div" else (0, 1))
+    )
+
+
+def _normalised(edit: Edit, node: Node, centered: str, root: str) -> bool:
+    nodes, less = [node], edit.producer(centered, Binary)
+    if node.attributes.kind == "mul":  # type: ignore[attr-defined]
+        inverse = edit.producer(root, Binary)
+        if (
+            inverse is None
+            or inverse[1].kind != "div"
+            or even(edit.constants.get(inverse[0].inputs[0], np.zeros(2))) != 1
+        ):
+            return False
+        nodes.append(inverse[0])
+        root = inverse[0].inputs[1]
+    sqrt: Any = edit.producer(root, Activate)
+    shifted: Any = sqrt and edit.producer(sqrt[0].inputs[0], Affine)
+    variance: Any = shifted and edit.producer(shifted[0].inputs[0], ReduceMean)
+    square: Any = variance and edit.producer(variance[0].inputs[0], Binary)
+    mean: Any = less and edit.producer(less[0].inputs[1], ReduceMean)
+    if not (less and mean and sqrt and shifted and variance and square) or less[1].kind != "sub":
+        return False
+    factor, epsilon = (even(edit.constants[name]) for name in shifted[0].parameters)
+    x, axes = less[0].inputs[0], mean[1].axes
+    nodes += [less[0], mean[0], sqrt[0], shifted[0], variance[0], square[0]]
+    is_norm = (
+        mean[0].inputs == (x,)
+        and square[1].kind == "mul"
+        and square[0].inputs == (centered, centered)
+        and variance[1] == mean[1]
+        and sqrt[1].activation == function("sqrt")
+        and factor == 1
+        and epsilon is not None
+        and math.isfinite(epsilon)
+        and all(one[1].activation.is_identity for one in (less, shifted, square))
+        and _alone(edit, {one.name: one for one in nodes}, node)
+    )
+    return is_norm and _put_norm(edit, nodes[::-1], x, axes, epsilon or 0.0)
+
+
+def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], epsilon: float) -> bool:
+    node, shape, type = old[-1], edit.shape(x), edit.type(x)
+    last, of_pixels = axes == tuple(range(len(shape) - len(axes), len(shape))), axes == (1,) and len(shape) == 4
+    if 0 in shape or not axes or not (last or of_pixels):
+        return False
+    size = math.prod(shape[axis] for axis in axes)
+    ones, zeros = (edit.constant(f"{node.name}.{k}", np.full(size, k, type.computed.dtype)) for k in (1, 0))
+    if of_pixels:
+        return edit.replace(old, Node(node.name, GroupNorm(1, epsilon, True), (x,), node.output, (ones, zeros)))
+    rows, normal = (edit.value_name(f"{node.output}.{word}") for word in ("rows", "normal"))
+    return edit.replace(
+        old,
+        Node(f"{node.name}.rows", Reshape((math.prod(shape[: axes[0]]), size)), (x,), rows),
+        Node(f"{node.name}.norm", GroupNorm(1, epsilon), (rows,), normal, (ones, zeros)),
+        Node(node.name, Reshape(shape), (normal,), node.output),
+    )
+
+
+def _affine_into_norm(edit: Edit, node: Node) -> bool:
+    """Scale and shift of channels after a normalisation are its own."""
+    norm = edit.private(node.inputs[0], GroupNorm)
+    if not isinstance(node.attributes, Affine) or norm is None or not node.attributes.activation.is_identity:
+        return False
+    (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (norm[0], node))
+    type: ElementType = edit.type(node.output).computed
+    with np.errstate(over="ignore", invalid="ignore"):
+        scale, shift = stored(s0 * s1, type), stored(t0 * s1 + t1, type)
+    if scale is None or shift is None:
+        return False
+    parameters = edit.constant(f"{node.name}.scale", scale), edit.constant(f"{node.name}.shift", shift)
+    made = Node(node.name, norm[1], norm[0].inputs, node.output, parameters)
+    return edit.replace((norm[0], node), made)
+
+
+SPELLED = (_gelu, _layer_norm, _affine_into_norm)
