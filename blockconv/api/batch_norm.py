@@ -13,7 +13,6 @@ import numpy.typing as npt
 from blockconv.api.annotations import AnyArray, Array
 from blockconv.api.bound import workspace
 from blockconv.api.gradients import as_blocked, given_array, memory_order, start_of
-from blockconv.api.modules import KEPT
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy, like_any
@@ -21,7 +20,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, to_layout
-from blockconv.dispatch.boundary import NCHW, images_like
+from blockconv.dispatch.boundary import NCHW, images_like, keep
 from blockconv.runtime import Program, get_num_threads
 
 __all__ = ["UNBOUNDED", "batch_norm", "batch_norm_backward", "gradients", "normalized"]
@@ -146,7 +145,8 @@ def gradients(
 class _Bound(NamedTuple):
     """A batch norm, or its gradient, of arrays of certain shapes and memory orders.
 
-    held: the dtype of a number for each channel. is_read: whether kernels read the arrays where they are.
+    held: the dtype of a number for each channel.
+    is_read: whether kernels read the arrays where they are.
     """
 
     shape: tuple[int, ...]
@@ -198,9 +198,7 @@ def _bound(op: str, given: Any, eps: float, extra: bool) -> tuple[_Bound, list[A
         program, room = _program(op, _problem(op, x, eps), x.layout, types, extra, get_num_threads())
         is_read = all(start_of(a) == start_of(b) for (_, a), b in zip(arrays, read, strict=True))
         known = _Bound(x.shape, x.layout, x.dtype, types.src.computed.dtype, program, room, is_read)
-        if len(_kept) >= KEPT:
-            _kept.clear()
-        _kept[key] = known
+        keep(_kept, key, known)
     return known, read
 
 

@@ -302,7 +302,7 @@ def _rounder(held: ElementType, lanes: int) -> Any:
     return rounded
 
 
-class Plane(NamedTuple):
+class TaskChannels(NamedTuple):
     """The channels of a task: where they begin in the input, bytes to them in the output, and how many exist.
 
     valid: 0 where the image does not exist.
@@ -317,12 +317,12 @@ class Plane(NamedTuple):
 @inline
 def _plane(a, task):
     if a.src_plane:  # divisions take as long as a small plane
-        return Plane(a.dst + task * a.plane, task * a.src_plane, 1, 1)
+        return TaskChannels(a.dst + task * a.plane, task * a.src_plane, 1, 1)
     n = task // a.vectors
     of = Channels(a.rows + a.channels_at)[task % a.vectors]
     dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, a.destination.n) + of.dst
     src = image_at(0, n, a.src_images, a.src_image_block, a.source.n) + of.src
-    return Plane(dst, src, of.valid if n < a.n else 0, of.written)
+    return TaskChannels(dst, src, of.valid if n < a.n else 0, of.written)
 
 
 @jit.kernel

@@ -159,10 +159,6 @@ def _op(request: Request) -> Op:
     follow = [_planes_follow(p, *of, type.itemsize) for of in ((s, p.src_shape), (d, p.dst_shape))]
     plane = ih * iw * type.itemsize
     band = min(ih, max(1, BAND // row)) if by_vectors else ih
-    src, dst = (
-        image_blocks(layout, shape, type.itemsize)
-        for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
-    )
     args = PoolBackwardArgs(
         src=Buffer(0),
         dst=Buffer(1),
@@ -186,10 +182,7 @@ def _op(request: Request) -> Op:
         dw=getattr(p.pool, "dw", 1),
         source=s,
         destination=d,
-        src_images=src[0],
-        src_image_block=src[1],
-        dst_images=dst[0],
-        dst_image_block=dst[1],
+        **_images(request),
     )
     images = request.dst.padded_shape(p.dst_shape)[0]
     if by_vectors:
@@ -207,6 +200,15 @@ def _op(request: Request) -> Op:
         return Op(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
     scratch = made + (iw + most) * type.itemsize
     return Op(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
+
+
+def _images(request: Request) -> dict[str, int]:
+    """Where the images of both arrays lie, as words of `PoolBackwardArgs`."""
+    p, found = request.problem, {}
+    for name, layout, shape in (("src", request.src, p.src_shape), ("dst", request.dst, p.dst_shape)):
+        blocks = image_blocks(layout, shape, request.types.src.itemsize)
+        found[f"{name}_images"], found[f"{name}_image_block"] = blocks
+    return found
 
 
 def _planes_follow(problem: Any, lies: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:

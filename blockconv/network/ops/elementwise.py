@@ -11,7 +11,7 @@ import numpy as np
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.element_problem import PointwiseKind, PointwiseProblem
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
-from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.errors import DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem_checks import broadcast, check_word, checked_shape
 from blockconv.core.types import INTEGERS, NUMBERS, WHOLE, ElementType, FloatType, Types, element
