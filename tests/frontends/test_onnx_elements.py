@@ -1,0 +1,114 @@
+"""Masks, indices and integers that flow, and the ops that ONNX Runtime fuses: one native call, with its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+from onnx import helper, numpy_helper  # noqa: E402
+
+RNG = np.random.default_rng(0)
+MS = {"domain": "com.microsoft"}
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    return helper.make_node(op, inputs.split(), outputs.split(), **attributes)
+
+
+def check(
+    nodes: list[Any], feeds: dict[str, Any], constants: dict[str, Any], tolerance: float = 1e-5, **options: Any
+) -> None:
+    """Outputs are those of the last node."""
+    sides = [
+        helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for k, x in feeds.items()
+    ]
+    gives = [helper.make_empty_tensor_value_info(name) for name in nodes[-1].output if name]
+    arrays = [numpy_helper.from_array(np.asarray(x), k) for k, x in constants.items()]
+    graph = helper.make_graph(nodes, "elements", sides, gives, arrays)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    wanted = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    plan = bc.compile(bc.load_onnx(model, strict=True), threads=1, **options)
+    found = plan(**feeds)
+    for value, x in zip(gives, wanted, strict=True):
+        y = found[value.name] if isinstance(found, dict) else found
+        assert y.dtype == x.dtype
+        np.testing.assert_allclose(y, x, rtol=tolerance, atol=tolerance)
+
+
+IDS = np.array([[3, 1, 4, 1, 5, 9, 0, 0, 0], [2, 6, 5, 3, 5, 8, 9, 7, 9]])
+ATTENDED = {
+    "table": floats(10, 24), "zero": np.array(0), "axes": np.array([1, 2]), "minus": np.float32(-1e9),
+    "shape": np.array([2, 9, 3, 8]), "scale": np.float32(8**-0.5), "last": np.array([-1]), "one": np.array(1),
+    "two": np.array([2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 5e-2)])
+def test_a_mask_of_token_numbers(precision: Any, tolerance: float) -> None:
+    nodes = [
+        node("Gather", "table ids", "x"),
+        node("Equal", "ids zero", "padding"),
+        node("Unsqueeze", "padding axes", "mask"),
+        node("Reshape", "x shape", "heads"),
+        node("Transpose", "heads", "q", perm=[0, 2, 1, 3]),
+        node("Transpose", "heads", "k", perm=[0, 2, 3, 1]),
+        node("MatMul", "q k", "products"),
+        node("Mul", "products scale", "scores"),
+        node("Where", "mask minus scores", "masked"),
+        node("Softmax", "masked", "weights", axis=-1),
+        node("MatMul", "weights q", "y"),
+    ]
+    check(nodes, {"ids": IDS}, ATTENDED, tolerance, precision=precision)
+
+
+def test_the_token_with_the_largest_number() -> None:
+    """As CLIP takes it; and lengths, places and the two largest."""
+    nodes = [
+        node("Gather", "table ids", "x"),
+        node("ArgMax", "ids", "end", axis=1, keepdims=0),
+        node("Unsqueeze", "end last", "at"),
+        node("GatherND", "x at", "y", batch_dims=1),
+        node("ReduceSum", "ids", "length", keepdims=0),
+        node("CumSum", "ids one", "places"),
+        node("Mul", "places length", "products"),
+        node("TopK", "products two", "largest which"),
+    ]
+    check(nodes, {"ids": IDS}, ATTENDED)
+    check(nodes[:4], {"ids": IDS}, ATTENDED)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        node("FusedConv", "x w b", "y", pads=[1] * 4, activation="Clip", activation_params=[0.0, 1.0], **MS),
+        node("FusedConv", "x w b z", "y", pads=[1] * 4, activation="Relu", **MS),
+        node("FusedConv", "x w", "y", activation="LeakyRelu", activation_params=[0.1], **MS),
+        node("FusedGemm", "rows v c", "y", activation="Tanh", transB=1, **MS),
+        node("SkipLayerNormalization", "line line c d c", "y", epsilon=1e-5, **MS),
+        helper.make_node(
+            "SkipLayerNormalization", ["line", "line", "c", "d"], ["y", "", "", "sum"], epsilon=1e-5, **MS
+        ),
+        node("Gelu", "line", "y", **MS),
+        node("BiasGelu", "line c", "y", **MS),
+        node("FastGelu", "line c", "y", **MS),
+        node("FastGelu", "line", "y", **MS),
+        node("QuickGelu", "line", "y", alpha=1.5, **MS),
+    ],
+    ids=lambda one: f"{one.op_type} of {len(one.input)}",
+)
+def test_fused_ops_of_onnx_runtime(one: Any) -> None:
+    fed = {"x": floats(2, 16, 4, 5), "z": floats(2, 8, 4, 5), "rows": floats(5, 16), "line": floats(2, 5, 16)}
+    known = {"w": floats(8, 16, 3, 3), "b": floats(8), "v": floats(16, 16), "c": floats(16), "d": floats(16)}
+    fed, known = ({k: x for k, x in some.items() if k in one.input} for some in (fed, known))
+    check([one], fed, known)
