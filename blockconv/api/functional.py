@@ -40,7 +40,7 @@ from blockconv.dispatch.boundary import (
 from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads
 
-__all__ = ["Conv2d", "conv1d", "conv2d", "conv2d_like", "explain"]
+__all__ = ["Conv2d", "conv1d", "conv2d", "conv2d_like", "convolved", "explain"]
 
 
 def conv2d(
@@ -161,23 +161,28 @@ def conv2d(
     if quantized == NOTHING_QUANTIZED:
         quantized = NOTHING_QUANTIZED
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
-        result: Array = _on_array(input, w, b, options)
+        result: Array = convolved(Conv2dCall, input, w, b, options)
         return result
     return conv2d_like(Conv2dCall, w, b, options, quantized)(input, residual=residual, out=out)
 
 
-def _on_array(input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...]) -> Any:
-    """The convolution of an array into a new one, checked only if no such arrays were convolved before."""
+def convolved(
+    kind: Callable[..., Conv2d], input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...]
+) -> Any:
+    """The convolution of an array into a new one, checked only if no such arrays were convolved before.
+
+    kind, options: as in `conv2d_like`.
+    """
     x = as_numpy(input, "conv2d", "input")
     if isinstance(w, BlockedArray) or not x.flags.aligned:
-        return conv2d_like(Conv2dCall, w, b, options)(input)
+        return conv2d_like(kind, w, b, options)(input)
     about_bias = None if b is None else (b.shape, b.dtype)
-    lie = x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype
+    lie = kind, x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype
     key = (lie, about_bias, cache_key(options), get_num_threads())
     known = _repeated.get(key)
     if known is not None:
         return known(input, x, w, b)
-    conv = conv2d_like(Conv2dCall, w, b, options)
+    conv = conv2d_like(kind, w, b, options)
     result = conv(input)
     if (made := repeatable(conv, x, as_numpy(result, "conv2d", "out"))) is not None:
         keep(_repeated, key, made)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.bound import workspace
-from blockconv.api.functional import conv2d_like
+from blockconv.api.functional import conv2d_like, convolved
 from blockconv.api.modules import Conv2d
 from blockconv.core.checks import read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
@@ -164,7 +164,8 @@ def conv_transpose2d(
         return kept
     input, weight, bias = as_autocast(input, weight, bias)
     options = (output_padding, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
-    return _made_like(_ConvTranspose2d, weight, bias, options)(input, out=out)
+    result: Array = _convolved(_ConvTranspose2d, input, weight, bias, options, out)
+    return result
 
 
 def conv2d_backward_data(
@@ -200,7 +201,8 @@ def conv2d_backward_data(
     array([32., 48., 48., 48., 32.], dtype=float32)
     """
     options = (input_shape, stride, padding, dilation, groups, out_layout, None, algorithm, accuracy)
-    return _made_like(_BackwardData, weight, None, options)(grad, out=out)
+    result: Array = _convolved(_BackwardData, grad, weight, None, options, out)
+    return result
 
 
 def biased_backward_data(
@@ -208,7 +210,7 @@ def biased_backward_data(
 ) -> Any:
     """`conv2d_backward_data` and a bias, (C,), or None. windows: stride, padding, dilation, groups."""
     options = (input_shape, *windows, out_layout, None, "auto", "default")
-    return _made_like(_BackwardData, weight, bias, options)(grad)
+    return _convolved(_BackwardData, grad, weight, bias, options, None)
 
 
 def conv2d_backward_weights(
@@ -394,10 +396,12 @@ def _weights_program(
     return Program(primitive.ops(), alone), sum(primitive.workspace)
 
 
-def _made_like(kind: type[Conv2d], weight: Any, bias: Any, options: tuple[Any, ...]) -> Conv2d:
+def _convolved(kind: type[Conv2d], input: Any, weight: Any, bias: Any, options: tuple[Any, ...], out: Any) -> Any:
     op = kind._op
     w, b = as_numpy(weight, op, "weight"), None if bias is None else as_numpy(bias, op, "bias")
-    return conv2d_like(kind, w, b, options)
+    if out is None and not isinstance(input, BlockedArray):
+        return convolved(kind, input, w, b, options)
+    return conv2d_like(kind, w, b, options)(input, out=out)
 
 
 def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:

@@ -126,10 +126,10 @@ def with_gradient(op: str, tensors: Iterable[Any], **without: Any) -> Any:
     if torch is None or not hasattr(torch, "compiler"):
         return None
     tensors = tuple(tensors)
-    if not traced(*tensors):
-        needed = any(_is_tensor(x) and x.requires_grad for x in tensors)
-        if not needed or not torch.is_grad_enabled():
-            return None
+    if not traced(*tensors) and not (
+        torch.is_grad_enabled() and any(_is_tensor(x) and x.requires_grad for x in tensors)
+    ):
+        return None
     for argument, value in without.items():
         if value is not None:
             rule = "has no gradient, and a tensor requires one"
@@ -150,7 +150,7 @@ def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
 
 def _of_tensor(x: Any, op: str, argument: str) -> Array:
     torch = sys.modules["torch"]
-    if type(x) is not torch.Tensor:
+    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         # A subclass may watch calls of PyTorch's functions. These reads are none that it should see.
         with torch._C.DisableTorchFunctionSubclass():
             return _memory_of(torch, x, op, argument)

@@ -16,7 +16,7 @@ from torch.nn import functional as torch_functional
 from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.errors import ArgumentError
-from blockconv.eager.library import ops
+from blockconv.eager.library import calls
 
 __all__ = [
     "adaptive_avg_pool2d",
@@ -65,7 +65,7 @@ def conv2d(
         if (top, left) != (bottom, right):
             x, top, left = torch_functional.pad(x, (left, right, top, bottom)), 0, 0
         edges = top, left
-    y = ops.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
+    y = calls.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
     y = y if input.dim() == 4 else y.squeeze(0)
     y = y if residual is None else y + residual
     return y if activation is None else _activated(y, activation)
@@ -126,9 +126,9 @@ def conv_transpose2d(
     reach = [(x.shape[2 + k] - 1) * steps[k] + dilations[k] * (weight.shape[2 + k] - 1) + 1 for k in (0, 1)]
     if all(extra < step for extra, step in zip(more, steps, strict=True)):
         sizes = [reach[k] - 2 * edges[k] + more[k] for k in (0, 1)]
-        y = ops.conv2d_backward_data([n, channels, *sizes], weight, x, bias, steps, edges, dilations, groups)
+        y = calls.conv2d_backward_data([n, channels, *sizes], weight, x, bias, steps, edges, dilations, groups)
     else:  # a convolution of the output would have more pixels than the input
-        whole = ops.conv2d_backward_data([n, channels, *reach], weight, x, None, steps, (0, 0), dilations, groups)
+        whole = calls.conv2d_backward_data([n, channels, *reach], weight, x, None, steps, (0, 0), dilations, groups)
         cut = [side for k in (1, 0) for side in (-edges[k], more[k] - edges[k])]
         y = torch_functional.pad(whole, cut)
         y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
@@ -164,7 +164,7 @@ def max_pool2d(
     """torch.nn.functional.max_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
     sizes = _window(kernel_size, stride, padding)
     x = _batched("max_pool2d", input)
-    found = ops.max_pool2d(x, *sizes, _two(dilation), ceil_mode)
+    found = calls.max_pool2d(x, *sizes, _two(dilation), ceil_mode)
     values, indices = found if input.dim() == 4 else (part.squeeze(0) for part in found)
     return (values, indices) if return_indices else values
 
@@ -181,14 +181,14 @@ def avg_pool2d(
     """torch.nn.functional.avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
     sizes = _window(kernel_size, stride, padding)
     x = _batched("avg_pool2d", input)
-    y = ops.avg_pool2d(x, *sizes, ceil_mode, count_include_pad, divisor_override)
+    y = calls.avg_pool2d(x, *sizes, ceil_mode, count_include_pad, divisor_override)
     return y if input.dim() == 4 else y.squeeze(0)
 
 
 def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     """torch.nn.functional.adaptive_avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
     x = _batched("adaptive_avg_pool2d", input)
-    y = ops.adaptive_avg_pool2d(x, _sizes(input, output_size))
+    y = calls.adaptive_avg_pool2d(x, _sizes(input, output_size))
     return y if input.dim() == 4 else y.squeeze(0)
 
 
@@ -234,7 +234,7 @@ def batch_norm(
         given = running_mean, running_var, weight, bias, training, momentum, eps
         return torch_functional.batch_norm(input, *given)
     kept = running_mean, running_var
-    y, _, _, *new = ops.batch_norm(input, weight, bias, *kept, None, momentum, eps, -math.inf, math.inf)
+    y, _, _, *new = calls.batch_norm(input, weight, bias, *kept, None, momentum, eps, -math.inf, math.inf)
     with torch.no_grad():
         for running, updated in zip(kept, new, strict=True):
             if running is not None:

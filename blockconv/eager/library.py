@@ -7,24 +7,31 @@ The three convolutions differentiate into each other, so derivatives of any orde
 - conv2d_backward_weights(x, g), of gradient h: dx = conv2d_backward_data(g, h), dg = conv2d(x, h)
 
 Under autocast, convolutions run in its type.
+
+PyTorch's dispatcher takes 12 µs for an op in Python, and 20 with a gradient. So `calls` has each op as a function that
+goes by the dispatcher only if something besides autograd watches: a mode, a transform, a trace, autocast, a profiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from blockconv.api.batch_norm import UNBOUNDED, gradients, normalized
-from blockconv.api.functional import conv2d
+from blockconv.api.functional import convolved
 from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
+from blockconv.api.modules import Conv2dCall
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from blockconv.core.interop import as_numpy
 
-__all__ = ["ops"]
+__all__ = ["calls"]
 
-ops = torch.ops.blockconv
+calls: Any = SimpleNamespace()
 _library = torch.library.Library("blockconv", "DEF")
 _CONVOLVED = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _POOLED = "int[] kernel_size, int[] stride, int[] padding"
@@ -32,18 +39,67 @@ Ints = Sequence[int]
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """An op of CPU tensors, and what it gives of fake ones."""
+    """An op of CPU tensors, and what it gives of fake ones. run: what it does, with gradients off."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, run, "CPU")
+    _library.impl(name, lambda *args: run(*map(_detached, args)), "CPU")
     torch.library.register_fake(f"blockconv::{name}", fake, lib=_library)
+    setattr(calls, name, run)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _differentiate(name: str, keep: Callable[..., Any], backward: Callable[..., Any], autocast: bool = True) -> None:
     """keep(ctx, inputs, output): what backward(ctx, *gradients) reads."""
     torch.library.register_autograd(f"blockconv::{name}", backward, setup_context=keep, lib=_library)
+    op = getattr(torch.ops.blockconv, name).default
     if autocast:
-        _library.impl(name, _in_autocast(getattr(ops, name)), "AutocastCPU")
+        _library.impl(name, _in_autocast(op), "AutocastCPU")
+    setattr(calls, name, _call(op, getattr(calls, name), keep, backward))
+
+
+def _call(op: Any, run: Callable[..., Any], keep: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """An op as a function of tensors, without PyTorch's dispatcher where nobody else needs it."""
+
+    class Function(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            output = run(*args)
+            keep(ctx, args, output)
+            return output
+
+    Function.backward = staticmethod(backward)
+    Function.__name__ = Function.__qualname__ = op.__name__.partition(".")[0]
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or _is_watched(args):
+            return op(*args)
+        differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        return Function.apply(*args) if differentiable else run(*args)
+
+    return call
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
+_TAKEN = frozenset((*_PLAIN, torch.Size, list, tuple, int, bool, float, type(None)))
+
+
+def _is_watched(args: Sequence[Any]) -> bool:
+    """Whether more than autograd has to see a call of an op: then it goes by PyTorch's dispatcher."""
+    for value in args:
+        kind = type(value)
+        if kind not in _TAKEN or (kind in _PLAIN and (not value.is_cpu or value.is_neg())):
+            return True
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch.is_autocast_enabled("cpu")
+        or torch.autograd._profiler_enabled()
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def _in_autocast(op: Any) -> Callable[..., Any]:
@@ -84,9 +140,9 @@ def _empty(like: Any, shape: Ints, layout: str) -> Any:
 
 
 def _conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
-    b = None if bias is None else bias.detach()
-    options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
-    return conv2d(x.detach(), w.detach(), b, *options, out_layout=_layout(x, w))
+    weight, b = as_numpy(w, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
+    options = tuple(stride), tuple(padding), tuple(dilation), groups, _layout(x, w), None, "auto", "default"
+    return convolved(Conv2dCall, x, weight, b, options)
 
 
 def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
@@ -101,15 +157,14 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilatio
 def _backward_data(
     shape: Ints, w: Any, grad: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Any:
-    b = None if bias is None else bias.detach()
     windows = tuple(stride), tuple(padding), tuple(dilation), groups
-    return biased_backward_data(tuple(shape), w.detach(), grad.detach(), b, windows, _layout(grad, w))
+    return biased_backward_data(tuple(shape), w, grad, bias, windows, _layout(grad, w))
 
 
 def _backward_weights(x: Any, shape: Ints, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
     """Contiguous, as weights mostly are."""
     options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
-    return conv2d_backward_weights(x.detach(), tuple(shape), grad.detach(), *options)
+    return conv2d_backward_weights(x, tuple(shape), grad, *options)
 
 
 _define(
@@ -142,8 +197,8 @@ def _keep(*which: int) -> Callable[..., None]:
 def _of_conv2d(ctx: Any, grad: Any) -> Any:
     x, w = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    of_x = ops.conv2d_backward_data(x.shape, w, grad, None, *ctx.options) if needs[0] else None
-    of_w = ops.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
+    of_x = calls.conv2d_backward_data(x.shape, w, grad, None, *ctx.options) if needs[0] else None
+    of_w = calls.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
     of_bias = grad.sum((0, 2, 3)) if needs[2] else None
     return of_x, of_w, of_bias, None, None, None, None
 
@@ -151,8 +206,8 @@ def _of_conv2d(ctx: Any, grad: Any) -> Any:
 def _of_backward_data(ctx: Any, given: Any) -> Any:
     w, grad = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    of_w = ops.conv2d_backward_weights(given, w.shape, grad, *ctx.options) if needs[1] else None
-    of_grad = ops.conv2d(given, w, None, *ctx.options) if needs[2] else None
+    of_w = calls.conv2d_backward_weights(given, w.shape, grad, *ctx.options) if needs[1] else None
+    of_grad = calls.conv2d(given, w, None, *ctx.options) if needs[2] else None
     of_bias = given.sum((0, 2, 3)) if needs[3] else None
     return None, of_w, of_grad, of_bias, None, None, None, None
 
@@ -160,8 +215,8 @@ def _of_backward_data(ctx: Any, given: Any) -> Any:
 def _of_backward_weights(ctx: Any, given: Any) -> Any:
     x, grad = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    of_x = ops.conv2d_backward_data(x.shape, given, grad, None, *ctx.options) if needs[0] else None
-    of_grad = ops.conv2d(x, given, None, *ctx.options) if needs[2] else None
+    of_x = calls.conv2d_backward_data(x.shape, given, grad, None, *ctx.options) if needs[0] else None
+    of_grad = calls.conv2d(x, given, None, *ctx.options) if needs[2] else None
     return of_x, None, of_grad, None, None, None, None
 
 
@@ -175,12 +230,12 @@ _differentiate("conv2d_backward_weights", _keep(0, 2), _of_backward_weights)
 
 def _max_pool2d(x: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool) -> Any:
     options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), ceil_mode
-    return max_pool2d(x.detach(), *options, return_indices=True, out_layout=_layout(x))
+    return max_pool2d(x, *options, return_indices=True, out_layout=_layout(x))
 
 
 def _avg_pool2d(x: Any, kernel: Ints, stride: Ints, padding: Ints, *rest: Any) -> Any:
     options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), *rest
-    return avg_pool2d(x.detach(), *options, out_layout=_layout(x))
+    return avg_pool2d(x, *options, out_layout=_layout(x))
 
 
 def _max_pool2d_backward(
@@ -188,20 +243,20 @@ def _max_pool2d_backward(
 ) -> Any:
     options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), ceil_mode
     layout = _layout(grad)
-    return max_pool2d_backward(tuple(shape), grad.detach(), *options, indices=indices, out_layout=layout)
+    return max_pool2d_backward(tuple(shape), grad, *options, indices=indices, out_layout=layout)
 
 
 def _avg_pool2d_backward(shape: Ints, grad: Any, kernel: Ints, stride: Ints, padding: Ints, *rest: Any) -> Any:
     options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), *rest
-    return avg_pool2d_backward(tuple(shape), grad.detach(), *options, out_layout=_layout(grad))
+    return avg_pool2d_backward(tuple(shape), grad, *options, out_layout=_layout(grad))
 
 
 def _adaptive_avg_pool2d(x: Any, size: Ints) -> Any:
-    return adaptive_avg_pool2d(x.detach(), (size[0], size[1]), out_layout=_layout(x))
+    return adaptive_avg_pool2d(x, (size[0], size[1]), out_layout=_layout(x))
 
 
 def _adaptive_avg_pool2d_backward(shape: Ints, grad: Any) -> Any:
-    return adaptive_avg_pool2d_backward(tuple(shape), grad.detach(), out_layout=_layout(grad))
+    return adaptive_avg_pool2d_backward(tuple(shape), grad, out_layout=_layout(grad))
 
 
 def _fake_pool(op: Any) -> Callable[..., Any]:
@@ -254,7 +309,7 @@ def _keep_max_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_max_pool2d(ctx: Any, grad: Any, _: Any) -> Any:
-    return ops.max_pool2d_backward(ctx.shape, grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
+    return calls.max_pool2d_backward(ctx.shape, grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
 
 
 def _keep_max_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -273,7 +328,7 @@ def _keep_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_avg_pool2d(ctx: Any, grad: Any) -> Any:
-    return ops.avg_pool2d_backward(ctx.shape, grad, *ctx.options), *(None,) * 6
+    return calls.avg_pool2d_backward(ctx.shape, grad, *ctx.options), *(None,) * 6
 
 
 def _keep_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -281,7 +336,7 @@ def _keep_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
-    return None, ops.avg_pool2d(given, *ctx.options), *(None,) * 6
+    return None, calls.avg_pool2d(given, *ctx.options), *(None,) * 6
 
 
 def _keep_adaptive_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
@@ -289,7 +344,7 @@ def _keep_adaptive_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_adaptive_avg_pool2d(ctx: Any, grad: Any) -> Any:
-    return ops.adaptive_avg_pool2d_backward(ctx.shape, grad), None
+    return calls.adaptive_avg_pool2d_backward(ctx.shape, grad), None
 
 
 def _keep_adaptive_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -297,7 +352,7 @@ def _keep_adaptive_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> No
 
 
 def _of_adaptive_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
-    return None, ops.adaptive_avg_pool2d(given, ctx.size)
+    return None, calls.adaptive_avg_pool2d(given, ctx.size)
 
 
 _differentiate("adaptive_avg_pool2d", _keep_adaptive_avg_pool2d, _of_adaptive_avg_pool2d, autocast=False)
@@ -318,13 +373,8 @@ _differentiate("avg_pool2d_backward", _keep_avg_pool2d_backward, _of_avg_pool2d_
 
 def _dense(x: Any) -> Any:
     """The values of a tensor, in the memory format that its results have."""
-    if x.is_contiguous():
-        return x.detach()
-    return x.detach().contiguous(memory_format=torch.channels_last if _is_last(x) else torch.contiguous_format)
-
-
-def _detached(*tensors: Any) -> list[Any]:
-    return [None if each is None else each.detach() for each in tensors]
+    last = torch.channels_last if _layout(x) == "NHWC" else torch.contiguous_format
+    return x.detach().contiguous(memory_format=last)
 
 
 def _batch_norm(
@@ -332,7 +382,7 @@ def _batch_norm(
 ) -> Any:
     momentum, eps, low, high = numbers
     added = None if residual is None else _dense(residual)
-    given: Any = _detached(weight, bias), _detached(running_mean, running_var), momentum, eps, added, (low, high)
+    given: Any = (weight, bias), (running_mean, running_var), momentum, eps, added, (low, high)
     y, mean, *statistics = normalized(_dense(x), *given)
     found = torch.from_numpy(mean)
     return y, found, *(found.new_empty(0) if each is None else torch.from_numpy(each) for each in statistics)
@@ -346,7 +396,7 @@ def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_
 
 
 def _batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, inverse: Any, *bounds: float) -> Any:
-    given: Any = _detached(weight, bias), mean.detach(), inverse.detach(), bounds
+    given: Any = (weight, bias), mean, inverse, bounds
     of_x, *others = gradients(_dense(grad), _dense(x), *given)
     return of_x, *map(torch.from_numpy, others)
 
@@ -382,7 +432,7 @@ def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
     low, high = ctx.bounds
     if y is not None:  # kernels know the bounds of sums without a residual
         grad, low, high = torch.where((y <= low) | (y >= high), 0, grad), *UNBOUNDED
-    of_x, *rest = ops.batch_norm_backward(grad, *given, low, high)
+    of_x, *rest = calls.batch_norm_backward(grad, *given, low, high)
     of_weight, of_bias = (None if kind is None else g.to(kind) for g, kind in zip(rest, ctx.types, strict=True))
     return of_x, of_weight, of_bias, None, None, None if y is None else grad, *(None,) * 4
 

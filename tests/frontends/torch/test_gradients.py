@@ -192,6 +192,55 @@ def test_autocast_is_torchs():
             close(ours_, theirs, 0.03)
 
 
+class Seeing(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode that keeps the ops that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_watches_a_call_sees_the_op():
+    """A mode, a profiler, a trace, a transform, autocast, tensors without memory of their own."""
+    x, w = random(1, 6, 7, 7, grad=False), random(8, 6, 3, 3, grad=False)
+    wanted = ours.conv2d(x, w, padding=1)
+
+    def call(x):
+        return ours.conv2d(x, w, padding=1)
+
+    with Seeing() as mode:
+        close(call(x), wanted)
+    assert ops.conv2d.default in mode.seen
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        call(x)
+    assert "blockconv::conv2d" in {event.name for event in profiler.events()}
+    graph = torch.fx.experimental.proxy_tensor.make_fx(call)(x).graph
+    assert graph.find_nodes(op="call_function", target=ops.conv2d.default)
+    assert "blockconv::conv2d" in str(torch.jit.trace(call, x).graph)
+    close(torch.vmap(call)(x[None])[0], wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(x).dtype is torch.bfloat16
+    assert ours.conv2d(x.to("meta"), w.to("meta"), padding=1).shape == wanted.shape
+    close(call(torch.complex(-x, -x).conj().imag), wanted)  # whose sign is a bit of the tensor
+    with torch._subclasses.FakeTensorMode() as fake:
+        found = ours.conv2d(fake.from_tensor(x), fake.from_tensor(w), padding=1)
+    assert type(found) is torch._subclasses.FakeTensor
+
+
+def test_autograd_alone_does_not_wait_for_the_dispatcher(monkeypatch):
+    x, w = random(1, 6, 7, 7), random(8, 6, 3, 3)
+    for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+        monkeypatch.setattr(kind, "__call__", None)
+    y = ours.conv2d(ours.max_pool2d(x, 2), w)
+    (of_x,) = torch.autograd.grad(y.sum(), [x], create_graph=True)
+    of_x.sum().backward()
+    assert w.grad is not None
+
+
 def test_what_has_no_gradient_is_refused():
     x, w = random(2, 6, 7, 9), random(8, 6, 3, 3)
     for options in ({"out": torch.empty(2, 8, 5, 7)}, {"out_layout": "NHWC"}):
