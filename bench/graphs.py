@@ -5,11 +5,12 @@ FOLDER has samples as GraphNet has them (github.com/PaddlePaddle/GraphNet, `samp
 that the sample gives. Each sample runs in a process of its own, by one of the WAYS:
 
 onnx: exported to ONNX, then `load_onnx` and `compile`. from_torch: `from_torch` and `compile`.
-compile: `torch.compile(backend="blockconv")`.
+compile: `torch.compile(backend="blockconv")`. Inductor with freezing is beside it if asked for.
 
 A result says whether the sample loads and runs, how far outputs are from PyTorch's and how far ONNX Runtime's are, how
 many ops are foreign or in PyTorch, the share of the time in native ops, seconds to compile, medians of calls, and peak
-memory: of the process, and what compiling and one call add, beside ONNX Runtime's.
+memory: of the process, and what compiling and one call add, beside ONNX Runtime's. By `compile` it says the number of
+graphs and of plans, why ops run in PyTorch, and the seconds inside blockconv.
 
 `bench/graphs.txt` names 60 samples (`--list`): of the names with weights of each family in order every k-th from the
 one numbered k // 2 on, where k is 25 for timm, 11 for torchvision and mmpose, 10 for ultralytics, 14 for mmseg, and 3
@@ -35,9 +36,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RESULTS", "WAYS", "run_all", "samples", "summary"]
+__all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "run_all", "samples", "summary"]
 
 WAYS = ("onnx", "from_torch", "compile")
+TIMINGS = ("none", "calls", "inductor")
+PEERS = ("pytorch", "onnxruntime", "inductor")
 NEAR = 1e-3  # of the largest output: an error that many layers of float32 explain
 Result = dict[str, Any]
 RESULTS = ("ok", "wrong", "refused", "failed", "timeout", "unusable")
@@ -53,11 +56,12 @@ def samples(folder: Path, families: Sequence[str], every: int) -> list[Path]:
 
 
 def run_all(
-    paths: Sequence[Path], way: str, out: Path | None, *, threads: int, timeout: float, memory: int, timing: bool
+    paths: Sequence[Path], way: str, out: Path | None, *, threads: int, timeout: float, memory: int, timing: str
 ) -> Iterator[Result]:
     """The result of each sample. Results in `out` are not measured again.
 
-    memory: bytes that one may use. timing: measure calls; else whether results are right is all.
+    memory: bytes that one may use. timing: of TIMINGS. "none": whether results are right is all. "inductor": Inductor's
+    calls too.
     """
     known: dict[str, Result] = {}
     if out is not None and out.exists():
@@ -72,8 +76,8 @@ def run_all(
         yield known[name]
 
 
-def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int, timing: bool) -> Result:
-    command = [sys.executable, "-m", "bench.graphs", str(path), way, str(threads), str(memory), str(int(timing))]
+def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int, timing: str) -> Result:
+    command = [sys.executable, "-m", "bench.graphs", str(path), way, str(threads), str(memory), timing]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
@@ -98,7 +102,7 @@ def summary(results: Sequence[Result]) -> str:
         foreign.update(one.get("foreign", {}).keys())
     if foreign:
         lines.append("samples with such ops: " + ", ".join(f"{op} {count}" for op, count in foreign.most_common(25)))
-    for peer in ("pytorch", "onnxruntime"):
+    for peer in PEERS:
         ratios = [one[peer] / one["ours"] for one in results if one.get(peer) and one.get("ours")]
         if ratios:
             mean = float(np.exp(np.mean(np.log(ratios))))
@@ -267,10 +271,10 @@ def _judged(ours: list[np.ndarray], wanted: list[np.ndarray], theirs: float, mod
     return {**found, "result": "ok" if right else "wrong"}
 
 
-def _seconds(call: Callable[[], Any], timing: bool, budget: float = 2.0) -> float | None:
+def _seconds(call: Callable[[], Any], timing: str, budget: float = 2.0) -> float | None:
     """The median of at least three calls."""
     times: list[float] = []
-    while timing and (len(times) < 3 or (sum(times) < budget and len(times) < 15)):
+    while timing != "none" and (len(times) < 3 or (sum(times) < budget and len(times) < 15)):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
@@ -332,7 +336,7 @@ def _exported(module: Any, inputs: tuple[Any, ...]) -> bytes:
     return file.getvalue()
 
 
-def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool) -> Result:
+def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: str) -> Result:
     import onnxruntime as ort
 
     import blockconv as bc
@@ -363,9 +367,7 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
     }
 
 
-def _by_from_torch(
-    module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool
-) -> Result:
+def _by_from_torch(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: str) -> Result:
     import blockconv as bc
 
     found: Result = {}
@@ -383,28 +385,71 @@ def _by_from_torch(
     }
 
 
-def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: bool) -> Result:
+def _by_compile(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: str) -> Result:
     import torch
 
     from blockconv.torch import report
 
     fast = torch.compile(module, backend="blockconv", options={"threads": threads})
     start = time.perf_counter()
-    found = _flat(fast(*inputs))
+    values = _flat(fast(*inputs))
     seconds = time.perf_counter() - start
     graphs = list(report(fast))
-    return {
-        "values": found,
+    found = {
+        "values": values,
         "taken": sum(graph.taken for graph in graphs),
         "nodes": sum(graph.nodes for graph in graphs),
         "foreign": dict(Counter(line.partition(":")[0] for graph in graphs for line in graph.refused)),
+        "left": [line for graph in graphs for line in graph.refused],
+        "failed": [line for graph in graphs for line in graph.failed],
+        "graphs": len(graphs),
         "plans": sum(graph.plans for graph in graphs),
         "compile": seconds,
+        "inside": sum(graph.seconds for graph in graphs),
+        "share": _share_of_parts(lambda: fast(*inputs), [part for graph in graphs for part in graph.parts]),
         "ours": _seconds(lambda: fast(*inputs), timing),
     }
+    if timing == "inductor":
+        found |= _by_inductor(module, inputs)
+    return found
 
 
-def _run(path: Path, way: str, threads: int, memory: int, timing: bool) -> Result:
+def _share_of_parts(call: Callable[[], Any], parts: Sequence[Any]) -> float:
+    """The share of a call's CPU time inside these modules, but for graphs with a part that has no plan."""
+    times: list[float] = []
+    hooks = []
+    for part in parts:
+        if part.record.failed:
+            continue
+        hooks.append(part.register_forward_pre_hook(lambda *_: times.append(-time.process_time())))
+        hooks.append(part.register_forward_hook(lambda *_: times.append(time.process_time())))
+    start = time.process_time()
+    for _ in range(3):
+        call()
+    whole = time.process_time() - start
+    for hook in hooks:
+        hook.remove()
+    return sum(times) / whole
+
+
+def _by_inductor(module: Any, inputs: tuple[Any, ...]) -> Result:
+    """Inductor with freezing: seconds of the first call, and of others."""
+    import torch
+    from torch._inductor import config
+
+    config.freezing, config.compile_threads = True, 1
+    torch._dynamo.reset()
+    try:
+        theirs = torch.compile(module)
+        start = time.perf_counter()
+        theirs(*inputs)
+        seconds = time.perf_counter() - start
+        return {"inductor_compile": seconds, "inductor": _seconds(lambda: theirs(*inputs), "calls")}
+    except Exception as error:
+        return {"inductor_failed": f"{type(error).__name__}: {str(error)[:200]}"}
+
+
+def _run(path: Path, way: str, threads: int, memory: int, timing: str) -> Result:
     import torch
 
     from blockconv.core.errors import UnsupportedError
@@ -437,4 +482,4 @@ def _run(path: Path, way: str, threads: int, memory: int, timing: bool) -> Resul
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps(_run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "1")))
+    print(json.dumps(_run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])))

@@ -22,7 +22,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--threads", type=int, default=1)
     command.add_argument("--timeout", type=float, default=600, help="seconds for one sample")
     command.add_argument("--memory", type=float, default=16, help="GiB that one sample may use")
-    command.add_argument("--no-timing", action="store_true", help="only whether results are right, and native shares")
+    command.add_argument(
+        "--timing",
+        choices=graphs.TIMINGS,
+        default="calls",
+        help="none: whether results are right, and native shares; inductor: Inductor's calls too, by --way compile",
+    )
     command.add_argument("--out", type=Path, help="results, as JSON lines; samples that it has are left out")
 
 
@@ -38,10 +43,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"{options.folder} has no sample {', '.join(missing[:3]) or 'with a model.py'}")
     memory = int(options.memory * 2**30)
     results = []
-    limits = {"timeout": options.timeout, "memory": memory, "timing": not options.no_timing}
+    limits = {"timeout": options.timeout, "memory": memory, "timing": options.timing}
     for one in graphs.run_all(paths, options.way, options.out, threads=options.threads, **limits):
         results.append(one)
-        speeds = [f"{one[peer] / one['ours']:.2f}x {peer}" for peer in ("pytorch", "onnxruntime") if one.get(peer)]
+        speeds = [f"{one[peer] / one['ours']:.2f}x {peer}" for peer in graphs.PEERS if one.get(peer)]
         share = [f"native {one['share']:.2f}"] if "share" in one else []
         told = [f"error {one['error']:.1e}", *share, *speeds] if "error" in one else [one.get("why", "")[:160]]
         foreign = " ".join(f"{op}*{count}" for op, count in one.get("foreign", {}).items())
