@@ -146,6 +146,8 @@ def _tensor(fields: dict[str, Any], rng: np.random.Generator) -> Any:
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype)
     mean, deviation = (fields.get(key) or 0.0 for key in ("mean", "std"))
+    if not shape:  # the epsilon or the momentum of a batch norm
+        return torch.tensor(mean, dtype=dtype)
     value = rng.normal(mean, deviation or 1e-3, shape)
     if re.search("running_var|variance|_eps$", name):
         value = np.abs(value) + 1e-3

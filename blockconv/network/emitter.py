@@ -303,11 +303,12 @@ class Translation:
         """x broadcast to `shape`: floats times ones, others with zeros, many by copies. Arithmetic on these reads x."""
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
+        same = (1,) * (len(shape) - len(x.shape)) + x.shape
+        if same == shape:
+            return self.reshape(x, shape, helps=False)
         if x.type.name not in NUMBERS or 0 in shape:
             raise Unsupported(f"shape={shape}: an expansion of {x.type} to {math.prod(shape)} elements")
-        wide = self.reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape, helps=False)
-        if wide.shape == shape:
-            return wide
+        wide = self.reshape(x, same, helps=False)
         if math.prod(shape) > MOST_ONES:
             for axis, size in reversed([*enumerate(shape)]):
                 wide = wide if wide.shape[axis] == size else self.gathered(wide, axis, np.zeros(size, np.int64))

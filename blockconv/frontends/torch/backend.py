@@ -205,13 +205,14 @@ def _counts(node: Any) -> bool:
 
 
 def _constants(graph: Any, static: set[int]) -> set[Any]:
-    """The nodes that depend on parameters and buffers alone."""
+    """The nodes that depend on parameters and buffers alone, or on nothing, as a range does."""
     found: set[Any] = set()
     for index, node in enumerate(graph.find_nodes(op="placeholder")):
         if index in static:
             found.add(node)
     for node in graph.nodes:
-        of_constants = node.all_input_nodes and all(other in found for other in node.all_input_nodes)
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        of_constants = not is_random and all(other in found for other in node.all_input_nodes)
         if node.op == "get_attr" or (node.op == "call_function" and of_constants):
             found.add(node)
     return found
@@ -312,13 +313,13 @@ def _collect_leaves(node: Any, constant: set[Any], leaves: dict[Any, None]) -> N
 
 
 class _Made(NamedTuple):
-    """A plan for arguments of one kind; None: they run in PyTorch.
+    """A plan for arguments of one kind; None: they run in PyTorch, or all results are constants.
 
-    results: see `_result`.
+    results: see `_result`; None: they run in PyTorch.
     """
 
     plan: Plan | None
-    results: tuple[Any, ...]
+    results: tuple[Any, ...] | None
 
 
 class Part(torch.nn.Module):  # type: ignore[misc]
@@ -347,11 +348,12 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         made = plans[key] if plans.get("versions") == versions and key in plans else None
         if made is None:
             made = self._prepared(args, weights, versions, key)
-        if made.plan is None:
+        if made.results is None:
             return self.in_pytorch(*args)
-        results = made.plan(*(args[k] for k in self.flows if isinstance(args[k], torch.Tensor)))
+        flows = (args[k] for k in self.flows if isinstance(args[k], torch.Tensor))
+        results = {} if made.plan is None else made.plan(*flows)
         outputs = iter([results] if isinstance(results, torch.Tensor) else results.values())
-        return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else one for one in made.results)
+        return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else _own(one) for one in made.results)
 
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
@@ -373,7 +375,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                 try:
                     self._plans[key] = self._planned(args, key)
                 except BlockconvError as error:
-                    self._plans[key] = _Made(None, ())
+                    self._plans[key] = _Made(None, None)
                     self.record.failed.append(str(error))
                     text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
                     warnings.warn(text, SlowPathWarning, stacklevel=4)
@@ -401,6 +403,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         known = [reader.values[node] for node in results]
         names = reader.outputs(value for value in known if isinstance(value, Tensor))
         orders = list(map(_result, known, results))
+        if not names:
+            return _Made(None, tuple(orders))
         of_tensors = [order for order in orders if isinstance(order, tuple)]
         ends |= {name: NHWC for name, order in zip(names, of_tensors, strict=True) if order == (0, 2, 3, 1)}
         network = reader.emitter.network(names)
@@ -436,6 +440,11 @@ def _result(value: Any, node: Any) -> Any:
     if isinstance(value, Tensor):
         return _order(node.meta["val"])
     return value.tensor if isinstance(value, Constant) else value
+
+
+def _own(value: Any) -> Any:
+    """A constant result for the caller, who may write to it."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _order(fake: Any) -> tuple[int, ...]:

@@ -152,6 +152,52 @@ class Odd(nn.Module):
         return self.b(torch.cumsum(torch.relu(self.a(x)), 1))
 
 
+class Positions(nn.Module):
+    """A bias by the distances of pixels, as attention has it: integers that depend on no input."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        pixels = torch.arange(8)
+        away = pixels.view(1, -1) - pixels.view(-1, 1)
+        table = torch.zeros(8, 8, 2)
+        table[:, :, 0], table[:, :, 1] = away.repeat(1, 1), away**2
+        return self.conv(x) + torch.where(away == 0, 1.0, table.sum(-1))
+
+
+def test_what_depends_on_no_input_is_constant():
+    model = made(Positions)
+    fast = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        close(fast(images(2, 3, 8, 8)), model(images(2, 3, 8, 8)))
+    (graph,) = report(model)
+    assert (graph.plans, graph.refused, graph.failed) == (1, [], [])
+
+
+class Grid(nn.Module):
+    """The coordinates of an image's columns, which depend on its size alone."""
+
+    def forward(self, x):
+        grid = torch.arange(x.shape[-1], dtype=torch.float32)
+        for _ in range(8):  # enough ops for a part
+            grid = grid * 0.5 + 1
+        return torch.cumsum(x, 1), grid
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_constant_output_is_the_callers_own(dynamic):
+    model = Grid()
+    fast = torch.compile(model, backend=backend, dynamic=dynamic)
+    with torch.no_grad():
+        for _ in range(2):
+            found, wanted = fast(images(2, 3, 8, 8)), model(images(2, 3, 8, 8))
+            close(found[1], wanted[1])
+            found[1].zero_()
+    assert not any(graph.failed for graph in report())
+
+
 def test_what_runs_in_pytorch_is_named_and_warned_of_once():
     model = made(Odd)
     fast = torch.compile(model, backend=backend)

@@ -224,6 +224,13 @@ def test_a_large_expansion_is_copies(monkeypatch):
     assert error(found, module(x)) == 0
 
 
+def test_an_expansion_to_its_own_size_is_nothing():
+    """Whatever its size: PyTorch writes them before products of batches."""
+    x = given((1, 1, 2100, 2100))
+    network = bc.from_torch(Apply(lambda x: torch.relu(x.expand(-1, -1, -1, -1))), x, strict=True)
+    assert [node.op for node in network.nodes] == ["activation"]
+
+
 RECURRENT = [
     (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
     (nn.LSTM, {"bias": False}),
