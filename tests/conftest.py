@@ -35,15 +35,21 @@ def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
 
 
+PARTS = 3  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` is read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but each n-th case of a test that is `sampled(n)` as slow."""
+    """Of a test that is `sampled(n)`, mark all but each n-th case: those of one part as slow, the others as nightly."""
+    part = int(os.environ.get("BLOCKCONV_TEST_PART", "0")) % PARTS
     cases: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     for item in items:
         if sampled := item.get_closest_marker("sampled"):
             test = item.nodeid.partition("[")[0]
             if cases[test] % sampled.args[0]:
-                item.add_marker("slow")
+                item.add_marker("slow" if left_out[test] % PARTS == part else "nightly")
+                left_out[test] += 1
             cases[test] += 1
 
 

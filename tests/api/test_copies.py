@@ -170,7 +170,7 @@ def test_every_public_class_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 def test_a_copy_of_what_was_used_outlives_it(name: str) -> None:
     """Memory that the original gave back is overwritten before the copy is called."""
     make, look = CASES[name]

@@ -372,6 +372,7 @@ def test_one_warning_names_what_runs_as_floats() -> None:
     ],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_transposed_convolutions_are_of_integers(kernel: Any, stride: Any, more: dict[str, Any]) -> None:
     """As a convolution whose channels become pixels; taps that some remainders lack, pixels that are cut."""
     m = Model(7)

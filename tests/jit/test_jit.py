@@ -61,7 +61,7 @@ def used() -> dict[str, jit.Kernel]:
 
 
 @pytest.mark.parametrize("name", families())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_kernels_take_no_gil_and_no_memory(used: dict[str, jit.Kernel], name: str) -> None:
     if name not in used:
         pytest.skip("use_every_family has no line for it; KernelFamily.compile refuses such code all the same")

@@ -53,7 +53,7 @@ def read(descriptor: str) -> Conv2dBackwardDataProblem:
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_row(descriptor: str) -> None:
     """Exact on small integers; bias and activation included, also where no tap reaches."""
     p = read(descriptor)

@@ -100,6 +100,7 @@ def masks(layout: str, shape: Shape, first: int) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.sampled(3)
 def test_every_type(name: str) -> None:
     kinds = ["where", "equal", "less", "less_equal"]
     kinds += ["and", "or", "xor"] if name not in FLOATS else []

@@ -69,6 +69,7 @@ def integers(net: bc.Network) -> bc.Network:
 
 
 @pytest.mark.parametrize("layouts", ["auto", "NHWC", "NCHW", "NCHW16"])
+@pytest.mark.sampled(2)
 def test_values_are_right_at_odd_sizes(net: bc.Network, layouts: str) -> None:
     plan = bc.compile(net, layouts=layouts, threads=1)
     for shape in sizes(20 if layouts == "auto" else 3):
@@ -190,6 +191,7 @@ def bound(planned: Planned | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["net", "integers"])
+@pytest.mark.sampled(2)
 def test_the_kernels_of_all_sizes_are_few(kind: str, request: Any) -> None:
     fused, asked = fuse(request.getfixturevalue(kind)), request.getfixturevalue("asked")
     options = Options("auto", "optimal", False, 1, "default")

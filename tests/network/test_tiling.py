@@ -228,7 +228,7 @@ def least_tile(network: bc.Network, shape: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("shape", [(1, 3, 330, 262), (1, 3, 222, 318)])
 @pytest.mark.parametrize("build", [u_net, res_net, atrous])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_tiles_from_the_smallest_on_give_the_whole_images_results(build: Any, shape: tuple[int, ...]) -> None:
     network = build(np.random.default_rng(0))
     plan = bc.compile(network, threads=1, accuracy="strict")

@@ -230,6 +230,7 @@ def test_one_processor_is_enough(run: Any, when: str) -> None:
 
 
 @pytest.mark.parametrize(("way", "pool"), ASKED)
+@pytest.mark.sampled(2)
 def test_the_pool_that_is_asked_for(run: Any, way: str, pool: str) -> None:
     given = {"openmp": "omp"}.get(pool, pool) if way.startswith("NUMBA") else pool
     done = run(

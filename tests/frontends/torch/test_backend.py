@@ -39,6 +39,7 @@ def close(found, wanted, bound=1e-5):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(2)
 def test_a_network_is_eagers_with_its_strides(name):
     model, x = made(NETWORKS[name]), images(2, 3, 16, 16)
     fast = torch.compile(model, backend=backend)

@@ -129,7 +129,7 @@ def pieces(request, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_row(descriptor: str, pieces: None) -> None:
     check_all(read(descriptor), (*ROUND, *SAME), Types.all("float32"))
 

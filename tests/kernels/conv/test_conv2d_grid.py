@@ -79,7 +79,7 @@ def each(descriptor, kind, dtype="float32", reference=True, **options):
 
 
 @pytest.mark.parametrize("descriptor", MARKED)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 def test_float32(descriptor):
     """Exact on small integers, close on floats; NaN and infinity go where the definition sends them.
 

@@ -99,6 +99,7 @@ def test_every_layout(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.sampled(3)
 def test_types(dtype: str) -> None:
     for pool in (POOLS[0], POOLS[3], *POOLS[8:]):
         for src, dst in (("NCHW", "NHWC"), ("NCHW16", "NCHW16"), ("CHWN4", "NCHW")):
