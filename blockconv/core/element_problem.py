@@ -116,6 +116,13 @@ class IndexProblem:
         count = self.indices[-1] if self.form == "tuples" else 1
         return tuple(range(self.axis, self.axis + count))
 
+    def outside(self, index: int, component: int) -> ArgumentError:
+        """The error for an index that the data does not have. component: its number in its tuple."""
+        axis = self.axis + component
+        size = self.shape[axis]
+        rule = f"have to be {-size} to {size - 1}, as axis {axis} has {size} elements"
+        return ArgumentError("index", "indices", index, rule)
+
     @property
     def dst_shape(self) -> Shape:
         """The shape of what is gathered, or of the updates that are scattered."""

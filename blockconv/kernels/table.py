@@ -146,6 +146,8 @@ class Primitive:
     make(): the ops, whose kernels are compiled then, or read from the cache.
     blocking: how the kernel cuts the problem, where it does.
     workspace: bytes of memory that the ops need, one buffer each, after those of the operands.
+    fails: whether the ops may fail. The last buffer of the workspace is then zero when they begin. An op that fails
+        writes there; its first word is not zero afterwards. `Attributes.failure` makes an error of the words.
     """
 
     cost: Callable[[], float]
@@ -153,6 +155,7 @@ class Primitive:
     weights: WeightForm | None = None
     blocking: Any = None
     workspace: tuple[int, ...] = ()
+    fails: bool = False
 
     def ops(self) -> tuple[Op, ...]:
         """The ops to run, made anew at each call. Options and buffers belong to the op (see its family's rows)."""

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import activation, function
-from blockconv.core.element_problem import PointwiseKind
+from blockconv.core.element_problem import IndexProblem, PointwiseKind
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.text import take_name
 from blockconv.core.types import BYTES, NIBBLES, NUMBERS, ElementType, element
-from blockconv.network.graph import Network, Node, Tensor, held, inferred
+from blockconv.network.graph import Network, Node, Tensor, computed, held, inferred, named_error
 from blockconv.network.ops import (
     Activate,
     Attention,
@@ -156,7 +156,7 @@ class Emitter:
         constant = attributes.folds and all(self.is_constant(read) for read in (*node.inputs, *node.parameters))
         if self.folds and constant and not made.type.is_packed:  # no array of NumPy's is packed
             known = [[self._elements(read) for read in names] for names in operands]
-            return self.constant(made.name, held(attributes.evaluate(*known), made.type))
+            return self.constant(made.name, held(computed(node, known[0], known[1], title), made.type))
         self.nodes.append(node)
         return self._known(made)
 
@@ -331,10 +331,9 @@ class Translation:
     def gathered(self, x: Tensor, axis: int, indices: Array) -> Tensor:
         """The elements of these indices along an axis; `indices` has one dimension."""
         size = x.shape[axis]
-        if any(not -size <= k < size for k in indices):
-            raise self.error(
-                "indices", indices, f"have to be {-size} to {size - 1}, as axis {axis} has {size} elements"
-            )
+        for k in indices:
+            if not -size <= k < size:
+                raise named_error(self.title, IndexProblem(x.shape, indices.shape, "along", axis).outside(int(k), 0))
         if not 0 < indices.size <= MOST_INDICES:
             raise Unsupported(f"{indices.size} indices")
         made = Gather(axis, tuple(int(k) % size for k in indices))

@@ -32,7 +32,19 @@ from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
 
-__all__ = ["Network", "Node", "Tensor", "check_network", "elements_of", "frozen", "held", "inferred", "read_shape"]
+__all__ = [
+    "Network",
+    "Node",
+    "Tensor",
+    "check_network",
+    "computed",
+    "elements_of",
+    "frozen",
+    "held",
+    "inferred",
+    "named_error",
+    "read_shape",
+]
 
 Array = npt.NDArray[Any]
 
@@ -217,7 +229,7 @@ class Network:
 
         Each op runs in float64 and rounds once. Fusion changes where a quantized network rounds, so a plan gives the
         bits of its own `plan.network.evaluate`.
-        Raises NetworkError for inputs that do not fit the network.
+        Raises NetworkError for inputs that do not fit the network, and for an index that its data does not have.
         """
         odd = () if self.rest is None else self.rest.odd
         given = self._by_input(inputs, "inputs")
@@ -235,7 +247,7 @@ class Network:
         last = {name: node for node in self.nodes for name in node.inputs}
         for node in self.nodes:
             operands = [values[name] for name in node.inputs]
-            result = node.attributes.evaluate(operands, [values[name] for name in node.parameters])
+            result = computed(node, operands, [values[name] for name in node.parameters])
             values[node.output] = held(result, self.tensors[node.output].type)
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:
@@ -393,6 +405,21 @@ def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor],
         shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
         type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
     except ArgumentError as error:
-        raise NetworkError(title, error.argument, error.value, error.rule, error.remedy) from error
+        raise named_error(title, error) from error
     check_shape(title, "output", shape, type.itemsize, NetworkError)
     return Tensor(node.output, shape, type)
+
+
+def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], title: str = "") -> Array:
+    """What a node makes of these elements, in plain NumPy. Raises NetworkError, as `inferred` does."""
+    try:
+        return node.attributes.evaluate(inputs, parameters)
+    except NetworkError:  # names a node already
+        raise
+    except ArgumentError as error:
+        raise named_error(title or str(node), error) from error
+
+
+def named_error(title: str, error: ArgumentError) -> NetworkError:
+    """The error of an op as that of the node which has it."""
+    return NetworkError(title, error.argument, error.value, error.rule, error.remedy)

@@ -81,8 +81,11 @@ MOST_BOUND = 8  # addresses that one size is bound to: as many calls of it may b
 
 @contextmanager
 def an_instance(bound: BoundPlan) -> Iterator[Instance]:
-    """An instance for one call, and its memory back."""
-    arena = bound.arenas.take(bound.schedule.arena)
+    """An instance for one call, and its memory back.
+
+    Raises NetworkError, which names the node, for the first kernel that failed. It is the cause of later errors.
+    """
+    arena, reports = bound.arenas.take(bound.schedule.arena), bound.schedule.reports
     address = address_of(arena)
     segments = bound.segments.get(address)
     if segments is None:
@@ -91,8 +94,15 @@ def an_instance(bound: BoundPlan) -> Iterator[Instance]:
         network = bound.planned.network
         ends = len(network.inputs) + len(network.outputs)
         segments = bound.segments[address] = tuple(_segments(bound.schedule.actions, ends, address))
-    yield Instance(arena, segments)
-    bound.arenas.give_back(arena)
+    written = arena[reports[0].begin : reports[-1].end] if reports else arena[:0]
+    written[:] = 0
+    try:
+        yield Instance(arena, segments)
+    finally:
+        failures = [report.failure(arena) for report in reports] if reports and written.any() else []
+        bound.arenas.give_back(arena)
+        for failure in filter(None, failures):
+            raise failure
 
 
 def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> None:

@@ -281,6 +281,7 @@ class Plan:
         the plan reorders it. 4-bit inputs, and 4-bit outputs, are packed BlockedArrays, or int8 or uint8 arrays with
         one integer per byte. `torch.autocast` has no effect: a plan computes in the types of its compilation.
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
+        Also raises it for an index of a gather or a scatter that the data does not have; it names the node.
         """
         shown = self.by_name(*inputs, **named)
         return next(iter(shown.values())) if len(shown) == 1 else shown

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.errors import NetworkError
 from blockconv.core.layout import Layout, row_major
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import foreign, ops
 from blockconv.network.aten import TorchSession
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
 from blockconv.network.planning.candidates import OUTPUT, BoundNode, Candidate, Parameters, Workspace, bind_all
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
-__all__ = ["Action", "Schedule", "schedule"]
+__all__ = ["Action", "FailureReport", "Schedule", "schedule"]
 
 Array = npt.NDArray[Any]
 Value = tuple[str, Layout]
@@ -75,6 +76,20 @@ class Action:
         return {**self.__dict__, "ops": (), "part": None}
 
 
+class FailureReport(NamedTuple):
+    """Where in the arena a node's kernels report that they failed, in bytes; they get inputs of these shapes."""
+
+    node: Node
+    inputs: tuple[tuple[int, ...], ...]
+    begin: int
+    end: int
+
+    def failure(self, arena: Array) -> NetworkError | None:
+        """The error that names the node, if its kernels failed."""
+        words = arena[self.begin : self.end].view(np.int64).tolist()
+        return named_error(str(self.node), self.node.attributes.failure(self.inputs, words)) if words[0] else None
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Actions in order. Buffers of their ops: the network's inputs, its outputs, the arena.
@@ -83,6 +98,7 @@ class Schedule:
     live: bytes of the largest set of blocks in the arena that live at once.
     views: values that are made of others' bytes, without a kernel.
     held: constants that the ops point to.
+    reports: of the nodes that may fail, in order and one after the other; zero before the ops run.
     """
 
     actions: tuple[Action, ...]
@@ -90,6 +106,7 @@ class Schedule:
     live: int
     views: Mapping[Value, tuple[Value, ...]]
     held: tuple[Array, ...]
+    reports: tuple[FailureReport, ...]
 
 
 class _Block:
@@ -145,6 +162,7 @@ class _Scheduler:
         self.drafts: list[_Draft] = []
         self.views: dict[Value, tuple[Value, ...]] = {}
         self.constants: list[Array] = []  # that values are
+        self.failing, self.reports = list[FailureReport](), _Block(0)  # at offsets in this block
 
     def nbytes(self, value: Value) -> int:
         tensor = self.network.tensors[value[0]]
@@ -211,7 +229,7 @@ class _Scheduler:
         operands = tuple(
             operand
             if isinstance(operand, np.ndarray)
-            else _Location(_Block(operand.nbytes))
+            else self.memory(node, operand)
             if isinstance(operand, Workspace)
             else target
             if operand == OUTPUT
@@ -220,6 +238,15 @@ class _Scheduler:
         )
         action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)
         self.drafts.append(_Draft(action, operands))
+
+    def memory(self, node: Node, needed: Workspace) -> _Location:
+        """The memory that a node's ops need beside its values."""
+        if not needed.reports:
+            return _Location(_Block(needed.nbytes))
+        begin, shapes = self.reports.nbytes, tuple(map(self.network.shape, node.inputs))
+        self.reports.nbytes += needed.nbytes
+        self.failing.append(FailureReport(node, shapes, begin, self.reports.nbytes))
+        return _Location(self.reports, begin)
 
     def run_part(self, nodes: Sequence[Node], cost: float) -> None:
         """Foreign nodes as one part."""
@@ -271,6 +298,7 @@ class _Scheduler:
                     root.first, root.last = min(root.first, t), max(root.last, t)
                     if root.address is None:
                         roots[id(root)] = root
+        self.reports.first, self.reports.last = 0, len(self.drafts) - 1  # it keeps its bytes through the whole run
         blocks = list(roots.values())
         intervals = [Interval(b.nbytes, b.first, b.last) for b in blocks]
         offsets, total = packed(intervals)
@@ -282,7 +310,10 @@ class _Scheduler:
             starts[interval.last + 1] -= interval.nbytes
         live = max(itertools.accumulate(starts))
         held = [*self.constants, *(x for draft in self.drafts for x in draft.operands if isinstance(x, np.ndarray))]
-        return Schedule(tuple(map(_bound_action, self.drafts)), total, live, self.views, tuple(held))
+        actions = tuple(map(_bound_action, self.drafts))
+        at = self.reports.address.offset if isinstance(self.reports.address, Buffer) else 0
+        reports = tuple(one._replace(begin=at + one.begin, end=at + one.end) for one in self.failing)
+        return Schedule(actions, total, live, self.views, tuple(held), reports)
 
 
 def _bound_action(draft: _Draft) -> Action:

@@ -165,6 +165,8 @@ class InferenceSession:
         try:
             plan = self._plan or self._compiled({one.name: x.shape for one, x in zip(self._inputs, feeds, strict=True)})
             values = plan.by_name(**{one.name: x for one, x in zip(self._inputs, feeds, strict=True)})
+        except NetworkError as error:  # the graph runs, but not on these elements
+            raise InvalidArgument(str(error)) from error
         except BlockconvError as error:
             raise _as_theirs(error) from error
         return [values[name] for name in output_names or known]

@@ -276,6 +276,27 @@ def test_an_error_inside_a_part_names_the_node() -> None:
     assert plan(**feeds).shape == (1, 16, 8, 10)
 
 
+@pytest.mark.parametrize("op", ["Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"])
+def test_an_index_that_the_data_does_not_have_names_the_node(op: str) -> None:
+    """Of what flows when the plan runs, though a foreign part reads it; of constants when the model is read."""
+    at = np.array([[0, 5], [0, -16]]) if op.endswith("ND") else np.array([5, -16])
+    feeds = {"x": image(), "at": at.reshape(1, 2, 1, 1) if op.endswith("Elements") else at}
+    if op.startswith("Scatter"):
+        feeds["new"] = image(5, (1, 2, 1, 1) if op == "ScatterElements" else (2, 8, 10))
+    options = {} if op.endswith("ND") else {"axis": 1}
+    index = node(op, " ".join(["c", *list(feeds)[1:]]), "y", **options)
+    nodes = [node("Conv", "x w", "c"), index, node("Hardmax", "y", "z")]
+    wrong = {**feeds, "at": np.where(feeds["at"] < 0, 16, feeds["at"])}
+    plan = check(model(nodes, feeds, {"y": F32, "z": F32}, w=WEIGHTS["w"]), feeds)
+    said = rf"node '{op} of y' .*indices=16: have to be -16 to 15, as axis 1 has 16 elements"
+    for run in (plan, plan.network.evaluate):
+        with pytest.raises(bc.NetworkError, match=said):
+            run(**wrong) if run is plan else run(wrong)
+    held = {name: x for name, x in wrong.items() if name != "x"}
+    with pytest.raises(bc.NetworkError, match=said):
+        bc.load_onnx(model([index], {}, {"y": F32}, c=image(7, (1, 16, 8, 10)), **held))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_foreign_parts_keep_float32(dtype: Any) -> None:
     plan = bc.compile(bc.load_onnx(middle()), precision=dtype, threads=1)

@@ -105,6 +105,18 @@ def test_a_broken_model_and_an_unknown_op_are_told_apart():
         ours.InferenceSession(model(f'<ir_version: 8, opset_import: ["": 17, "my.own": 1]> {unknown}'))
 
 
+def test_an_index_that_the_data_does_not_have_is_an_invalid_argument(theirs: Any):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[5, 2] x, int64 at) => (float[2] y) { [picked] y = Gather(x, at) }"""
+    given = {"x": np.arange(10, dtype=np.float32).reshape(5, 2), "at": np.array(-5)}
+    for library in (ours, theirs):
+        session = library.InferenceSession(model(text))
+        assert np.array_equal(session.run(None, given)[0], [0, 1])
+        with pytest.raises(Exception, match="picked") as caught:
+            session.run(None, {**given, "at": np.array(5)})
+        assert type(caught.value).__name__ == "InvalidArgument"
+
+
 def test_lists_are_arrays_of_the_declared_type():
     x = [[[[-1, 2, 3, 4]] * 4] * 2][0]
     (y,) = ours.InferenceSession(model(FIXED)).run(None, {"x": [x]})

@@ -143,31 +143,28 @@ def _one_hot(call: Call) -> Tensor:
 # ---------------------------------------------------------------- indices
 
 
-_OUTSIDE = "an index that the data does not have reads zeros, and writes nothing"
-
-
 def _indices(call: Call) -> Tensor:
     return _number(call, 1, "int64", "int32")
 
 
-@_op("GatherElements", limits=_OUTSIDE)
+@_op("GatherElements")
 def _gather_elements(call: Call) -> Tensor:
     x, indices = _number(call), _indices(call)
     return call.emit(ops.GatherAt("elements", call.axis(call.attribute("axis", 0), len(x.shape))), x, indices)
 
 
-@_op("GatherND", limits=_OUTSIDE)
+@_op("GatherND")
 def _gather_tuples(call: Call) -> Tensor:
     return call.emit(ops.GatherAt("tuples", call.attribute("batch_dims", 0)), _number(call), _indices(call))
 
 
-@_op("ScatterElements", "Scatter", limits=_OUTSIDE, since=9)
+@_op("ScatterElements", "Scatter", since=9)
 def _scatter_elements(call: Call) -> Tensor:
     axis = call.axis(call.attribute("axis", 0), len(call.input().shape))
     return _scattered(call, ops.ScatterAt("elements", axis, _reduction(call)))
 
 
-@_op("ScatterND", limits=_OUTSIDE)
+@_op("ScatterND")
 def _scatter_tuples(call: Call) -> Tensor:
     return _scattered(call, ops.ScatterAt("tuples", 0, _reduction(call)))
 

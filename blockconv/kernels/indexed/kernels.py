@@ -10,7 +10,7 @@ from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import copy_memory, fill_memory
+from blockconv.jit.ir import copy_memory, fetch_add, fill_memory
 from blockconv.kernels.common.numbers import number_at, put_number
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "IndexLoop",
     "IndexedArgs",
     "IndexedAxis",
+    "OutsideIndex",
     "gather_at",
     "scan",
     "scatter_at",
@@ -45,6 +46,14 @@ class IndexLoop(Arguments):
     indices = word("from one to the next in the indices", "bytes")
 
 
+class OutsideIndex(Arguments):
+    """The report on indices that the data does not have. The tasks of all threads write to it."""
+
+    count = word("indices that the data does not have, so far")
+    index = word("the first one that was found")
+    component = word("its number in its tuple")
+
+
 class IndexedArgs(Arguments):
     """Contiguous items of the data, one for each index or tuple of indices, and a dense array of as many."""
 
@@ -52,6 +61,7 @@ class IndexedArgs(Arguments):
     indices = word("the indices", "address")
     items = word("the items: the destination of a gather, the updates of a scatter", "address")
     dst = word("the destination of a scatter", "address")
+    outside = word("the `OutsideIndex`", "address")
     whole = word("the data", "bytes")
     size = word("of an item", "bytes")
     count = word("items")
@@ -64,8 +74,10 @@ class IndexedArgs(Arguments):
 
 @inline
 def item_of(a, index_at, index_bytes, k):
-    """The offset in the data of the k-th item; -1 for an index that the data does not have. Negative ones count from
-    the end."""
+    """The offset in the data of the k-th item, in bytes. Negative indices count from the end.
+
+    An index that the data does not have is reported, and gives -1.
+    """
     at, index, loop = 0, a.indices, a.loops
     for _ in range(a.depth):
         size = loop.size
@@ -75,11 +87,12 @@ def item_of(a, index_at, index_bytes, k):
     for c in range(a.components):
         axis = a.axes[c]
         j = index_at(index + c * index_bytes)
-        if j < 0:
-            j += axis.size
-        if j < 0 or j >= axis.size:
+        if j < -axis.size or j >= axis.size:
+            outside = OutsideIndex(a.outside)
+            if fetch_add(outside.address, 1) == 0:
+                outside.index, outside.component = j, c
             return -1
-        at += j * axis.stride
+        at += (j + axis.size if j < 0 else j) * axis.stride
     return at
 
 

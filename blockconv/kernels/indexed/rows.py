@@ -1,9 +1,9 @@
 """Gathers and scatters by indices that flow, running sums, and largest elements: ops of row-major data.
 
-An index that the data does not have (ONNX leaves open what it does) reads zeros, and writes nothing.
+An index that the data does not have is a failure (`Primitive.fails`): it is reported, reads zeros, and writes nothing.
 
-Buffers: gather_at: data, indices, destination. scatter_at: data, indices, updates, destination. scan, top: source,
-destination. Types: the source is that of the data, the weights' is that of the indices.
+Buffers: gather_at: data, indices, destination, report. scatter_at: data, indices, updates, destination, report. scan,
+top: source, destination. Types: the source is that of the data, the weights' is that of the indices.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from blockconv.kernels.indexed.kernels import (
     IndexedArgs,
     IndexedAxis,
     IndexLoop,
+    OutsideIndex,
     gather_at,
     scan,
     scatter_at,
@@ -57,13 +58,13 @@ def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArg
 
 
 def _gather(request: Request) -> list[Op]:
-    args = _index_args(request, request.threads, items=Buffer(2), dst=Buffer(2))
+    args = _index_args(request, request.threads, items=Buffer(2), dst=Buffer(2), outside=Buffer(3))
     tasks = -(-args.count // args.run)
     return [Op(gather_at(request.types.wei.code), args, tasks, chunk_of(tasks, args.run * args.size, request.threads))]
 
 
 def _scatter(request: Request, kind: str = "none") -> list[Op]:
-    args = _index_args(request, 1, items=Buffer(2), dst=Buffer(3))
+    args = _index_args(request, 1, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
     # What is only copied is the same for all types of a size.
     code = request.types.src.code if kind != "none" else ElementType("", UNSIGNED, request.types.src.itemsize).code
     return [Op(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
@@ -100,14 +101,22 @@ def _is_row_major(request: Request) -> Reason | None:
 
 
 def _row(op: str, ops: object, cycles: int) -> Row:
+    fails = op in ("gather_at", "scatter_at")
+    workspace = (OutsideIndex.nbytes,) if fails else ()
+
     def seconds(request: Request) -> float:
         p, m, itemsize = request.problem, request.machine, request.types.src.itemsize
-        count = math.prod(p.dst_shape) / max(1, p.elements) if op in ("gather_at", "scatter_at") else math.prod(p.shape)
+        count = math.prod(p.dst_shape) / max(1, p.elements) if fails else math.prod(p.shape)
         moved = m.move_seconds(itemsize * math.prod(p.dst_shape), itemsize * math.prod(p.dst_shape))
         return m.launch_seconds() + moved + count * cycles * m.cycle_seconds() / request.threads
 
     def make(request: Request, **options: object) -> Primitive | Reason:
-        return _is_row_major(request) or Primitive(lambda: seconds(request), lambda: ops(request, **options))  # type: ignore[operator]
+        return _is_row_major(request) or Primitive(
+            lambda: seconds(request),
+            lambda: ops(request, **options),  # type: ignore[operator]
+            workspace=workspace,
+            fails=fails,
+        )
 
     return Row(op, op, make)
 

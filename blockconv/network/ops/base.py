@@ -75,6 +75,10 @@ class Attributes(Rule):
         """The output, in plain NumPy: slow, written from the definition, and independent of the kernels."""
         raise NotImplementedError
 
+    def failure(self, inputs: Shapes, report: Sequence[int]) -> ArgumentError:
+        """The error of kernels that failed (`Primitive.fails`) on inputs of these shapes. report: what they wrote."""
+        raise NotImplementedError
+
     def on_integers(self) -> Literal["moves", "computes"] | None:
         """What the op does to 8-bit and 4-bit integers that stand for floats, where the table has kernels for them.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,13 +54,19 @@ class _Indexed(_RowMajor):
         check_type(self, "indices", inputs[1], "int64", "int32")
         return inputs[0]
 
-    def places(self, data: Array, indices: Array) -> tuple[tuple[Array, ...], Array]:
-        """(an index of each axis of the data for each element that is named, whether the data has it)."""
+    def failure(self, inputs: Shapes, report: Sequence[int]) -> ArgumentError:
+        _, index, component = report
+        return self.problem(*inputs).outside(index, component)
+
+    def places(self, data: Array, indices: Array) -> tuple[Array, ...]:
+        """An index of each axis of the data for each element that is named. Raises ArgumentError."""
         p = self.problem(data.shape, indices.shape)
         named = np.moveaxis(indices, -1, 0) if self.form == "tuples" else indices[None]
         sizes = np.array([p.shape[axis] for axis in p.components]).reshape(-1, *(1,) * (named.ndim - 1))
+        outside = (named < -sizes) | (named >= sizes)
+        if outside.any():
+            raise p.outside(int(named[outside][0]), int(outside.nonzero()[0][0]))
         named = np.where(named < 0, named + sizes, named)
-        exists = ((named >= 0) & (named < sizes)).all(0)
         grid = np.indices(p.dst_shape)
         if self.form == "elements":
             found = [*grid]
@@ -67,21 +74,20 @@ class _Indexed(_RowMajor):
         else:
             after = len(p.dst_shape) - (len(p.shape) - p.components[-1] - 1)
             if self.form == "along":  # indices begin where the axis does
-                around = self.axis
-                exists = np.broadcast_to(exists.reshape((1,) * around + exists.shape), p.dst_shape[:after])
-                named = np.broadcast_to(named.reshape((1, *(1,) * around, *indices.shape)), (1, *p.dst_shape[:after]))
+                named = np.broadcast_to(
+                    named.reshape((*(1,) * (1 + self.axis), *indices.shape)), (1, *p.dst_shape[:after])
+                )
             inner = (1,) * (len(p.dst_shape) - after)
             each = [np.broadcast_to(one.reshape(one.shape + inner), p.dst_shape) for one in named]
-            exists = np.broadcast_to(exists.reshape(exists.shape + inner), p.dst_shape)
             found = [*grid[: self.axis], *each, *grid[after:]]
-        return tuple(np.where(exists, one, 0) for one in found), np.asarray(exists)
+        return tuple(found)
 
 
 @dataclass(frozen=True)
 class GatherAt(_Indexed):
     """The elements of data, the first input, at the indices that the second holds; see `IndexProblem`.
 
-    An index that the data does not have reads zeros. Negative ones count from the end.
+    Negative indices count from the end. An index that the data does not have is an error when the network runs.
     """
 
     op: ClassVar[str] = "gather_at"
@@ -90,10 +96,8 @@ class GatherAt(_Indexed):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         data, indices = inputs
-        if not data.size:
-            return np.zeros(self.problem(data.shape, indices.shape).dst_shape, data.dtype)
-        found, exists = self.places(data, indices)
-        return np.where(exists, data[found], np.zeros((), data.dtype))
+        shape = self.problem(data.shape, indices.shape).dst_shape
+        return data[self.places(data, indices)] if math.prod(shape) else np.zeros(shape, data.dtype)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class ScatterAt(_Indexed):
     """Data, the first input, with the updates, the third, at the indices that the second holds, in order.
 
     kind: "none" replaces what is there, others combine it with the update.
-    An index that the data does not have writes nothing. Negative ones count from the end.
+    Negative indices count from the end. An index that the data does not have is an error when the network runs.
     """
 
     op: ClassVar[str] = "scatter_at"
@@ -127,12 +131,11 @@ class ScatterAt(_Indexed):
         data, indices, updates = inputs
         y = np.array(data)
         if y.size and updates.size:
-            found, exists = self.places(data, indices)
-            at = tuple(one[exists] for one in found)
+            at = self.places(data, indices)
             if self.kind == "none":
-                y[at] = updates[exists]  # of one place, the last
+                y[at] = updates  # of one place, the last
             else:
-                _COMBINED[self.kind].at(y, at, updates[exists])
+                _COMBINED[self.kind].at(y, at, updates)
         return y
 
 

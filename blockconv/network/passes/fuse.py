@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blockconv.core.activation import Activation, ActivationKind, activation
 from blockconv.core.errors import NetworkError
 from blockconv.core.types import FloatType, element
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, computed
 from blockconv.network.ops import (
     Activate,
     AdaptivePool2d,
@@ -97,7 +97,7 @@ def fold_constants(network: Network) -> Network:
         if network.tensors[node.output].type.is_packed:  # which no array of NumPy's is
             return False
         inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))
-        value = node.attributes.evaluate(inputs, parameters)
+        value = computed(node, inputs, parameters)
         return edit.fold(node, value.astype(network.tensors[node.output].type.dtype))
 
     return rewritten(network, rule)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.text import take_name
-from blockconv.network.graph import Network, Node, held
+from blockconv.network.graph import Network, Node, computed, held
 from blockconv.network.ops import Binary, Concat, Foreign, Pad, Quantized, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.fuse import drop_dead_code
 
@@ -43,7 +43,7 @@ def _without_empty(network: Network) -> Network:
         known = [value for value in operands if value is not None]
         folds = node.attributes.folds and not tensors[node.output].type.is_packed
         if len(known) == len(operands) and folds:
-            value = node.attributes.evaluate(known[: len(inputs)], known[len(inputs) :])
+            value = computed(node, known[: len(inputs)], known[len(inputs) :])
             constants[node.output] = held(value, tensors[node.output].type)
         else:
             nodes.append(replace(node, inputs=inputs))
@@ -73,10 +73,13 @@ def _with_axes(network: Network) -> Network:
             a = Reshape((1,))
         if isinstance(a, ReduceMean):
             a = replace(a, keepdims=True)
-        output = take_name(f"{node.output}.line", taken) if is_scalar(node.output) else node.output
+        shapes = tuple((1,) if is_scalar(name) else network.shape(name) for name in node.inputs)
+        wanted, output = network.shape(node.output), node.output
+        if a.infer(shapes, tuple(map(network.shape, node.parameters))) != wanted:
+            output = take_name(f"{node.output}.line", taken)
         nodes.append(replace(node, attributes=a, inputs=tuple(inputs), output=output))
         if output != node.output:
-            nodes.append(Node(take_name(f"{node.name}.scalar", taken), Reshape(()), (output,), node.output))
+            nodes.append(Node(take_name(f"{node.name}.scalar", taken), Reshape(wanted), (output,), node.output))
     return network.changed(nodes)
 
 

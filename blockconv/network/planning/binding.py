@@ -33,7 +33,8 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
     computed = network.tensors[node.output].type.computed
     dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)
     constants = (held.constant(name, layout, computed) for name, layout in dense)
-    memory = map(Workspace, primitive.workspace)
+    last = len(primitive.workspace) - 1
+    memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
     return BoundNode(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
 
 

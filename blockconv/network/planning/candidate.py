@@ -58,9 +58,13 @@ class Candidate(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory that ops need beside what they read and write, while they run."""
+    """Memory that ops need beside what they read and write, while they run.
+
+    reports: whether it is zero before the plan runs, and read after it; see `Primitive.fails`.
+    """
 
     nbytes: int
+    reports: bool = False
 
 
 class BoundNode(NamedTuple):
