@@ -388,7 +388,9 @@ class Translation:
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` under another shape, whose -1, if any, is what remains; itself if it has that."""
         given = math.prod(size for size in shape if size != -1)
-        sizes = tuple(x.elements // max(1, given) if size == -1 else size for size in shape)
+        if given == 0 and -1 in shape:
+            raise self.error("shape", shape, "has a -1 beside a 0, so that it can be any size")
+        sizes = tuple(x.elements // given if size == -1 else size for size in shape)
         if x.shape == sizes:
             return x
         if math.prod(sizes) != x.elements:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import time
 from typing import Any
@@ -249,6 +250,27 @@ def test_sums_by_a_vector_are_scaled() -> None:
     x = np.linspace(-1, 1, 12, dtype="f4").reshape(2, 6)
     made = model(nodes, {"w": np.array([34, -16, 5, 0, 60, -60], "i1")}, x=x)
     assert fuzz_oracle.judge(Case(made, ({"x": x},))) == []
+
+
+@pytest.mark.parametrize("op", ["MatMul", "MatMulInteger"])
+def test_products_of_empty_matrices(op: str) -> None:
+    """Each axis of size 0 in turn. The number of rows cannot follow from that of elements, where there are none."""
+    kinds, element = (("f4", "f4"), 1) if op == "MatMul" else (("u1", "i1"), 6)
+    for a, b in itertools.product(
+        [(0, 2, 2, 3), (2, 0, 2, 3), (2, 2, 0, 3), (2, 2, 2, 0), (0, 3), (2, 0), (0,), (3,)],
+        [(3,), (3, 1), (3, 0), (1, 3, 4), (2, 3, 4), (2, 3, 0), (0, 3, 4)],
+    ):
+        b = tuple(a[-1] if k == max(0, len(b) - 2) else size for k, size in enumerate(b))
+        x, w = np.ones(a, kinds[0]), np.ones(b, kinds[1])
+        try:
+            wanted = np.matmul(x.astype("f8"), w.astype("f8"))
+        except ValueError:  # their batches do not broadcast
+            continue
+        network = bc.load_onnx(model([node(op, "x", "w")], {"w": w}, element=element, x=x), {"x": a})
+        for found in (network.evaluate(x)["y"], bc.compile(network, threads=1)(x)):
+            assert found.dtype == np.dtype("f4" if op == "MatMul" else "i4")
+            assert found.shape == wanted.shape, (a, b)
+            assert np.array_equal(found, wanted), (a, b)
 
 
 def test_a_dequantized_weight_may_be_an_output() -> None:

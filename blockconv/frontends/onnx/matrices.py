@@ -64,6 +64,8 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     weight = call.array(b_at, "second matrix")
     if len(a.shape) != 2 or weight.ndim != 2:
         raise call.error("inputs", (a.shape, weight.shape), "have to be matrices")
+    if 0 in weight.shape:
+        raise Unsupported(f"a second matrix without elements, {weight.shape}")
     if call.attribute("transA", 0):
         a = call.emit(ops.Transpose((1, 0)), a, helps=True)
     alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call.attribute("transB", 0)
@@ -169,6 +171,8 @@ def _einsum(call: Call) -> Tensor:
 def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:
     """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A."""
     weight = call.array(at, "second matrix")
+    if 0 in (*a.shape, *weight.shape):
+        return _nothing(call, attributes, a, at, others)
     if weight.ndim > 2:
         return _batched(call, attributes, a, at, others)
     if len(a.shape) < 1 or weight.ndim < 1:
@@ -178,6 +182,17 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: 
     y = call.product(attributes, a, wei, None, others)
     rows = (*a.shape[:-2], -1) if len(a.shape) > 1 else ()
     return call.reshape(y, rows if weight.ndim == 1 else (*rows, wei.shape[0]))
+
+
+def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
+    """The product where A or B has no elements: it has none, or its elements are sums of nothing."""
+    b = call.input(at)
+    try:
+        shape = np.matmul(*(np.broadcast_to(np.float32(0), x.shape) for x in (a, b))).shape
+    except ValueError:
+        raise call.error("inputs", (a.shape, b.shape), "have to be matrices that can be multiplied") from None
+    type = attributes.infer_type(tuple(x.type for x in (a, *others)), (b.type,))
+    return call.constant(np.zeros(shape, type.dtype), "zeros")
 
 
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
