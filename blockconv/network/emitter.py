@@ -10,33 +10,39 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import activation, function
-from blockconv.core.element_problem import IndexProblem, PointwiseKind
+from blockconv.core.element_problem import IndexProblem, PointwiseKind, ScanKind
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.quantization import Quantization
 from blockconv.core.text import take_name
-from blockconv.core.types import BYTES, NIBBLES, NUMBERS, ElementType, element
+from blockconv.core.types import BYTES, NIBBLES, NUMBERS, WHOLE, ElementType, FloatType, element
 from blockconv.network.graph import Network, Node, Tensor, computed, held, inferred, named_error
 from blockconv.network.ops import (
     Activate,
     Attention,
     Attributes,
     Binary,
+    Cast,
     Concat,
     Conv2d,
+    Convert,
     Convolution,
+    Dequantize,
     Gather,
     GroupNorm,
     MatMul,
     Pointwise,
     Recurrent,
+    Reduce,
     Reshape,
+    Scan,
     Shape,
     Slice,
     Transpose,
@@ -274,6 +280,42 @@ class Translation:
             raise self.error("inputs", shapes, "do not broadcast to one shape") from None
         wide = [self.reshape(t, (1,) * (rank - len(t.shape)) + t.shape) for t in operands]
         return self.emit(Pointwise(kind), *wide)
+
+    def inverted(self, x: Tensor) -> Tensor:
+        """Booleans that are true where x is not, or the bits of integers inverted."""
+        return self.pointwise("xor", x, self.constant(np.invert(np.zeros((), x.type.dtype)), "ones"))
+
+    def converted(self, x: Tensor, name: str) -> Tensor:
+        """x as numbers of the type of this name. Beyond an integer's bounds floats become the bound, and NaN 0."""
+        if name == x.type.name:
+            return x
+        if name == "float32" and x.type.name in ("int32", *BYTES):
+            return self.emit(Dequantize(Quantization(1.0)), x)
+        if {name, x.type.name} <= {*get_args(FloatType)}:
+            return self.emit(Cast(name), x)  # type: ignore[arg-type]
+        if not {name, x.type.name} <= {*NUMBERS}:
+            raise Unsupported(f"from {x.type} to {name}")
+        return self.emit(Convert(name), x)
+
+    def totals(self, x: Tensor, kind: ScanKind, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        """The sum, product, maximum or minimum of integers over axes; of booleans the maximum or minimum."""
+        if x.type.name not in (*WHOLE, "bool") or x.type.name == "uint64":
+            raise Unsupported(f"of {x.type}")
+        if x.type.name == "bool" and kind not in ("max", "min"):
+            raise Unsupported(f"of {x.type}")
+        y = x
+        for axis in axes:
+            y = self.emit(Scan(axis, kind, total=True), y)
+        return y if keepdims else self.reshape(y, tuple(size for k, size in enumerate(y.shape) if k not in axes))
+
+    def log_sum_exp(self, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+        """The logarithm of the sum of the powers of e over axes. The largest number is taken out before."""
+        bound = float(np.finfo(x.type.computed.dtype).max)  # so that infinity less infinity does not arise
+        most = self.emit(Reduce(axes, True, "max"), x, helps=True)
+        most = self.emit(Activate(activation(("clip", -bound, bound))), most, helps=True)
+        powers = self.emit(Activate(function("exp")), self.emit(Binary("sub"), x, most, helps=True), helps=True)
+        y = self.emit(Activate(function("log")), self.emit(Reduce(axes, keepdims, "sum"), powers))
+        return self.emit(Binary("add"), y, self.reshape(most, y.shape))
 
     def power(self, x: Tensor, exponent: float) -> Tensor:
         """x to the power -1, -0.5, 0.5, 1, 2 or 3. The power 0.5 of minus infinity is NaN, as its root is."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.element_problem import PointwiseKind, ScanKind, ScatterKind
+from blockconv.core.element_problem import PointwiseKind, ScatterKind
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.types import FLOATS, NUMBERS, WHOLE
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
@@ -16,7 +16,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["ELEMENT_OPS", "totals"]
+__all__ = ["ELEMENT_OPS"]
 
 ELEMENT_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, ELEMENT_OPS)
@@ -65,18 +65,13 @@ def _logic(call: Call) -> Tensor:
 @_op("Not", "BitwiseNot")
 def _not(call: Call) -> Tensor:
     x = _number(call, 0, *WHOLE, "bool")
-    ones = np.asarray(True) if x.dtype == np.bool_ else np.invert(np.zeros((), x.dtype))
-    return call.pointwise("xor", x, call.constant(ones, "ones"))
+    return call.inverted(x)
 
 
 @_op("IsNaN")
 def _is_nan(call: Call) -> Tensor:
     x = _number(call, 0, *FLOATS)
-    return _inverted(call, call.pointwise("equal", x, x))
-
-
-def _inverted(call: Call, x: Tensor) -> Tensor:
-    return call.pointwise("xor", x, call.constant(np.asarray(True), "true"))
+    return call.inverted(call.pointwise("equal", x, x))
 
 
 @_op("IsInf")
@@ -190,15 +185,6 @@ def _cumulative(call: Call) -> Tensor:
     axis = call.axis(int(call.array(1, "axis").reshape(-1)[0]), len(x.shape))
     flags = bool(call.attribute("exclusive", 0)), bool(call.attribute("reverse", 0))
     return call.emit(ops.Scan(axis, "add", *flags), x)
-
-
-def totals(call: Call, x: Tensor, kind: ScanKind, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """The sum, product, maximum or minimum of integers over these axes, or whether all or any booleans are true."""
-    _number(call, 0, *_COUNTED, *(("bool",) if kind in ("max", "min") else ()))
-    y = x
-    for axis in axes:
-        y = call.emit(ops.Scan(axis, kind, total=True), y)
-    return y if keepdims else call.reshape(y, tuple(size for k, size in enumerate(y.shape) if k not in axes))
 
 
 @_op("ArgMax", "ArgMin", limits="a NaN counts as the first")

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
-from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, FLOATS, NUMBERS, FloatType, numpy_dtype
+from blockconv.core.types import BYTES, FLOATS, NUMBERS, numpy_dtype
 from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.elements import ELEMENT_OPS
@@ -289,14 +288,7 @@ def _identity(call: Call) -> Tensor:
 @_op("Cast", limits="among numbers and booleans; what is beyond an integer's bounds becomes the bound, NaN 0", since=6)
 def _cast(call: Call) -> Tensor:
     wanted, x = helper.tensor_dtype_to_np_dtype(call.attribute("to")), call.input()
-    if wanted == np.float32 and x.dtype in (np.int32, np.int8, np.uint8):
-        return call.emit(ops.Dequantize(Quantization(1.0)), x)
-    if wanted == x.dtype:
-        return x
-    named = {numpy_dtype(name): name for name in get_args(FloatType)}
-    if wanted in named and x.dtype in named:
-        return call.emit(ops.Cast(named[wanted]), x)
-    names = {np.dtype(dtype).name if dtype else "" for dtype in (wanted, None if x.type.is_packed else x.dtype)}
-    if not names <= {*NUMBERS}:
+    names = {numpy_dtype(name): name for name in NUMBERS}
+    if wanted not in names or x.type.is_packed:
         raise Unsupported(f"from {x.dtype} to {wanted}")
-    return call.emit(ops.Convert(np.dtype(wanted).name), x)
+    return call.converted(x, names[wanted])

@@ -11,12 +11,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.activation import activation, function
+from blockconv.core.activation import function
 from blockconv.core.element_problem import ScanKind
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, ElementType
-from blockconv.frontends.onnx.elements import totals
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import MOST_INDICES, Unsupported
@@ -257,7 +256,7 @@ def _reduce(call: Call) -> Tensor:
         kept = (1 if k in axes else size for k, size in enumerate(x.shape) if _keeps(call) or k not in axes)
         return call.constant(np.full(tuple(kept), _of_nothing(op, x.type)).astype(x.type.dtype), "nothing")
     if not x.type.is_float:
-        return totals(call, x, _SCANS[op], axes, _keeps(call))
+        return call.totals(x, _SCANS[op], axes, _keeps(call))
     narrow = x.type.is_half and beyond
     wide = call.emit(ops.Cast("float32"), x, helps=True) if narrow else x
     y = _reduced(call, wide, op, axes)
@@ -272,24 +271,17 @@ def _of_nothing(op: str, type: ElementType) -> float:
 
 
 def _reduced(call: Call, x: Tensor, op: str, axes: tuple[int, ...]) -> Tensor:
-    """A reduction of floats. The logarithm of a sum of powers takes their largest number out before."""
-    made, most = ops.Reduce(axes, _keeps(call), _REDUCED[op]), None
+    """A reduction of floats."""
+    if op == "ReduceLogSumExp":
+        return call.log_sum_exp(x, axes, _keeps(call))
     if op == "ReduceL1":
         x = call.emit(ops.Activate(function("abs")), x, helps=True)
     if op in ("ReduceL2", "ReduceSumSquare"):
         x = call.emit(ops.Binary("mul"), x, x, helps=True)
-    if op == "ReduceLogSumExp":
-        bound = float(np.finfo(x.dtype).max)  # so that it is finite, and infinity less infinity does not arise
-        most = call.emit(ops.Reduce(axes, True, "max"), x, helps=True)
-        most = call.emit(ops.Activate(activation(("clip", -bound, bound))), most, helps=True)
-        x = call.emit(ops.Activate(function("exp")), call.emit(ops.Binary("sub"), x, most, helps=True), helps=True)
-    y = call.emit(made, x)
+    y = call.emit(ops.Reduce(axes, _keeps(call), _REDUCED[op]), x)
     if op == "ReduceL2":
         return call.emit(ops.Activate(function("sqrt")), y)
-    if op not in ("ReduceLogSum", "ReduceLogSumExp"):
-        return y
-    y = call.emit(ops.Activate(function("log")), y)
-    return y if most is None else call.emit(ops.Binary("add"), y, call.reshape(most, y.shape))
+    return call.emit(ops.Activate(function("log")), y) if op == "ReduceLogSum" else y
 
 
 def _keeps(call: Call) -> bool:

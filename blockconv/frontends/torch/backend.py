@@ -33,6 +33,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
 from blockconv.core.layout import Layout
+from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
 from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in, version
 from blockconv.frontends.torch.reports import Compiled, recorded
@@ -47,7 +48,7 @@ __all__ = ["Settings", "blockconv_backend"]
 OP = 'torch.compile(backend="blockconv")'
 KEPT = 8  # sizes of inputs that a part keeps plans for
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
-TYPES = ("float32", "bfloat16", "float16")
+TYPES = tuple(name for name in NUMBERS if name != "float64")
 NHWC = Layout("NHWC")
 CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call
 UNSEEN = (

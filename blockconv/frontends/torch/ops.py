@@ -8,6 +8,7 @@ the list of values, that the node gives; None stands for an output that blockcon
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,9 +19,10 @@ import torch
 from torch.nn import functional
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
-from blockconv.core.eltwise_problem import RecurrentKind, ReduceKind
-from blockconv.core.types import FloatType
-from blockconv.frontends.torch.reader import Call, Constant, InTraining, Translator, Value, hint, stand_in
+from blockconv.core.eltwise_problem import RecurrentKind
+from blockconv.core.types import FLOATS, NUMBERS
+from blockconv.frontends.torch.elements import ELEMENT_OPS, as_numbers, flow_indices, reduced, reduced_axes
+from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, hint, registered, stand_in
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -28,7 +30,9 @@ from blockconv.network.graph import Tensor
 __all__ = ["HEAVY", "OPS", "decompositions", "kept_whole"]
 
 Array = npt.NDArray[Any]
-OPS: dict[str, Translator] = {}
+OPS: dict[str, AtenOp] = {**ELEMENT_OPS}
+_op = functools.partial(registered, OPS)
+_of_numbers = functools.partial(registered, OPS, types=NUMBERS)
 # Ops that are worth a plan by themselves.
 HEAVY = frozenset(
     {
@@ -91,14 +95,6 @@ def kept_whole() -> Iterator[None]:
         for op, kernels in zip(overloads, before, strict=True):
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
-
-
-def _op(*names: str) -> Callable[[Translator], Translator]:
-    def register(translate: Translator) -> Translator:
-        OPS.update(dict.fromkeys(names, translate))
-        return translate
-
-    return register
 
 
 # ---------------------------------------------------------------- windows
@@ -182,7 +178,7 @@ def _max_pool(call: Call) -> Value:
 @_op("avg_pool1d", "avg_pool2d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
-    rank = 1 if call.node.target._schema.name.endswith("1d") else 2
+    rank = 1 if call.kind.endswith("1d") else 2
     return _pool(call, kind, rank, call.get("divisor_override"))
 
 
@@ -244,7 +240,7 @@ def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: 
     return call.reshape(call.gathered(x, axis, indices.reshape(-1)), shape)
 
 
-@_op("unfold")
+@_of_numbers("unfold")
 def _unfold(call: Call) -> Tensor:
     x = call.input()
     axis, rank = call.axis(call["dimension"], len(x.shape)), len(x.shape)
@@ -334,17 +330,6 @@ def _activation(*names: str, spec: Callable[[Call], Any]) -> None:
     _op(*names)(translate)
 
 
-def _bounds(call: Call) -> tuple[str, float, float]:
-    """clamp and hardtanh. If the lower bound is above the upper one, PyTorch gives the upper one."""
-    given = [call.get(name, call.get(f"{name}_val")) for name in ("min", "max")]
-    if any(isinstance(bound, (Tensor, Constant)) for bound in given):
-        raise Unsupported("bounds that are tensors")
-    low, high = (
-        float(end if bound is None else bound) for bound, end in zip(given, (-math.inf, math.inf), strict=True)
-    )
-    return "clip", min(low, high), high
-
-
 def _of_x_alone(name: str) -> bool:
     """Whether ATen has an op of this name that takes a tensor and nothing else."""
     found = getattr(getattr(torch.ops.aten, name, None), "default", None)
@@ -353,21 +338,12 @@ def _of_x_alone(name: str) -> bool:
 
 for _name in filter(_of_x_alone, ACTIVATIONS):
     _activation(_name, spec=lambda call, name=_name: name)  # type: ignore[misc]
-_activation("hardtanh", "clamp", "clamp_min", "clamp_max", spec=_bounds)
 _activation("leaky_relu", spec=lambda call: ("leaky_relu", call["negative_slope"]))
 _activation("celu", spec=lambda call: ("celu", call["alpha"]))
 
 
-for _name in filter(_of_x_alone, FUNCTIONS):
-    _op(_name)(lambda call, name=_name: call.emit(ops.Activate(function(name)), _floats(call)))  # type: ignore[misc]
-
-
-def _floats(call: Call) -> Tensor:
-    """The input, which has to be of floats."""
-    x = call.input()
-    if not x.type.is_float:
-        raise Unsupported(f"of {x.type}")
-    return x
+for _name in filter(_of_x_alone, [name for name in FUNCTIONS if name not in ELEMENT_OPS]):
+    _op(_name)(lambda call, name=_name: call.emit(ops.Activate(function(name)), call.input()))  # type: ignore[misc]
 
 
 @_op("gelu")
@@ -401,59 +377,7 @@ def _prelu(call: Call) -> Tensor:
 
 
 def _number(call: Call, value: float, like: Tensor) -> Tensor:
-    return call.constant(np.asarray(value, like.type.dtype), "number")
-
-
-def _operand(call: Call, value: Value, like: Tensor | None) -> Tensor:
-    """An operand of a binary op: numbers, and constants that do not change the result's type, have that of `like`."""
-    if isinstance(value, Tensor):
-        return value
-    if like is None:
-        raise Unsupported("two constants")
-    if isinstance(value, Constant):
-        array = value.array
-        if array.dtype != like.type.dtype and (array.ndim == 0 or array.dtype.kind in "iub"):
-            array = array.astype(like.type.dtype)
-        return call.reader.constant(array, value.name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _number(call, value, like)
-    raise Unsupported(f"an operand of {type(value).__name__}")
-
-
-_KINDS: dict[str, ops.BinaryKind] = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "div": "div",
-    "maximum": "max",
-    "minimum": "min",
-}
-
-
-@_op(*_KINDS, "rsub")
-def _binary(call: Call) -> Tensor:
-    name = call.node.target._schema.name.removeprefix("aten::")
-    a, b = call["self"], call["other"]
-    if name == "rsub":
-        a, b, name = b, a, "sub"
-    if call.get("rounding_mode") is not None:
-        raise Unsupported(f"rounding_mode={call['rounding_mode']!r}")
-    like = next((value for value in (a, b) if isinstance(value, Tensor)), None)
-    left, right = _operand(call, a, like), _operand(call, b, like)
-    if left.type != right.type:
-        raise Unsupported(f"{left.type} and {right.type}")
-    if call.get("alpha", 1) != 1:
-        factor = _number(call, call["alpha"], right)
-        if call.node.target._schema.name == "aten::rsub":
-            left = call.binary("mul", left, factor)
-        else:
-            right = call.binary("mul", right, factor)
-    return call.binary(_KINDS[name], left, right)
-
-
-@_op("neg")
-def _neg(call: Call) -> Tensor:
-    return call.binary("mul", call.input(), _number(call, -1.0, call.input()))
+    return as_numbers(call, value, like.type.name)
 
 
 @_op("reciprocal")
@@ -465,12 +389,12 @@ def _reciprocal(call: Call) -> Tensor:
 def _pow(call: Call) -> Tensor:
     if not isinstance(call["exponent"], (int, float)) or not isinstance(call["self"], Tensor):
         raise Unsupported("an exponent that is no number")
-    return call.power(_floats(call), float(call["exponent"]))
+    return call.power(call.input(), float(call["exponent"]))
 
 
 @_op("rsqrt")
 def _rsqrt(call: Call) -> Tensor:
-    return call.power(_floats(call), -0.5)
+    return call.power(call.input(), -0.5)
 
 
 @_op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
@@ -528,11 +452,11 @@ def _softmax(call: Call) -> Tensor:
     x = call.input()
     if call.get("half_to_float") or call.get("dtype") is not None:
         raise Unsupported("a change of type")
-    is_safe = call.node.target._schema.name == "aten::_safe_softmax"
+    is_safe = call.kind == "_safe_softmax"
     return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape)), is_safe), x)
 
 
-@_op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu")
+@_op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", types=(*FLOATS, "bool"))
 def _attention(call: Call) -> Value:
     q, k, v = (call.input(name) for name in ("query", "key", "value"))
     if call["dropout_p"]:
@@ -540,48 +464,28 @@ def _attention(call: Call) -> Value:
     scale, mask = call.get("scale"), call["attn_mask"]
     made = ops.Attention(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), bool(call["is_causal"]), True)
     y = call.attended(made, q, k, v, None if mask is None else call.tensor(mask))
-    return y if call.node.target._schema.name == "aten::scaled_dot_product_attention" else [y, None]
+    return y if call.kind == "scaled_dot_product_attention" else [y, None]
 
 
-@_op("mean")
+@_of_numbers("mean")
 def _mean(call: Call) -> Tensor:
-    if call.get("dtype") is not None:
-        raise Unsupported("a change of type")
-    return call.emit(ops.ReduceMean(_reduced_axes(call), bool(call.get("keepdim", False))), call.input())
-
-
-@_op("sum")
-def _sum(call: Call) -> Tensor:
-    return _reduced(call, call.input(), "sum")
+    x = as_numbers(call, call.input(), call.result)
+    return call.emit(ops.ReduceMean(reduced_axes(call), bool(call.get("keepdim", False))), x)
 
 
 @_op("linalg_vector_norm")
 def _norm(call: Call) -> Tensor:
-    x = _floats(call)
-    if call["ord"] not in (1, 2) or x.type.is_half:
+    x = call.input()
+    if call["ord"] not in (1, 2) or x.type.is_half or call.get("dtype") is not None:
         raise Unsupported(f"ord={call['ord']} of {x.type}")
     if call["ord"] == 1:
-        return _reduced(call, call.emit(ops.Activate(function("abs")), x), "sum")
-    return call.emit(ops.Activate(function("sqrt")), _reduced(call, call.binary("mul", x, x), "sum"))
-
-
-def _reduced_axes(call: Call) -> tuple[int, ...]:
-    rank = len(call.input().shape)
-    return tuple(sorted(call.axis(axis, rank) for axis in call.get("dim") or range(rank)))
-
-
-def _reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
-    axes = _reduced_axes(call)
-    if call.get("dtype") is not None:
-        raise Unsupported("a change of type")
-    if not x.type.is_float or any(x.shape[axis] == 0 for axis in axes):
-        raise Unsupported(f"dim={axes} of {x.type} of shape {x.shape}")
-    return call.emit(ops.Reduce(axes, bool(call.get("keepdim", False)), kind), x)
+        return reduced(call, call.emit(ops.Activate(function("abs")), x), "sum")
+    return call.emit(ops.Activate(function("sqrt")), reduced(call, call.binary("mul", x, x), "sum"))
 
 
 @_op("var", "var_mean")
 def _variance(call: Call) -> Value:
-    x, axes, keep = _floats(call), _reduced_axes(call), bool(call.get("keepdim", False))
+    x, axes, keep = call.input(), reduced_axes(call), bool(call.get("keepdim", False))
     count = math.prod(x.shape[axis] for axis in axes)
     more = count - (1 if call.get("correction") is None else call["correction"])
     if x.type.is_half or more <= 0:
@@ -590,34 +494,17 @@ def _variance(call: Call) -> Value:
     off = call.binary("sub", x, mean)
     squares = call.emit(ops.ReduceMean(axes, keep), call.binary("mul", off, off))
     variance = squares if more == count else call.binary("mul", squares, _number(call, count / more, x))
-    if call.node.target._schema.name == "aten::var":
+    if call.kind == "var":
         return variance
     kept = tuple(n for axis, n in enumerate(mean.shape) if keep or axis not in axes)
     return [variance, call.reshape(mean, kept)]
 
 
-@_op("max", "min")
-def _extreme(call: Call) -> Value:
-    """The values; of the overload for one axis, PyTorch finds the indices where they are read."""
-    kind: ReduceKind = "max" if call.node.target._schema.name == "aten::max" else "min"
-    if "other" in call.arguments:
-        return _binary(call)
-    if "dim" not in call.arguments:
-        return _reduced(call, call.input(), kind)
-    axis = call.axis(call["dim"], len(call.input().shape))
-    return [call.emit(ops.Reduce((axis,), bool(call["keepdim"]), kind), _floats(call)), None]
-
-
-@_op("amin")
-def _amin(call: Call) -> Tensor:
-    return _reduced(call, call.input(), "min")
-
-
-@_op("amax")
+@_of_numbers("amax")
 def _amax(call: Call) -> Tensor:
-    x, axes = call.input(), _reduced_axes(call)
-    if len(x.shape) != 4 or axes != (2, 3):
-        return _reduced(call, x, "max")
+    x, axes = call.input(), reduced_axes(call)
+    if len(x.shape) != 4 or axes != (2, 3) or not x.type.is_float:
+        return reduced(call, x, "max")
     y = call.emit(ops.Pool2d("max"), x)
     return y if call["keepdim"] else call.reshape(y, x.shape[:2])
 
@@ -625,28 +512,28 @@ def _amax(call: Call) -> Tensor:
 # ---------------------------------------------------------------- ops that move elements
 
 
-@_op("view", "reshape", "_unsafe_view", "_reshape_alias")
+@_of_numbers("view", "reshape", "_unsafe_view", "_reshape_alias")
 def _view(call: Call) -> Tensor:
     x, shape = call.input(), tuple(int(size) for size in call.get("size") or call.get("shape") or ())
     rest = math.prod(size for size in shape if size != -1)
     return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
 
 
-@_op("flatten")
+@_of_numbers("flatten")
 def _flatten(call: Call) -> Tensor:
     x = call.input()
     first, last = (call.axis(call[end], len(x.shape)) for end in ("start_dim", "end_dim"))
     return call.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
-@_op("unsqueeze")
+@_of_numbers("unsqueeze")
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
     at = call["dim"] % (len(x.shape) + 1)
     return call.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
-@_op("squeeze")
+@_of_numbers("squeeze")
 def _squeeze(call: Call) -> Tensor:
     x, rank = call.input(), len(call.input().shape)
     given = call.get("dim", range(rank))
@@ -654,7 +541,7 @@ def _squeeze(call: Call) -> Tensor:
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if size != 1 or i not in gone))
 
 
-@_op("expand")
+@_of_numbers("expand")
 def _expand(call: Call) -> Tensor:
     x = call.input()
     new = len(call["size"]) - len(x.shape)
@@ -662,37 +549,32 @@ def _expand(call: Call) -> Tensor:
     return call.expanded(x, shape)
 
 
-@_op("repeat")
+@_of_numbers("repeat")
 def _repeat(call: Call) -> Tensor:
     x, counts = call.input(), tuple(call["repeats"])
     return call.repeated(call.reshape(x, (1,) * (len(counts) - len(x.shape)) + x.shape), counts)
 
 
-@_op("index_select")
-def _index_select(call: Call) -> Tensor:
-    x = call.input()
-    return call.gathered(x, call.axis(call["dim"], len(x.shape)), call.array("index").reshape(-1))
-
-
-@_op("index")
+@_of_numbers("index")
 def _index(call: Call) -> Tensor:
-    """Elements whose indices are constants: along one axis, or along neighbours of which each has its own indices."""
+    """Elements at indices of one axis or several. Constant ones are gathered axis by axis, where each varies alone."""
     x, given = call.input(), [(axis, value) for axis, value in enumerate(call["indices"]) if value is not None]
-    if not all(isinstance(value, Constant) and value.array.dtype.kind in "iu" for _, value in given):
-        raise Unsupported("indices that are no integers, or flow")
-    first, arrays = given[0][0], [np.asarray(value.array) for _, value in given]
+    first, known = given[0][0], all(isinstance(value, Constant) for _, value in given)
+    arrays = [np.asarray(value.array) for _, value in given] if known else []
+    if not {array.dtype.name for array in arrays} <= {"int64", "int32"}:
+        raise Unsupported("indices that are not of int64 or int32")
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
     varies = [[len(shape) - array.ndim + k for k, n in enumerate(array.shape) if n > 1] for array in arrays]
     flat = [axis for axes in varies for axis in axes]
-    if flat != sorted({*flat}) or [axis for axis, _ in given] != [*range(first, first + len(given))]:
-        raise Unsupported("indices of several axes that vary together")
+    if not known or flat != sorted({*flat}) or [axis for axis, _ in given] != [*range(first, first + len(given))]:
+        return flow_indices(call, given)
     rest = x.shape[first + len(given) :]
     for (axis, _), array in zip(given, arrays, strict=True):
         x = call.gathered(x, axis, array.reshape(-1))
     return call.reshape(x, (*x.shape[:first], *shape, *rest))
 
 
-@_op("flip")
+@_of_numbers("flip")
 def _flip(call: Call) -> Tensor:
     x = call.input()
     for axis in call["dims"]:
@@ -701,7 +583,7 @@ def _flip(call: Call) -> Tensor:
     return x
 
 
-@_op("slice_scatter", "select_scatter")
+@_of_numbers("slice_scatter", "select_scatter")
 def _scatter(call: Call) -> Tensor:
     """A part of a value is written anew: what lies before and behind it, and the part, one after the other."""
     x, part = call.input(), call.input("src")
@@ -720,20 +602,18 @@ def _scatter(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts) if parts[1:] else part
 
 
-@_op("copy")
+@_of_numbers("copy")
 def _copy(call: Call) -> Tensor:
-    x, source = call.input(), call.input("src")
-    if source.type != x.type:
-        raise Unsupported(f"{source.type} as {x.type}")
-    return call.expanded(source, x.shape)
+    x = call.input()
+    return call.expanded(as_numbers(call, call["src"], x.type.name), x.shape)
 
 
-@_op("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+@_of_numbers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
 def _filled(call: Call) -> Value:
     """A constant of a value's shape, or of a given one."""
     if call.reader.fake:
         return stand_in(call.node, constant=True)
-    name = call.node.target._schema.name
+    name = call.kind
     number = call["fill_value"] if "fill_value" in call.arguments else int("ones" in name)
     size = call["size"] if "size" in call.arguments else call.input().shape
     return Constant(torch.full(tuple(size), number, dtype=call.node.meta["val"].dtype), call.node.name)
@@ -744,12 +624,12 @@ def _transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:
     return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
 
 
-@_op("permute")
+@_of_numbers("permute")
 def _permute(call: Call) -> Tensor:
     return _transposed(call, call.input(), call["dims"])
 
 
-@_op("transpose", "t")
+@_of_numbers("transpose", "t")
 def _transpose(call: Call) -> Tensor:
     perm = [*range(len(call.input().shape))]
     a, b = call.get("dim0", 0), call.get("dim1", -1)
@@ -765,7 +645,7 @@ _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 @_op("lstm", "gru")
 def _recurrent(call: Call) -> list[Tensor]:
     """All layers: the hidden values of each step, the last ones of each layer, and an LSTM's last cells."""
-    name, x = call.node.target._schema.name.removeprefix("aten::"), call.input()
+    name, x = call.kind, call.input()
     kind: RecurrentKind = "lstm" if name == "lstm" else "gru_of_sums"
     if "batch_sizes" in call.arguments or (call["train"] and call["dropout"]):
         raise Unsupported("packed sequences" if "batch_sizes" in call.arguments else "dropout")
@@ -811,9 +691,9 @@ def _pixel_unshuffle(call: Call) -> Tensor:
     return call.channels_of_pixels(call.input(), call["downscale_factor"])
 
 
-@_op("cat")
+@_of_numbers("cat")
 def _cat(call: Call) -> Tensor:
-    parts = [call.tensor(value) for value in call["tensors"]]
+    parts = [as_numbers(call, value, call.result) for value in call["tensors"]]
     return call.emit(ops.Concat(call.axis(call["dim"], len(parts[0].shape))), *parts)
 
 
@@ -824,7 +704,7 @@ def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor
     return x if (size, step) == (x.shape[axis], 1) else call.emit(ops.Slice(axis, begin, size, step), x)
 
 
-@_op("slice")
+@_of_numbers("slice")
 def _slice(call: Call) -> Tensor:
     shape = call.input().shape
     axis = call.axis(call["dim"], len(shape))
@@ -832,7 +712,7 @@ def _slice(call: Call) -> Tensor:
     return _part(call, axis, taken.start, len(taken), taken.step)
 
 
-@_op("select")
+@_of_numbers("select")
 def _select(call: Call) -> Tensor:
     shape = call.input().shape
     axis = call.axis(call["dim"], len(shape))
@@ -840,7 +720,7 @@ def _select(call: Call) -> Tensor:
     return call.reshape(part, (*shape[:axis], *shape[axis + 1 :]))
 
 
-@_op("split_with_sizes", "split", "unbind")
+@_of_numbers("split_with_sizes", "split", "unbind")
 def _split(call: Call) -> list[Tensor]:
     shape = call.input().shape
     axis = call.axis(call["dim"], len(shape))
@@ -849,7 +729,7 @@ def _split(call: Call) -> list[Tensor]:
         sizes = [min(sizes, shape[axis] - begin) for begin in range(0, shape[axis], sizes)]
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     parts = [_part(call, axis, begin, size) for begin, size in zip(begins, sizes, strict=True)]
-    if call.node.target._schema.name == "aten::unbind":
+    if call.kind == "unbind":
         parts = [call.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in parts]
     return parts
 
@@ -861,7 +741,7 @@ def _pad(call: Call) -> Tensor:
 
 @_op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
 def _pad_of_pixels(call: Call) -> Tensor:
-    mode = "reflect" if "reflection" in call.node.target._schema.name else "edge"
+    mode = "reflect" if "reflection" in call.kind else "edge"
     return call.padded(call.input(), _pads(call, call["padding"]), mode)
 
 
@@ -871,19 +751,7 @@ def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return ((0, 0),) * (len(call.input().shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
 
 
-@_op("_to_copy", "to")
-def _to_copy(call: Call) -> Tensor:
-    x, dtype = call.input(), call.get("dtype")
-    wanted: Any = str(dtype).removeprefix("torch.")
-    if dtype is None or wanted == x.type.name:
-        return x
-    if {wanted, x.type.name} - {"float32", "bfloat16", "float16"}:
-        raise Unsupported(f"from {x.type} to {wanted}")
-    narrow: FloatType = wanted
-    return call.emit(ops.Cast(narrow), x)
-
-
-@_op("as_strided")
+@_of_numbers("as_strided")
 def _as_strided(call: Call) -> Tensor:
     """Nothing, if only strides of axes of one element change: tracing adds such after a mean of channels_last."""
     x, size = call.input(), tuple(map(int, call["size"]))
@@ -895,14 +763,14 @@ def _as_strided(call: Call) -> Tensor:
     return x
 
 
-@_op("sym_size")
+@_of_numbers("sym_size")
 def _sym_size(call: Call) -> int:
     return call.input().shape[call["dim"]]
 
 
-@_op("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
+@_of_numbers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
 def _identity(call: Call) -> Value:
     x = call.input()
     if call.get("train"):
         raise InTraining("training mode; call eval() of the module")
-    return [x, None] if call.node.target._schema.name == "aten::native_dropout" else x
+    return [x, None] if call.kind == "native_dropout" else x

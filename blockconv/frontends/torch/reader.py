@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +26,14 @@ from torch.fx.node import map_arg
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
 from blockconv.network.aten import as_call
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import Tensor
 from blockconv.network.ops import Foreign, Reshape, Shape
 
 __all__ = [
+    "AtenOp",
     "Call",
     "Constant",
     "InTraining",
@@ -45,13 +46,13 @@ __all__ = [
     "hint",
     "kind_of",
     "needed",
+    "registered",
     "stand_in",
     "title",
     "version",
 ]
 
 Array = npt.NDArray[Any]
-FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,29 @@ class InTraining(Unsupported):
 
 Value = Any  # Tensor | Constant | a Python value, or a list of these
 Translator = Callable[["Call"], Value]
+
+
+class AtenOp(NamedTuple):
+    """How an op of ATen's is read.
+
+    translate: its translator.
+    types: the types that its tensors may have.
+    """
+
+    translate: Translator
+    types: tuple[str, ...] = FLOATS
+
+
+def registered(
+    table: dict[str, AtenOp], *names: str, types: tuple[str, ...] = FLOATS
+) -> Callable[[Translator], Translator]:
+    """A decorator of a translator: ops of these names go by it."""
+
+    def register(translate: Translator) -> Translator:
+        table.update(dict.fromkeys(names, AtenOp(translate, types)))
+        return translate
+
+    return register
 
 
 def hint(size: Any) -> int:
@@ -164,7 +188,7 @@ class Reader:
     """A network, made node by node from a graph.
 
     name: the network's.
-    table: translators by the names of ATen's ops.
+    table: how ops are read, by ATen's names.
     fake: constants are fake tensors, so nothing is computed.
     types: of values that are not constant.
     foreign: nodes that blockconv has no op for are foreign: PyTorch runs them.
@@ -173,9 +197,9 @@ class Reader:
     def __init__(
         self,
         name: str,
-        table: Mapping[str, Translator],
+        table: Mapping[str, AtenOp],
         fake: bool = False,
-        types: Sequence[str] = FLOATS,
+        types: Sequence[str] = NUMBERS,
         foreign: bool = False,
     ) -> None:
         self.emitter = Emitter(name, folds=False)
@@ -218,16 +242,18 @@ class Reader:
         kind = kind_of(node).removeprefix("aten.")
         if kind not in self.table or not isinstance(node.target, torch._ops.OpOverload):
             raise Unsupported
+        translate, types = self.table[kind]
+        types = tuple(name for name in types if name in self.types or kind.startswith("sym_"))
         for value in flat:
-            if isinstance(value, Tensor) and value.type.name not in self.types and not kind.startswith("sym_"):
+            if isinstance(value, Tensor) and value.type.name not in types:
                 raise Unsupported(f"{value.type}")
         try:
-            made = self.table[kind](Call(self, node, args, kwargs))
+            made = translate(Call(self, node, args, kwargs))
         except ArgumentError as error:
             raise Unsupported(f"{error.argument}={error.value!r:.80} {error.rule}") from error
-        for user in node.users:
-            if user.target is operator.getitem and user.users and made[user.args[1]] is None:
-                raise Unsupported(f"its output {user.args[1]}")
+        for k in sorted(_outputs_read(node)):
+            if made[k] is None:
+                raise Unsupported(f"its output {k}")
         return made
 
     def _made_foreign(self, node: Any) -> Value:
@@ -288,6 +314,11 @@ class Reader:
         return tuple(names)
 
 
+def _outputs_read(node: Any) -> set[int]:
+    """The numbers of the outputs, of several, that other nodes read."""
+    return {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+
+
 def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) -> Any:
     """What an op makes of inputs of these shapes and types, as fake tensors."""
 
@@ -334,6 +365,20 @@ class Call(Translation):
         super().__init__(reader.emitter, _path(node)[0] or node.name, title(node))
         self.reader, self.node = reader, node
         self.arguments: dict[str, Value] = arguments_of(node, args, kwargs)
+
+    @property
+    def kind(self) -> str:
+        """The op's name: "convolution"."""
+        return kind_of(self.node).removeprefix("aten.")
+
+    @property
+    def result(self) -> str:
+        """The name of the type of what the node gives, which PyTorch found while tracing."""
+        return str(self.node.meta["val"].dtype).removeprefix("torch.")
+
+    def reads(self, output: int) -> bool:
+        """Whether other nodes read this output, of several."""
+        return output in _outputs_read(self.node)
 
     def __getitem__(self, argument: str) -> Value:
         return self.arguments[argument]

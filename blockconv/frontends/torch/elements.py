@@ -1,0 +1,342 @@
+"""Translators of ATen's ops on numbers of any type: arithmetic, masks, indices that flow, and ops along an axis."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.fx import Node as FxNode
+
+from blockconv.core.activation import activation, function
+from blockconv.core.element_problem import PointwiseKind, ScanKind
+from blockconv.core.eltwise_problem import BinaryKind, ReduceKind
+from blockconv.core.types import NUMBERS, WHOLE, element
+from blockconv.frontends.torch.reader import AtenOp, Call, Constant, Value, arguments_of, hint, registered
+from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
+from blockconv.network.graph import Tensor
+
+__all__ = ["ELEMENT_OPS", "as_numbers", "flow_indices", "reduced", "reduced_axes"]
+
+Array = npt.NDArray[Any]
+ELEMENT_OPS: dict[str, AtenOp] = {}
+_op = functools.partial(registered, ELEMENT_OPS, types=NUMBERS)
+_COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
+_SHORT = ("int8", "uint8", "int16", "uint16")
+
+
+# ---------------------------------------------------------------- types
+
+
+def as_numbers(call: Call, value: Value, name: str) -> Tensor:
+    """A tensor, a constant or a number, as numbers of the type of this name."""
+    if name not in NUMBERS:
+        raise Unsupported(f"of {name}")
+    if isinstance(value, Tensor):
+        wide = "int64" if value.type.is_float and name in _SHORT else name  # PyTorch drops the upper bits
+        return call.converted(call.converted(value, wide), name)
+    if isinstance(value, Constant):
+        return call.tensor(Constant(value.tensor.to(getattr(torch, name)), value.name))
+    if not isinstance(value, (bool, int, float)):
+        raise Unsupported(f"an operand of {type(value).__name__}")
+    type_ = element(name)
+    if name in WHOLE and not type_.bounds[0] <= value <= type_.bounds[1]:
+        raise Unsupported(f"{value} as {name}")
+    return call.constant(np.asarray(value).astype(type_.dtype), "number")
+
+
+def _promoted(call: Call, *names: str) -> list[Tensor]:
+    """Operands in the type that PyTorch promotes them to."""
+    given = arguments_of(call.node, call.node.args, call.node.kwargs)
+    traced = [given[name].meta["val"] if isinstance(given[name], FxNode) else given[name] for name in names]
+    numbers = [value if isinstance(value, (torch.Tensor, bool, float)) else hint(value) for value in traced]
+    name = str(torch.result_type(*numbers)).removeprefix("torch.")
+    return [as_numbers(call, call[one], name) for one in names]
+
+
+@_op("_to_copy", "to")
+def _to_copy(call: Call) -> Tensor:
+    return as_numbers(call, call.input(), call.result)
+
+
+# ---------------------------------------------------------------- each element by itself
+
+
+_KINDS: dict[str, BinaryKind] = {
+    "add": "add",
+    "sub": "sub",
+    "rsub": "sub",
+    "mul": "mul",
+    "div": "div",
+    "maximum": "max",
+    "minimum": "min",
+    "max": "max",
+    "min": "min",
+}
+_OF_BOOLEANS: dict[BinaryKind, PointwiseKind] = {"add": "or", "max": "or", "mul": "and", "min": "and"}
+
+
+@_op("add", "sub", "rsub", "mul", "div", "maximum", "minimum")
+def _binary(call: Call) -> Tensor:
+    a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
+    if call.get("rounding_mode") is not None:
+        return _quotient(call, a, b)
+    if call.get("alpha", 1) != 1:
+        factor = as_numbers(call, call["alpha"], call.result)
+        if call.kind == "rsub":
+            a = call.binary("mul", a, factor)
+        else:
+            b = call.binary("mul", b, factor)
+    return _combined(call, _KINDS[call.kind], *((b, a) if call.kind == "rsub" else (a, b)))
+
+
+def _combined(call: Call, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
+    if a.type.name == "bool" and kind in _OF_BOOLEANS:
+        return call.pointwise(_OF_BOOLEANS[kind], a, b)
+    return call.binary(kind, a, b)
+
+
+def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """Of integers. PyTorch raises where the divisor is 0, so it has to be a constant."""
+    if a.type.name not in WHOLE or not _never_zero(call):
+        raise Unsupported(f"rounding_mode={call['rounding_mode']!r} of {a.type}, or by what may be 0")
+    if call["rounding_mode"] == "floor":
+        a = call.pointwise("sub", a, call.pointwise("mod", a, b))
+    return call.pointwise("div", a, b)
+
+
+def _never_zero(call: Call) -> bool:
+    divisor = call["other"]
+    values = divisor.array if isinstance(divisor, Constant) else 0 if isinstance(divisor, Tensor) else divisor
+    return bool(np.all(values))
+
+
+@_op("remainder")
+def _remainder(call: Call) -> Tensor:
+    a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
+    if a.type.name not in WHOLE or not _never_zero(call):
+        raise Unsupported(f"of {a.type}, or by what may be 0")
+    return call.pointwise("mod", a, b)
+
+
+@_op("neg")
+def _neg(call: Call) -> Tensor:
+    x = call.input()
+    if x.type.is_float:
+        return call.binary("mul", x, as_numbers(call, -1.0, x.type.name))
+    return call.binary("sub", as_numbers(call, 0, x.type.name), x)
+
+
+@_op("abs")
+def _abs(call: Call) -> Tensor:
+    x = call.input()
+    if x.type.is_float:
+        return call.emit(ops.Activate(function("abs")), x)
+    return call.pointwise("max", x, call.pointwise("sub", as_numbers(call, 0, x.type.name), x))
+
+
+@_op("sign")
+def _sign(call: Call) -> Tensor:
+    """0 of a NaN, as in PyTorch."""
+    x = call.input()
+    zero, above, below = (
+        as_numbers(call, number, x.type.name) for number in (0, 1, 0 if x.type.name.startswith("uint") else -1)
+    )
+    rest = call.pointwise("where", call.pointwise("less", x, zero), below, zero)
+    return call.pointwise("where", call.pointwise("less", zero, x), above, rest)
+
+
+@_op("eq", "ne", "lt", "le", "gt", "ge")
+def _compared(call: Call) -> Tensor:
+    a, b = _promoted(call, "self", "other")
+    kinds: dict[str, PointwiseKind] = {"lt": "less", "gt": "less", "le": "less_equal", "ge": "less_equal"}
+    y = call.pointwise(kinds.get(call.kind, "equal"), *((b, a) if call.kind.startswith("g") else (a, b)))
+    return call.inverted(y) if call.kind == "ne" else y
+
+
+@_op("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
+def _logic(call: Call) -> Tensor:
+    family, _, name = call.kind.partition("_")
+    kind: Any = name
+    type_ = "bool" if family == "logical" else call.result
+    return call.pointwise(kind, *(as_numbers(call, call[one], type_) for one in ("self", "other")))
+
+
+@_op("logical_not", "bitwise_not")
+def _not(call: Call) -> Tensor:
+    return call.inverted(as_numbers(call, call.input(), call.result))
+
+
+@_op("where")
+def _where(call: Call) -> Tensor:
+    condition = as_numbers(call, call["condition"], "bool")
+    return call.pointwise("where", condition, *(as_numbers(call, call[one], call.result) for one in ("self", "other")))
+
+
+@_op("isnan")
+def _is_nan(call: Call) -> Tensor:
+    return call.inverted(call.pointwise("equal", call.input(), call.input()))
+
+
+@_op("isinf")
+def _is_inf(call: Call) -> Tensor:
+    x = call.input()
+    if not x.type.is_float:
+        raise Unsupported(f"of {x.type}")
+    ends = (as_numbers(call, end, x.type.name) for end in (math.inf, -math.inf))
+    return call.pointwise("or", *(call.pointwise("equal", x, end) for end in ends))
+
+
+@_op("clamp", "clamp_min", "clamp_max", "hardtanh")
+def _clamp(call: Call) -> Tensor:
+    """If the lower bound is above the upper one, PyTorch gives the upper one."""
+    y, bounds = as_numbers(call, call.input(), call.result), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
+    if y.type.is_float and not any(isinstance(bound, (Tensor, Constant)) for bound in bounds):
+        low, high = (end if bound is None else bound for bound, end in zip(bounds, (-math.inf, math.inf), strict=True))
+        return call.emit(ops.Activate(activation(("clip", min(low, high), high))), y)
+    kinds: tuple[BinaryKind, ...] = ("max", "min")
+    for kind, bound in zip(kinds, bounds, strict=True):
+        y = y if bound is None else _combined(call, kind, y, as_numbers(call, bound, call.result))
+    return y
+
+
+# ---------------------------------------------------------------- indices
+
+
+def _indices(call: Call, name: str = "index") -> Tensor:
+    """Indices that are never negative. A negative one becomes larger than all axes, since PyTorch refuses both."""
+    x = call.input(name)
+    if x.type.name not in ("int64", "int32"):
+        raise Unsupported(f"indices of {x.type}")
+    return call.pointwise("and", x, as_numbers(call, element(x.type.name).bounds[1], x.type.name))
+
+
+@_op("gather")
+def _gather(call: Call) -> Tensor:
+    x = call.input()
+    return call.emit(ops.GatherAt("elements", call.axis(call["dim"], len(x.shape))), x, _indices(call))
+
+
+@_op("index_select")
+def _index_select(call: Call) -> Tensor:
+    x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
+    if isinstance(call["index"], Constant):
+        return call.gathered(x, axis, call.array("index").reshape(-1))
+    return call.emit(ops.GatherAt("along", axis), x, call.reshape(_indices(call), (-1,)))
+
+
+@_op("embedding")
+def _embedding(call: Call) -> Tensor:
+    return call.emit(ops.GatherAt("along", 0), call.input("weight"), _indices(call, "indices"))
+
+
+def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
+    """The elements at indices of some axes, (axis, indices), which are broadcast together; negative ones too."""
+    x, first = call.input(), given[0][0]
+    indices = [call.tensor(value) for _, value in given]
+    if not {index.type.name for index in indices} <= {"int64", "int32"}:
+        raise Unsupported("indices that are not of int64 or int32")
+    if len(given) == 1:
+        return call.emit(ops.GatherAt("along", first), x, indices[0])
+    named = [axis for axis, _ in given]
+    others = [axis for axis in range(len(x.shape)) if axis not in named]
+    shape = np.broadcast_shapes(*(index.shape for index in indices))
+    wide = [call.reshape(call.expanded(call.converted(index, "int64"), shape), (*shape, 1)) for index in indices]
+    tuples = call.emit(ops.Concat(len(shape)), *wide, helps=True)
+    order = (*named, *others)
+    front = x if order == (*range(len(order)),) else call.emit(ops.Transpose(order), x, helps=True)
+    y = call.emit(ops.GatherAt("tuples"), front, tuples)
+    before = first if named == [*range(first, first + len(named))] else 0  # as many axes are put in front again
+    if not before:
+        return y
+    k = len(shape)
+    return call.emit(ops.Transpose((*range(k, k + before), *range(k), *range(k + before, len(y.shape)))), y)
+
+
+# ---------------------------------------------------------------- along axes
+
+
+def reduced_axes(call: Call) -> tuple[int, ...]:
+    """The axes of a reduction, sorted: all if none is named."""
+    rank, given = len(call.input().shape), call.get("dim")
+    named = [given] if isinstance(given, int) else given or range(rank)
+    return tuple(sorted(call.axis(axis, rank) for axis in named))
+
+
+def reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
+    """A reduction over `reduced_axes`: of floats, or of integers and booleans."""
+    axes, keeps = reduced_axes(call), bool(call.get("keepdim", False))
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise Unsupported(f"dim={axes} of shape {x.shape}")
+    if x.type.is_float:
+        return call.emit(ops.Reduce(axes, keeps, kind), x)
+    scans: dict[ReduceKind, ScanKind] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+    return call.totals(x, scans[kind], axes, keeps)
+
+
+@_op("sum", "prod", "amin")
+def _reduced(call: Call) -> Tensor:
+    kinds: dict[str, ReduceKind] = {"sum": "sum", "prod": "prod", "amin": "min"}
+    return reduced(call, as_numbers(call, call.input(), call.result), kinds[call.kind])
+
+
+@_op("any", "all")
+def _any(call: Call) -> Tensor:
+    y = reduced(call, as_numbers(call, call.input(), "bool"), "max" if call.kind == "any" else "min")
+    return call.converted(y, call.result)
+
+
+@_op("logsumexp")
+def _log_sum_exp(call: Call) -> Tensor:
+    x, axes = call.input(), reduced_axes(call)
+    if not x.type.is_float or any(x.shape[axis] == 0 for axis in axes):
+        raise Unsupported(f"of {x.type} of shape {x.shape}")
+    return call.log_sum_exp(x, axes, bool(call["keepdim"]))
+
+
+@_op("max", "min")
+def _extreme(call: Call) -> Value:
+    """Of all elements, of two tensors, or along one axis, with the indices where they are read."""
+    kind: ReduceKind = "max" if call.kind == "max" else "min"
+    if "other" in call.arguments:
+        return _binary(call)
+    y = reduced(call, call.input(), kind)
+    if "dim" not in call.arguments:
+        return y
+    return [y, _top_one(call) if call.reads(1) else None]
+
+
+@_op("argmax", "argmin")
+def _top_one(call: Call) -> Tensor:
+    """The index of the first of equal elements, and of the first NaN, if there is one."""
+    x, rank, dim = call.input(), len(call.input().shape), call.get("dim")
+    if x.type.name not in (*_COUNTED, "bool") and not x.type.is_float:
+        raise Unsupported(f"of {x.type}")
+    axis = 0 if dim is None else call.axis(dim, rank)
+    line = call.reshape(x, (-1,)) if dim is None or not rank else x
+    y = call.emit(
+        ops.Top(axis, 1, "min" in call.kind), call.converted(line, "uint8") if x.type.name == "bool" else line
+    )
+    kept = x.shape[:0] if dim is None else (*x.shape[:axis], *x.shape[axis + 1 :])
+    ones = (1,) * rank if dim is None else (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    return call.reshape(y, ones if call["keepdim"] and rank else kept)
+
+
+@_op("topk")
+def _top(call: Call) -> list[Tensor]:
+    """Equal elements are in the order of their indices; PyTorch promises none."""
+    x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
+    if x.type.name not in _COUNTED and not (x.type.is_float and call["largest"]):
+        raise Unsupported(f"largest={call['largest']} of {x.type}")  # PyTorch puts NaN after the smallest floats
+    indices = call.emit(ops.Top(axis, call["k"], not call["largest"]), x, helps=True)
+    return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
+
+
+@_op("cumsum", "cumprod")
+def _cumulative(call: Call) -> Tensor:
+    x = as_numbers(call, call.input(), call.result)
+    return call.emit(ops.Scan(call.axis(call["dim"], len(x.shape)), "add" if call.kind == "cumsum" else "mul"), x)
