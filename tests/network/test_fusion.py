@@ -305,11 +305,13 @@ def test_what_is_no_gelu_stays(what):
     assert len(b.fused(*outputs)) > 3
 
 
-def spelled_norm(b: Lab, x: str, axes: tuple[int, ...], how: int) -> str:
-    mean = b.add(ops.ReduceMean(axes), x)
-    less = b.binary("sub", x, mean)
-    again = b.binary("sub", x, mean) if how == 1 else less
-    variance = b.add(ops.ReduceMean(axes), b.binary("mul", again, again), name="variance")
+def spelled_norm(b: Lab, x: str, axes: tuple[int, ...], how: int, centred: bool = True, keeps: bool = True) -> str:
+    less = again = x
+    if centred:
+        mean = b.add(ops.ReduceMean(axes, keeps), x)
+        less = b.binary("sub", x, mean)
+        again = b.binary("sub", x, mean) if how == 1 else less
+    variance = b.add(ops.ReduceMean(axes, keeps), b.binary("mul", again, again), name="variance")
     root = b.add(ops.Activate(function("sqrt")), b.binary("add", variance, b.constant(np.float32(1e-3))))
     if how == 2:
         return b.binary("mul", less, b.binary("div", b.constant(np.float32(1)), root))
@@ -328,9 +330,25 @@ def test_layer_norm_spelled_out(how):
     assert b.fused(spelled_norm(b, b.x, (1, 2, 3), how)) == ["reshape", "group_norm", "reshape"]
     b = Lab()  # of neither
     assert "group_norm" not in b.fused(spelled_norm(b, b.x, (1, 2), how))
+    b = Lab((5, 5, 5))  # of each row, but along the columns
+    assert "group_norm" not in b.fused(spelled_norm(b, b.x, (2,), how, keeps=False))
     b = Lab((3, 5, 16))  # whose variance something else reads
     y = spelled_norm(b, b.x, (2,), how)
     assert "group_norm" not in b.fused(y, "variance")
+
+
+@pytest.mark.parametrize("how", [0, 2])
+def test_rms_norm_spelled_out(how):
+    for shape, axis, of_weight in (((3, 5, 16), 2, (16,)), ((2, 4, 6, 5), 1, (4, 1, 1))):
+        b = Lab(shape)
+        y = b.binary("mul", b.constant(b.random(*of_weight)), spelled_norm(b, b.x, (axis,), how, centred=False))
+        around = ["reshape"] * (axis == 2)
+        assert b.fused(y) == [*around, "group_norm", *around]
+        (norm,) = (node.attributes for node in b.net.nodes if node.op == "group_norm")
+        assert not norm.centred
+    b = Lab((3, 5, 16))  # of what is less its mean, and read once more
+    less = b.binary("sub", b.x, b.add(ops.ReduceMean((2,)), b.x))
+    assert "group_norm" in b.fused(spelled_norm(b, less, (2,), how, centred=False), b.binary("max", less, b.x))
 
 
 @pytest.mark.parametrize("groups", [1, 2])

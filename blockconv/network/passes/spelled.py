@@ -1,8 +1,9 @@
-"""Ops that networks spell by smaller ones: Gelu by Erf and by Tanh, layer normalisation by squares and roots."""
+"""Ops that networks spell by smaller ones: Gelu by Erf and by Tanh, layer and RMS norms by squares and roots."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,11 +127,14 @@ def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:
     return all(node is last or edit.reads(node.output) == reads.count(node.output) for node in nodes.values())
 
 
-# ---------------------------------------------------------------- layer normalisation
+# ---------------------------------------------------------------- layer and RMS normalisation
 
 
-def _layer_norm(edit: Edit, node: Node) -> bool:
-    """(x - mean) / sqrt(mean of squares + epsilon), over the last axes, or over the channels of each pixel."""
+def _norm(edit: Edit, node: Node) -> bool:
+    """x / sqrt(mean of squares + epsilon) over the last axes, or over the channels of each pixel: an RMS norm.
+
+    If x is another value less its mean, it is a layer norm.
+    """
     a = node.attributes
     if not isinstance(a, Binary) or a.kind not in ("div", "mul") or not a.activation.is_identity:
         return False
@@ -139,8 +143,8 @@ def _layer_norm(edit: Edit, node: Node) -> bool:
     )
 
 
-def _normalised(edit: Edit, node: Node, centered: str, root: str) -> bool:
-    nodes, less = [node], edit.producer(centered, Binary)
+def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
+    nodes = [node]
     if node.attributes.kind == "mul":  # type: ignore[attr-defined]
         inverse = edit.producer(root, Binary)
         if (
@@ -155,28 +159,34 @@ def _normalised(edit: Edit, node: Node, centered: str, root: str) -> bool:
     shifted: Any = sqrt and edit.producer(sqrt[0].inputs[0], Affine)
     variance: Any = shifted and edit.producer(shifted[0].inputs[0], ReduceMean)
     square: Any = variance and edit.producer(variance[0].inputs[0], Binary)
-    mean: Any = less and edit.producer(less[0].inputs[1], ReduceMean)
-    if not (less and mean and sqrt and shifted and variance and square) or less[1].kind != "sub":
+    if not (sqrt and shifted and variance and square):
         return False
     factor, epsilon = (even(edit.constants[name]) for name in shifted[0].parameters)
-    x, axes = less[0].inputs[0], mean[1].axes
-    nodes += [less[0], mean[0], sqrt[0], shifted[0], variance[0], square[0]]
+    nodes += [sqrt[0], shifted[0], variance[0], square[0]]
     is_norm = (
-        mean[0].inputs == (x,)
-        and square[1].kind == "mul"
-        and square[0].inputs == (centered, centered)
-        and variance[1] == mean[1]
+        square[1].kind == "mul"
+        and square[0].inputs == (x, x)
+        and variance[1].keepdims
         and sqrt[1].activation == function("sqrt")
         and factor == 1
         and epsilon is not None
         and math.isfinite(epsilon)
-        and all(one[1].activation.is_identity for one in (less, shifted, square))
-        and _alone(edit, {one.name: one for one in nodes}, node)
+        and all(one[1].activation.is_identity for one in (shifted, square))
     )
-    return is_norm and _put_norm(edit, nodes[::-1], x, axes, epsilon or 0.0)
+    if not is_norm:
+        return False
+    less: Any = edit.producer(x, Binary)
+    mean: Any = less and edit.producer(less[0].inputs[1], ReduceMean)
+    if mean and less[1].kind == "sub" and less[1].activation.is_identity and mean[1] == variance[1]:
+        centred, source = [*nodes, less[0], mean[0]], less[0].inputs[0]
+        if mean[0].inputs == (source,) and _alone(edit, {one.name: one for one in centred}, node):
+            return _put_norm(edit, centred[::-1], source, variance[1].axes, GroupNorm(1, epsilon or 0.0))
+    is_alone = _alone(edit, {one.name: one for one in nodes}, node)
+    made = GroupNorm(1, epsilon or 0.0, centred=False)
+    return is_alone and _put_norm(edit, nodes[::-1], x, variance[1].axes, made)
 
 
-def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], epsilon: float) -> bool:
+def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], norm: GroupNorm) -> bool:
     node, shape, type = old[-1], edit.shape(x), edit.type(x)
     last, of_pixels = axes == tuple(range(len(shape) - len(axes), len(shape))), axes == (1,) and len(shape) == 4
     if 0 in shape or not axes or not (last or of_pixels):
@@ -184,12 +194,12 @@ def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], epsilo
     size = math.prod(shape[axis] for axis in axes)
     ones, zeros = (edit.constant(f"{node.name}.{k}", np.full(size, k, type.computed.dtype)) for k in (1, 0))
     if of_pixels:
-        return edit.replace(old, Node(node.name, GroupNorm(1, epsilon, True), (x,), node.output, (ones, zeros)))
+        return edit.replace(old, Node(node.name, replace(norm, per_pixel=True), (x,), node.output, (ones, zeros)))
     rows, normal = (edit.value_name(f"{node.output}.{word}") for word in ("rows", "normal"))
     return edit.replace(
         old,
         Node(f"{node.name}.rows", Reshape((math.prod(shape[: axes[0]]), size)), (x,), rows),
-        Node(f"{node.name}.norm", GroupNorm(1, epsilon), (rows,), normal, (ones, zeros)),
+        Node(f"{node.name}.norm", norm, (rows,), normal, (ones, zeros)),
         Node(node.name, Reshape(shape), (normal,), node.output),
     )
 
@@ -210,4 +220,4 @@ def _affine_into_norm(edit: Edit, node: Node) -> bool:
     return edit.replace((norm[0], node), made)
 
 
-SPELLED = (_gelu, _layer_norm, _affine_into_norm)
+SPELLED = (_gelu, _norm, _affine_into_norm)
