@@ -316,6 +316,16 @@ def test_foreign_nodes_stay_floats_in_a_quantized_network() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+def test_a_pool_whose_window_does_not_fit_is_refused(ceil_mode: int) -> None:
+    """ONNX Runtime, which divides by its number of pixels, would end the process."""
+    pool = helper.make_node("MaxPool", ["x"], ["y"], "pool", kernel_shape=[5, 3], strides=[3, 2], ceil_mode=ceil_mode)
+    proto = model([pool], {"x": np.zeros((3, 16, 2, 3), np.float32)}, {"y": F32})
+    proto.opset_import[0].version = 28
+    with pytest.raises(bc.NetworkError, match=r"'pool' \(MaxPool\): ih=2"):
+        bc.load_onnx(proto)
+
+
 @pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT16", "DOUBLE", "INT8", "UINT16", "INT64", "UINT64", "BOOL"])
 def test_every_type_crosses_the_borders_of_parts(kind: str) -> None:
     to = TensorProto.DataType.Value(kind)
