@@ -166,7 +166,7 @@ def test_evaluated(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name if sum(name.encode()) % 8 == 0 else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_compiled(name: str) -> None:
     reason = why_not_run(name)
     if reason:

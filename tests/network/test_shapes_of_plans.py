@@ -97,6 +97,7 @@ def runs(plan: bc.Plan, net: Network) -> None:
 
 @pytest.mark.parametrize("layouts", ["auto", "NHWC", "NCHW16"])
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.sampled(2)
 def test_nothing_in_an_axis(name: str, layouts: str) -> None:
     refused = []
     for axis in range(4):

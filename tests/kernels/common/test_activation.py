@@ -62,6 +62,7 @@ def test_numbers_of_compiled_activations_stay():
 @pytest.mark.parametrize("algorithm", ["direct", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", ALL, ids=str)
+@pytest.mark.sampled(3)
 def test_values(act, dtype, algorithm):
     for scale in (1e-30, 1e-5, 1e-2, 1, 10, 100, 1e30):
         x = np.linspace(-scale, scale, 2017, dtype=dtype)
@@ -72,6 +73,7 @@ def test_values(act, dtype, algorithm):
 @pytest.mark.parametrize("algorithm", ["direct", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", ALL, ids=str)
+@pytest.mark.sampled(3)
 def test_nan_infinity_and_the_ends_of_the_range(act, dtype, algorithm):
     x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, -3e38, 88, 89, -88, -104, 720, -750], dtype)
     with np.errstate(over="ignore", under="ignore"):

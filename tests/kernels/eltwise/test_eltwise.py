@@ -45,6 +45,7 @@ def broadcasts(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sampled(3)
 def test_activation(layout: str, shape: tuple[int, ...]) -> None:
     x, p = integers(shape), ActivationProblem(shape)
     for act, in_place in itertools.product((RELU, CLIP), (None, 0)):
@@ -53,7 +54,7 @@ def test_activation(layout: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_binary(layout: str, shape: tuple[int, ...]) -> None:
     x = integers(shape)
     for other in broadcasts(shape):
@@ -66,6 +67,7 @@ def test_binary(layout: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.sampled(3)
 def test_affine(layout: str, shape: tuple[int, ...]) -> None:
     x, (scale, shift) = integers(shape), integers((2, shape[1]))
     wanted = clipped(x * scale[:, None, None] + shift[:, None, None], CLIP)
@@ -130,6 +132,7 @@ def test_an_operand_that_cannot_be_walked_is_refused() -> None:
 
 @pytest.mark.parametrize("name", conv_oracle.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.sampled(3)
 def test_every_activation(name: str, dtype: str) -> None:
     shape = (2, 20, 6, 7)
     x = np.random.default_rng(3).standard_normal(shape).astype(dtype) * 8
@@ -178,6 +181,7 @@ def test_every_function_in_every_layout(case: tuple[Any, ...], layout: str) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", FUNCTION_CASES, ids=str)
+@pytest.mark.sampled(3)
 def test_functions_keep_the_digits_of_each_value(case: tuple[Any, ...], dtype: str) -> None:
     """Near zero, up to the ends of the range; the definition in NumPy too."""
     x = np.concatenate([np.linspace(-1, 1, 2001), np.linspace(-87, 88.7, 2001), np.logspace(-30, 1, 301)])

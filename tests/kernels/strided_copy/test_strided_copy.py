@@ -32,6 +32,7 @@ def concat(xs: list[Array], axis: int, layout: str, dst: str | None = None, **op
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("channels", [(16, 32), (3, 20, 5), (64,), (5, 64, 7), (17, 1, 1), (70, 0, 60)], ids=str)
+@pytest.mark.sampled(3)
 def test_concat_of_channels(layout: str, channels: tuple[int, ...]) -> None:
     for n, h, w in ((1, 7, 7), (3, 4, 5)):
         xs = [array(n, c, h, w) for c in channels]
@@ -41,6 +42,7 @@ def test_concat_of_channels(layout: str, channels: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("axis", [0, 2, 3])
+@pytest.mark.sampled(3)
 def test_concat_of_other_axes(layout: str, axis: int) -> None:
     shapes = [tuple(k if d == axis else size for d, size in enumerate((2, 20, 4, 5))) for k in (1, 3, 2)]
     concat([array(*shape) for shape in shapes], axis, layout)
@@ -56,6 +58,7 @@ SLICES: list[tuple[slice, ...]] = [
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("index", range(len(SLICES)))
+@pytest.mark.sampled(3)
 def test_slice(layout: str, index: int) -> None:
     x = array(3, 37, 9, 8)
     wanted, found = x[SLICES[index]], [s.indices(n) for s, n in zip(SLICES[index], x.shape, strict=True)]
@@ -74,6 +77,7 @@ INDICES = {
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("axis", INDICES)
+@pytest.mark.sampled(3)
 def test_gather(layout: str, axis: int) -> None:
     x = array(3, 37, 9, 8)
     wanted = x.take(INDICES[axis], axis)
@@ -108,6 +112,7 @@ def padded(x: Array, p: PadProblem) -> Array:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("index", range(len(PADS)))
+@pytest.mark.sampled(3)
 def test_pad(layout: str, index: int) -> None:
     x = array(2, 37, 9, 8)
     p = PadProblem(x.shape, *PADS[index])
@@ -150,6 +155,7 @@ def shuffled(x: Array, groups: int) -> Array:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize(("channels", "groups"), [(24, 3), (68, 4), (58, 2), (64, 8), (7, 1), (5, 5)])
+@pytest.mark.sampled(3)
 def test_shuffle(layout: str, channels: int, groups: int) -> None:
     for height, width in ((5, 6), (2, 1)):
         x = array(2, channels, height, width)
