@@ -40,15 +40,21 @@ PARTS = 3  # of the grids that are sampled; .ci/run runs one, and the next one w
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled(n)`, mark all but each n-th case: those of one part as slow, the others as nightly."""
-    part = int(os.environ.get("BLOCKCONV_TEST_PART", "0")) % PARTS
+    """Of a test that is `sampled(n)`, mark all but each n-th case: those of one part as slow, the others as nightly.
+
+    Of a slow test, all but one n-th part is nightly.
+    """
+    part = int(os.environ.get("BLOCKCONV_TEST_PART", "0"))
     cases: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     for item in items:
         if sampled := item.get_closest_marker("sampled"):
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % sampled.args[0]:
-                item.add_marker("slow" if left_out[test] % PARTS == part else "nightly")
+            test, (n,) = item.nodeid.partition("[")[0], sampled.args
+            if item.get_closest_marker("slow"):
+                if cases[test] % n != part % n:
+                    item.add_marker("nightly")
+            elif cases[test] % n:
+                item.add_marker("slow" if left_out[test] % PARTS == part % PARTS else "nightly")
                 left_out[test] += 1
             cases[test] += 1
 

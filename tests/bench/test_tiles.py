@@ -30,7 +30,7 @@ def test_a_scheduler_feeds_as_many_machines_as_tiles_take_longer_than_it_does() 
     assert tiles.busy(1000, 4000, slow) > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_parts_run(capsys: Any) -> None:
     assert main(["tiles", "--side", "128", "--tile", "64", "--rounds", "9", "--budget", "1"]) == 0
     told = capsys.readouterr().out

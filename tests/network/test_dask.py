@@ -106,7 +106,7 @@ def test_functions_have_the_results_of_those_on_arrays() -> None:
     np.testing.assert_allclose(found.compute(), bc.avg_pool2d(x, 3, 1, 1, count_include_pad=False), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_array_of_more_than_two_billion_elements() -> None:
     """Generated chunk by chunk, reduced chunk by chunk: 8.8 GB of float32 that are never there at once."""
     b, side = bc.NetworkBuilder("sum"), 47_000

@@ -22,7 +22,7 @@ from onnx_broken import model, node  # noqa: E402
 import blockconv as bc  # noqa: E402
 from blockconv.frontends.onnx.ops import OPS  # noqa: E402
 
-SEEDS = 30
+SEEDS = 12  # CONTRIBUTING has the command for a night of them
 
 
 @pytest.mark.slow
@@ -44,18 +44,18 @@ def with_foreign(case: Case, seed: int) -> Case:
         nodes.append(one)
         if known.get(one.output[0]) == onnx.TensorProto.FLOAT and rng.random() < 0.4:
             name, one.output[0] = one.output[0], f"{one.output[0]}.before"
-            kind = str(rng.choice(["Asinh", "Atan", "Sinh", "Round"]))
+            kind = str(rng.choice(["Asinh", "Atan", "Sinh", "Acosh"]))
             nodes.append(onnx.helper.make_node(kind, [one.output[0]], [name], name=f"foreign {name}"))
     graph.ClearField("node")
     graph.node.extend(nodes)
     return case._replace(model=made)
 
 
-@pytest.mark.parametrize("seed", [k if k < 8 else pytest.param(k, marks=pytest.mark.slow) for k in range(60)])
-@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning")
 def test_foreign_ops_in_random_networks(seed: int) -> None:
-    found = fuzz_oracle.judge(with_foreign(generate(seed), seed), plans=seed < 4)
+    found = fuzz_oracle.judge(with_foreign(generate(seed), seed), plans=seed % 16 == 0)
     refused = [one for one in found if "UnsupportedError" in one.says and "ONNX Runtime cannot" not in one.says]
     assert not [one for one in found if one.verdict in ("crash", "wrong")] + refused
 

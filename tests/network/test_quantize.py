@@ -266,7 +266,7 @@ def test_a_network_of_other_types_is_refused() -> None:
         bc.quantize(b.build(), [np.zeros((1, 3, 4, 4), np.uint8)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_resnet50() -> None:
     size = 64
     net = resnet50(size=size)

@@ -100,7 +100,7 @@ def test_plans_of_random_networks_have_the_whole_images_results(
     np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if int8 else 1e-6 * np.abs(wanted).max(initial=0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_image_of_more_than_two_billion_pixels(tmp_path: Any) -> None:
     """A sparse file, with a few pixels set, each of which one pixel of the result finds."""
     b, side = bc.NetworkBuilder("large"), 47_000

@@ -71,7 +71,7 @@ def distance(a, b):
     [
         ("compile", torch.float32, 4),
         *(
-            pytest.param(way, dtype, STEPS, marks=pytest.mark.slow)
+            pytest.param(way, dtype, STEPS, marks=pytest.mark.nightly)
             for way, dtype in (("compile", torch.bfloat16), ("convert", torch.float32))
         ),
     ],

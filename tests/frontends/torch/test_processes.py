@@ -55,10 +55,9 @@ print(bc.get_threading(), len(losses), sum(map(torch.isfinite, torch.tensor(loss
     ("pool", "way", "steps"),
     [
         ("auto", "compile", 12),
-        *(
-            pytest.param(pool, way, steps, marks=[pytest.mark.slow, *([needs_tbb] if pool == "tbb" else [])])
-            for pool, way, steps in (("tbb", "convert", 12), ("auto", "compile", 1002), ("tbb", "compile", 1002))
-        ),
+        pytest.param("tbb", "convert", 12, marks=[pytest.mark.slow, needs_tbb]),
+        pytest.param("auto", "compile", 1002, marks=pytest.mark.slow),
+        pytest.param("tbb", "compile", 1002, marks=[pytest.mark.nightly, needs_tbb]),
     ],
 )
 def test_a_loader_with_four_workers_feeds_steps_without_a_deadlock(pool, way, steps, tmp_path, run_python):

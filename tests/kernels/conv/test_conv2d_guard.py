@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not guarded.available(), reason="needs mmap and 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["as-it-is", "slow-ones", "small"])
+@pytest.mark.sampled(3)
 def test_no_access_past_any_buffer(mode, run_python):
     """The problems that are quick to compile, the others, and all of them with a small cache."""
     assert guarded.last_line(run_python, [__file__, mode]).startswith("clean: ")
