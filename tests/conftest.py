@@ -35,7 +35,7 @@ def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
 
 
-PARTS = 3  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
+PARTS = 6  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is read
