@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import llvmlite
@@ -16,7 +16,7 @@ import numba
 from blockconv.core.target import public_numba, target_cpu, target_features
 from blockconv.jit.kernel_cache import KernelCache, find
 
-__all__ = ["cache_directory", "disk_cache"]
+__all__ = ["cache_directory", "digest_of", "disk_cache"]
 
 
 _ROOT = Path(__file__).parents[1]
@@ -59,6 +59,14 @@ def sources() -> list[Path]:
     return sorted(found)
 
 
+def digest_of(paths: Iterable[Path]) -> bytes:
+    """A digest of these files of the package: their names, their texts and their order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
 @functools.cache
 def _fingerprint() -> str:
     digest = hashlib.sha256()
@@ -71,8 +79,7 @@ def _fingerprint() -> str:
     )
     for text in (*versions, target_cpu(), *sorted(target_features())):
         digest.update(str(text).encode() + b"\0")
-    for path in sources():
-        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    digest.update(digest_of(sources()))
     return digest.hexdigest()[:20]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blockconv.jit import kept
+from blockconv.jit.cache import digest_of
 from blockconv.network.planning import elimination
 from blockconv.network.planning.elimination import Factor, Minimum
 
@@ -94,7 +95,4 @@ class _Plain(pickle.Pickler):
 @functools.cache
 def _package() -> bytes:
     """A digest of all that this package's modules say."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.digest()
+    return digest_of(sorted(Path(__file__).parents[2].rglob("*.py")))
