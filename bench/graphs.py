@@ -212,8 +212,8 @@ def read_sample(path: Path) -> tuple[Any, tuple[Any, ...]]:
 def _fit_norms(module: Any, inputs: tuple[Any, ...]) -> None:
     """Let each batch norm hold the statistics of what it gets, so that values neither grow nor vanish with depth.
 
-    Those of the sample belong to its own weights. With random ones, values of some networks reach 10^6, where gates
-    decide by the last bits of a sum.
+    The sample's statistics belong to its own weights. With random weights, values of some networks reach 10^6. There,
+    the last bits of a sum decide what a gate does.
     """
     import torch
 

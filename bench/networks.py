@@ -557,7 +557,7 @@ def _detector_like(batch: int, rng: np.random.Generator) -> Any:
 
 
 class _Yolo(_Builder):
-    """What YOLOv8 and YOLO11 are built of. Heads are as they are before their boxes are decoded."""
+    """The blocks of YOLOv8 and YOLO11. Heads end before boxes are decoded."""
 
     def unit(self, x: str, c: int, k: int = 3, stride: int = 1, groups: int = 1) -> str:
         return self.conv_norm(x, c, k, stride, groups, act="silu")
@@ -567,7 +567,7 @@ class _Yolo(_Builder):
         return self.node("Add", x, y) if adds else y
 
     def split(self, x: str, c: int, bodies: Sequence[Callable[[str], str]], half: int = 0) -> str:
-        """C2f: halves, the second of which goes through `bodies`; all of them are joined."""
+        """C2f: `bodies` run one after the other on the second half. Both halves and all results are joined."""
         parts = self.halves(self.unit(x, 2 * (half or c // 2), 1))
         for body in bodies:
             parts.append(body(parts[-1]))

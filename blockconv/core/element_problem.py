@@ -189,7 +189,7 @@ class ScanProblem(_AlongAxis):
 
     exclusive: without the element itself.
     reverse: from the end on.
-    total: the last of them alone, that of all elements.
+    total: the result is the last sum alone, which is over all elements.
     """
 
     kind: ScanKind = "add"

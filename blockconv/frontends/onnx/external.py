@@ -17,8 +17,9 @@ __all__ = ["Files"]
 class Files:
     """The files that a model may name, which is at `path`; none, if it was not given by a path.
 
-    After all symbolic links, a file has to be in one of two folders: that of the path, or the one where the model's own
-    links end. The second serves the cache of Hugging Face, where each file is a link to one named by its contents.
+    Symbolic links are followed. Then a file has to be in the folder of the model's path, or in the folder where the
+    model's own links end. The second serves the cache of Hugging Face, where each file is a link to one named by its
+    contents.
     """
 
     def __init__(self, path: str | None) -> None:

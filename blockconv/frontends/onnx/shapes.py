@@ -243,7 +243,7 @@ _SCANS: dict[str, ScanKind] = {"ReduceSum": "add", "ReduceMax": "max", "ReduceMi
 
 @_op(*_REDUCED, limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
 def _reduce(call: Call) -> Tensor:
-    """What squares, or sums powers, may be beyond 16 bits on its way: as float32."""
+    """A reduction. Sums of squares and of powers may overflow 16 bits, so they are computed as float32."""
     x, op, axes = call.input(), call.node.op_type, _reduced_axes(call)
     beyond = op in ("ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
     if not x.type.is_float and op not in _SCANS:
@@ -264,7 +264,7 @@ def _reduce(call: Call) -> Tensor:
 
 
 def _of_nothing(op: str, type: ElementType) -> float:
-    """What a reduction gives of no elements."""
+    """The result of a reduction over no elements."""
     least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
     logarithms = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf)
     return {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(op, 0)

@@ -101,7 +101,7 @@ def _combined(call: Call, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Of integers. PyTorch raises where the divisor is 0, so it has to be a constant."""
+    """The quotient of integers, rounded. PyTorch raises where the divisor is 0, so it has to be a constant."""
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"rounding_mode={call['rounding_mode']!r} of {a.type}, or by what may be 0")
     if call["rounding_mode"] == "floor":
@@ -300,7 +300,7 @@ def _log_sum_exp(call: Call) -> Tensor:
 
 @_op("max", "min")
 def _extreme(call: Call) -> Value:
-    """Of all elements, of two tensors, or along one axis, with the indices where they are read."""
+    """The maximum or minimum of all elements, of two tensors, or along one axis, with its indices if they are read."""
     kind: ReduceKind = "max" if call.kind == "max" else "min"
     if "other" in call.arguments:
         return _binary(call)

@@ -320,7 +320,7 @@ def _fuse_norm(site: _Site) -> None:
 
 
 def _following(node: Any) -> _Fused | None:
-    """What follows a batch norm and can be part of its op; None: nothing."""
+    """The nodes after a batch norm that its op can compute too; None if there are none."""
     values = [part for part in node.users if part.args[1] == 0]
     if len(values) != 1:
         return None
