@@ -52,7 +52,7 @@ class Shared(NamedTuple):
 DENSE = Shared(groups=1, ic=0, oc=0, pitch=0, taps=1, tap_step=0)
 
 
-def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int, run: Any) -> list[Any]:
+def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int, run: Any, cut: bool) -> list[Any]:
     """The accumulators of a tile of one vector, in the order [row][pixel].
 
     The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. px_step:
@@ -65,7 +65,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int
     step_bytes = shared.taps * shared.width * v.itemsize
     wei = run.wei
     for channel in range(shared.ic):
-        with each_step(b, run) as number:
+        with each_step(b, run, cut) as number:
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [number]))
             weights = b.add(wei, b.mul(number, const(step_bytes)))
             step = _Step(v, tile, shared, px_step, channel, dot)

@@ -68,6 +68,7 @@ class TileSpec(NamedTuple):
     burst: whether a turn of channels prefetches as many lines as it reads, as few tiles have to, and not a single one.
     ahead: whether each step prefetches the source of the next.
     src_channel: bytes from the source of a channel of a step to that of the next, where that is no element's.
+    cut: whether tiles leave out taps that find only padding.
     """
 
     element: int
@@ -96,6 +97,7 @@ class TileSpec(NamedTuple):
     burst: int = 0
     ahead: int = 0
     src_channel: int = 0
+    cut: int = 0
 
     @property
     def tile(self) -> Tile:
@@ -183,7 +185,8 @@ def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
         _reduce(builder, spec, run, accs)
     else:
         v = spec.tile.code(builder)
-        accs = reduce_shared(v, spec.tile, spec.shared, spec.src_pixel // (spec.pitch * v.itemsize), spec.dot, run)
+        px_step = spec.src_pixel // (spec.pitch * v.itemsize)
+        accs = reduce_shared(v, spec.tile, spec.shared, px_step, spec.dot, run, bool(spec.cut))
     _finish(builder, spec, run, out, accs)
 
 
@@ -254,7 +257,7 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
-    how = spec.unrolled, spec.streamed, bool(spec.burst), spec.lines_of_step
+    how = spec.unrolled, spec.streamed, bool(spec.burst), spec.lines_of_step, bool(spec.cut)
     apart = spec.src_channel or v.itemsize
     Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
 
@@ -268,7 +271,7 @@ class Reduction(NamedTuple):
     channel_bytes: of a channel's weights for all of the tile.
     channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these addresses.
     unrolled: channels of a full step that are one turn of its loop.
-    streamed, burst: as in `TileSpec`.
+    streamed, burst, cut: as in `TileSpec`.
     """
 
     b: Any
@@ -281,12 +284,13 @@ class Reduction(NamedTuple):
     streamed: bool = False
     burst: bool = False
     ahead: tuple[int, ...] = ()
+    cut: bool = False
 
     def all_steps(self) -> None:
         b, run = self.b, self.run
-        self.steps(each_step(b, run), const(self.step), self.unrolled)
+        self.steps(each_step(b, run, self.cut), const(self.step), self.unrolled)
         if self.step > 1:
-            tail = each_step(b, run, b.mul(run.runs, run.run_steps), run.tail_steps)
+            tail = each_step(b, run, self.cut, b.mul(run.runs, run.run_steps), run.tail_steps)
             self.steps(tail, run.tail_channels, 1)
 
     def steps(self, numbers: AbstractContextManager[Any], channels: Any, unrolled: int) -> None:

@@ -31,6 +31,7 @@ class PixelTileSpec(NamedTuple):
     act: an `ActivationKind`.
     step: channels that a step of the reduction takes, `src_channel` bytes apart.
     wei_width: output channels of a block of packed weights, of which the tile takes `channels`; 0: it takes all.
+    cut: as in `TileSpec`.
     """
 
     element: int
@@ -43,6 +44,7 @@ class PixelTileSpec(NamedTuple):
     step: int = 1
     src_channel: int = 0
     wei_width: int = 0
+    cut: int = 0
 
     def tile(self, channels: int) -> Tile:
         """The accumulators of so many channels, which take the place of the pixels: a vector has one channel."""
@@ -86,7 +88,7 @@ def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
                     builder.store(v.multiply_add(pixels[row][k], weight, builder.load(slot)), slot)
 
     wei_channel, unrolled = (spec.wei_width or spec.channels) * v.itemsize, unrolled_channels(spec.step, spec.fma)
-    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled).all_steps()
+    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=bool(spec.cut)).all_steps()
     return accs
 
 

@@ -59,18 +59,29 @@ class TileRecord(Arguments):
 
 
 @contextlib.contextmanager
-def each_step(b: Any, run: TileRecord, start: Any = None, count: Any = None) -> Iterator[Any]:
+def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any = None) -> Iterator[Any]:
     """A loop over the steps of a reduction, which gives their numbers. Default: over those of all runs.
 
-    start, count: the first step of a single run, and how many of each row are taken.
+    cut: whether tiles leave out taps. If not, all steps are one row of one run: a single loop, which takes fewer
+    registers. start, count: the first step of a single run, and how many of each row are taken.
     """
-    with (
-        cgutils.for_range(b, run.runs if start is None else const(1)) as block,
-        cgutils.for_range(b, run.rows) as row,
-        cgutils.for_range(b, run.full_steps if count is None else count) as loop,
-    ):
-        before = b.mul(block.index, run.run_steps) if start is None else start
-        yield b.add(b.add(before, b.mul(row.index, run.row_steps)), loop.index)
+    steps = run.full_steps if count is None else count
+    begin = const(0) if start is None else start
+    if not cut:
+        with cgutils.for_range(b, steps) as loop:
+            yield b.add(begin, loop.index)
+        return
+    # The rows of all runs are one loop: one more nested loop would have more variables than there are registers.
+    first, left = cgutils.alloca_once_value(b, begin), cgutils.alloca_once_value(b, run.rows)
+    to_next_run = b.sub(run.run_steps, b.mul(b.sub(run.rows, const(1)), run.row_steps))
+    with cgutils.for_range(b, b.mul(run.runs, run.rows) if start is None else run.rows):
+        begin = b.load(first)
+        with cgutils.for_range(b, steps) as loop:
+            yield b.add(begin, loop.index)
+        remaining = b.sub(b.load(left), const(1))
+        is_last = b.icmp_signed("==", remaining, const(0))
+        b.store(b.select(is_last, run.rows, remaining), left)
+        b.store(b.add(begin, b.select(is_last, to_next_run, run.row_steps)), first)
 
 
 def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:

@@ -53,7 +53,7 @@ class MatrixPixelSpec(NamedTuple):
     pixels: of a row.
     blocks: of pixels that are reduced together.
     src_unit: bytes from a window's unit of channels to the next.
-    step, act, dot, dst, rounding, shifted: as in `TileSpec`.
+    step, act, dot, dst, rounding, shifted, cut: as in `TileSpec`.
     """
 
     element: int
@@ -67,6 +67,7 @@ class MatrixPixelSpec(NamedTuple):
     dst: int
     rounding: int
     shifted: int
+    cut: int = 0
 
     @property
     def all_blocks(self) -> int:
@@ -134,7 +135,7 @@ def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     for i in range(spec.blocks):
         for k in vectors:
             call_unit(b, "llvm.x86.tilezero", registers.acc(i, k))
-    with each_step(b, run) as step:
+    with each_step(b, run, bool(spec.cut)) as step:
         x, w = _step(b, spec, run, step)
         prefetch_next(b, run, step)
         for i in range(spec.blocks):
@@ -154,7 +155,7 @@ def _emulate(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     v = Vectors(b, ElementType.of(spec.element), COLUMNS)
     with cgutils.for_range(b, const(spec.channels)) as channel:
         accs = v.slots(spec.blocks, v.zero)
-        with each_step(b, run) as step:
+        with each_step(b, run, bool(spec.cut)) as step:
             x, w = _step(b, spec, run, step)
             w = b.add(w, b.mul(channel.index, const(spec.step * WORD)))
             with cgutils.for_range(b, const(spec.step)) as unit:

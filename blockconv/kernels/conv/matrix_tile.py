@@ -193,7 +193,7 @@ class _Reduction:
         for i, _ in enumerate(self.blocks):
             for k in vectors:  # each line is the bias
                 load_register(b, registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
-        with each_step(b, run) as step:
+        with each_step(b, run, bool(self.spec.cut)) as step:
             x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
             w = b.add(run.wei, b.mul(step, const(self.spec.step * self.width_bytes)))
             prefetch_next(b, run, step)
@@ -240,7 +240,7 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
         with cgutils.for_range(b, const(spec.pixels)) as pixel:
             accs = [v.slots(1, v.load(b.add(run.bia, const(k * v.bytes))))[0] for k in range(spec.vectors)]
             src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, const(spec.src_pixel))))
-            with each_step(b, run) as step:
+            with each_step(b, run, bool(spec.cut)) as step:
                 x = b.add(src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
                 with cgutils.for_range(b, const(spec.step)) as element:
                     line = b.add(b.mul(step, const(spec.step)), element.index)

@@ -82,6 +82,7 @@ class Tiles(NamedTuple):
                 channels=blocking.width,
                 lanes=lanes,
                 act=epilogue.activation,
+                cut=int(blocking.kept is not None),
             )
         )
 
@@ -101,6 +102,7 @@ class Tiles(NamedTuple):
                 dst=self.converted,
                 rounding=self.rounding(epilogue),
                 shifted=int(epilogue.shifted),
+                cut=int(blocking.kept is not None),
             )
         )
 
@@ -133,6 +135,7 @@ class Tiles(NamedTuple):
             k_blocked=int(blocking.k_blocks > 1),
             ahead=int(self.is_apart and blocking.step > 1),
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
+            cut=int(blocking.kept is not None),
         )
         if blocking.dot.is_matrix:
             return matrix_tile.matrix_tile(*spec.given)
