@@ -34,7 +34,8 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.ops import HEAVY, OPS, decompositions, kept_whole
+from blockconv.frontends.torch.decompositions import decompositions, kept_whole
+from blockconv.frontends.torch.ops import HEAVY, OPS
 from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in, version
 from blockconv.frontends.torch.reports import Compiled, recorded
 from blockconv.frontends.torch.training import partition_step, place_ops

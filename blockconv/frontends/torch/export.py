@@ -11,7 +11,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from blockconv.core.errors import ArgumentError
-from blockconv.frontends.torch.ops import OPS, decompositions
+from blockconv.frontends.torch.decompositions import decompositions
+from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, needed, stand_in
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.ops import Shape

@@ -1,0 +1,67 @@
+"""Which ops of PyTorch reach `ops` whole, and what the others are decomposed to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+__all__ = ["decompositions", "kept_whole"]
+
+# Ops that are translated as they are, though PyTorch would decompose them.
+_KEPT = frozenset(
+    {
+        *("hardsigmoid", "hardswish", "mish", "silu", "celu", "softplus", "_prelu_kernel"),
+        *("upsample_bilinear2d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
+        *("channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "upsample_linear1d", "lstm", "gru"),
+        *(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)),
+        # One op is faster than its parts, here or in PyTorch.
+        *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
+        *("_log_softmax", "logsumexp", "_fused_rms_norm"),
+        *("im2col", "col2im", "upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler_2d"),
+    }
+)
+
+
+def decompositions() -> dict[Any, Any]:
+    """PyTorch's decompositions to core ATen, without those of ops that are translated as they are."""
+    table = dict(torch.export.default_decompositions())
+    for op in [*table]:
+        if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
+            del table[op]
+    table[torch.ops.aten._native_multi_head_attention.default] = _multi_head_attention
+    return table
+
+
+def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
+    """PyTorch's fast path of inference as the ops that it stands for. One with a mask or weights stays whole."""
+    qkv_weight, qkv_bias, weight, bias, *options = others
+    mask, need_weights = (*options, *(None, True)[len(options) :])[:2]
+    if mask is not None or need_weights or named:
+        return NotImplemented
+    projected = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    split = [functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in projected]
+    found = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    return functional.linear(found, weight, bias), query.new_empty(0)
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[None]:
+    """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
+    aten, key = torch.ops.aten, torch._C.DispatchKey
+    packets = aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d
+    overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
+    before = [dict(op.py_kernels) for op in overloads]
+    for op in overloads:
+        for alias in (key.Autograd, key.CompositeImplicitAutograd):
+            op.py_kernels.pop(alias, None)
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in zip(overloads, before, strict=True):
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()

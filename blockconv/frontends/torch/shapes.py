@@ -1,0 +1,234 @@
+"""Translators of ATen's ops that move elements: reshapes, slices, indices, copies and padding. See `ops`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from blockconv.core.types import NUMBERS
+from blockconv.frontends.torch.elements import as_numbers, flow_indices
+from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, hint, registered, stand_in
+from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
+from blockconv.network.graph import Tensor
+
+__all__ = ["SHAPE_OPS", "transposed"]
+
+SHAPE_OPS: dict[str, AtenOp] = {}
+_op = functools.partial(registered, SHAPE_OPS)
+_of_numbers = functools.partial(registered, SHAPE_OPS, types=NUMBERS)
+
+
+@_of_numbers("view", "reshape", "_unsafe_view", "_reshape_alias")
+def _view(call: Call) -> Tensor:
+    x, shape = call.input(), tuple(int(size) for size in call.get("size") or call.get("shape") or ())
+    rest = math.prod(size for size in shape if size != -1)
+    return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
+
+
+@_of_numbers("flatten")
+def _flatten(call: Call) -> Tensor:
+    x = call.input()
+    first, last = (call.axis(call[end], len(x.shape)) for end in ("start_dim", "end_dim"))
+    return call.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+
+
+@_of_numbers("unsqueeze")
+def _unsqueeze(call: Call) -> Tensor:
+    x = call.input()
+    at = call["dim"] % (len(x.shape) + 1)
+    return call.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+@_of_numbers("squeeze")
+def _squeeze(call: Call) -> Tensor:
+    x, rank = call.input(), len(call.input().shape)
+    given = call.get("dim", range(rank))
+    gone = {call.axis(axis, rank) for axis in ([given] if isinstance(given, int) else given)}
+    return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if size != 1 or i not in gone))
+
+
+@_of_numbers("expand")
+def _expand(call: Call) -> Tensor:
+    x = call.input()
+    new = len(call["size"]) - len(x.shape)
+    shape = tuple(x.shape[i - new] if size == -1 else size for i, size in enumerate(call["size"]))
+    return call.expanded(x, shape)
+
+
+@_of_numbers("repeat")
+def _repeat(call: Call) -> Tensor:
+    x, counts = call.input(), tuple(call["repeats"])
+    return call.repeated(call.reshape(x, (1,) * (len(counts) - len(x.shape)) + x.shape), counts)
+
+
+@_of_numbers("index")
+def _index(call: Call) -> Tensor:
+    """Elements at indices of one axis or several. Constant ones are gathered axis by axis, where each varies alone."""
+    x, given = call.input(), [(axis, value) for axis, value in enumerate(call["indices"]) if value is not None]
+    first, known = given[0][0], all(isinstance(value, Constant) for _, value in given)
+    arrays = [np.asarray(value.array) for _, value in given] if known else []
+    if not {array.dtype.name for array in arrays} <= {"int64", "int32"}:
+        raise Unsupported("indices that are not of int64 or int32")
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    varies = [[len(shape) - array.ndim + k for k, n in enumerate(array.shape) if n > 1] for array in arrays]
+    flat = [axis for axes in varies for axis in axes]
+    if not known or flat != sorted({*flat}) or [axis for axis, _ in given] != [*range(first, first + len(given))]:
+        return flow_indices(call, given)
+    rest = x.shape[first + len(given) :]
+    for (axis, _), array in zip(given, arrays, strict=True):
+        x = call.gathered(x, axis, array.reshape(-1))
+    return call.reshape(x, (*x.shape[:first], *shape, *rest))
+
+
+@_of_numbers("flip")
+def _flip(call: Call) -> Tensor:
+    x = call.input()
+    for axis in call["dims"]:
+        at = call.axis(axis, len(x.shape))
+        x = call.gathered(x, at, np.arange(x.shape[at])[::-1])
+    return x
+
+
+@_of_numbers("slice_scatter", "select_scatter")
+def _scatter(call: Call) -> Tensor:
+    """A part of a value is written anew: what lies before and behind it, and the part, one after the other."""
+    x, part = call.input(), call.input("src")
+    axis = call.axis(call["dim"], len(x.shape))
+    size = x.shape[axis]
+    if "index" in call.arguments:
+        part = call.reshape(part, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+        taken = range(call["index"] % size, call["index"] % size + 1)
+    else:
+        taken = range(size)[slice(call["start"], call["end"], call["step"])]
+    if taken.step != 1 or not taken or part.type != x.type:
+        raise Unsupported(f"step={taken.step}: {len(taken)} elements of {part.type} into {x.type}")
+    ends = [(0, taken.start), (taken.stop, size - taken.stop)]
+    before, after = ([call.emit(ops.Slice(axis, *end), x, helps=True)] if end[1] else [] for end in ends)
+    parts = [*before, part, *after]
+    return call.emit(ops.Concat(axis), *parts) if parts[1:] else part
+
+
+@_of_numbers("copy")
+def _copy(call: Call) -> Tensor:
+    x = call.input()
+    return call.expanded(as_numbers(call, call["src"], x.type.name), x.shape)
+
+
+@_of_numbers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+def _filled(call: Call) -> Value:
+    """A constant of a value's shape, or of a given one."""
+    if call.reader.fake:
+        return stand_in(call.node, constant=True)
+    name = call.kind
+    number = call["fill_value"] if "fill_value" in call.arguments else int("ones" in name)
+    size = call["size"] if "size" in call.arguments else call.input().shape
+    return Constant(torch.full(tuple(size), number, dtype=call.node.meta["val"].dtype), call.node.name)
+
+
+def transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:
+    perm = tuple(call.axis(axis, len(x.shape)) for axis in perm)
+    return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
+
+
+@_of_numbers("permute")
+def _permute(call: Call) -> Tensor:
+    return transposed(call, call.input(), call["dims"])
+
+
+@_of_numbers("transpose", "t")
+def _transpose(call: Call) -> Tensor:
+    perm = [*range(len(call.input().shape))]
+    a, b = call.get("dim0", 0), call.get("dim1", -1)
+    if len(perm) > 1:
+        perm[a], perm[b] = perm[b], perm[a]
+    return transposed(call, call.input(), perm)
+
+
+@_of_numbers("cat")
+def _cat(call: Call) -> Tensor:
+    parts = [as_numbers(call, value, call.result) for value in call["tensors"]]
+    return call.emit(ops.Concat(call.axis(call["dim"], len(parts[0].shape))), *parts)
+
+
+def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor:
+    x = call.input()
+    if size == 0:
+        raise Unsupported("an empty tensor")
+    return x if (size, step) == (x.shape[axis], 1) else call.emit(ops.Slice(axis, begin, size, step), x)
+
+
+@_of_numbers("slice")
+def _slice(call: Call) -> Tensor:
+    shape = call.input().shape
+    axis = call.axis(call["dim"], len(shape))
+    taken = range(shape[axis])[slice(call["start"], call["end"], call["step"])]
+    return _part(call, axis, taken.start, len(taken), taken.step)
+
+
+@_of_numbers("select")
+def _select(call: Call) -> Tensor:
+    shape = call.input().shape
+    axis = call.axis(call["dim"], len(shape))
+    part = _part(call, axis, call["index"] % shape[axis], 1)
+    return call.reshape(part, (*shape[:axis], *shape[axis + 1 :]))
+
+
+@_of_numbers("split_with_sizes", "split", "unbind")
+def _split(call: Call) -> list[Tensor]:
+    shape = call.input().shape
+    axis = call.axis(call["dim"], len(shape))
+    sizes = call.get("split_sizes", call.get("split_size", 1))
+    if isinstance(sizes, int):
+        sizes = [min(sizes, shape[axis] - begin) for begin in range(0, shape[axis], sizes)]
+    begins = [sum(sizes[:i]) for i in range(len(sizes))]
+    parts = [_part(call, axis, begin, size) for begin, size in zip(begins, sizes, strict=True)]
+    if call.kind == "unbind":
+        parts = [call.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in parts]
+    return parts
+
+
+@_op("constant_pad_nd")
+def _pad(call: Call) -> Tensor:
+    return call.emit(ops.Pad(_pads(call, call["pad"]), float(call["value"])), call.input())
+
+
+@_op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
+def _pad_of_pixels(call: Call) -> Tensor:
+    mode = "reflect" if "reflection" in call.kind else "edge"
+    return call.padded(call.input(), _pads(call, call["padding"]), mode)
+
+
+def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(before, after) of each axis; PyTorch begins with the last one."""
+    last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]
+    return ((0, 0),) * (len(call.input().shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
+
+
+@_of_numbers("as_strided")
+def _as_strided(call: Call) -> Tensor:
+    """Nothing, if only strides of axes of one element change: tracing adds such after a mean of channels_last."""
+    x, size = call.input(), tuple(map(int, call["size"]))
+    traced = [node.meta["val"] for node in (call.node.args[0], call.node)]
+    before, after = ([hint(stride) for stride in value.stride()] for value in traced)
+    changed = any(n > 1 and a != b for n, a, b in zip(size, before, after, strict=False))
+    if size != x.shape or changed or call["storage_offset"]:
+        raise Unsupported("a view of other strides")
+    return x
+
+
+@_of_numbers("sym_size")
+def _sym_size(call: Call) -> int:
+    return call.input().shape[call["dim"]]
+
+
+@_of_numbers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
+def _identity(call: Call) -> Value:
+    x = call.input()
+    if call.get("train"):
+        raise InTraining("training mode; call eval() of the module")
+    return [x, None] if call.kind == "native_dropout" else x

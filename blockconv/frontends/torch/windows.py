@@ -1,0 +1,202 @@
+"""Translators of ATen's ops on images: convolutions, pools, resizing, windows and shuffles. See `ops`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blockconv.core.types import NUMBERS
+from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
+from blockconv.frontends.torch.shapes import transposed
+from blockconv.network import ops
+from blockconv.network.emitter import Unsupported
+from blockconv.network.graph import Tensor
+
+__all__ = ["WINDOW_OPS"]
+
+WINDOW_OPS: dict[str, AtenOp] = {}
+_op = functools.partial(registered, WINDOW_OPS)
+
+
+def _pair(values: Sequence[int], default: int) -> tuple[int, int]:
+    """A value for H and one for W, from a list of two, one, or none. In one dimension the value is W's."""
+    values = tuple(values) or (default,)
+    return (values[0], values[-1])
+
+
+def _image(call: Call, x: Tensor, rank: int) -> Tensor:
+    """(N, C, H, W) of images with `rank` dimensions, with or without N."""
+    shape = x.shape if len(x.shape) == rank + 2 else (1, *x.shape)
+    return call.reshape(x, shape if rank == 2 else (*shape[:2], 1, shape[2]))
+
+
+def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
+    """A result as `x` has its dimensions."""
+    shape = y.shape if rank == 2 else (*y.shape[:2], y.shape[3])
+    return call.reshape(y, shape if len(x.shape) == rank + 2 else shape[1:])
+
+
+@_op("convolution", "conv2d", "conv1d", "blockconv.conv2d")
+def _convolution(call: Call) -> Tensor:
+    x, weight = call.input(), call.array("weight")
+    rank = weight.ndim - 2
+    if rank not in (1, 2):
+        raise Unsupported(f"{rank}-D windows")
+    row = rank == 1
+    wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
+    bias = (call.parameter("bias"),) if call["bias"] is not None else ()
+    stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
+    more = tuple(call["output_padding"]) if call.get("transposed") else (0,)
+    made = ops.ConvTranspose2d if call.get("transposed") else ops.Conv2d
+    ends = ((0, padding[0]), (0, more[0])) if row else (_pair(padding, 0), _pair(more, 0))
+    attributes = made(
+        (1, stride[0]) if row else _pair(stride, 1),
+        tuple((p, p - extra) for p, extra in zip(*ends, strict=True)),  # type: ignore[arg-type]
+        (1, dilation[0]) if row else _pair(dilation, 1),
+        call["groups"],
+    )
+    return _unlike_image(call, call.emit(attributes, _image(call, x, rank), parameters=(wei, *bias)), x, rank)
+
+
+@_op("blockconv.conv2d_backward_data")
+def _transposed_convolution(call: Call) -> Tensor:
+    x, weight = call.tensor(call["grad"]), call.parameter("weight")
+    stride, padding, dilation = (_pair(call[name], 0) for name in ("stride", "padding", "dilation"))
+    ends = []
+    for k, size in enumerate(call["input_shape"][2:]):
+        reach = (x.shape[2 + k] - 1) * stride[k] + dilation[k] * (weight.shape[2 + k] - 1) + 1
+        ends.append((padding[k], reach - padding[k] - size))
+    bias = () if call["bias"] is None else (call.parameter("bias"),)
+    made = ops.ConvTranspose2d(stride, (ends[0], ends[1]), dilation, call["groups"])
+    return call.emit(made, x, parameters=(weight, *bias))
+
+
+def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None) -> Tensor:
+    x = call.input()
+    kernel, stride = tuple(call["kernel_size"]), tuple(call["stride"]) or tuple(call["kernel_size"])
+    padding, dilation = tuple(call["padding"]), tuple(call.get("dilation", (1,)))
+    row = rank == 1
+    attributes = ops.Pool2d(
+        kind,
+        (1, kernel[0]) if row else _pair(kernel, 1),
+        (1, stride[0]) if row else _pair(stride, 1),
+        ((0, 0), (padding[0],) * 2) if row else tuple((p, p) for p in _pair(padding, 0)),  # type: ignore[arg-type]
+        (1, dilation[0]) if row else _pair(dilation, 1),
+        bool(call["ceil_mode"]),
+        divisor,
+    )
+    return _unlike_image(call, call.emit(attributes, _image(call, x, rank)), x, rank)
+
+
+@_op("max_pool2d_with_indices", "max_pool2d", "blockconv.max_pool2d")
+def _max_pool(call: Call) -> Value:
+    return [_pool(call, "max", 2), None]
+
+
+@_op("avg_pool1d", "avg_pool2d", "blockconv.avg_pool2d")
+def _avg_pool(call: Call) -> Tensor:
+    kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
+    rank = 1 if call.kind.endswith("1d") else 2
+    return _pool(call, kind, rank, call.get("divisor_override"))
+
+
+@_op("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "blockconv.adaptive_avg_pool2d")
+def _adaptive_avg_pool(call: Call) -> Tensor:
+    x = call.input()
+    size = _pair(call["output_size"], 1)
+    return _unlike_image(call, call.emit(ops.AdaptivePool2d(size), _image(call, x, 2)), x, 2)
+
+
+@_op("adaptive_max_pool2d")
+def _adaptive_max_pool(call: Call) -> Value:
+    x = call.input()
+    image = _image(call, x, 2)
+    size = _pair(call["output_size"], 1)
+    if any(have % want for have, want in zip(image.shape[2:], size, strict=True)):
+        raise Unsupported(f"output_size={size}, which does not divide {image.shape[2:]}")
+    kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
+    return [_unlike_image(call, call.emit(ops.Pool2d("max", kernel, kernel), image), x, 2), None]
+
+
+def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor") -> Tensor:
+    """Scales that the model gives decide where pixels are read; sizes have the scale out / in."""
+    x, size, rank = call.input(), call.get("output_size"), len(call.input().shape) - 2
+    if "scale_factors" in call.arguments:  # overload .vec
+        scales = call["scale_factors"] or (None,) * rank
+    else:
+        scales = (call.get("scales_h"), call.get("scales_w")) if rank == 2 else (call.get("scales"),)
+    if size is None:
+        size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
+    if rank not in (1, 2):
+        raise Unsupported(f"{rank}-D images")
+    ones = (1,) * (2 - rank)
+    given: Any = None if None in scales else (*map(float, ones), *map(float, scales))
+    resized = call.emit(ops.Resize(mode, (*ones, *size), given, coordinates, nearest), _image(call, x, rank))
+    return _unlike_image(call, resized, x, rank)
+
+
+@_op("upsample_nearest2d")
+def _nearest(call: Call) -> Tensor:
+    return _resize(call, "nearest", "asymmetric", "floor")
+
+
+@_op("_upsample_nearest_exact2d")
+def _nearest_exact(call: Call) -> Tensor:
+    return _resize(call, "nearest", "half_pixel", "round_prefer_ceil")
+
+
+@_op("upsample_bilinear2d", "upsample_linear1d")
+def _bilinear(call: Call) -> Tensor:
+    return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
+
+
+def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
+    """An axis as two: the windows of `size` elements, and what is in each."""
+    count = (x.shape[axis] - dilation * (size - 1) - 1) // step + 1
+    indices = step * np.arange(count)[:, None] + dilation * np.arange(size)
+    shape = (*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return call.reshape(call.gathered(x, axis, indices.reshape(-1)), shape)
+
+
+@_op("unfold", types=NUMBERS)
+def _unfold(call: Call) -> Tensor:
+    x = call.input()
+    axis, rank = call.axis(call["dimension"], len(x.shape)), len(x.shape)
+    order = (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)
+    return transposed(call, _windowed(call, x, axis, call["size"], call["step"]), order)
+
+
+@_op("im2col")
+def _im2col(call: Call) -> Tensor:
+    """The windows of an image as columns, a row for each channel and tap."""
+    x = call.input()
+    size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
+    y = _image(call, x, 2)
+    if any(pads):
+        y = call.emit(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), y, helps=True)
+    for axis in (3, 2):
+        k = axis - 2
+        y = _windowed(call, y, axis, size[k], step[k], dilation[k])
+    y = transposed(call, y, (0, 1, 3, 5, 2, 4))
+    n, c, kh, kw, oh, ow = y.shape
+    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
+
+
+@_op("channel_shuffle")
+def _channel_shuffle(call: Call) -> Tensor:
+    x = call.input()
+    return _unlike_image(call, call.emit(ops.Shuffle(call["groups"]), _image(call, x, 2)), x, 2)
+
+
+@_op("pixel_shuffle")
+def _pixel_shuffle(call: Call) -> Tensor:
+    return call.pixels_of_channels(call.input(), call["upscale_factor"])
+
+
+@_op("pixel_unshuffle")
+def _pixel_unshuffle(call: Call) -> Tensor:
+    return call.channels_of_pixels(call.input(), call["downscale_factor"])
