@@ -103,7 +103,7 @@ class Reorder:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a network (bench/networks.py) for one picture."""
+    """The plan of a network (bench/networks) for one picture."""
 
     name: str
     network: str
