@@ -26,7 +26,7 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.register_tiles import are_far
-from blockconv.kernels.common.taps import kept_taps
+from blockconv.kernels.common.taps import Kept, kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
@@ -41,7 +41,7 @@ from blockconv.kernels.conv.blocking import (
 )
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
-from blockconv.kernels.conv.space import space
+from blockconv.kernels.conv.space import Space, space
 from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import Op
@@ -73,7 +73,7 @@ def _tiled(
         found = cut(request, **tile)
         asked = request.problem, request.src, request.dst, request.types
         at = space(*asked[:3], found.line > 0)
-        kept = kept_taps(at, request.types, found.rows, found.pixels, found.shared.taps)
+        kept = _kept(at, request, found)
         found = replace(found, kept=kept) if kept.rows else found
         return Primitive(
             cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
@@ -83,6 +83,16 @@ def _tiled(
         )
 
     return make
+
+
+def _kept(at: Space, request: Request, found: ConvBlocking) -> Kept:
+    """The taps that tiles reduce: all, where a vector is of several groups.
+
+    The channels of such a group have a loop each, too short to leave out a part of it.
+    """
+    if not (found.shared.dense or found.dot.is_matrix):
+        return Kept((), (), at.depth * at.kh * at.kw)
+    return kept_taps(at, request.types, found.rows, found.pixels, found.shared.taps)
 
 
 def _weights_dense(found: ConvBlocking) -> WeightForm:
@@ -299,7 +309,7 @@ def _cost_grouped(request: Request, found: ConvBlocking) -> float:
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
     vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.oc
     step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.latency)
-    kept = kept_taps(at, request.types, found.rows, found.pixels, found.shared.taps).average
+    kept = _kept(at, request, found).average
     multiply_adds = found.shared.ic * kept * step
     stored = vectors * _storing(request, found, channels) + m.profile.rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(request, found)
