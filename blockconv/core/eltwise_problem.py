@@ -61,8 +61,10 @@ BinaryKind = Literal["add", "sub", "mul", "div", "max", "min"]
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
 COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value
-ResizeMode = Literal["nearest", "linear"]
-Coordinates = Literal["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners"]
+ResizeMode = Literal["nearest", "linear", "cubic"]
+Coordinates = Literal[
+    "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners", "tf_crop_and_resize"
+]
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
@@ -401,9 +403,14 @@ class ResizeProblem:
     Output o reads the source at this coordinate, where s is the scale (default: out / in):
     half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: the same, or 0 if out is 1; half_pixel_symmetric: the same plus
     (in - out / s) / 2, so that the centers of both images agree; asymmetric: o / s;
-    align_corners: o * (in - 1) / (s * in - 1), or 0 if out is 1.
-    "linear" blends the two nearest elements along each axis. "nearest" takes one, rounded as `nearest` says:
-    round_prefer_floor rounds x.5 down, round_prefer_ceil up. Coordinates outside read the border.
+    align_corners: o * (in - 1) / (s * in - 1), or 0 if out is 1;
+    tf_crop_and_resize: the same between both ends of `roi`, which are fractions of in - 1, or their middle if out is 1.
+    "linear" blends the two nearest elements along each axis, "cubic" the four nearest, by the cubic convolution with
+    the parameter `cubic`. "nearest" takes one, rounded as `nearest` says: round_prefer_floor rounds x.5 down,
+    round_prefer_ceil up. Coordinates outside read the border.
+    antialias: where s is below 1, the filter of "linear" or "cubic" becomes 1 / s times as wide, and its weights are
+    divided by their sum.
+    exclude_outside: elements outside the source have no weight, and the others are divided by their sum.
     A scale means the simplest fraction that rounds to it: 0.6 is 3/5. Coordinates are exact.
     """
 
@@ -418,6 +425,11 @@ class ResizeProblem:
     nearest: NearestMode = "round_prefer_floor"
     scale_h: float | None = None
     scale_w: float | None = None
+    antialias: bool = False
+    exclude_outside: bool = False
+    cubic: float = -0.75
+    roi_h: tuple[float, float] = (0.0, 1.0)
+    roi_w: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         op = "resize"
@@ -429,10 +441,18 @@ class ResizeProblem:
         check_word(op, "mode", self.mode, ResizeMode)
         check_word(op, "coordinates", self.coordinates, Coordinates)
         check_word(op, "nearest", self.nearest, NearestMode)
-        for name, ratio in (("scale_h", self.oh / self.ih), ("scale_w", self.ow / self.iw)):
-            scale = getattr(self, name)
-            set_field(self, name, checked_number(op, name, ratio if scale is None else scale))
-            exact_scale(op, name, getattr(self, name))
+        for name, size, out in (("scale_h", self.ih, self.oh), ("scale_w", self.iw, self.ow)):
+            given = getattr(self, name)
+            scale = checked_number(op, name, out / size if given is None else given)
+            set_field(self, name, scale)
+            exact_scale(op, name, scale)
+            if self.antialias and 2 * scale * size < 1:
+                raise ArgumentError(
+                    op, name, scale, f"is too small for antialias: {size} elements become less than half"
+                )
+        for name in ("cubic", "roi_h", "roi_w"):
+            if not np.isfinite(getattr(self, name)).all():
+                raise ArgumentError(op, name, getattr(self, name), "must be finite")
 
     @property
     def src_shape(self) -> Shape:
@@ -448,39 +468,102 @@ class ResizeProblem:
         """The same problem with `n` images."""
         return replace(self, n=n)
 
-    def taps(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float64]]:
-        """For each output along the axis: the indices of its two source elements, and the weight of the second.
+    def reach(self, axis: Literal["h", "w"]) -> Fraction:
+        """How far from its coordinate an output reads, in elements of the source: below, and up to it."""
+        support = Fraction(2 if self.mode == "cubic" else 1)
+        return support / min(self._scale(axis), Fraction(1)) if self.antialias else support
 
-        The indices are int64. In mode "nearest" both are the same, and the weights are 0.
+    def taps(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """For each output along the axis: the indices of the source elements whose sum it is, and their weights.
+
+        Both have the shape (outputs, taps), with 1 tap in mode "nearest", and 2 or more otherwise. Where an output has
+        fewer taps than others, several at the end are the same element and share its weight: no weight of 0 is added,
+        which would make a NaN of an infinity.
         """
         size, out = getattr(self, f"i{axis}"), getattr(self, f"o{axis}")
-        x, whole = self._coordinates(size, out, getattr(self, f"scale_{axis}"))
+        x, whole = self._coordinates(axis)
         last = size - 1
-        if self.mode == "linear":
-            x = np.clip(x, 0, last * whole)
-            low = x // whole
-            weight = ((x - low * whole) / whole).astype(np.float64)
-            return low.astype(np.int64), np.minimum(low + 1, last).astype(np.int64), weight
-        rounded = {
-            "round_prefer_floor": lambda: -((whole - 2 * x) // (2 * whole)),
-            "round_prefer_ceil": lambda: (2 * x + whole) // (2 * whole),
-            "floor": lambda: x // whole,
-            "ceil": lambda: -(-x // whole),
-        }[self.nearest]()
-        index = np.clip(rounded, 0, last).astype(np.int64)
-        return index, index, np.zeros(out)
+        if self.mode == "nearest":
+            rounded = {
+                "round_prefer_floor": lambda: -((whole - 2 * x) // (2 * whole)),
+                "round_prefer_ceil": lambda: (2 * x + whole) // (2 * whole),
+                "floor": lambda: x // whole,
+                "ceil": lambda: -(-x // whole),
+            }[self.nearest]()
+            return np.clip(rounded, 0, last).astype(np.int64)[:, None], np.ones((out, 1))
+        if self.antialias or self.mode == "cubic":
+            return self._filtered(x, whole, last, self.reach(axis))
+        x = np.clip(x, 0, last * whole)
+        low = x // whole
+        second = ((x - low * whole) / whole).astype(np.float64)
+        indices = np.stack([low, np.minimum(low + 1, last)], axis=1).astype(np.int64)
+        return indices, np.stack([1 - second, second], axis=1)
 
-    def _coordinates(self, size: int, out: int, scale: float) -> tuple[npt.NDArray[Any], int]:
+    def inside(self, axis: Literal["h", "w"]) -> tuple[int, int]:
+        """The first output along the axis whose coordinate is inside the source, and the first after the last such."""
+        x, whole = self._coordinates(axis)
+        found = np.flatnonzero((x >= 0) & (x <= (getattr(self, f"i{axis}") - 1) * whole))
+        return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
+
+    def _filtered(
+        self, x: npt.NDArray[Any], whole: int, last: int, reach: Fraction
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The taps at coordinates x / whole: the elements above x - reach, and up to x + reach."""
+        p, q = reach.numerator, reach.denominator
+        if 2 * max(int(abs(x).max()), (5 * last + 9) * whole) * max(p, q) >= 2**63:
+            x = x.astype(object)
+        first, end = ((x * q + side * p * whole) // (q * whole) + 1 for side in (-1, 1))
+        indices = first[:, None] + np.arange((end - first).max())
+        narrowed = (2 if self.mode == "cubic" else 1) * q  # the filter's own support, over `reach`
+        weights = self._filter(((indices * whole - x[:, None]) * narrowed / (p * whole)).astype(np.float64))
+        inner = np.clip(indices, 0, last).astype(np.int64)
+        if not (self.antialias or self.exclude_outside):
+            return inner, weights
+        left_out = (indices >= end[:, None]) | (self.exclude_outside & (indices != inner))
+        low, high = (np.clip(side, 0, last).astype(np.int64) for side in (first, end - 1))
+        count, columns = (high - low + 1)[:, None], np.arange(max(2, (high - low).max() + 1))
+        joined = np.zeros((x.size, columns.size))  # what is outside adds to the border
+        np.add.at(
+            joined, (np.arange(x.size)[:, None], np.minimum(inner, high[:, None]) - low[:, None]), weights * ~left_out
+        )
+        joined[joined.sum(1) == 0, 0] = 1  # all is outside
+        joined /= joined.sum(1, keepdims=True)
+        shared = np.take_along_axis(joined, count - 1, 1) / (columns.size - count + 1)
+        taps = np.minimum(low[:, None] + columns, high[:, None])
+        return taps, np.where(columns >= count - 1, shared, joined)
+
+    def _filter(self, distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The weights of elements so far from a coordinate, in elements."""
+        t, a = np.abs(distance), self.cubic
+        if self.mode == "linear":
+            return np.asarray(np.maximum(1 - t, 0), np.float64)
+        near, far = ((a + 2) * t - (a + 3)) * t * t + 1, a * (((t - 5) * t + 8) * t - 4)
+        return np.asarray(np.where(t < 1, near, np.where(t < 2, far, 0)), np.float64)
+
+    def _scale(self, axis: Literal["h", "w"]) -> Fraction:
+        size, out, scale = (getattr(self, f"{name}{axis}") for name in ("i", "o", "scale_"))
+        return Fraction(out, size) if scale == out / size else exact_scale("resize", "scale", scale)
+
+    def _coordinates(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[Any], int]:
         """The coordinates of all outputs of one axis as whole numbers, and what these are to be divided by."""
-        exact = Fraction(out, size) if scale == out / size else exact_scale("resize", "scale", scale)
+        size, out, exact = getattr(self, f"i{axis}"), getattr(self, f"o{axis}"), self._scale(axis)
         p, q = exact.numerator, exact.denominator
+        # A scale may leave a part of an element, and the modes that align ends count it.
+        length = size * p - q
+        if self.coordinates == "tf_crop_and_resize":
+            start, end = (Fraction(repr(float(side))) * (size - 1) for side in getattr(self, f"roi_{axis}"))
+            step, start = (
+                ((end - start) * q / length, start) if out > 1 and length > 0 else (Fraction(0), (start + end) / 2)
+            )
+            whole = math.lcm(step.denominator, start.denominator)
+            ends = int(start * whole), int((start + step * out) * whole)
+            small = max(map(abs, ends)) < 2**61 and whole * (size + 1) < 2**61
+            return np.arange(out, dtype=np.int64 if small else object) * int(step * whole) + ends[0], whole
         largest = 4 * (out + 1) * max(p, q) * size
         o = np.arange(out, dtype=np.int64 if largest < 2**63 else object)
         if self.coordinates == "asymmetric":
             return o * q, p
         if self.coordinates == "align_corners":
-            # A scale may leave a part of an element, and this mode counts it.
-            length = size * p - q
             return (o * ((size - 1) * q), length) if out > 1 and length > 0 else (0 * o, 1)
         if self.coordinates == "pytorch_half_pixel" and out == 1:
             return 0 * o, 1

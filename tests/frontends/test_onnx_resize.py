@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from resize_oracle import HALF, coordinate, resized
 
 import blockconv as bc
 from blockconv.core.eltwise_problem import ResizeProblem
@@ -18,19 +19,8 @@ from onnx import helper, numpy_helper  # noqa: E402
 
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners")
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-HALF = Fraction(1, 2)
 SIZES = [(n, out) for n in range(1, 31) for out in range(1, 43) if (n * out) % 3 or n == out // 2] + [(999, 1777)]
 SCALES = [Fraction(a, b) for a, b in ((3, 5), (9, 7), (7, 9), (31, 7), (19, 7), (11, 10), (1, 3), (2, 1), (13, 5))]
-
-
-def coordinate(o: int, n: int, out: int, scale: Fraction, mode: str) -> Fraction:
-    if mode == "asymmetric":
-        return o / scale
-    if mode == "align_corners":
-        return Fraction(o * (n - 1)) / (n * scale - 1) if out > 1 else Fraction(0)
-    if mode == "half_pixel_symmetric":  # as ONNX has it, with out / (n * scale) as `adjustment`
-        return Fraction(n, 2) * (1 - out / (n * scale)) + (o + HALF) / scale - HALF
-    return Fraction(0) if mode == "pytorch_half_pixel" and out == 1 else (o + HALF) / scale - HALF
 
 
 def rounded(x: Fraction, rounding: str) -> int:
@@ -58,9 +48,9 @@ def test_every_mode_at_every_size_is_exact(mode: Any) -> None:
     for n, out, scale, given in cases:
         for rounding in ROUNDINGS:
             p = ResizeProblem(1, 1, 2, n, 2, out, "nearest", mode, rounding, scale_w=given)  # type: ignore[arg-type]
-            assert p.taps("w")[0].tolist() == nearest(n, out, scale, mode, rounding), p
+            assert p.taps("w")[0][:, 0].tolist() == nearest(n, out, scale, mode, rounding), p
         p = ResizeProblem(1, 1, n, 2, out, 2, "linear", mode, scale_h=given)
-        first, second, weight = p.taps("h")
+        (first, second), weight = p.taps("h")[0].T, p.taps("h")[1][:, 1]
         inside = [min(max(x, Fraction(0)), Fraction(n - 1)) for x in exact(n, out, scale, mode)]
         assert first.tolist() == [math.floor(x) for x in inside]
         assert second.tolist() == [min(math.floor(x) + 1, n - 1) for x in inside]
@@ -70,8 +60,8 @@ def test_every_mode_at_every_size_is_exact(mode: Any) -> None:
 @pytest.mark.parametrize("scale", [1e-300, 5e-324, 1 / 3e9, 1.234567890123, 1e300])
 def test_scales_of_many_digits(scale: float) -> None:
     for mode in COORDINATES:
-        first, second, weight = ResizeProblem(1, 1, 5, 5, 7, 7, "linear", mode, scale_h=scale).taps("h")  # type: ignore[arg-type]
-        assert ((first >= 0) & (first <= second) & (second < 5) & (weight >= 0) & (weight <= 1)).all()
+        indices, weights = ResizeProblem(1, 1, 5, 5, 7, 7, "linear", mode, scale_h=scale).taps("h")  # type: ignore[arg-type]
+        assert ((indices >= 0) & (indices[:, :1] <= indices) & (indices < 5) & (weights >= 0) & (weights <= 1)).all()
     with pytest.raises(bc.ArgumentError, match="resize: scale=nan: must be positive and finite"):
         ops.Resize("linear", scale=(math.nan, 1.0)).problem((1, 1, 5, 5))
 
@@ -146,6 +136,65 @@ def test_linear_as_onnx_runtime(mode: Any) -> None:
         given, attributes = {"z": np.array([1, 2, oh, ow])}, {"mode": "linear", "coordinate_transformation_mode": mode}
         theirs = runtime(resize(x, given, **attributes), x)
         np.testing.assert_allclose(loaded(x, given, **attributes).evaluate(x)["y"], theirs, atol=2e-5)
+
+
+WIDE = [{"mode": "cubic"}, {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1}]
+WIDE += [{"mode": mode, "antialias": 1, "exclude_outside": out} for mode in ("linear", "cubic") for out in (0, 1)]
+
+
+@pytest.mark.parametrize("mode", COORDINATES)
+@pytest.mark.parametrize("attributes", WIDE, ids=str)
+def test_cubic_and_antialias_as_onnx_runtime(mode: str, attributes: dict[str, Any]) -> None:
+    """And as the definition has them."""
+    attributes = {"coordinate_transformation_mode": mode, **attributes}
+    for (h, oh), (w, ow) in zip(SIZES[:-1:71], SIZES[7:-1:71], strict=False):
+        x = np.random.default_rng(0).standard_normal((1, 2, h, w)).astype("f4")
+        given = {"z": np.array([1, 2, oh, ow])}
+        network = loaded(x, given, **attributes)
+        found = network.evaluate(x)["y"]
+        np.testing.assert_allclose(found, resized(x, network.problem(network.nodes[0])), atol=1e-6)
+        theirs = runtime(resize(x, given, **attributes), x)
+        np.testing.assert_allclose(found, theirs, atol=3e-5, err_msg=f"{(h, oh)} {(w, ow)}")
+
+
+@pytest.mark.parametrize("attributes", [{"mode": "nearest"}, {"mode": "linear"}, *WIDE[:3]], ids=str)
+def test_axes_of_any_rank(attributes: dict[str, Any]) -> None:
+    """Of images one by one, and any others. ONNX Runtime takes few of them: the reference evaluator has them all."""
+    from onnx.reference import ReferenceEvaluator
+
+    nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    more = attributes | (nearest if attributes["mode"] == "nearest" else {})
+    for shape, axes, sizes in (
+        ((7,), [0], [5]), ((4, 6), [1], [9]), ((2, 3, 8), [2], [5]), ((2, 3, 8), [1, 2], [4, 11]),
+        ((2, 3, 4, 5), [1], [2]), ((2, 3, 4, 5), [3, 1], [7, 5]), ((2, 3, 4, 5), [2], [3]),
+        ((1, 2, 3, 4, 5), [2, 3, 4], [5, 3, 6]),
+    ):  # fmt: skip
+        x = np.random.default_rng(0).standard_normal(shape).astype("f4")
+        proto = resize(x, {"z": np.array(sizes)}, axes=axes, **more)
+        (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x})
+        network = bc.load_onnx(proto, strict=True)
+        np.testing.assert_allclose(network.evaluate(x)["y"], wanted, atol=2e-6)
+        np.testing.assert_allclose(bc.compile(network)(x), wanted, atol=5e-6)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_a_crop_is_extrapolated(mode: str) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 2, 6, 9)).astype("f4")
+    attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0, "mode": mode}
+    for roi, sizes in (
+        ((0.1, 0.2, 0.9, 0.7), (5, 8)), ((-0.3, 0.25, 0.5, 1.5), (7, 4)), ((0.8, 0, 0.2, 1), (4, 9)),
+        ((0.3, 0.6, 0.7, 1), (1, 3)),
+    ):  # fmt: skip
+        given = {"z": np.array([1, 2, *sizes])}
+        proto = resize(x, given, **attributes)
+        proto.graph.node[0].input[1] = "roi"
+        ends = np.array([0, 0, *roi[:2], 1, 1, *roi[2:]], "f4")
+        proto.graph.initializer.append(numpy_helper.from_array(ends, "roi"))
+        found = bc.compile(bc.load_onnx(proto, strict=True))(x)
+        np.testing.assert_allclose(found, runtime(proto, x), atol=1e-5)
+    proto.graph.initializer[-1].CopyFrom(numpy_helper.from_array(ends + 2, "roi"))
+    with pytest.raises(bc.UnsupportedError, match="a roi outside the image"):
+        bc.load_onnx(proto, strict=True)
 
 
 def test_a_compiled_plan_reads_the_exact_pixel() -> None:

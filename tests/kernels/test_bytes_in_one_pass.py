@@ -33,6 +33,7 @@ def of_floats(op: str, problem: Any, layout: str, x: Array) -> Array:
 
 SHAPE = 2, 21, 5, 6
 SHRINKS, GROWS = (ResizeProblem(*SHAPE, *size, "linear") for size in ((3, 4), (10, 13)))
+CUBIC, FINE = ResizeProblem(*SHAPE, 10, 13, "cubic"), ResizeProblem(*SHAPE, 2, 3, "linear", antialias=True)
 LRN, SOFTMAX = LrnProblem(SHAPE, 5, 0.9), SoftmaxProblem(SHAPE, 1)
 WIDE = ResizeProblem(2, 300, 3, 4, 5, 9, "linear", "align_corners")
 slow, isa = [pytest.mark.slow], [pytest.mark.isa]
@@ -46,6 +47,9 @@ slow, isa = [pytest.mark.slow], [pytest.mark.isa]
         pytest.param("resize", SHRINKS, "NCHW16", marks=slow),
         pytest.param("resize", SHRINKS, "NCHW4", marks=slow),
         pytest.param("resize", WIDE, "NHWC", marks=slow),
+        pytest.param("resize", CUBIC, "NCHW", marks=isa),
+        pytest.param("resize", CUBIC, "NCHW16", marks=slow),
+        pytest.param("resize", FINE, "NHWC", marks=slow),
         pytest.param("lrn", LRN, "NCHW16", marks=isa),
         pytest.param("lrn", LRN, "NCHW", marks=slow),
         pytest.param("softmax", SOFTMAX, "NCHW16", marks=isa),

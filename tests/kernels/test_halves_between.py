@@ -26,6 +26,8 @@ MAX = ops.Pool2d("max", (3, 3), (1, 1), ((1, 1), (1, 1)))
 AVERAGE = ops.Pool2d("avg_exclude_padding", (3, 3), (1, 1), ((1, 1), (1, 1)))
 ALL = ops.Pool2d("avg_include_padding")
 LINEAR = ops.Resize("linear", scale=(2.0, 1.5))
+CUBIC = ops.Resize("cubic", scale=(2.0, 1.5))
+FINE = ops.Resize("linear", scale=(0.5, 0.5), antialias=True)
 NEAREST = ops.Resize("nearest", scale=(2.0, 1.5))
 CLIP = activation(("clip", 0.5, 6.0))
 JOIN, PAD = ops.Concat(1), ops.Pad(((0, 0), (0, 0), (1, 0), (0, 2)), -1.5)
@@ -61,6 +63,9 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
     ("maximum", ops.Reduce((0, 3), kind="max"), "NHWC", B, ALWAYS),
     ("linear", LINEAR, "NCHW", B, SELDOM),
     ("linear", LINEAR, "NCHW16", F, SELDOM),
+    ("cubic", CUBIC, "NCHW", B, ALWAYS),
+    ("cubic", CUBIC, "NHWC", F, SELDOM),
+    ("antialias", FINE, "NCHW16", F, SELDOM),
     ("nearest", NEAREST, "NCHW8", B, SELDOM),
 ]
 

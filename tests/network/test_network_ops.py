@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from eltwise_lab import LAYOUTS, available, check, isa_layouts
+from resize_oracle import resized
 from storage_oracle import Array, stored
 
 from blockconv import Layout
@@ -164,6 +165,40 @@ def test_resize_in_every_layout(layout: str, sizes: tuple[int, ...]) -> None:
     check("resize", ResizeProblem(*sizes, "linear"), layout, [(x, layout)], wanted, exact=False)
 
 
+# Cubic, what excludes the outside, and antialias that shrinks one side, or both, or none.
+TAPS: list[dict[str, Any]] = [
+    {"mode": "cubic"},
+    {"mode": "cubic", "coordinates": "align_corners", "exclude_outside": True, "cubic": -0.5},
+    {"mode": "linear", "antialias": True},
+    {"mode": "cubic", "antialias": True, "exclude_outside": True},
+]
+TAP_SIZES = [
+    (2, 20, 5, 7, 10, 14),
+    (1, 3, 4, 50, 3, 33),
+    (1, 68, 13, 14, 2, 9),
+    (2, 5, 1, 1, 3, 2),
+    (1, 1, 9, 40, 4, 7),
+]
+
+
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.sampled(3)
+def test_resize_by_many_taps_in_every_layout(layout: str) -> None:
+    for sizes, how in itertools.product(TAP_SIZES, TAPS):
+        x, p = np.random.default_rng(0).standard_normal(sizes[:4]).astype("f4"), ResizeProblem(*sizes, **how)
+        check("resize", p, layout, [(x, layout)], resized(x, p).astype("f4"), exact=False, tolerance=2e-6, threads=2)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW16"])
+def test_resize_by_many_taps_of_extremes_and_in_float64(layout: str) -> None:
+    """A NaN or an infinity reaches the results whose taps it is, and no others."""
+    for how, value in zip(TAPS, (np.nan, np.inf, -np.inf, np.nan), strict=True):
+        x = np.random.default_rng(0).standard_normal((1, 20, 9, 40))
+        x[0, 3, 4, 5], x[0, 4, 0, 0], x[0, 19, 8, 39] = value, -value, value
+        p = ResizeProblem(*x.shape, 4, 30, **how)
+        check("resize", p, layout, [(x, layout)], resized(x, p), exact=False, tolerance=1e-14)
+
+
 # ---------------------------------------------------------------- row-major arrays
 
 
@@ -266,7 +301,9 @@ def test_rows_say_what_they_do_not_do() -> None:
         (lambda: LrnProblem((1, 3, 4, 4), 0), "lrn: size=0"),
         (lambda: LrnProblem((1, 3, 4, 4), 5, alpha="x"), "lrn: alpha='x'"),  # type: ignore[arg-type]
         (lambda: ResizeProblem(1, 3, 4, 4, 0, 4), "resize: oh=0"),
-        (lambda: ResizeProblem(1, 3, 4, 4, 8, 8, "cubic"), "resize: mode='cubic'"),  # type: ignore[arg-type]
+        (lambda: ResizeProblem(1, 3, 4, 4, 8, 8, "area"), "resize: mode='area'"),  # type: ignore[arg-type]
+        (lambda: ResizeProblem(1, 3, 4, 4, 8, 8, "cubic", cubic=float("nan")), "resize: cubic=nan"),
+        (lambda: ResizeProblem(1, 3, 9, 9, 1, 1, "linear", scale_h=0.05, antialias=True), "too small for antialias"),
         (lambda: ResizeProblem(1, 3, 4, 4, 8, 8, scale_h=-1.0), "resize: scale_h=-1.0"),
         (lambda: TransposeProblem((2, 3), (0, 0)), "transpose: perm="),
         (lambda: ReduceMeanProblem((2, 0), (1,)), "reduce_mean: axes="),

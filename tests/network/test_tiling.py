@@ -38,9 +38,12 @@ def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random
         attributes = ops.Pool2d("avg_include_padding", (k, k), (stride, stride), ((k // 2, 0),) * 2, divisor=1)
         return b.add(attributes, x), channels
     if kind == "up":
-        mode, scale = draw(st.sampled_from([("nearest", 2.0), ("linear", 2.0), ("nearest", 3.0)]))
+        mode, scale = draw(
+            st.sampled_from([("nearest", 2.0), ("linear", 2.0), ("nearest", 3.0), ("cubic", 2.0), ("linear", 0.5)])
+        )
         coordinates = draw(st.sampled_from(["half_pixel", "asymmetric"]))
-        return b.add(ops.Resize(mode, scale=(scale, scale), coordinates=coordinates), x), channels
+        attributes = ops.Resize(mode, scale=(scale, scale), coordinates=coordinates, antialias=scale < 1)
+        return b.add(attributes, x), channels
     if kind == "pad":
         return b.add(ops.Pad(((0, 0), (0, 0), *pads), 3.0), x), channels
     return b.binary("add", x, b.conv2d(x, whole_numbers(rng, channels, channels, 3, 3), padding=1)), channels

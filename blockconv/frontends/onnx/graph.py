@@ -179,7 +179,9 @@ def _are_windows_of_any_size(node: Any, known: Mapping[str, Array], given: Mappi
     """The same of what reads windows of an image. given: the node's attributes."""
     if node.op_type in ("Resize", "Upsample"):
         scales = known.get(node.input[min(2, len(node.input) - 1)], np.empty(0))
-        return len(node.input) < 4 and scales.size == 4 and bool((scales == np.rint(scales)).all())
+        is_image = scales.size == 4 and bool((scales[:2] == 1).all()) and "axes" not in given
+        is_whole = len(node.input) < 4 and bool((scales == np.rint(scales)).all())
+        return is_image and is_whole and given.get("coordinate_transformation_mode") != b"tf_crop_and_resize"
     if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return False
     if node.op_type == "Conv":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -297,72 +297,114 @@ def _reduced_axes(call: Call) -> tuple[int, ...] | None:
     return tuple(sorted({call.axis(axis, rank) for axis in axes or range(rank)}))
 
 
-_RESIZED = "along H and W; modes nearest and linear; constant scales or sizes"
-
-
-@_op("Upsample", since=7, limits=_RESIZED)
-@_op("Resize", limits=f"{_RESIZED}; no tf_crop_and_resize, antialias, exclude_outside")
+@_op("Upsample", since=7, limits="constant scales")
+@_op("Resize", limits="constant scales, sizes and roi")
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
     mode = call.attribute("mode", "nearest")
     coordinates: Any = call.attribute("coordinate_transformation_mode", "half_pixel") if modern else "asymmetric"
     nearest: Any = call.attribute("nearest_mode", "round_prefer_floor") if modern else "floor"
-    modes = ("nearest", "linear") if call.opset >= 7 else ("nearest", "bilinear")
+    modes = get_args(ResizeMode) if modern else ("nearest", "linear" if call.opset >= 7 else "bilinear")
     unknown = [
         f"{name}={value!r}"
         for name, value, known in (
             ("mode", mode, modes),
             ("coordinate_transformation_mode", coordinates, get_args(Coordinates)),
             ("nearest_mode", nearest, get_args(NearestMode)),
-            ("antialias", call.attribute("antialias", 0), (0,)),
-            ("exclude_outside", call.attribute("exclude_outside", 0), (0,)),
         )
         if value not in known
     ]
     if unknown:
         raise Unsupported(", ".join(unknown))
+    kind: ResizeMode = "linear" if mode == "bilinear" else mode
+    antialias = bool(call.attribute("antialias", 0)) and kind != "nearest"
+    excludes = bool(call.attribute("exclude_outside", 0)) and (antialias or kind == "cubic")
+    cubic = call.attribute("cubic_coeff_a", -0.75)
+    made = ops.Resize(kind, None, None, coordinates, nearest, antialias, excludes, cubic)
+    of_bytes = kind != "nearest" and x.dtype in BYTES
+    y = call.emit(ops.Dequantize(Quantization(1.0)), x, helps=True) if of_bytes else x
+    y = _resampled(call, y, made, _target(call, 2 if modern else 1))
+    return call.emit(ops.Quantize(Quantization(1.0), "uint8" if x.dtype == np.uint8 else "int8"), y) if of_bytes else y
+
+
+class _Along(NamedTuple):
+    """What an axis becomes. is_whole: `scale` is a whole number that was given, and says `size` for any input."""
+
+    size: int
+    scale: float = 1.0
+    is_whole: bool = False
+    roi: tuple[float, float] = (0.0, 1.0)
+
+    def is_kept(self, size: int) -> bool:
+        return self.size == size and (self.scale == 1 or size == 1) and self.roi == (0, 1)
+
+
+def _resampled(call: Call, x: Tensor, made: ops.Resize, wanted: list[_Along]) -> Tensor:
+    """H and W of images at once, and any other axis by itself, as a side of images that are reshaped to have it."""
     rank = len(x.shape)
-    if rank != 4:
-        raise Unsupported(f"input={x.shape}: {rank} dimensions")
-    axes = call.axes(call.attribute("axes", range(rank)), rank)
-    kind: ResizeMode = "nearest" if mode == "nearest" else "linear"
-    size, scale = _target(call, axes, 2 if modern else 1)
-    made = ops.Resize(kind, size, scale, coordinates, nearest)
+    changed = [k for k in range(rank) if not wanted[k].is_kept(x.shape[k])]
     # Opset 10 rounds up along the axes that shrink.
-    if kind == "nearest" and call.node.op_type == "Resize" and not modern:
-        if size and min(scale) < 1 < max(scale):
-            rows = replace(made, size=(size[0], x.shape[3]), scale=(scale[0], 1.0))
-            x = call.emit(replace(rows, nearest=_SIMPLE[scale[0] < 1]), x, helps=True)
-            made = replace(made, scale=(1.0, scale[1]))
-        made = replace(made, nearest=_SIMPLE[min(made.scale or ()) < 1])
-    if kind == "nearest" or x.dtype not in BYTES:
-        return call.emit(made, x)
-    whole = Quantization(1.0)
-    y = call.emit(made, call.emit(ops.Dequantize(whole), x, helps=True), helps=True)
-    return call.emit(ops.Quantize(whole, "uint8" if x.dtype == np.uint8 else "int8"), y)
+    older = made.mode == "nearest" and call.node.op_type == "Resize" and call.opset < 11
+    shrinks = [older and to.scale < 1 for to in wanted]
+    if rank == 4 and min(changed, default=2) >= 2 and (len(changed) < 2 or shrinks[2] == shrinks[3]):
+        return _sides(call, x, replace(made, nearest="ceil") if any(shrinks) else made, wanted[2], wanted[3])
+    for k in changed:
+        shape, one = x.shape, replace(made, nearest="ceil") if shrinks[k] else made
+        before, after = math.prod(shape[:k]), math.prod(shape[k + 1 :])
+        if rank == 4 and k >= 2:
+            x = _sides(call, x, one, *(wanted[j] if j == k else _Along(shape[j], 1.0, True) for j in (2, 3)))
+            continue
+        image = (*shape[:2], 1, shape[2]) if (rank, k) == (3, 2) else (1, before, shape[k], after)
+        sides = (_Along(1, 1.0, True), wanted[k]) if (rank, k) == (3, 2) else (wanted[k], _Along(after, 1.0, True))
+        y = _sides(call, call.reshape(x, image), one, *sides)
+        x = call.reshape(y, (*shape[:k], wanted[k].size, *shape[k + 1 :]), helps=False)
+    return x
 
 
-_SIMPLE: tuple[NearestMode, NearestMode] = ("floor", "ceil")
+def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Tensor:
+    """H and W of images resampled. What is read outside becomes the extrapolation value where the node crops."""
+    size = None if h.is_whole and w.is_whole else (h.size, w.size)
+    made = replace(made, size=size, scale=(h.scale, w.scale), roi=(h.roi[0], w.roi[0], h.roi[1], w.roi[1]))
+    y = call.emit(made, x)
+    if made.coordinates != "tf_crop_and_resize":
+        return y
+    problem = made.problem(x.shape)
+    ends = (problem.inside("h"), problem.inside("w"))
+    if any(first == end for first, end in ends):
+        raise Unsupported("a roi outside the image")
+    pads = [(first, side.size - end) for (first, end), side in zip(ends, (h, w), strict=True)]
+    if not any(map(any, pads)):
+        return y
+    for axis, (first, end) in zip((2, 3), ends, strict=True):
+        y = call.emit(ops.Slice(axis, first, end - first), y, helps=True)
+    return call.emit(ops.Pad(((0, 0), (0, 0), *pads), call.attribute("extrapolation_value", 0.0)), y)
 
 
-def _target(call: Call, axes: tuple[int, ...], at: int) -> tuple[tuple[int, int] | None, tuple[float, float]]:
-    """H and W of the result, and their scales; the other axes have to stay. Whole scales say H and W for any size."""
-    shape, given = call.input().shape, _scales(call, axes, at)
-    sizes, scales = list(shape), [1.0] * len(shape)
-    if given is not None:
-        for k, by in zip(axes, given, strict=True):
-            sizes[k] = int(np.float32(by) * np.float32(shape[k]))  # as ONNX Runtime multiplies
-            scales[k] = float(simplest_fraction(by, float(np.spacing(np.float32(by))) / 2))
-    else:
-        found, ratio = _sizes(call, axes)
-        for k, size in zip(axes, found, strict=True):
-            sizes[k] = size
-            scales[k] = ratio or (size / shape[k] if shape[k] else 1.0)
-    if any(sizes[k] != shape[k] or (scales[k] != 1 and shape[k] != 1) for k in (0, 1)):
-        said = f"sizes={tuple(sizes)}: sizes" if given is None else f"scales={tuple(scales)}: scales"
-        raise Unsupported(f"{said} of N or C")
-    is_whole = given is not None and scales[2].is_integer() and scales[3].is_integer()
-    return None if is_whole else (sizes[2], sizes[3]), (scales[2], scales[3])
+def _target(call: Call, at: int) -> list[_Along]:
+    """What each axis becomes; those that the node does not name stay."""
+    shape = call.input().shape
+    axes = call.axes(call.attribute("axes", range(len(shape))), len(shape))
+    made, given, rois = [_Along(size) for size in shape], _scales(call, axes, at), _rois(call, axes)
+    found, ratio = _sizes(call, axes) if given is None else ((), 0.0)
+    for j, k in enumerate(axes):
+        if given is None:
+            scale = ratio or (found[j] / shape[k] if shape[k] else 1.0)
+            made[k] = _Along(found[j], scale, False, rois[j])
+            continue
+        size = int(np.float32(given[j]) * np.float32(shape[k]))  # as ONNX Runtime multiplies
+        scale = float(simplest_fraction(given[j], float(np.spacing(np.float32(given[j]))) / 2))
+        made[k] = _Along(size, scale, scale.is_integer(), rois[j])
+    return made
+
+
+def _rois(call: Call, axes: tuple[int, ...]) -> list[tuple[float, float]]:
+    """The part of each axis that a node crops, or all of it. A float32 means its shortest decimal."""
+    if call.attribute("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
+        return [(0.0, 1.0)] * len(axes)
+    roi = [float(str(k)) for k in call.array(1, "roi").reshape(-1)]
+    if len(roi) != 2 * len(axes) or not all(map(math.isfinite, roi)):
+        raise call.error("roi", roi, f"has to hold the starts and the ends of the axes {axes}, as finite numbers")
+    return list(zip(roi[: len(axes)], roi[len(axes) :], strict=True))
 
 
 def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | None:

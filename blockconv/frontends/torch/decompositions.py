@@ -21,7 +21,8 @@ _KEPT = frozenset(
         # One op is faster than its parts, here or in PyTorch.
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
         *("_log_softmax", "logsumexp", "_fused_rms_norm"),
-        *("im2col", "col2im", "upsample_bicubic2d", "upsample_trilinear3d", "grid_sampler_2d"),
+        *("im2col", "col2im", "upsample_trilinear3d", "grid_sampler_2d"),
+        *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
     }
 )
 
@@ -52,7 +53,8 @@ def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: i
 def kept_whole() -> Iterator[None]:
     """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
     aten, key = torch.ops.aten, torch._C.DispatchKey
-    packets = aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d
+    packets = [aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d]
+    packets += [aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa]
     overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
     before = [dict(op.py_kernels) for op in overloads]
     for op in overloads:

@@ -122,7 +122,7 @@ def _adaptive_max_pool(call: Call) -> Value:
     return [_unlike_image(call, call.emit(ops.Pool2d("max", kernel, kernel), image), x, 2), None]
 
 
-def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor") -> Tensor:
+def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor", **more: Any) -> Tensor:
     """Scales that the model gives decide where pixels are read; sizes have the scale out / in."""
     x, size, rank = call.input(), call.get("output_size"), len(call.input().shape) - 2
     if "scale_factors" in call.arguments:  # overload .vec
@@ -135,7 +135,13 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
         raise Unsupported(f"{rank}-D images")
     ones = (1,) * (2 - rank)
     given: Any = None if None in scales else (*map(float, ones), *map(float, scales))
-    resized = call.emit(ops.Resize(mode, (*ones, *size), given, coordinates, nearest), _image(call, x, rank))
+    if coordinates == "align_corners" and "antialias" in more:
+        # PyTorch takes the scale alone from the corners.
+        if any(out == 1 and have > 1 for have, out in zip(x.shape[2:], size, strict=True)):
+            raise Unsupported("align_corners with antialias to one pixel")
+        coordinates, sides = "half_pixel", zip(x.shape[2:], size, strict=True)
+        given = tuple((out - 1) / (have - 1) if have > 1 and out > 1 else float(out) for have, out in sides)
+    resized = call.emit(ops.Resize(mode, (*ones, *size), given, coordinates, nearest, **more), _image(call, x, rank))
     return _unlike_image(call, resized, x, rank)
 
 
@@ -152,6 +158,18 @@ def _nearest_exact(call: Call) -> Tensor:
 @_op("upsample_bilinear2d", "upsample_linear1d")
 def _bilinear(call: Call) -> Tensor:
     return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
+
+
+@_op("upsample_bicubic2d")
+def _bicubic(call: Call) -> Tensor:
+    return _resize(call, "cubic", "align_corners" if call["align_corners"] else "half_pixel")
+
+
+@_op("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+def _antialiased(call: Call) -> Tensor:
+    coordinates = "align_corners" if call["align_corners"] else "half_pixel"
+    mode = "cubic" if "cubic" in call.kind else "linear"
+    return _resize(call, mode, coordinates, antialias=True, exclude_outside=True, cubic=-0.5)
 
 
 def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:

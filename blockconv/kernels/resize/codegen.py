@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -14,7 +14,15 @@ from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["blend", "make_columns", "near_bytes", "pixels_of_a_vector"]
+__all__ = [
+    "SummedRow",
+    "blend",
+    "make_columns",
+    "near_bytes",
+    "pixels_of_a_vector",
+    "sums_of_columns",
+    "sums_of_rows",
+]
 
 
 def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
@@ -38,6 +46,106 @@ def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
         v.each(count, vector)
 
     return mix
+
+
+UNROLLED = 4  # vectors of sums, for each of which a tap's offset and weight are read once
+WEIGHT = 16  # bytes: an offset and a weight
+
+
+def sums_of_rows(src: ElementType, dst: ElementType, lanes: int) -> Any:
+    """Code for dst = the sum of `taps` times `count` contiguous elements, each at its offset and with its `Weight`.
+
+    src, dst, integers: as in `blend`.
+    """
+
+    @emitted
+    def rows(builder: Any, base: Any, weights: Any, taps: Any, dst_: Any, count: Any, integers: Any) -> None:
+        _sums(builder, *read_and_written(builder, src, dst, lanes, integers), taps)(base, weights, dst_, count)
+
+    return rows
+
+
+def _sums(builder: Any, v: Any, out: Any, taps: Any) -> Callable[[Any, Any, Any, Any], None]:
+    """sums(base, weights, to, count): the code of `sums_of_rows`."""
+
+    def sums(base: Any, weights: Any, to: Any, count: Any) -> None:
+        def vectors(offset: Any, mask: Any | None, number: int = 1) -> None:
+            made = v.slots(number, v.zero)
+            with cgutils.for_range(builder, taps) as loop:
+                at = builder.add(weights, builder.mul(loop.index, const(WEIGHT)))
+                first = builder.add(base, builder.add(builder.load(pointer(builder, at, I64)), offset))
+                weight = builder.load(pointer(builder, builder.add(at, const(8)), ir.DoubleType()))
+                factor = v.splat(weight if v.itemsize == 8 else builder.fptrunc(weight, v.element))
+                for k, slot in enumerate(made):
+                    x = v.mul(v.load(builder.add(first, const(k * v.bytes)), mask), factor)
+                    builder.store(v.add(builder.load(slot), x), slot)
+            for k, slot in enumerate(made):
+                at = builder.add(offset, const(k * v.bytes))
+                out.store(builder.load(slot), builder.add(to, _as_bytes_of(out, v, at)), mask)
+
+        groups = builder.sdiv(count, const(UNROLLED * v.lanes))
+        with cgutils.for_range(builder, groups) as loop:
+            vectors(builder.mul(loop.index, const(UNROLLED * v.bytes)), None, UNROLLED)
+        done = builder.mul(groups, const(UNROLLED * v.lanes))
+        start = builder.mul(done, const(v.itemsize))
+        v.each(builder.sub(count, done), lambda offset, mask: vectors(builder.add(start, offset), mask))
+
+    return sums
+
+
+class SummedRow(NamedTuple):
+    """A row of results: its address, its pixels, bytes from one to the next, and elements of each.
+
+    If vectors of it are sums, its elements are its pixels.
+    """
+
+    dst: Any
+    ow: Any
+    step: Any
+    count: Any
+
+
+def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, near: int) -> Any:
+    """Code that makes a `SummedRow` from a row of the source.
+
+    src, dst, integers: as in `blend`.
+    part: 0 if each pixel is a sum, as in `sums_of_rows`. Otherwise vectors of the row's elements are sums, and the
+    last one overlaps the one before. An entry for each tap of a vector has the offsets of its parts, of `part`
+    elements each, and the weights of its lanes. near: it has the offset of one vector, and indices of its lanes.
+    """
+    head = 8 + lanes * src.itemsize if near else 8 * (lanes // part) if part else 0
+    size = head + lanes * src.itemsize
+
+    @emitted
+    def columns(builder: Any, line: Any, entries: Any, taps: Any, row: SummedRow, integers: Any) -> None:
+        ow = row.ow
+        v, out = read_and_written(builder, src, dst, lanes, integers)
+        if not part:
+            pixel, nbytes = _sums(builder, v, out, taps), builder.mul(taps, const(WEIGHT))
+            with cgutils.for_range(builder, ow) as loop:
+                at = builder.add(entries, builder.mul(loop.index, nbytes))
+                pixel(line, at, builder.add(row.dst, builder.mul(loop.index, row.step)), row.count)
+            return
+        nbytes, last = builder.mul(taps, const(size)), builder.sub(ow, const(lanes))
+        vectors = builder.sdiv(builder.add(ow, const(lanes - 1)), const(lanes))
+        with cgutils.for_range(builder, vectors) as loop:
+            (made,) = v.slots(1, v.zero)
+            first = builder.add(entries, builder.mul(loop.index, nbytes))
+            with cgutils.for_range(builder, taps) as tap:
+                at = builder.add(first, builder.mul(tap.index, const(size)))
+                words = pointer(builder, at, I64)
+                offsets = [builder.load(builder.gep(words, [const(k)])) for k in range(1 if near else lanes // part)]
+                if near:
+                    x = v.permuted(v.load(builder.add(line, offsets[0])), builder.add(at, const(8)))
+                else:
+                    x = v.gathered([builder.add(line, offset) for offset in offsets])
+                x = v.mul(x, v.load(builder.add(at, const(head))))
+                builder.store(v.add(builder.load(made), x), made)
+            start = builder.mul(loop.index, const(lanes))
+            start = builder.select(builder.icmp_signed("<", start, last), start, last)
+            out.store(builder.load(made), builder.add(row.dst, builder.mul(start, const(out.itemsize))))
+
+    return columns
 
 
 def _as_bytes_of(to: Vectors, of: Vectors, offset: Any) -> Any:

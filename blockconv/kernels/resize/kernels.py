@@ -1,4 +1,4 @@
-"""Resampling's kernel: rows of results from one or two rows of the source."""
+"""Resampling's kernels: rows of results from one, two or more rows of the source."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, copy_memory, load_bits, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
-from blockconv.kernels.resize.codegen import blend, make_columns
+from blockconv.kernels.resize.codegen import SummedRow, blend, make_columns, sums_of_columns, sums_of_rows
 
 __all__ = [
     "ResizeArgs",
     "ResizePartsArgs",
+    "ResizeSumsArgs",
     "Tap",
+    "Weight",
     "resize_columns",
     "resize_nearest",
     "resize_parts",
     "resize_pixels",
     "resize_rows",
+    "resize_sums",
 ]
 
 
@@ -29,6 +32,13 @@ class Tap(Arguments):
     first = word("offset of the first in the source's plane, or row", "bytes")
     second = word("offset of the second", "bytes")
     weight = word("of the second; the first has the rest", "bits of a float64")
+
+
+class Weight(Arguments):
+    """A row, or column, of the source and its weight in the sum that a row, or column, of results is."""
+
+    at = word("offset in the source's plane, or row", "bytes")
+    weight = word("its weight", "bits of a float64")
 
 
 class ResizeArgs(Arguments):
@@ -60,6 +70,17 @@ class ResizePartsArgs(ResizeArgs):
     part = word("in a part, but for the last; a multiple of a block of channels, or the whole pixel", "elements")
     iw = word("pixels in a row of the source")
     block_stride = word("from a block of channels to the next in the destination", "elements")
+
+
+class ResizeSumsArgs(ResizePartsArgs):
+    """The same of results that are sums of any number of rows and columns.
+
+    `taps` has the `Weight`s of each row of results, and then what `sums_of_columns` reads.
+    """
+
+    row_taps = word("rows of the source in a row of results")
+    column_taps = word("columns in a column")
+    columns = word("of the destination, or all elements of a row where vectors of them are sums")
 
 
 @inline
@@ -258,56 +279,78 @@ def resize_columns(element, lanes, inner, near):
     return kernel
 
 
-@jit.kernel
-def resize_parts(element, lanes, inner_lanes, linear):
-    """A task is a part of every pixel of a row of results. Linear: scratch holds that part of a row of the source.
+@inline
+def zero_part_tails(a, dst, count, itemsize):
+    """Zero what `count` elements of each pixel of a row, the first at `dst`, have of channels that do not exist."""
+    # A row is of one block of channels, unless the blocks lie inside w.
+    is_one = a.block_stride >= a.ow * a.inner
+    is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1
+    if a.valid < a.block and (is_last or not is_one):
+        for k in range(a.ow):
+            start = dst + k * a.inner * itemsize
+            for j in range(count // a.block):
+                at = j * a.block
+                index = (start - a.dst) // itemsize + at
+                if is_one or index // a.block_stride % a.blocks == a.blocks - 1:
+                    for c in range(a.valid, a.block):
+                        store_bits(start + (at + c) * itemsize, a.zero, itemsize)
 
-    inner_lanes: lanes of the vectors that blend columns; 1 for pixels of one element.
-    """
-    kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
-    blend_rows, blend_pixels = blend(kind, kind.computed, lanes), blend(kind.computed, kind, inner_lanes)
+
+@jit.kernel
+def resize_parts(element, is_one):
+    """A task is a part of every pixel of a row of results, which are the nearest. is_one: pixels are one element."""
+    itemsize = ElementType.of(element).itemsize
 
     def kernel(args, first, last, scratch):
         a = ResizePartsArgs(args)
-        words = a.integers.address
         oh, ow, inner, taps, parts, between = a.oh, a.ow, a.inner, a.taps, a.parts, a.between
-        block, pixel, step = a.block, inner * itemsize, a.part * itemsize
+        pixel, step = inner * itemsize, a.part * itemsize
         for task in range(first, last):
             part, line = task % parts, task // parts
             plane, outer = line % between, line // between
             row, col = Tap(taps + outer % oh * Tap.nbytes), Tap(taps + oh * Tap.nbytes)
             count = min(a.part, inner - part * a.part)
-            src = a.src + outer // oh * a.src_plane + plane * a.src_row + part * step
+            src = a.src + outer // oh * a.src_plane + plane * a.src_row + part * step + row.first
             dst = a.dst + line * ow * pixel + part * step
-            if linear:
-                x, y, weight = src + row.first, src + row.second, as_float64(row.weight)
-                blends, size = (1, a.iw * inner) if parts == 1 else (a.iw, count)
-                for k in range(blends):
-                    blend_rows(x + k * pixel, y + k * pixel, weight, scratch + k * a.part * held, size, words)
-            else:
-                src += row.first
             for k in range(ow):
-                to = dst + k * pixel
-                if linear:
-                    x, y, weight = scratch + col.first, scratch + col.second, as_float64(col.weight)
-                    blend_pixels(x, y, weight, to, count, words)
-                elif inner_lanes == 1:
-                    store_bits(to, load_bits(src + col.first, itemsize), itemsize)
+                if is_one:
+                    store_bits(dst + k * pixel, load_bits(src + col.first, itemsize), itemsize)
                 else:
-                    copy_bytes(to, src + col.first, count * itemsize)
+                    copy_bytes(dst + k * pixel, src + col.first, count * itemsize)
                 col = col[1]
-            # A row is of one block of channels, unless the blocks lie inside w.
-            is_one = a.block_stride >= ow * inner
-            is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1
-            if a.valid < block and (is_last or not is_one):
-                for k in range(ow):
-                    start = dst + k * pixel
-                    for j in range(count // block):
-                        at = j * block
-                        index = (start - a.dst) // itemsize + at
-                        if is_one or index // a.block_stride % a.blocks == a.blocks - 1:
-                            for c in range(a.valid, block):
-                                store_bits(start + (at + c) * itemsize, a.zero, itemsize)
+            zero_part_tails(a, dst, count, itemsize)
+
+    return kernel
+
+
+@jit.kernel
+def resize_sums(element, lanes, column_lanes, column_part, near):
+    """A task is a part of every pixel of a row of results, of any number of taps.
+
+    Scratch: that part of a row of the source, a sum of rows.
+    column_lanes, column_part, near: see `sums_of_columns`.
+    """
+    kind = ElementType.of(element)
+    itemsize, held = kind.itemsize, kind.computed.itemsize
+    sum_rows = sums_of_rows(kind, kind.computed, lanes)
+    sum_columns = sums_of_columns(kind.computed, kind, column_lanes, column_part, near)
+
+    def kernel(args, first, last, scratch):
+        a = ResizeSumsArgs(args)
+        words = a.integers.address
+        oh, inner, parts, between, row_taps = a.oh, a.inner, a.parts, a.between, a.row_taps
+        pixel, step, columns = inner * itemsize, a.part * itemsize, a.taps + oh * row_taps * Weight.nbytes
+        for task in range(first, last):
+            part, line = task % parts, task // parts
+            plane, outer = line % between, line // between
+            rows = a.taps + outer % oh * row_taps * Weight.nbytes
+            count = min(a.part, inner - part * a.part)
+            src = a.src + outer // oh * a.src_plane + plane * a.src_row + part * step
+            dst = a.dst + line * a.ow * pixel + part * step
+            sums, size = (1, a.iw * inner) if parts == 1 else (a.iw, count)
+            for k in range(sums):
+                sum_rows(src + k * pixel, rows, row_taps, scratch + k * a.part * held, size, words)
+            sum_columns(scratch, columns, a.column_taps, SummedRow(dst, a.columns, pixel, count), words)
+            zero_part_tails(a, dst, count, itemsize)
 
     return kernel

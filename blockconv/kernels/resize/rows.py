@@ -1,4 +1,4 @@
-"""Resampling of H and W, nearest or linear, in any layout with at most one block of channels.
+"""Resampling of H and W, nearest, linear or cubic, in any layout with at most one block of channels.
 
 A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w, so a row of
 results is made of one or two rows of the source.
@@ -11,6 +11,8 @@ Of pixels larger than code is built for, two at a time are blended from two rows
 many images' pixels leaves the first-level cache, and a pixel does not. Pixels that are less than half a vector are read
 as two vectors of the source whose lanes are permuted, where a vector of results lies so near in the source: it does
 unless images get smaller.
+Cubic, and what shrinks with antialias, is a sum of more than two rows and columns: `resize_sums` adds the rows into a
+line of the scratch, and then the columns of each result. It takes two taps as well where rows are blended in parts.
 Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
 
 Buffers: source, destination. Option of the primitive, for integers of 8 bits: quantizations, what those of source and
@@ -37,11 +39,13 @@ from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
 from blockconv.kernels.resize.kernels import (
     ResizeArgs,
     ResizePartsArgs,
+    ResizeSumsArgs,
     resize_columns,
     resize_nearest,
     resize_parts,
     resize_pixels,
     resize_rows,
+    resize_sums,
 )
 from blockconv.kernels.table import Request, same_layout_row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
@@ -95,7 +99,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
     if p.n == 0:
         return []
     pixel = at.inner * itemsize
-    row, linear, held = p.iw * pixel, p.mode == "linear", element.computed.itemsize
+    row, linear, held = p.iw * pixel, p.mode != "nearest", element.computed.itemsize
     lanes = min(m.lanes(held if linear else itemsize), MOST_LANES)
     args = _args(p, at, element, quantizations)
     tasks = at.planes * at.between * p.oh
@@ -103,16 +107,14 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
     whole = not linear or row <= m.second_level_cache
     large = at.inner > LARGEST_BLOCK
     fits = not linear or 2 * at.inner * held <= m.second_level_cache if large else whole
-    if fits and (at.valid == at.block or at.blocks_are_planes):
+    few = all(p.taps(axis)[0].shape[1] <= 2 for axis in ("h", "w"))
+    if fits and few and (at.valid == at.block or at.blocks_are_planes):
         chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
         built, scratch, tables = _whole(m, p, layout, at, element, lanes)
         table = np.concatenate([_table(p, "h", at.between * row), *tables])
         return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
-    inner_lanes = min(lanes, 1 << (at.inner.bit_length() - 1))
-    # Nearest only copies: what matters is whether a pixel is one element.
-    params = (lanes, inner_lanes, 1) if linear else (1, min(at.inner, 4), 0)
     part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
-    parts, columns = -(-at.inner // part), part * held if linear else pixel
+    parts = -(-at.inner // part)
     some = ResizePartsArgs(
         **args._asdict(),
         parts=parts,
@@ -120,16 +122,47 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
         iw=p.iw,
         block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
     )
-    return [
-        Op(
-            resize_parts(element.code, *params),
-            some,
-            tasks * parts,
-            chunk_of(tasks * parts, p.ow * part * itemsize, threads),
-            scratch=p.iw * part * held if linear else 0,
-            table=np.concatenate([_table(p, "h", at.between * row), _table(p, "w", columns)]),
+    chunk = chunk_of(tasks * parts, p.ow * part * itemsize, threads)
+    if linear:
+        built, given, table = _sums(p, some, element, lanes, at.between * row)
+        return [Op(built, given, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
+    table = np.concatenate([_table(p, "h", at.between * row), _table(p, "w", pixel)])
+    return [Op(resize_parts(element.code, int(at.inner == 1)), some, tasks * parts, chunk, table=table)]
+
+
+def _sums(
+    problem: ResizeProblem, args: ResizePartsArgs, element: ElementType, lanes: int, row: int
+) -> tuple[Kernel, ResizeSumsArgs, Words]:
+    """Of results that are sums: the kernel, its arguments and its table. row: bytes between two rows of the source.
+
+    Where pixels are at most half a vector, vectors of a row of results are sums, whatever pixels they are of.
+    """
+    p, inner, held = problem, args.inner, element.computed.itemsize
+    (above, by_row), (left, by_column) = p.taps("h"), p.taps("w")
+    elements, part, near = p.ow * inner, 0, False
+    wide = min(lanes, 1 << elements.bit_length() - 1)
+    if args.parts == 1 and 2 * inner <= wide:
+        part = inner if wide % inner == 0 else 1
+        each = np.arange(-(-elements // wide))[:, None] * wide
+        at = np.minimum(each, elements - wide) + np.arange(wide)  # elements of each vector
+        read = (left[at // inner] * inner + (at % inner)[..., None]).transpose(0, 2, 1)
+        start = np.minimum(read.min(axis=2, keepdims=True), p.iw * inner - wide)
+        # One instruction permutes lanes of 4 bytes or more, in vectors of 256 bits or more.
+        near = wide * held >= 32 and wide > 2 * part and p.iw * inner >= wide and (read - start).max() < wide
+        heads = (
+            [start * held, (read - start).astype(f"i{held}", order="C").view(np.int64)]
+            if near
+            else [read[..., ::part] * held]
         )
-    ]
+        weights = by_column[at // inner].transpose(0, 2, 1).astype(element.computed.name, order="C").view(np.int64)
+        columns = np.concatenate([*heads, weights], axis=2)
+    else:
+        wide = min(lanes, 1 << (inner.bit_length() - 1))
+        columns = np.stack([left * args.part * held, by_column.view(np.int64)], axis=2)
+    rows = np.stack([above * row, by_row.view(np.int64)], axis=2)
+    counts = {"row_taps": above.shape[1], "column_taps": left.shape[1], "columns": elements if part else p.ow}
+    kernel = resize_sums(element.code, lanes, wide, part, int(near))
+    return kernel, ResizeSumsArgs(**args._asdict(), **counts), np.concatenate([rows.ravel(), columns.ravel()])
 
 
 def _whole(
@@ -137,7 +170,7 @@ def _whole(
 ) -> tuple[Kernel, int, list[Words]]:
     """Of whole rows of results: the kernel, bytes of scratch, and the table of columns."""
     p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
-    linear = p.mode == "linear"
+    linear = p.mode != "nearest"
     if inner > LARGEST_BLOCK:
         kernel = resize_pixels(element.code, lanes, int(linear))
         return kernel, 2 * inner * held if linear else 0, [_table(p, "w", inner * itemsize)]
@@ -169,7 +202,7 @@ def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: i
     if held < 4 or lanes * held < 32 or pixels == 2 or vectors == 0 or p.iw < pixels:
         return None
     entries = np.zeros((vectors, size), np.uint8)
-    for side, index in enumerate(p.taps("w")[:2]):
+    for side, index in enumerate(p.taps("w")[0].T):
         columns = index[: vectors * pixels].reshape(vectors, pixels, 1)
         start = np.minimum(columns.min(axis=1, keepdims=True), p.iw - pixels)
         if (columns - start).max() >= pixels:
@@ -202,14 +235,14 @@ def _args(problem: ResizeProblem, at: Storage, element: ElementType, given: Quan
 
 def _table(problem: ResizeProblem, axis: Literal["h", "w"], stride: int) -> npt.NDArray[np.int64]:
     """A `Tap` for each row ("h") or column of results; stride: bytes between two of the source's."""
-    first, second, weight = problem.taps(axis)
-    offsets = [index * stride for index in (first, second)]
-    return np.stack([*offsets, weight.view(np.int64)], axis=1).ravel()
+    indices, weights = problem.taps(axis)
+    offsets = [indices[:, side] * stride for side in (0, -1)]
+    return np.stack([*offsets, weights[:, -1].view(np.int64)], axis=1).ravel()
 
 
 def _weights(problem: ResizeProblem, inner: int, element: ElementType) -> npt.NDArray[np.int64]:
     """Of each element of a row of results, the weight of the second of its two; whole words."""
-    weights = np.repeat(problem.taps("w")[2], inner)
+    weights = np.repeat(problem.taps("w")[1][:, -1], inner)
     words = -(-weights.size * element.itemsize // 8)
     held = np.zeros(8 * words // element.itemsize, element.name)
     held[: weights.size] = weights
@@ -221,7 +254,9 @@ def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProb
     if not has_h_inside_w(layout):
         return problem, layout
     p = problem
-    turned = replace(p, ih=p.iw, iw=p.ih, oh=p.ow, ow=p.oh, scale_h=p.scale_w, scale_w=p.scale_h)
+    turned = replace(
+        p, ih=p.iw, iw=p.ih, oh=p.ow, ow=p.oh, scale_h=p.scale_w, scale_w=p.scale_h, roi_h=p.roi_w, roi_w=p.roi_h
+    )
     return turned, transposed_layout(layout)
 
 
@@ -229,13 +264,17 @@ def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProb
 
 
 def _cost(request: Request) -> float:
-    """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel."""
+    """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel and of each tap."""
     p, layout = _with_w_inside_h(request.problem, request.dst)
     itemsize, m = request.types.src.itemsize, request.machine
     size, inner = layout.size(p.dst_shape), _storage(layout, p.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
     moved = m.move_seconds(itemsize * layout.size(p.src_shape), itemsize * size)
-    computed = vectors * (6 if p.mode == "linear" else 3) * 2 * m.fma_seconds(16, 4)
+    rows, columns = (max(2.0, 2 * float(p.reach(axis))) for axis in ("h", "w"))
+    cycles = 3.0 if p.mode == "nearest" else 3 * columns
+    if p.mode != "nearest" and rows + columns > 4:  # each row of results adds whole rows of the source
+        cycles += 2 * rows * p.iw / p.ow
+    computed = vectors * cycles * 2 * m.fma_seconds(16, 4)
     return m.launch_seconds() + max(moved, computed) / request.threads
 
 

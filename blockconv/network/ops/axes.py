@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -117,9 +117,14 @@ class Resize(_OfFloats):
     With scale s, output pixel o reads at source coordinate
     half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; half_pixel_symmetric: that plus
     (in - out / s) / 2; asymmetric: o / s;
-    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1.
-    linear blends the two pixels around it along each axis; nearest takes one, rounded as `nearest` says
-    (round_prefer_floor rounds x.5 down, round_prefer_ceil up). Coordinates outside read the border pixel.
+    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1;
+    tf_crop_and_resize: the same between the ends of `roi`, or their middle where out is 1.
+    linear blends the two pixels around it along each axis, cubic the four around it, by the cubic convolution with the
+    parameter `cubic`; nearest takes one, rounded as `nearest` says (round_prefer_floor rounds x.5 down,
+    round_prefer_ceil up). Coordinates outside read the border pixel.
+    antialias: where a scale is below 1, linear and cubic blend 1 / s times as many pixels.
+    exclude_outside: pixels outside the image have no weight, and the weights are divided by their sum.
+    roi: (top, left, bottom, right), as fractions of H - 1 and W - 1.
     A scale means the simplest fraction that rounds to it, so 0.6 is 3/5, and coordinates are exact.
     """
 
@@ -129,6 +134,10 @@ class Resize(_OfFloats):
     scale: tuple[float, float] | None = None
     coordinates: Coordinates = "half_pixel"
     nearest: NearestMode = "round_prefer_floor"
+    antialias: bool = False
+    exclude_outside: bool = False
+    cubic: float = -0.75
+    roi: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         return inputs[0] if self.mode == "nearest" else super().infer_type(inputs, parameters)
@@ -145,36 +154,40 @@ class Resize(_OfFloats):
             math.floor(size * exact_scale(self.op, "scale", by))
             for size, by in zip((ih, iw), self.scale or (), strict=True)
         )
-        scale = self.scale or (None, None)
-        return ResizeProblem(n, c, ih, iw, oh, ow, self.mode, self.coordinates, self.nearest, *scale)
+        (top, left, bottom, right), (scale_h, scale_w) = self.roi, self.scale or (None, None)
+        how = self.antialias, self.exclude_outside, self.cubic, (top, bottom), (left, right)
+        return ResizeProblem(n, c, ih, iw, oh, ow, self.mode, self.coordinates, self.nearest, scale_h, scale_w, *how)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (x,) = inputs
-        problem: Any = self.problem(x.shape)
+        problem = self.problem(x.shape)
         for axis, name in ((2, "h"), (3, "w")):
-            first, second, weight = problem.taps(name)
+            indices, weights = problem.taps(name)  # type: ignore[arg-type]
+            parts = (x.take(index, axis) for index in indices.T)
             if self.mode == "nearest":
-                x = x.take(first, axis)
+                (x,) = parts
                 continue
-            part = weight.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-            x = x.take(first, axis) * (1 - part) + x.take(second, axis) * part
+            along = (-1,) + (1,) * (x.ndim - 1 - axis)
+            x = sum(part * weight.reshape(along) for part, weight in zip(parts, weights.T, strict=True))
         return x
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         if axes != PIXELS:
             return NOT_IMAGES
         p, found = self.problem(site.inputs[0].shape), Windows()
-        for axis, size, out, scale in ((2, p.ih, p.oh, p.scale_h), (3, p.iw, p.ow, p.scale_w)):
+        for axis, x, size, out, scale in ((2, "h", p.ih, p.oh, p.scale_h), (3, "w", p.iw, p.ow, p.scale_w)):
             by = Fraction(out, size) if scale is None else exact_scale("resize", "scale", scale)
+            if p.coordinates == "tf_crop_and_resize":
+                return "crops the whole image (tf_crop_and_resize)"
             if by != 1 and p.coordinates == "align_corners":
                 return "aligns the corners of the whole image (align_corners)"
             if by != 1 and p.coordinates == "pytorch_half_pixel" and out == 1:
                 return "reads pixel 0 where an output has one pixel (pytorch_half_pixel)"
             if by * size != out and p.coordinates == "half_pixel_symmetric":
                 return "aligns the centers of the whole images (half_pixel_symmetric)"
-            # Output o is at source coordinate o / by + shift, between two pixels.
+            # Output o is at source coordinate o / by + shift, between pixels.
             shift = Fraction(0) if p.coordinates == "asymmetric" or by == 1 else (1 / by - 1) / 2
-            wide = 0 if by == 1 else 1
+            wide = Fraction(0) if by == 1 else p.reach(x)  # type: ignore[arg-type]
             found[axis] = axis, Reach(1 / by, shift - wide, shift + wide)
         return [found]
 

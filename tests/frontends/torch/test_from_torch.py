@@ -184,6 +184,22 @@ OPS = {
     "nearest exact": (lambda: nn.Upsample((5, 13), mode="nearest-exact"), IMAGE),
     "bilinear": (lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"), IMAGE),
     "bilinear corners": (lambda: nn.Upsample((5, 13), mode="bilinear", align_corners=True), IMAGE),
+    "bicubic": (lambda: nn.Upsample(scale_factor=(1.7, 0.6), mode="bicubic"), IMAGE),
+    "bicubic corners": (lambda: nn.Upsample((5, 13), mode="bicubic", align_corners=True), IMAGE),
+    **{
+        f"{mode} antialias to {size}{' corners' * corners}": (
+            lambda m=mode, s=size, c=corners: Apply(
+                lambda x: F.interpolate(x, s, mode=m, antialias=True, align_corners=c)
+            ),
+            IMAGE,
+        )
+        for mode in ("bilinear", "bicubic")
+        for size, corners in (((3, 13), False), ((16, 4), True))
+    },
+    "antialias by scales": (
+        lambda: Apply(lambda x: F.interpolate(x, scale_factor=(0.4, 0.7), mode="bicubic", antialias=True)),
+        IMAGE,
+    ),
     "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.Softmax2d()), IMAGE),
     "reflected": (lambda: nn.Sequential(nn.ReflectionPad2d((1, 3, 0, 2)), nn.ReplicationPad2d((4, 0, 1, 1))), IMAGE),
     "pixel shuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)), IMAGE),
