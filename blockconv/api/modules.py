@@ -307,7 +307,7 @@ class Conv2d:
             return BoundConv(problem, types, problem.dst_shape, dst, None)
         weights, each_call = None, self._packs_at_each_call
         if each_call and not isinstance(self.weight, BlockedArray):  # what is bound serves all weights that come
-            weights = weights_as_read(problem, self.weight)[1]
+            weights = weights_as_read(self.weight)[1]
         else:
             types, each_call = with_weights(types, self.weight, any(map(any, self._pads))), False
         if self.algorithm == "auto":
@@ -326,7 +326,7 @@ class Conv2d:
         form, how = bound.plan.form, bound.plan.packing
         if how is not None:
             array = self._weight_of(bound)
-            weight = weights_as_read(bound.problem, widened(array, form))[0]
+            weight = weights_as_read(widened(array, form))[0]
             packed, between = room_for(how)
             return Packed(packed, *self._parameters(bound, residual, array), weight, between)
         key = bound.key if residual is None else f"{bound.key}{residual.dtype}"

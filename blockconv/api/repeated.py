@@ -11,7 +11,7 @@ from blockconv.api.modules import Conv2d
 from blockconv.core.interop import like
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array, given_images
-from blockconv.dispatch.packing import Packing, is_kept, kept_room, weights_as_read, widened
+from blockconv.dispatch.packing import Packing, is_kept, kept_room, pack_bias, weights_as_read, widened
 from blockconv.runtime import address_of, aligned_empty
 
 __all__ = ["Repeated", "repeatable"]
@@ -24,11 +24,17 @@ class Repeated:
     beside arithmetic: room for the output and the packed weights, and one launch.
     """
 
-    __slots__ = ("_arithmetic", "_bound", "_dtype", "_nbytes", "_packing", "_shape", "_strides")
+    __slots__ = ("_biases", "_bound", "_dtype", "_nbytes", "_packing", "_params", "_places", "_shape", "_strides")
 
     def __init__(self, conv: Conv2d, bound: BoundConv, packing: Packing, result: Array) -> None:
         """result: of the first call; the others lie as it does."""
-        self._arithmetic, self._bound, self._packing = conv.arithmetic, bound, packing
+        self._bound, self._packing = bound, packing
+        self._biases, self._params = conv.arithmetic.beside_weights(bound, conv.weight, None, None)
+        self._places = self._biases  # of biases: for each packed one, its number among a zero and those that are given
+        if conv.bias is not None:
+            assert bound.plan is not None
+            numbers = np.arange(1, 1 + conv.bias.size)
+            self._places = pack_bias(bound.problem, numbers, bound.plan.form, numbers.dtype)
         self._shape, self._strides, self._dtype = result.shape, result.strides, result.dtype
         self._nbytes = result.nbytes
 
@@ -36,8 +42,12 @@ class Repeated:
         """input: what the caller gave, of which `x` is the array."""
         dst: Array = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
         packed, between = kept_room(self._packing)
-        biases, params = self._arithmetic.beside_weights(self._bound, weight, bias, None)
-        addresses = packed, address_of(biases), address_of(params), address_of(weight), between
+        biases = self._biases
+        if bias is not None:
+            given = np.zeros(1 + bias.size, biases.dtype)
+            given[1:] = bias
+            biases = given[self._places]
+        addresses = packed, address_of(biases), address_of(self._params), address_of(weight), between
         self._bound.launch(address_of(x), address_of(dst), None, addresses)
         return like(input, dst)
 
@@ -49,7 +59,7 @@ def repeatable(conv: Conv2d, given: Array, result: Array) -> Repeated | None:
     weight, how = conv.weight, None if bound.plan is None else bound.plan.packing
     if bound.plan is None or how is None or isinstance(weight, BlockedArray) or not conv.arithmetic.is_float:
         return None
-    read = weights_as_read(bound.problem, widened(weight, bound.plan.form))[0]
+    read = weights_as_read(widened(weight, bound.plan.form))[0]
     copied = address_of(storage) != address_of(given) or address_of(read) != address_of(weight)
     if copied or weight.dtype != bound.types.wei.dtype or not is_kept(how):
         return None

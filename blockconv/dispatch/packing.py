@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.fill import FillArgs, fill_extents
+from blockconv.kernels.reorder.taps import pack_taps_op
 from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
@@ -35,7 +37,7 @@ __all__ = [
     "widened",
 ]
 
-_PLAIN, _CHANNELS_LAST, _TAPS_FIRST = Layout("abcde"), Layout("abdec"), Layout("adebc")
+_PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
 
 class Packing(NamedTuple):
@@ -62,28 +64,25 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
-    """Pack the weights of pieces, each of which has some taps."""
-    shape = problem.grouped_wei_shape
-    ops, at, between = [], 0, 0
-    given, size = 0, itemsize * source.size(shape)
-    if any(abs(step) > 1 for piece in form.pieces for _, step in piece.taps or ()):
-        # Every second tap is no vector: taps come to lie around channels first.
-        ops = [op.with_buffers({1: 2}) for op in reorder_program(shape, source, _TAPS_FIRST, itemsize).ops]
-        source, given, between = _TAPS_FIRST, 2, size
-    for piece in form.pieces:
-        nbytes = piece.form.read_bytes(piece.problem, itemsize)
+    """Pack the weights of pieces, each of which has some taps: in one pass where taps are contiguous."""
+    shape, end = problem.grouped_wei_shape, form.read_bytes(problem, itemsize)
+    sizes = [piece.form.read_bytes(piece.problem, itemsize) for piece in form.pieces]
+    begins = itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
+    ops, some, between = [], [], 0
+    for piece, at, nbytes in zip(form.pieces, begins, sizes, strict=False):
         if piece.taps is None:
             args = FillArgs(dst=Buffer(1, at), size=nbytes, step=nbytes, fill=0, given=0)
             ops.append(Op(fill_extents(), args, 1))
         else:
-            end = form.read_bytes(problem, itemsize)
-            inner = _packing_of_piece(piece, source, shape, itemsize)
-            own = -(-size // ALIGNED) * ALIGNED if given else 0
-            moved = [op.with_offsets({1: (at, end), 2: (own, own + inner.between)}) for op in inner.program.ops]
-            ops += [op.with_buffers({0: given}) for op in moved]
-            between = max(between, own + inner.between)
-        at += -(-nbytes // ALIGNED) * ALIGNED
-    return Packing(Program(ops), at, between)
+            some.append((piece, at))
+    whole = pack_taps_op(some, shape, itemsize) if some and source == _PLAIN else None
+    if whole is not None:
+        return Packing(Program([*ops, whole]), end, 0)
+    for piece, at in some:
+        inner = _packing_of_piece(piece, source, shape, itemsize)
+        ops += [op.with_offsets({1: (at, end)}) for op in inner.program.ops]
+        between = max(between, inner.between)
+    return Packing(Program(ops), end, between)
 
 
 def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
@@ -118,11 +117,11 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], 
     return Packing(Program(ops), transform.nbytes(problem), nbytes)
 
 
-def weights_as_read(problem: Conv2dProblem, weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
+def weights_as_read(weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
     """Weights, (O, I/G, KH, KW), and their layout: a copy, if they are dense in neither of PyTorch's memory formats."""
     if weight.flags.c_contiguous:
         return weight, _PLAIN
-    if problem.g == 1 and weight.transpose(0, 2, 3, 1).flags.c_contiguous:
+    if weight.transpose(0, 2, 3, 1).flags.c_contiguous:
         return weight, _CHANNELS_LAST
     return np.ascontiguousarray(weight), _PLAIN
 
@@ -138,7 +137,7 @@ def pack_weights(
     problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm, empty: Empty = aligned_empty
 ) -> npt.NDArray[np.uint8]:
     """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them. empty: gives their memory."""
-    weight, source = weights_as_read(problem, widened(weight, form))
+    weight, source = weights_as_read(widened(weight, form))
     how = packing(problem, source, form, weight.itemsize)
     packed, between = empty(how.nbytes), aligned_empty(how.between)
     how.program.run((address_of(weight), address_of(packed), address_of(between)))
