@@ -28,6 +28,7 @@ class Repeated:
 
     def __init__(self, conv: Conv2d, bound: BoundConv, packing: Packing, result: Array) -> None:
         """result: of the first call; the others lie as it does."""
+        assert not isinstance(conv.weight, BlockedArray)
         self._bound, self._packing = bound, packing
         self._biases, self._params = conv.arithmetic.beside_weights(bound, conv.weight, None, None)
         self._places = self._biases  # of biases: for each packed one, its number among a zero and those that are given

@@ -64,7 +64,7 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
-    """Pack the weights of pieces, each of which has some taps: in one pass where taps are contiguous."""
+    """Pack the weights of pieces, each of which has some taps: in one pass if their forms are alike."""
     shape, end = problem.grouped_wei_shape, form.read_bytes(problem, itemsize)
     sizes = [piece.form.read_bytes(piece.problem, itemsize) for piece in form.pieces]
     begins = itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
@@ -75,7 +75,7 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
             ops.append(Op(fill_extents(), args, 1))
         else:
             some.append((piece, at))
-    whole = pack_taps_op(some, shape, itemsize) if some and source == _PLAIN else None
+    whole = pack_taps_op(some, source, shape, itemsize) if some else None
     if whole is not None:
         return Packing(Program([*ops, whole]), end, 0)
     for piece, at in some:

@@ -1,9 +1,9 @@
 """Weights whose taps belong to several convolutions, packed in one pass.
 
 With strides, the gradient of an input is several convolutions, each by some of the taps. Their packed weights have the
-same blocks of channels, and differ in their taps alone. In row-major weights all taps of a pair of channels are
-contiguous: a task reads them once, transposes taps and channels in registers, and stores each tap where its convolution
-has it.
+same blocks of channels, and differ in their taps alone. A task reads all taps of a block of channels once, and stores
+each tap where its convolution has it. In row-major weights all taps of a pair of channels are contiguous: taps and
+channels are transposed in registers. In channels_last weights the channels of a vector are contiguous.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from blockconv import jit
 from blockconv.core import target
+from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import store_i64
+from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
 from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeShape, tile_code
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
 from blockconv.kernels.table import TapsPiece
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["pack_taps", "pack_taps_op"]
+__all__ = ["copy_taps", "pack_taps", "pack_taps_op"]
 
 
 class PackTapsArguments(Arguments):
-    """Row-major weights of several convolutions. A task is a block of channels, of all taps."""
+    """Weights of several convolutions. A task is a block of channels, of all taps."""
 
     src = word("the weights", "address")
     dst = word("the packed weights", "address")
@@ -36,6 +38,7 @@ class PackTapsArguments(Arguments):
     vectors = word("vectors of a block", "vectors")
     outer = word("in the source, from a vector's channels in a row to the next such", "bytes")
     inner = word("from a channel to the next", "bytes")
+    tap = word("from a tap to the next", "bytes")
 
 
 class TapPlace(Arguments):
@@ -49,6 +52,7 @@ class TapVector(Arguments):
     """Channels that are a vector of the packed weights of each tap."""
 
     src = word("the first one's taps in the source", "bytes")
+    dst = word("the first one in the block", "bytes")
     valid = word("channels in a row that exist; the others are zeros", "channels")
 
 
@@ -57,7 +61,6 @@ def pack_taps(*tile):
     """Transpose tiles of channels by taps. tile: a `TransposeShape`."""
     shape = TransposeShape(*tile)
     transpose_tile, itemsize, together = tile_code(shape), shape.moved.src_bytes, shape.b
-    vector_bytes = shape.a * itemsize
 
     def kernel(args, first, last, scratch):
         a = PackTapsArguments(args)
@@ -70,7 +73,7 @@ def pack_taps(*tile):
                 store_i64(offsets, t, places[t].first + task * places[t].step)
             for v in range(count):
                 of = vectors[task * count + v]
-                read, valid, to = src + of.src, of.valid, dst + v * vector_bytes
+                read, valid, to = src + of.src, of.valid, dst + of.dst
                 for at in range(0, taps, together):
                     t = min(at, taps - together)
                     rows = read + t * itemsize
@@ -82,53 +85,83 @@ def pack_taps(*tile):
     return kernel
 
 
-def pack_taps_op(pieces: Sequence[tuple[TapsPiece, int]], shape: tuple[int, ...], itemsize: int) -> Op | None:
-    """The op from row-major weights of this shape, (G, O/G, I/G, H, W), to those of all pieces, in buffer 1.
+@jit.kernel
+def copy_taps(itemsize, lanes):
+    """Copy vectors of so many channels, which are contiguous."""
+    vector_bytes = lanes * itemsize
 
-    pieces: each with the byte that its weights begin with. None if their forms differ in more than taps, or not all
-    taps are packed as they are.
+    def kernel(args, first, last, scratch):
+        a = PackTapsArguments(args)
+        src, dst, taps, count, tap = a.src, a.dst, a.taps, a.vectors, a.tap
+        places = TapPlace(a.table)
+        vectors = TapVector(places[taps].address)
+        for task in range(first, last):
+            of = vectors[task * count]
+            for t in range(taps):
+                read, block = src + t * tap, dst + places[t].first + task * places[t].step
+                for v in range(count):
+                    at, to, exist = read + of[v].src, block + of[v].dst, of[v].valid
+                    if exist == lanes:
+                        move(to, at, vector_bytes, 0)
+                    else:
+                        fill_memory(to, vector_bytes, 0)
+                        for k in range(exist):
+                            store_bits(to + k * itemsize, load_bits(at + k * itemsize, itemsize), itemsize)
+
+    return kernel
+
+
+def pack_taps_op(
+    pieces: Sequence[tuple[TapsPiece, int]], source: Layout, shape: tuple[int, ...], itemsize: int
+) -> Op | None:
+    """The op from weights of this shape, (G, O/G, I/G, H, W), to those of all pieces, in buffer 1.
+
+    pieces: each with the byte that its weights begin with. source: row-major or channels_last. None if the forms of
+    pieces differ in more than taps, if not all taps are packed as they are, or if vectors are of no even memory order.
     """
     one, _ = pieces[0]
     layout, channels, taps = one.form.layout, one.problem.grouped_wei_shape[:3], math.prod(shape[3:])
     if any(piece.form.transform or piece.form.layout != layout or piece.turned != one.turned for piece, _ in pieces):
         return None
-    if sum(math.prod(piece.problem.grouped_wei_shape[3:]) for piece, _ in pieces) != taps or layout.outer[3:] != (3, 4):
+    if sum(piece.problem.kh * piece.problem.kw for piece, _ in pieces) != taps or layout.outer[3:] != (3, 4):
         return None
-    strides = [math.prod(shape[k:]) for k in ((1, 3, 2) if one.turned else (1, 2, 3))]
-    loops = [*reversed(layout.inner), (0, 1), (0, 1)]
-    (dim, size), (around, more), most = *loops[:2], min(16, target.isa().vector_bytes // itemsize)
-    inner = min(size & -size, most)
-    lanes = min(inner * (more & -more), most) if inner == size else inner
-    if lanes > inner and channels[around] % layout.blocks[around]:
+    along = {axis.dim: axis.stride * itemsize for axis in source.axes(shape)}
+    steps = [along[k] for k in ((0, 2, 1) if one.turned else (0, 1, 2))]
+    tap, most = along[4], min(16, target.isa().vector_bytes // itemsize)
+    (dim, size), (around, more) = [*reversed(layout.inner), (0, 1), (0, 1)][:2]
+    inner = min(most, 1 << (size.bit_length() - 1))
+    copies = steps[dim] == itemsize  # channels are contiguous, else taps
+    lanes = min(inner * (more & -more), most) if inner == size and not copies else inner
+    if (lanes > inner and channels[around] % layout.blocks[around]) or not (copies or tap == itemsize):
         return None
-    each = math.prod(size for _, size in layout.inner)
-    first = np.arange(0, layout.size((*channels, 1, 1)), lanes)  # element of each vector, were there one tap
-    index = np.zeros((3, first.size), np.int64)
-    for axis in layout.axes((*channels, 1, 1)):
-        if axis.dim < 3:
-            index[axis.dim] += first // axis.stride % axis.size * axis.step
-    exist = [
-        np.clip(size - at, 0, inner if k == dim else 1)
-        for k, (size, at) in enumerate(zip(channels, index, strict=True))
-    ]
-    vectors = np.stack([itemsize * np.dot(strides, index), np.multiply.reduce(exist)], axis=1)
+    each, whole, row = math.prod(size for _, size in layout.inner), (*channels, 1, 1), max(size, lanes)
+    starts = [min(at, row - lanes) for at in range(0, row, lanes)]  # a last vector is moved back
+    # The first element of each vector, were there one tap.
+    first = np.add.outer(np.arange(0, layout.size(whole), row), starts).ravel()
+    index = np.zeros((len(whole), first.size), np.int64)
+    for axis in layout.axes(whole):
+        index[axis.dim] += first // axis.stride % axis.size * axis.step
+    exist = [np.clip(channels[k] - index[k], 0, inner if k == dim else 1) for k in range(3)]
+    vectors = np.stack([np.dot(steps, index[:3]), first % each * itemsize, np.multiply.reduce(exist)], axis=1)
     args = PackTapsArguments(
         src=Buffer(0),
         dst=Buffer(1),
         table=OWN_TABLE,
         taps=taps,
-        vectors=each // lanes,
-        outer=itemsize * strides[around],
-        inner=itemsize * strides[dim],
+        vectors=each // row * len(starts),
+        outer=steps[around],
+        inner=steps[dim],
+        tap=tap,
     )
     code, together = Types.bits(itemsize).src.code, min(most, 1 << (taps.bit_length() - 1))
     tile = TransposeShape(code, code, lanes, together, inner, together, TABLED)
+    kernel = copy_taps(itemsize, lanes) if copies else pack_taps(*tile)
     table = np.concatenate([_places(pieces, shape, each * itemsize), vectors.ravel()])
-    tasks = len(first) * lanes // each
-    return Op(pack_taps(*tile), args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
+    tasks = layout.size(whole) // each
+    return Op(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
 
 
-def _places(pieces: Sequence[tuple[TapsPiece, int]], shape: tuple[int, ...], nbytes: int) -> np.ndarray:
+def _places(pieces: Sequence[tuple[TapsPiece, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:
     """A `TapPlace` for each tap of weights of this shape. nbytes: of a block of channels of a tap."""
     found = np.zeros((*shape[3:], len(TapPlace.fields)), np.int64)
     for piece, begin in pieces:
