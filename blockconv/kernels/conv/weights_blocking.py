@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Reason, Request
 
@@ -33,6 +33,7 @@ class WeightsBlocking:
     task_ocbs, oc_tasks: blocks of output channels of a task, at the most, and how many tasks share them.
     splits: shares of the chunks.
     row_reach, col_reach, row_unit, col_unit, row_step, col_step: as in `WeightsArguments`.
+    dot: the multiply-accumulate; what it takes at once are neighbouring pixels of a row of the output.
     """
 
     lines: int
@@ -55,6 +56,7 @@ class WeightsBlocking:
     col_step: int
     together: int = 1
     tap_rows: int = 1
+    dot: Dot = MULTIPLY_ADD
 
     @property
     def unit(self) -> int:
@@ -71,13 +73,18 @@ class WeightsBlocking:
 
     @property
     def steps(self) -> int:
-        """Pixels of a chunk."""
-        return self.images * self.rows * self.cols
+        """Steps of the reduction of a chunk."""
+        return self.images * self.rows * -(-self.cols // self.dot.channels)
+
+    def columns(self, cols: int) -> int:
+        """Columns of a window for so many of the output."""
+        return (cols - 1) * self.col_unit + self.col_reach
 
     @property
     def window(self) -> tuple[int, int]:
-        """Rows and columns of a chunk's window, of an image."""
-        return (self.rows - 1) * self.row_unit + self.row_reach, (self.cols - 1) * self.col_unit + self.col_reach
+        """Rows and columns of a chunk's window, of an image, with those of pixels that are single."""
+        singles = self.col_reach if self.dot.channels > 1 else 0
+        return (self.rows - 1) * self.row_unit + self.row_reach, self.columns(self.cols) + singles
 
     def chunks(self, problem: object) -> tuple[int, int, int]:
         """Of the images, of an image's rows, of its columns."""
@@ -99,7 +106,9 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     cb = -(-ic // -(-ic // most))
     flat = p.kw == 1 or p.dw == 1
     row_lines, tap_cols = (p.kw * cb, 1) if flat else (cb, p.kw)
-    lines, vectors = _tile(request, row_lines, oc, lanes) if unit == 1 else _lines(request, row_lines)
+    # A row of one pixel has no pairs.
+    dot = dot_for(types, m.isa) if unit == 1 and p.ow > 1 else MULTIPLY_ADD
+    lines, vectors = _tile(request, dot, row_lines, oc) if unit == 1 else _lines(request, row_lines)
     width = vectors * lanes
     while True:
         chunk = _chunk(request, cb * unit, width, itemsize)
@@ -135,6 +144,7 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
         oc_tasks=oc_tasks,
         splits=_splits(request, chunks, tasks, task_ocbs * (block + width * itemsize)),
         together=together,
+        dot=dot,
         tap_rows=p.kh if unit > 1 and flat and lines == row_lines and p.kh * lines <= _most_lines(request) else 1,
         **_axis("row", p.kh, p.sh, p.dh, rows),
         **_axis("col", p.kw, p.sw, p.dw, cols),
@@ -188,12 +198,12 @@ def _lines(request: Request, row_lines: int) -> tuple[int, int]:
     return -(-row_lines // tiles), 1
 
 
-def _tile(request: Request, row_lines: int, oc: int, lanes: int) -> tuple[int, int]:
+def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> tuple[int, int]:
     """(lines, vectors) of the tile of least predicted time."""
     m = request.machine
-    rates = m.profile.by(name_of(MULTIPLY_ADD))
+    rates, lanes = m.profile.by(name_of(dot)), m.lanes(request.types.acc.itemsize)
     best: tuple[float, int, int] | None = None
-    for vectors, most in tiles_of(MULTIPLY_ADD, m.isa):
+    for vectors, most in tiles_of(dot, m.isa):
         tiles = -(-row_lines // most)
         lines = -(-row_lines // tiles)
         step = rates.step(lines, vectors, is_far=are_far(m, STEPS, vectors))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.core.types import ElementType
+from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import (
@@ -20,7 +20,7 @@ from blockconv.jit.ir import (
     load_i64,
     pointer,
     shuffle,
-    store_f,
+    store_bits,
     transpose,
 )
 from blockconv.kernels.common.floats import Floats
@@ -51,7 +51,10 @@ class Images(Arguments):
 
 
 class PackRecord(Arguments):
-    """Pixels of an image that are packed, as [row][column][channel], zeros where there is none."""
+    """Pixels of an image that are packed, as [row][column][channel], zeros where there is none.
+
+    Floats of 16 bits may be packed in pairs, of a channel of two pixels: an element that dot products take at once.
+    """
 
     dst = word("where they go", "address")
     image = word("the image", "address")
@@ -69,6 +72,10 @@ class PackRecord(Arguments):
     col_step = word("from a column to the next", "columns of the image")
     height = word("of the image", "rows")
     length = word("of a row of the image", "columns")
+    row = word("where a row is packed before its pixels become pairs", "address")
+    pair_step = word("from a pair to the next", "packed columns")
+    second = word("from the first pixel of a pair to the second", "packed columns")
+    singles = word("columns at the end that are packed once more, each with zeros as its second", "columns")
 
 
 class WeightsArguments(ConvSizes):
@@ -86,8 +93,12 @@ class WeightsArguments(ConvSizes):
     dst = word("the gradient of the weights", "address")
     dst_bias = word("that of the bias; 0: not wanted", "address")
     workspace = word("for the sums of each split, where there are several", "address")
-    offsets = word("from a window's first pixel to that of each pixel of a chunk: a table, in bytes", "address")
-    offset_count = word("of its offsets; as many zeros follow them", "pixels")
+    offsets = word("from a window's first pixel to that of each step of a chunk: a table, in bytes", "address")
+    offset_count = word("of its offsets; as many zeros follow them", "steps")
+    cut_offsets = word("from there to the same table for the last chunk of a row that is cut", "bytes")
+    step_pixels = word("pixels of a row that a step reduces: 1, or 2 of which it takes the dot product", "pixels")
+    one = word("what the gradient is multiplied by to be summed: its bits")
+    row_at = word("from the scratch to a row that is packed before its pixels become pairs", "bytes")
     ic = word("input channels of a group that output channels have in common or each for itself", "channels")
     group_ic = word("from a group's input channels to the next group's", "channels")
     all_ic = word("input channels of all groups", "channels")
@@ -162,17 +173,18 @@ def _channel_offset(lies, c):
 
 
 @jit.kernel
-def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
-    """Pack pixels as a `PackRecord` says. src, acc: codes of the element types.
+def pack_channels(src, packed, lanes, contiguous, group_ic=0, group_oc=0):
+    """Pack pixels as a `PackRecord` says.
 
-    contiguous: 1: channels of a pixel, or of a block of them, are contiguous in the image; 2: pixels of a row are; 3:
-    they are, and every second one is packed; 0: neither. group_ic, group_oc: channels of a group, of which several
-    share a vector of output channels: each of a group's input channels becomes a vector, of these channels of each
-    lane's group.
+    src, packed: codes of the element types; packed floats of 16 bits are in pairs. contiguous: 1: channels of a pixel,
+    or of a block of them, are contiguous in the image; 2: pixels of a row are; 3: they are, and every second one is
+    packed; 0: neither. group_ic, group_oc: channels of a group, of which several share a vector of output channels:
+    each of a group's input channels becomes a vector, of these channels of each lane's group.
     """
-    itemsize = ElementType.of(acc).itemsize
-    pack_row = _row_packer(ElementType.of(src), itemsize, lanes, contiguous)
-    spread = _spreader(ElementType.of(acc), lanes, group_ic, group_oc)
+    itemsize, in_pairs = ElementType.of(packed).itemsize, ElementType.of(packed).is_half
+    pack_row = _row_packer(ElementType.of(src), ElementType.of(packed), lanes, contiguous)
+    spread = _spreader(ElementType.of(packed), lanes, group_ic, group_oc)
+    pair_row = _row_pairer(lanes)
 
     def kernel(record, unused_first, unused_last, unused_scratch):
         a = PackRecord(record)
@@ -182,23 +194,64 @@ def pack_channels(src, acc, lanes, contiguous, group_ic=0, group_oc=0):
         for r in range(a.rows):
             h, dst = a.ih + r * a.row_step, a.dst + r * a.row_bytes
             if h < 0 or h >= a.height or left == right:
-                fill_memory(dst, cols * a.pixel, 0)
+                fill_memory(dst, a.row_bytes, 0)
                 continue
+            if in_pairs:
+                dst = a.row
             fill_memory(dst, left * pixel, 0)
             fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
             image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
             pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
             for p in range(cols if group_ic else 0):  # the last pixel first, as all have less room before
                 spread(dst + (cols - 1 - p) * a.pixel, dst + (cols - 1 - p) * pixel)
+            if in_pairs:
+                pair_row(a.dst + r * a.row_bytes, a)
 
     return kernel
 
 
-def _row_packer(held: ElementType, itemsize: int, lanes: int, contiguous: int) -> Any:
+def _row_pairer(lanes: int) -> Any:
+    """pair_row(dst, record): makes pairs of the pixels of a packed row. The first of a pair is lower in memory."""
+
+    @emitted
+    def pair(builder: Any, dst: Any, first: Any, second: Any, count: Any) -> None:
+        b, v, halves = builder, Vectors(builder, element("int32"), lanes), Vectors(builder, element("bfloat16"), lanes)
+
+        def body(at: Any, mask: Any) -> None:
+            offset = b.lshr(at, const(1))
+            lower, upper = (b.zext(halves.load(b.add(of, offset), mask), v.kind) for of in (first, second))
+            v.store(b.or_(lower, b.shl(upper, v.c(16))), b.add(dst, at), mask)
+
+        v.each(count, body)
+
+    @inline
+    def pair_row(dst, a):
+        row, cols, pixel = a.row, a.cols, a.width * 2
+        fill_memory(row + cols * pixel, max(a.second, a.singles) * pixel, 0)
+        if a.pair_step == 1:  # each column begins a pair: all elements are neighbours
+            pair(dst, row, row + a.second * pixel, cols * a.width)
+            pair(dst + cols * a.pixel, row + (cols - a.singles) * pixel, row + cols * pixel, a.singles * a.width)
+        else:
+            for p in range((cols + a.pair_step - 1) // a.pair_step):
+                at = row + p * a.pair_step * pixel
+                pair(dst + p * a.pixel, at, at + a.second * pixel, a.width)
+
+    return pair_row
+
+
+def _held_and_packed(builder: Any, held: ElementType, packed: ElementType, lanes: int) -> tuple[Vectors, Vectors]:
+    """Code over what lies in memory, and over what is packed: floats that are computed with, or the same bits."""
+    if packed == held:
+        return Vectors(builder, held, lanes), Vectors(builder, held, lanes)
+    floats = Floats(builder, held, lanes)
+    return floats, floats.computed
+
+
+def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: int) -> Any:
     """pack_row(dst, image, record, cols, step): columns of a row that exist, `step` bytes apart in the image."""
-    src_bytes = held.itemsize
-    one, run, vector = _mover(held, 1), _mover(held, lanes), _vector_mover(held, lanes)
-    block = _transposer(held, lanes, 2 if contiguous == 3 else 1)
+    src_bytes, itemsize = held.itemsize, packed.itemsize
+    one, run, vector = _mover(held, packed, 1), _mover(held, packed, lanes), _vector_mover(held, packed, lanes)
+    block = _transposer(held, packed, lanes, 2 if contiguous == 3 else 1)
     apart = src_bytes * (2 if contiguous == 3 else 1)
 
     @inline
@@ -261,35 +314,34 @@ def _spreader(acc: ElementType, lanes: int, ic: int, oc: int) -> Any:
     return spread
 
 
-def _vector_mover(held: ElementType, lanes: int) -> Any:
+def _vector_mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
     """move(dst, src): a vector, all of whose lanes exist."""
 
     @emitted
     def move(builder: Any, dst: Any, src: Any) -> None:
-        v = Floats(builder, held, lanes)
-        v.computed.store(v.load(src), dst)
+        v, to = _held_and_packed(builder, held, packed, lanes)
+        to.store(v.load(src), dst)
 
     return move
 
 
-def _mover(held: ElementType, lanes: int) -> Any:
+def _mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
     """move(dst, src, count, stored): a vector, of which so many lanes exist; so many are stored, the others as zero."""
 
     @emitted
     def move(builder: Any, dst: Any, src: Any, count: Any, stored: Any) -> None:
-        v = Floats(builder, held, lanes)
+        v, to = _held_and_packed(builder, held, packed, lanes)
         whole = builder.icmp_signed(">=", count, const(lanes))
         with builder.if_else(whole) as (all_lanes, some):
             with all_lanes:
-                v.computed.store(v.load(src), dst)
+                to.store(v.load(src), dst)
             with some:
-                value = v.load(src, v.computed.below(count), 0.0)
-                v.computed.store(value, dst, v.computed.below(stored))
+                to.store(v.load(src, to.below(count)), dst, to.below(stored))
 
     return move
 
 
-def _transposer(held: ElementType, lanes: int, each: int) -> Any:
+def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -> Any:
     """transpose_block(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
 
     each: 1, or 2 for every second pixel, of which nothing past the last is read. pixel, plane: bytes from a pixel to
@@ -301,7 +353,7 @@ def _transposer(held: ElementType, lanes: int, each: int) -> Any:
     def transpose_block(
         builder: Any, dst: Any, pixel: Any, src: Any, plane: Any, pixels: Any, channels: Any, stored: Any
     ) -> None:
-        v = Floats(builder, held, lanes)
+        v, to = _held_and_packed(builder, held, packed, lanes)
         full = const(lanes)
         whole = builder.and_(
             builder.icmp_signed(">=", pixels, full),
@@ -316,7 +368,7 @@ def _transposer(held: ElementType, lanes: int, each: int) -> Any:
         def loaded(at: Any, count: Any | None) -> Any:
             """So many pixels of a plane, a vector, or all of its lanes."""
             if each == 1:
-                return v.load(at) if count is None else v.load(at, v.computed.below(count), 0.0)
+                return v.load(at) if count is None else v.load(at, to.below(count))
             reach = full if count is None else builder.sub(builder.mul(const(each), count), const(1))
             later = builder.add(
                 at, const((lanes - 1) * v.itemsize)
@@ -325,9 +377,7 @@ def _transposer(held: ElementType, lanes: int, each: int) -> Any:
                 both = v.load(at), v.load(later)
             else:
                 limits = reach, builder.sub(reach, const(lanes - 1))
-                both = tuple(
-                    v.load(of, v.computed.below(limit), 0.0) for of, limit in zip((at, later), limits, strict=True)
-                )
+                both = tuple(v.load(of, to.below(limit)) for of, limit in zip((at, later), limits, strict=True))
             chosen = [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)]
             return shuffle(builder, *both, chosen)
 
@@ -337,11 +387,11 @@ def _transposer(held: ElementType, lanes: int, each: int) -> Any:
 
         with builder.if_else(whole) as (all_lanes, some):
             with all_lanes:
-                moved(lambda k, at: loaded(at, None), lambda p, value, at: v.computed.store(value, at))
+                moved(lambda k, at: loaded(at, None), lambda p, value, at: to.store(value, at))
             with some:
                 moved(
                     lambda k, at: loaded(at, limited(k, channels, pixels)),
-                    lambda p, value, at: v.computed.store(value, at, v.computed.below(limited(p, pixels, stored))),
+                    lambda p, value, at: to.store(value, at, to.below(limited(p, pixels, stored))),
                 )
 
     return transpose_block
@@ -411,8 +461,17 @@ def _write_strides(pack, lies):
 
 
 @inline
+def _steps_of(a, cols):
+    """Steps of the reduction of so many pixels of a row."""
+    return (cols + a.step_pixels - 1) // a.step_pixels
+
+
+@inline
 def _pack_window(a, pack, chunk, window, channel):
-    """Pack the part of the input that a chunk's pixels read."""
+    """Pack the part of the input that a chunk's pixels read.
+
+    Of pairs, each column begins one. A row's last pixel may be the first of a pair that has no second.
+    """
     _write_strides(pack, a.src.lies)
     pack.channel, pack.width, pack.pixel = channel, a.packed_ic, a.pixel
     pack.channels = min(a.packed_ic, a.all_ic - channel)
@@ -420,6 +479,8 @@ def _pack_window(a, pack, chunk, window, channel):
     pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
     pack.cols = (chunk.cols - 1) * a.col_unit + a.col_reach
     pack.row_step, pack.col_step, pack.row_bytes = a.row_step, a.col_step, a.window_row
+    pack.pair_step, pack.second = 1, a.col_unit
+    pack.singles = a.col_reach if chunk.cols % a.step_pixels else 0
     pack.height, pack.length = a.ih, a.iw
     kernel = a.src.pack
     for k in range(chunk.images):
@@ -435,7 +496,8 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
     pack.pixel = a.width * a.itemsize
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1
-    pack.row_bytes = chunk.cols * a.width * a.itemsize
+    pack.row_bytes = _steps_of(a, chunk.cols) * pack.pixel
+    pack.pair_step, pack.second, pack.singles = a.step_pixels, 1, 0
     pack.height, pack.length = a.oh, a.ow
     kernel = a.grad.pack
     for k in range(chunk.images):
@@ -449,7 +511,7 @@ def _write_common(a, run, scratch):
     run.src_next, run.src_last = a.lines * a.line, (a.row_lines - a.lines) * a.line
     run.dst_next, run.dst_last, run.dst, run.dst_row, run.dst_pixel, run.dst_block = 0, 0, 0, 0, 0, 0
     run.residual, run.valid, run.written, run.activation, run.scratch, run.scales = 0, 0, 0, 0, 0, 0
-    run.offsets, run.tail_steps, run.tail_channels = a.offsets, 0, 0
+    run.tail_steps, run.tail_channels = 0, 0
     run.runs, run.rows, run.row_steps = 1, 1, 0
     run.prefetch, run.prefetch_lines, run.bia = 0, 0, scratch + a.zeros_at
     run.is_last = 0
@@ -489,8 +551,9 @@ def weights_tiles(itemsize):
         panel = scratch + a.panel_at
         block_bytes = a.kh * a.tap_cols * a.tiles * a.lines * a.width * a.itemsize
         fill_memory(scratch + a.zeros_at, a.width * a.itemsize, 0)
-        store_f(ones, 1.0, itemsize)
+        store_bits(ones, a.one, itemsize)
         _write_common(a, run, scratch)
+        pack.row = scratch + a.row_at
         for task in range(first, last):
             oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
             icb, above = rest % a.icbs, rest // a.icbs
@@ -506,8 +569,10 @@ def weights_tiles(itemsize):
                 _read_chunk(a, chunk, number)
                 _pack_window(a, pack, chunk, scratch, channel)
                 run.is_first = number == begin
-                run.full_steps = chunk.images * chunk.rows * chunk.cols
+                run.full_steps = chunk.images * chunk.rows * _steps_of(a, chunk.cols)
                 run.run_steps = run.full_steps
+                offsets = a.offsets if chunk.cols == a.chunk_cols else a.offsets + a.cut_offsets
+                run.offsets = offsets
                 for ocb in range(first_ocb, end_ocb):
                     c = ocb * a.width
                     c += group * a.oc
@@ -518,7 +583,7 @@ def weights_tiles(itemsize):
                         run.sums = sums + a.bias_at + (ocb - first_ocb) * (a.width * a.itemsize)
                         run.tiles, run.src, run.offsets = 1, ones, a.offsets + 8 * a.offset_count
                         call_kernel(a.tile_of_ones, run.address, 0, 0, 0)
-                        run.tiles, run.offsets = a.tiles, a.offsets
+                        run.tiles, run.offsets = a.tiles, offsets
             if a.splits == 1:
                 for ocb in range(first_ocb, end_ocb):
                     k = ocb - first_ocb

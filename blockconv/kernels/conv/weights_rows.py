@@ -6,9 +6,10 @@ of the input at some taps, the vectors are output channels of the gradient, and 
 
 Input and gradient are packed, chunk by chunk, into the worker's scratch: a window of the input as
 [row][column][channel], a panel of the gradient as [pixel][output channel]. So any layout serves, and 16-bit floats
-become float32 on the way. Sums stay in the second-level cache from a chunk to the next. Where there are few tasks, the
-chunks are shared by splits, whose sums are added in their order afterwards. How many splits there are follows from the
-problem, and their sums take at most 64 MiB.
+become float32 on the way. Where bfloat16 has dot products, it is packed in pairs of pixels instead, neighbours in a row
+of the output: each column of the window holds the two pixels that such a pair multiplies by a tap. Sums stay in the
+second-level cache from a chunk to the next. Where there are few tasks, the chunks are shared by splits, whose sums are
+added in their order afterwards. How many splits there are follows from the problem, and their sums take at most 64 MiB.
 
 Groups of few output channels share a vector. A line is then a vector too, of an input channel of each lane's group, and
 vectors are multiplied lane by lane. Depthwise convolutions are such groups.
@@ -27,8 +28,8 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, HALVES, Types
-from blockconv.kernels.common.dot import MULTIPLY_ADD, name_of
+from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.geometry import ConvSizes, geometry, image_blocks
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
@@ -60,6 +61,9 @@ def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Prim
     )
 
 
+Words = dict[str, Any]
+
+
 def _tasks(request: Request, at: WeightsBlocking) -> int:
     p = request.problem
     return at.splits * -(-p.g // at.together) * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
@@ -76,12 +80,13 @@ def _task_sums(request: Request, at: WeightsBlocking) -> int:
 def _cost(request: Request, at: WeightsBlocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, and packing."""
     p, m = request.problem, request.machine
-    rates = m.profile.by(name_of(MULTIPLY_ADD))
+    rates = m.profile.by(name_of(at.dot))
     step = rates.step(at.lines, at.vectors, is_far=are_far(m, STEPS, at.vectors))
+    steps = p.n * p.oh * -(-p.ow // at.dot.channels)
     groups, icbs, ocbs = -(-p.g // at.together), -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g * at.together) // at.width)
     pixels = p.n * p.oh * p.ow
     chunks = math.prod(at.chunks(p))
-    reduced = pixels * step + 2 * chunks * rates.end(at.lines * at.vectors)
+    reduced = steps * step + 2 * chunks * rates.end(at.lines * at.vectors)
     tiles = groups * icbs * ocbs * p.kh * at.tap_cols * at.tiles
     rows, cols = at.window
     window = groups * icbs * at.oc_tasks * chunks * at.images * rows * cols * at.cb * at.unit
@@ -89,19 +94,19 @@ def _cost(request: Request, at: WeightsBlocking) -> float:
     return tiles * reduced + (window + panel) / 4 * m.scalar_seconds()
 
 
-def _images(
-    request: Request, layout: Layout, shape: tuple[int, ...], buffer: Buffer, step: int, spread: tuple[int, ...]
-) -> Images:
-    type, m = request.types.src, request.machine
+def _images(request: Request, packed: ElementType, is_input: bool, step: int, spread: tuple[int, ...] = ()) -> Images:
+    """packed: the type of packed elements. step: columns from one that is packed to the next."""
+    p, type, m = request.problem, request.types.src, request.machine
+    layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
     lies = geometry(layout, shape, type.itemsize)
     images, image_block = image_blocks(layout, shape, type.itemsize)
     contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
     if lies.length == 1 and lies.col == type.itemsize and step <= 2:
         contiguous = 1 + step
     lanes = m.lanes(request.types.acc.itemsize)
-    pack = kernels.pack_channels(type.code, request.types.acc.code, lanes, contiguous, *spread)
+    pack = kernels.pack_channels(type.code, packed.code, lanes, contiguous, *spread)
     return Images(
-        first=buffer,
+        first=INPUT if is_input else GRAD,
         lies=lies,
         images=images,
         image_block=image_block,
@@ -116,14 +121,20 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
     ic, oc = p.ic // p.g, p.oc // p.g
     spread = (ic, oc) if at.together > 1 and (ic, oc) != (1, 1) else ()
     window, memory, (runs, rows) = _window_words(request, at), _memory_words(request, at), _runs(request, at, axes)
+    in_pairs = at.dot.channels > 1
+    packed = types.src if in_pairs else types.acc
+    whole, cut = _offsets(request, at, window)
     args = WeightsArguments(
-        src=_images(request, request.src, p.src_shape, INPUT, at.col_step, spread),
-        grad=_images(request, request.dst, p.dst_shape, GRAD, 1, ()),
+        src=_images(request, packed, True, at.col_step, spread),
+        grad=_images(request, packed, False, 1),
         dst=DST,
         dst_bias=DST_BIAS if bias else 0,
         workspace=WORKSPACE if at.splits > 1 else 0,
         offsets=OWN_TABLE,
-        offset_count=at.steps,
+        offset_count=len(whole),
+        cut_offsets=8 * (2 * len(whole) + len(runs) + len(rows)),
+        step_pixels=at.dot.channels,
+        one=packed.bits(1.0) * (0x10001 if in_pairs else 1),
         **_sizes(request, at),
         **window,
         **memory,
@@ -134,19 +145,36 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
         dst_i=axes[1],
         runs=len(runs),
         run_weights=len(rows) // len(runs),
-        runs_at=16 * at.steps,
+        runs_at=16 * len(whole),
         finish=kernels.finish_sums(code, types.dst.code, at.lanes).address,
     )
     scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
-    pixels = itertools.product(range(at.images), range(at.rows), range(at.cols))
-    strides = window["window_image"], at.row_unit * window["window_row"], at.col_unit * at.cb * at.unit * size
-    offsets = [sum(k * stride for k, stride in zip(pixel, strides, strict=True)) for pixel in pixels]
-    table = np.array([*offsets, *[0] * len(offsets), *runs, *rows], np.int64)
+    table = np.array([*whole, *[0] * len(whole), *runs, *rows, *cut, *[0] * len(whole)], np.int64)
     ops = [Op(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
     if at.splits > 1:
         lanes = target.isa().vector_bytes // size
         ops.append(Op(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
     return ops
+
+
+def _offsets(request: Request, at: WeightsBlocking, window: Words) -> tuple[list[int], list[int]]:
+    """From a window's first pixel to that of each step, in bytes: of a whole chunk, and of the last where rows are cut.
+
+    A pixel without another is the first of a pair among the row's single ones, which follow its columns.
+    """
+
+    def of_row(cols: int) -> list[int]:
+        steps = range(0, cols - cols % at.dot.channels, at.dot.channels)
+        columns = [at.col_unit * k for k in steps] + [at.columns(cols)] * (cols % at.dot.channels)
+        return [column * window["pixel"] for column in columns]
+
+    firsts = [
+        image * window["window_image"] + row * at.row_unit * window["window_row"]
+        for image, row in itertools.product(range(at.images), range(at.rows))
+    ]
+    whole = [first + offset for first in firsts for offset in of_row(at.cols)]
+    cut = of_row(request.problem.ow % at.cols)
+    return whole, [*cut, *[0] * (len(whole) - len(cut))]
 
 
 def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[list[int], list[int]]:
@@ -169,9 +197,6 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
     offsets, itemsize = sorted(places), request.types.dst.itemsize
     firsts = [k for k, offset in enumerate(offsets) if k == 0 or offset != offsets[k - 1] + itemsize]
     return [offsets[k] for k in firsts], [places[offset] for offset in offsets]
-
-
-Words = dict[str, Any]
 
 
 def _sizes(request: Request, at: WeightsBlocking) -> Words:
@@ -226,15 +251,24 @@ def _memory_words(request: Request, at: WeightsBlocking) -> Words:
     rows, cols = at.window
     panel_at = _aligned(at.images * rows * cols * at.cb * at.unit * size)
     zeros_at = panel_at + _aligned(at.steps * at.width * size)
-    sums_at = zeros_at + _aligned(at.width * size)
+    row_at = zeros_at + _aligned(at.width * size)
+    sums_at = row_at + _aligned(_packed_row(at) * request.types.src.itemsize)
     return {
         "panel_at": panel_at,
         "zeros_at": zeros_at,
+        "row_at": row_at,
         "sums_at": sums_at,
         "record_at": sums_at + (_aligned(sums) if at.splits == 1 else 0),
         "task_sums": sums,
         "bias_at": at.task_ocbs * _block_bytes(request, at),
     }
+
+
+def _packed_row(at: WeightsBlocking) -> int:
+    """Elements of a row before its pixels become pairs, of the input or the gradient, with the zeros that follow it."""
+    if at.dot.channels == 1:
+        return 0
+    return max((at.columns(at.cols) + max(at.col_unit, at.col_reach)) * at.cb, (at.cols + 1) * at.width)
 
 
 def _aligned(nbytes: int) -> int:
@@ -246,7 +280,7 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     acc = request.types.acc
     fma = int(target.isa().fma)
     shape = (1, lines, at.vectors, at.lanes)
-    spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, k_blocked=1)
+    spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
     return conv_tile(*spec.given)
 
 

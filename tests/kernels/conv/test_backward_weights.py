@@ -26,6 +26,7 @@ from blockconv.core.problem import Conv2dBackwardWeightsProblem, read_shape_file
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import Row
+from blockconv.kernels.common.dot import BRAIN_DOTS, WIDENED
 from blockconv.kernels.conv import weights_blocking
 from blockconv.kernels.table import Request
 
@@ -141,6 +142,40 @@ def test_types(types: Types, pieces: None) -> None:
         check_all(read(descriptor), (*ROUND[::2], *SAME[::2]), types)
 
 
+# Rows of an odd number of pixels, of one, cut ones, with strides and with dilation.
+PAIRED = (*(PROBLEMS[k] for k in (0, 1, 2, 4, 5, 13)), "mb2ic9ih11iw2oc8kh3kw2pw1", "mb2ic3ih2iw1401oc5kh1kw4sw2")
+BRAIN = Types.converted("bfloat16", "float32")
+
+
+@pytest.fixture(params=["", "emulated", "widened"])
+def dot(request, monkeypatch) -> None:
+    """The multiply-accumulate of bfloat16: that of the target, and what stands for it elsewhere."""
+    if request.param:
+        found = WIDENED if request.param == "widened" else BRAIN_DOTS["vdpbf16ps, emulated"]
+        monkeypatch.setattr(weights_blocking, "dot_for", lambda types, isa: found)
+
+
+@pytest.mark.parametrize("descriptor", PAIRED)
+@pytest.mark.sampled(3)
+def test_pairs_of_pixels(descriptor: str, dot: None, pieces: None) -> None:
+    check_all(read(descriptor), (*ROUND[1::3], *SAME[:2]), BRAIN)
+
+
+@pytest.mark.isa
+def test_what_is_no_number_reaches_the_sums_of_its_pixels_alone(pieces: None) -> None:
+    """A row's last pixel has no second, but for the taps before it the same column is one of a pair."""
+    for descriptor in ("mb1ic2ih2iw7oc3kh1kw3", "mb1ic2ih2iw75oc3kh1kw3"):
+        p = read(descriptor)
+        for column in range(p.iw):
+            x, grad = arrays(p, BRAIN)
+            grad[grad == 0] = 1
+            x[0, 1, 1, column] = np.inf if column % 2 else np.nan
+            wanted = conv_oracle.conv2d_backward_weights(x, p.wei_shape, grad, **parameters(p))
+            for row in rows(p, "NCHW", "NCHW", BRAIN):
+                found, _ = run(row, p, "NCHW", "NCHW", (x, grad), BRAIN)
+                assert np.array_equal(found, wanted, equal_nan=True), (descriptor, column)
+
+
 @pytest.mark.parametrize("descriptor", PROBLEMS)
 def test_the_oracle_agrees_with_torch(descriptor: str) -> None:
     torch = pytest.importorskip("torch")
@@ -187,11 +222,11 @@ def test_depthwise_gradients_take_no_tiles_of_packed_pixels(layout: str) -> None
 
 
 def test_the_same_bits_for_any_number_of_threads(pieces: None) -> None:
-    types = Types.all("float32")
-    for descriptor, *pair in (
-        (PROBLEMS[0], "NHWC", "NCHW16"),
-        (PROBLEMS[7], "NHWC", "NCHW16"),
-        (PROBLEMS[7], *SAME[0]),
+    for descriptor, types, *pair in (
+        (PROBLEMS[0], Types.all("float32"), "NHWC", "NCHW16"),
+        (PROBLEMS[0], BRAIN, "NHWC", "NCHW16"),
+        (PROBLEMS[7], Types.all("float32"), "NHWC", "NCHW16"),
+        (PROBLEMS[7], Types.all("float32"), *SAME[0]),
     ):
         p = read(descriptor)
         given = arrays(p, types, "floats")
@@ -252,6 +287,8 @@ def run_guarded() -> None:
             for where in ("end", "start"):
                 print(descriptor, *pair, where, flush=True)
                 check_all(read(descriptor), [pair], Types.all("float32"), memory=Paged(where))
+                if descriptor in PAIRED:
+                    check_all(read(descriptor), [pair], BRAIN, memory=Paged(where))
     print("clean")
 
 
