@@ -7,7 +7,8 @@ order, so each element's sum has one order for any number of threads.
 Where both arrays have contiguous channels, a vector of channels is added at each tap of a window, of a maximum in the
 lanes whose index is there. Rows of the input that stay in the cache are a band. Sums of 16-bit floats are float32, in
 the scratch, until a band is complete. Otherwise, and where windows of maxima have many taps, elements are added one by
-one.
+one. Rows of contiguous pixels, whose averages have no pixel in common, are vectors of the output's gradient with each
+lane repeated.
 
 Buffers: gradient of the output, gradient of the input, indices of maxima (which lie as the former).
 """
@@ -33,6 +34,7 @@ from blockconv.jit.ir import (
     load_f,
     load_i64,
     pointer,
+    shuffle,
     splat,
     store_f,
 )
@@ -40,7 +42,15 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["INDEX", "PoolBackwardArgs", "pool_backward", "pool_scatter", "pool_scatter_halves", "pool_spread"]
+__all__ = [
+    "INDEX",
+    "PoolBackwardArgs",
+    "pool_backward",
+    "pool_repeat",
+    "pool_scatter",
+    "pool_scatter_halves",
+    "pool_spread",
+]
 
 INDEX = 8  # bytes
 
@@ -511,5 +521,92 @@ def pool_spread(src, lanes):
                 write_row(to if d.col == itemsize else made, scratch, a.rows + a.slots_at, a.slots, a.iw)
                 for w in range(a.iw if d.col != itemsize else 0):
                     store_f(to + w * d.col, load_f(made + w * itemsize, itemsize), itemsize)
+
+    return kernel
+
+
+class Repeated(NamedTuple):
+    """A row of windows of an average, and the rows of the input that it covers; strides in bytes.
+
+    factors: the address of each column's.
+    bytes: of a row of the input, which windows cover.
+    """
+
+    dst: int
+    row: int
+    rows: int
+    bytes: int
+    src: int
+    windows: int
+    factors: int
+    share: float
+
+
+def _row_repeater(held: ElementType, lanes: int, columns: int) -> Any:
+    """repeat(repeated): writes rows of averages' shares. columns: of each window."""
+
+    @emitted
+    def repeat(builder: Any, x: Repeated) -> None:
+        b, v = builder, Floats(builder, held, lanes)
+        sums = v.computed
+        share = sums.splat(x.share if sums.itemsize == 8 else b.fptrunc(x.share, sums.element))
+
+        def body(at: Any, mask: Any) -> None:
+            value = sums.mul(v.load(b.add(x.src, at), mask), share)
+            value = sums.mul(value, sums.load(b.add(x.factors, v.in_computed(at)), mask))
+            parts = [
+                shuffle(b, value, value, [(k * lanes + lane) // columns for lane in range(lanes)])
+                for k in range(columns)
+            ]
+            to, left = b.add(x.dst, b.mul(at, const(columns))), b.sub(x.bytes, b.mul(at, const(columns)))
+            whole = b.icmp_signed(">=", left, const(columns * v.bytes))
+            with cgutils.for_range(b, x.rows) as row:
+                begin = b.add(to, b.mul(row.index, x.row))
+                with b.if_else(whole) as (all_lanes, some):
+                    with all_lanes:
+                        for k, part in enumerate(parts):
+                            v.store(part, b.add(begin, const(k * v.bytes)))
+                    with some:
+                        for k, part in enumerate(parts):
+                            limit = b.sdiv(b.sub(left, const(k * v.bytes)), const(v.itemsize))
+                            v.store_below(part, b.add(begin, const(k * v.bytes)), limit)
+
+        v.each(x.windows, body)
+
+    return repeat
+
+
+@jit.kernel
+def pool_repeat(src, lanes, columns):
+    """The loop over tasks and rows of windows, of averages that have no pixel in common.
+
+    A task is a channel of an image. Pixels of a row are contiguous in both arrays. src: the code of the type. lanes: of
+    a vector. columns: of a window, the first of which begins with the row, and the others where the one before ends.
+    """
+    held = ElementType.of(src)
+    itemsize = held.itemsize
+    repeat = _row_repeater(held, lanes, columns)
+
+    def kernel(args, first, last, unused_scratch):
+        a = PoolBackwardArgs(args)
+        s, d = a.source, a.destination
+        covered = min(a.iw, a.ow * columns) * itemsize
+        for task in range(first, last):
+            of = _plane(a, task)
+            if of.valid == 0:
+                _clear(a, of.dst, a.ih, 1, itemsize)
+                continue
+            done = 0  # rows
+            for oh in range(a.oh):
+                rows = WindowWords(a.rows)[oh]
+                if rows.taps == 0:
+                    continue
+                _clear(a, of.dst + done * d.row, rows.first - done, 1, itemsize)
+                done, to = rows.first + rows.taps, of.dst + rows.first * d.row
+                at, factors = a.src + of.src + oh * s.row, a.rows + a.factors_at
+                repeat(Repeated(to, d.row, rows.taps, covered, at, a.ow, factors, 1.0 / rows.counted))
+                for h in range(rows.taps if covered < a.iw * itemsize else 0):
+                    fill_memory(to + h * d.row + covered, a.iw * itemsize - covered, 0)
+            _clear(a, of.dst + done * d.row, a.ih - done, 1, itemsize)
 
     return kernel

@@ -14,6 +14,7 @@ from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import (
     PoolBackwardArgs,
     pool_backward,
+    pool_repeat,
     pool_scatter,
     pool_scatter_halves,
     pool_spread,
@@ -54,6 +55,7 @@ BAND = 1 << 16  # bytes of the input's gradient that a task computes, at the mos
 SCATTERED = 128  # channels of a task that scatters
 PLANE = 1 << 19  # bytes of a plane of sums, at the most
 MOST_COLS = 4  # taps of a row of windows for which code of its own is made
+MOST_REPEATED = 8  # columns of a window whose pixels belong to no other, for which code of its own is made
 MOST_TAPS = 4  # of a maximum whose vectors are added at each tap
 
 
@@ -65,8 +67,22 @@ def _by_planes(request: Request) -> bool:
     return bool(kind.is_half and request.problem.is_max and rows and plane <= PLANE)
 
 
+def _repeated(request: Request) -> int:
+    """Columns of each window of averages that have no pixel in common, where rows are contiguous; else 0."""
+    p, itemsize = request.problem, request.types.src.itemsize
+    if p.is_max or p.src_shape[3] == 1 or not request.source.col == request.destination.col == itemsize:
+        return 0
+    rows, cols = windows(p.pool, "h"), windows(p.pool, "w")
+    columns = int(cols.taps[0])
+    apart = (rows.first[1:] >= (rows.first + rows.taps)[:-1]).all() and (cols.taps[:-1] == columns).all()
+    follow = (cols.first == columns * np.arange(len(cols.first))).all() and cols.taps[-1] <= columns
+    return columns if apart and follow and columns <= MOST_REPEATED else 0
+
+
 def _by_vectors(request: Request) -> bool:
     """Whether vectors of channels are added."""
+    if _repeated(request):
+        return False
     p, is_half = request.problem, request.types.src.is_half and not _by_planes(request)
     return is_half or (_lanes(request) > 1 and not (p.is_max and p.taps > MOST_TAPS))
 
@@ -106,13 +122,13 @@ def _tables(request: Request) -> list[Any]:
 def _slots(request: Request) -> tuple[list[Any], int]:
     """Two tables of a `pool_spread`, its factors and its slots, and how many slots a vector of columns has.
 
-    None, where one window has all pixels of a contiguous plane.
+    None, where one window has all pixels of a contiguous plane, and for a `pool_repeat`.
     """
     itemsize, (_, cols, ih, iw) = request.types.src.itemsize, _axes(request)
     lanes = request.machine.lanes(itemsize)
-    factors = np.zeros(-(-len(cols.first) // 2) * 2, request.types.src.name)
+    factors = np.zeros(-(-len(cols.first) // 2) * 2, request.types.src.computed.name)
     np.divide(1.0, cols.counted, out=factors[: len(cols.first)], where=cols.taps > 0)
-    if (ih, *cols.taps) == (1, iw) and request.destination.col == itemsize:
+    if _repeated(request) or ((ih, *cols.taps) == (1, iw) and request.destination.col == itemsize):
         return [factors.view(np.int64), []], 0
     vectors = -(-iw // lanes)
     pixels = np.arange(vectors * lanes)
@@ -198,6 +214,9 @@ def _op(request: Request) -> Op:
     chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)
     if p.is_max:
         return Op(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
+    if columns := _repeated(request):
+        lanes = request.machine.lanes(type.computed.itemsize)
+        return Op(pool_repeat(type.code, lanes, columns), args, tasks, chunk, 0, table)
     scratch = made + (iw + most) * type.itemsize
     return Op(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
 
@@ -229,7 +248,9 @@ def _make(request: Request) -> Primitive | Reason:
         p, m = request.problem, request.machine
         pixels, outputs = (p.n * p.ic * math.prod(shape[2:]) for shape in (p.dst_shape, p.src_shape))
         cleared = CLEAR_CYCLES * pixels * request.types.src.itemsize / m.isa.vector_bytes
-        if _by_vectors(request):
+        if _repeated(request):
+            added = outputs / m.lanes(request.types.src.computed.itemsize) * VECTOR_CYCLES
+        elif _by_vectors(request):
             added = outputs / _lanes(request) * (VECTOR_CYCLES + p.taps * TAP_CYCLES)
         elif p.is_max:
             added = outputs * SCATTER_CYCLES

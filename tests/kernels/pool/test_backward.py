@@ -39,6 +39,11 @@ POOLS = (
     Pool2dProblem("avg_exclude_padding", 2, 5, 6, 40, 3, 3, 2, 2, 1, 1),
     Pool2dProblem("max", 2, 19, 5, 7, 5, 7, 1, 1),  # all pixels of a plane
     Pool2dProblem("avg_include_padding", 2, 6, 5, 7, 5, 7, 1, 1, divisor=3),
+    # Averages that have no pixel in common: of whole vectors, cut at the end of a row, with pixels that no window has.
+    Pool2dProblem("avg_include_padding", 2, 5, 5, 64, 2, 2, 2, 2),
+    Pool2dProblem("avg_exclude_padding", 2, 5, 8, 67, 3, 2, 3, 2, 1, 0, ceil_mode=True),
+    Pool2dProblem("avg_include_padding", 1, 3, 9, 53, 2, 5, 4, 5),
+    AdaptivePool2dProblem(2, 3, 6, 72, 3, 24),
 )
 Pool = Pool2dProblem | AdaptivePool2dProblem
 
