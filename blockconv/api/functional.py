@@ -156,10 +156,8 @@ def conv2d(
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
     w, b = as_weight(weight, "conv2d"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
-    quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
-    quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
-    if quantized == NOTHING_QUANTIZED:
-        quantized = NOTHING_QUANTIZED
+    asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
+    quantized = NOTHING_QUANTIZED if asked == NOTHING_QUANTIZED else QuantizedOptions(*asked)
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
         result: Array = convolved(Conv2dCall, input, w, b, options)
         return result

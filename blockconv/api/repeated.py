@@ -12,7 +12,8 @@ from blockconv.core.interop import like
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array, given_images
 from blockconv.dispatch.packing import Packing, is_kept, kept_room, pack_bias, weights_as_read, widened
-from blockconv.runtime import address_of, aligned_empty
+from blockconv.runtime import address_of
+from blockconv.runtime.memory import AlignedLike
 
 __all__ = ["Repeated", "repeatable"]
 
@@ -24,7 +25,7 @@ class Repeated:
     beside arithmetic: room for the output and the packed weights, and one launch.
     """
 
-    __slots__ = ("_biases", "_bound", "_dtype", "_nbytes", "_packing", "_params", "_places", "_shape", "_strides")
+    __slots__ = ("_biases", "_bound", "_packing", "_params", "_places", "_room")
 
     def __init__(self, conv: Conv2d, bound: BoundConv, packing: Packing, result: Array) -> None:
         """result: of the first call; the others lie as it does."""
@@ -36,12 +37,11 @@ class Repeated:
             assert bound.plan is not None
             numbers = np.arange(1, 1 + conv.bias.size)
             self._places = pack_bias(bound.problem, numbers, bound.plan.form, numbers.dtype)
-        self._shape, self._strides, self._dtype = result.shape, result.strides, result.dtype
-        self._nbytes = result.nbytes
+        self._room = AlignedLike(result)
 
     def __call__(self, input: Any, x: Array, weight: Array, bias: Array | None) -> Any:
         """input: what the caller gave, of which `x` is the array."""
-        dst: Array = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
+        dst = self._room()
         packed, between = kept_room(self._packing)
         biases = self._biases
         if bias is not None:

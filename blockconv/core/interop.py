@@ -14,7 +14,17 @@ from blockconv.core.checks import MOST_BYTES, check_bytes
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import element
 
-__all__ = ["as_autocast", "as_file", "as_numpy", "gradients_from", "like", "like_any", "traced", "with_gradient"]
+__all__ = [
+    "as_autocast",
+    "as_file",
+    "as_numpy",
+    "first_tensor",
+    "gradients_from",
+    "like",
+    "like_any",
+    "traced",
+    "with_gradient",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -68,7 +78,15 @@ def like(input: Any, result: Array) -> Any:
 
 def like_any(inputs: Iterable[Any], result: Array) -> Any:
     """`result` as a torch tensor of the same memory if any of the inputs is one, else as it is."""
-    return like(next((x for x in inputs if _is_tensor(x)), None), result)
+    return like(first_tensor(inputs), result)
+
+
+def first_tensor(inputs: Iterable[Any]) -> Any:
+    """The first torch tensor among the inputs; None without one."""
+    for x in inputs:
+        if type(x) is not np.ndarray and _is_tensor(x):
+            return x
+    return None
 
 
 _BFLOAT16 = element("bfloat16")  # whose dtype is not asked for before it is needed

@@ -353,6 +353,8 @@ def is_channels_last(array: npt.NDArray[Any]) -> bool:
     if array.ndim != 4:
         return False
     shape, strides = array.shape, array.strides
+    if strides[1] * shape[1] > strides[3] and array.flags.c_contiguous:  # most arrays
+        return False
     if strides[1] and _nested(shape, strides, (1, 3, 2, 0)) and strides[2] * shape[2] != strides[1]:
         return True
     if array.flags.c_contiguous or (shape[1] > 1 and not strides[1]):

@@ -2,53 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError
+from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, row_major
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.network.graph import Tensor, elements_of
 
-__all__ = ["allocate", "entered", "unpacked"]
+__all__ = ["End"]
 
 Array = npt.NDArray[Any]
 
 
-def entered(x: Any, tensor: Tensor, network: str, layout: Layout) -> Array:
-    """An input's elements in a layout without blocks, packed where the network has them so.
+class End(NamedTuple):
+    """An input or output of a bound plan, and the memory that kernels read or write there.
 
-    x: a NumPy array or a BlockedArray, of the tensor's shape. Raises NetworkError for elements of another type.
+    tensor: the value.
+    dtype: of its elements, as a BlockedArray has it.
+    layout: without blocks.
+    stored: the shape in the order of the layout. Packed values are bytes, two to each.
+    held: the dtype of the memory.
+    logical: the axes of the memory in logical order; None if they have that order.
+    plain: whether the memory is a row-major array of the tensor's shape and dtype.
     """
-    if tensor.type.is_packed and not isinstance(x, BlockedArray):
-        given = np.ascontiguousarray(elements_of(x, tensor, network))
-        x = BlockedArray.from_numpy(given, row_major(x.ndim), dtype=tensor.type.name)
-    dtype = x.dtype
-    if isinstance(x, BlockedArray):
-        x = to_layout(x, layout).storage
-    elif x.ndim > 1:
-        x = x.transpose(layout.outer)
-    if dtype != tensor.dtype:
-        raise NetworkError(network, tensor.name, x, f"has to have dtype {tensor.dtype}, not {dtype}")
-    return np.ascontiguousarray(x)
 
+    tensor: Tensor
+    dtype: np.dtype[Any] | str
+    layout: Layout
+    stored: tuple[int, ...]
+    held: np.dtype[Any]
+    logical: tuple[int, ...] | None
+    plain: bool
 
-def allocate(tensor: Tensor, layout: Layout) -> Array:
-    """Room for an output in a layout without blocks, seen in its logical shape; bytes where two elements share one."""
-    type = tensor.type
-    if type.is_packed:
-        return np.empty(type.nbytes(tensor.elements), np.uint8)
-    if len(tensor.shape) < 2:
-        return np.empty(tensor.shape, type.dtype)
-    outer = layout.outer
-    seen: Array = np.empty([tensor.shape[axis] for axis in outer], type.dtype).transpose(layout.logical)
-    return seen
+    @classmethod
+    def of(cls, tensor: Tensor, layout: Layout) -> End:
+        type, shape = tensor.type, tensor.shape
+        if type.is_packed:
+            return cls(tensor, tensor.dtype, layout, (type.nbytes(tensor.elements),), np.dtype(np.uint8), None, False)
+        if len(shape) < 2 or layout is row_major(len(shape)):
+            return cls(tensor, tensor.dtype, layout, shape, type.dtype, None, True)
+        stored = tuple(shape[axis] for axis in layout.outer)
+        return cls(tensor, tensor.dtype, layout, stored, type.dtype, layout.logical, False)
 
+    def entered(self, x: Any, network: str) -> Array:
+        """An input's elements in the layout, packed where the network has them so.
 
-def unpacked(result: Array, tensor: Tensor) -> Array:
-    """An output as callers get it: of integers of 4 bits one a byte."""
-    if not tensor.type.is_packed:
-        return result
-    return BlockedArray(result, row_major(len(tensor.shape)), tensor.shape, dtype=tensor.type.name).numpy()
+        x: a NumPy array or a BlockedArray, of the tensor's shape. Raises NetworkError for elements of another type.
+        """
+        if self.plain and type(x) is np.ndarray and x.dtype == self.dtype and x.flags.c_contiguous:
+            return x
+        tensor = self.tensor
+        if not isinstance(x, BlockedArray):
+            x = as_numpy(x, "plan", tensor.name)
+        if tensor.type.is_packed and not isinstance(x, BlockedArray):
+            given = np.ascontiguousarray(elements_of(x, tensor, network))
+            x = BlockedArray.from_numpy(given, row_major(x.ndim), dtype=tensor.type.name)
+        dtype = x.dtype
+        if isinstance(x, BlockedArray):
+            x = to_layout(x, self.layout).storage
+        elif x.ndim > 1:
+            x = x.transpose(self.layout.outer)
+        if dtype != self.dtype:
+            raise NetworkError(network, tensor.name, x, f"has to have dtype {self.dtype}, not {dtype}")
+        return np.ascontiguousarray(x)
+
+    def allocated(self) -> Array:
+        """Room for an output, seen in its logical shape; bytes where two elements share one."""
+        room: Array = np.empty(self.stored, self.held)
+        return room if self.logical is None else room.transpose(self.logical)
+
+    def shown(self, result: Array) -> Array:
+        """An output as callers get it: one 4-bit integer per byte."""
+        if not self.tensor.type.is_packed:
+            return result
+        tensor = self.tensor
+        return BlockedArray(result, row_major(len(tensor.shape)), tensor.shape, dtype=tensor.type.name).numpy()

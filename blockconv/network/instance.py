@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
+from blockconv.network.arrays import End
 from blockconv.network.planning.planned import Planned
 from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, ForeignCall, Schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
 
-__all__ = ["Arenas", "BoundPlan", "an_instance", "measured_runs"]
+__all__ = ["Arenas", "BoundPlan", "measured_runs"]
 
-Segment = Program | ForeignCall
-
-
-class Instance(NamedTuple):
-    """One call's arena, and the segments bound to it.
-
-    segments: programs, and foreign parts between them.
-    """
-
-    arena: npt.NDArray[Any]
-    segments: tuple[Segment, ...]
-
-    def run(self, buffers: Sequence[int], threads: int) -> None:
-        """Run the plan. buffers: the addresses of inputs and outputs."""
-        _run(self.segments, buffers, threads)
+Segment = Program | ForeignCall  # foreign parts are between programs
+T = TypeVar("T")
 
 
 class Arenas:
@@ -65,6 +52,7 @@ class BoundPlan(NamedTuple):
     """A plan for one size of inputs.
 
     arenas: of the plan.
+    inputs, outputs: what a call is given, and what it returns.
     segments: what runs, by the address of the arena that it is bound to.
     rest: what runs after it.
     """
@@ -72,37 +60,41 @@ class BoundPlan(NamedTuple):
     planned: Planned
     schedule: Schedule
     arenas: Arenas
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
     segments: dict[int, tuple[Segment, ...]]
     rest: RestPlan | None = None
 
+    def run(self, buffers: Sequence[int], threads: int) -> None:
+        """Run the plan. buffers: the addresses of inputs and outputs. Raises the errors of `in_arena`."""
+        self.in_arena(lambda _, segments: _run(segments, buffers, threads))
+
+    def in_arena(self, work: Callable[[int, tuple[Segment, ...]], T]) -> T:
+        """`work` with the address of an arena that no other call has meanwhile, and what is bound to it.
+
+        Raises NetworkError, which names the node, for the first kernel that failed. It is the cause of later errors.
+        """
+        arena, reports = self.arenas.take(self.schedule.arena), self.schedule.reports
+        address = address_of(arena)
+        segments = self.segments.get(address)
+        if segments is None:
+            if len(self.segments) >= MOST_BOUND:
+                self.segments.clear()
+            ends = len(self.inputs) + len(self.outputs)
+            segments = self.segments[address] = tuple(_segments(self.schedule.actions, ends, address))
+        if reports:
+            arena[reports[0].begin : reports[-1].end] = 0
+        try:
+            return work(address, segments)
+        finally:
+            failures = [report.failure(arena) for report in reports] if reports else ()
+            self.arenas.give_back(arena)
+            for failure in failures:
+                if failure is not None:
+                    raise failure
+
 
 MOST_BOUND = 8  # addresses that one size is bound to: as many calls of it may be in flight
-
-
-@contextmanager
-def an_instance(bound: BoundPlan) -> Iterator[Instance]:
-    """An instance for one call, and its memory back.
-
-    Raises NetworkError, which names the node, for the first kernel that failed. It is the cause of later errors.
-    """
-    arena, reports = bound.arenas.take(bound.schedule.arena), bound.schedule.reports
-    address = address_of(arena)
-    segments = bound.segments.get(address)
-    if segments is None:
-        if len(bound.segments) >= MOST_BOUND:
-            bound.segments.clear()
-        network = bound.planned.network
-        ends = len(network.inputs) + len(network.outputs)
-        segments = bound.segments[address] = tuple(_segments(bound.schedule.actions, ends, address))
-    written = arena[reports[0].begin : reports[-1].end] if reports else arena[:0]
-    written[:] = 0
-    try:
-        yield Instance(arena, segments)
-    finally:
-        failures = [report.failure(arena) for report in reports] if reports and written.any() else []
-        bound.arenas.give_back(arena)
-        for failure in filter(None, failures):
-            raise failure
 
 
 def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> None:
@@ -136,14 +128,17 @@ def measured_runs(
 
     buffers: the addresses of inputs and outputs.
     """
-    with an_instance(bound) as instance:
-        arena = address_of(instance.arena)
+
+    def measured(arena: int, segments: tuple[Segment, ...]) -> list[list[int]]:
         actions = [tuple(_segments([action], len(buffers), arena)) for action in bound.schedule.actions]
-        programs = [instance.segments, *actions]
+        programs = [segments, *actions]
         times: list[list[int]] = [[] for _ in programs]
         for _ in range(runs):
             for program, taken in zip(programs, times, strict=True):
                 start = time.perf_counter_ns()
                 _run(program, buffers, threads)
                 taken.append(time.perf_counter_ns() - start)
-    return times[0], times[1:]
+        return times
+
+    in_one, *each = bound.in_arena(measured)
+    return in_one, each

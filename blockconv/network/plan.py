@@ -19,15 +19,15 @@ import numpy.typing as npt
 
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
-from blockconv.core.interop import as_numpy, like_any
+from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
 from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive, foreign
-from blockconv.network.arrays import allocate, entered, unpacked
+from blockconv.network.arrays import End
 from blockconv.network.graph import Network, check_network
-from blockconv.network.instance import Arenas, BoundPlan, an_instance, measured_runs
+from blockconv.network.instance import Arenas, BoundPlan, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
 from blockconv.network.planning.candidates import Parameters
@@ -180,6 +180,7 @@ class Plan:
 
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
+        self._names = tuple(tensor.name for tensor in network.inputs)
         self._parameters: Parameters = Parameters(network, None if like is None else like._parameters)
         self._lock, self._arenas = threading.Lock(), Arenas()
         self._others: dict[Shapes, BoundPlan] = {}  # bound to the choices of `_first`
@@ -288,22 +289,21 @@ class Plan:
 
     def by_name(self, /, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Run the network as a call does. Returns {name: output}, also for one output."""
-        given = (*inputs, *named.values())
-        return {
-            name: like_any(given, result) if isinstance(result, np.ndarray) else result
-            for name, result in self._run(inputs, named).items()
-        }
+        found = self._run(inputs, named)
+        tensor = first_tensor((*inputs, *named.values()))
+        if tensor is None:
+            return found
+        return {name: like(tensor, x) if isinstance(x, np.ndarray) else x for name, x in found.items()}
 
     def _run(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name. They are arrays, but for sequences and optionals of ONNX."""
         odd = {} if self.network.rest is None else self._odd(inputs, named)
-        plain = {name: x for name, x in named.items() if name not in odd}
-        bound, sources, results = self._entered(inputs[: len(self.network.inputs)] if odd else inputs, plain)
-        with an_instance(bound) as instance:
-            instance.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
-        network = bound.planned.network
-        shown = map(unpacked, results, (network.tensors[name] for name in network.outputs))
-        found = dict(zip(network.outputs, shown, strict=True))
+        if odd:
+            inputs = inputs[: len(self._names)]
+            named = {name: x for name, x in named.items() if name not in odd}
+        bound, sources, results = self._entered(inputs, named)
+        bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
+        found = {end.tensor.name: end.shown(result) for end, result in zip(bound.outputs, results, strict=True)}
         return found if bound.rest is None else bound.rest.run(found | odd)
 
     def _odd(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,35 +364,32 @@ class Plan:
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
         """The plan for the sizes of what a call is given, its inputs as the plan reads them, and new outputs."""
         given = self._given(inputs, named)
-        bound = self._of(tuple(x.shape for x in given))
-        network = bound.planned.network
-        end = self.options.end
-        sources = [entered(x, t, network.name, end(t)) for x, t in zip(given, network.inputs, strict=True)]
-        outputs = (network.tensors[name] for name in network.outputs)
-        return bound, sources, [allocate(tensor, end(tensor)) for tensor in outputs]
+        bound = self._of(tuple([x.shape for x in given]))
+        sources = [end.entered(x, self.network.name) for end, x in zip(bound.inputs, given, strict=True)]
+        return bound, sources, [end.allocated() for end in bound.outputs]
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-        names = [tensor.name for tensor in self.network.inputs]
-        if len(inputs) > len(names) or any(name not in names[len(inputs) :] for name in named):
+        """The inputs as arrays or BlockedArrays, in the order of the network's."""
+        names, left = self._names, self._names[len(inputs) :]
+        given = [*inputs, *[named[name] for name in left if name in named]]
+        if len(given) == len(names) and len(named) == len(left):
+            for k, x in enumerate(given):
+                if type(x) is not np.ndarray and not isinstance(x, BlockedArray):
+                    given[k] = as_numpy(x, "plan", names[k])
+            return given
+        if len(inputs) > len(names) or any(name not in left for name in named):
             raise NetworkError(
                 self.network.name, "inputs", [*named] or len(inputs), f"has to be among the inputs {', '.join(names)}"
             )
-        given = [*inputs, *(named[name] for name in names[len(inputs) :] if name in named)]
-        if len(given) != len(names):
-            raise NetworkError(
-                self.network.name,
-                "inputs",
-                len(given),
-                f"has to be the number of inputs, {len(names)}: {', '.join(names)}",
-            )
-        return [
-            x if isinstance(x, BlockedArray) else as_numpy(x, "plan", name)
-            for x, name in zip(given, names, strict=True)
-        ]
+        rule = f"has to be the number of inputs, {len(names)}: {', '.join(names)}"
+        raise NetworkError(self.network.name, "inputs", len(given), rule)
 
     def _of(self, shapes: Shapes) -> BoundPlan:
         """The plan for these sizes."""
-        bound = self._planned.get(shapes) or self._others.get(shapes)
+        bound = self._planned.get(shapes)
+        if bound is not None:
+            return bound
+        bound = self._others.get(shapes)
         if bound is None:
             with self._lock:
                 bound = self._planned.get(shapes) or self._others.get(shapes)
@@ -456,12 +453,14 @@ class Plan:
         """A plan of layouts and kernels, bound."""
         network, problem = planned.network, planned.problem
         given = {tensor.name: problem.given[tensor.name] for tensor in network.inputs}
-        wanted = [self.options.end(network.tensors[name]) for name in network.outputs]
+        inputs = tuple(End.of(tensor, self.options.end(tensor)) for tensor in network.inputs)
+        outputs = tuple(End.of(t, self.options.end(t)) for t in map(network.tensors.__getitem__, network.outputs))
+        wanted = [end.layout for end in outputs]
         held = self._parameters.of(network)
         threads = self.options.threads
         made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
-        return BoundPlan(planned, made, self._arenas, {}, rest)
+        return BoundPlan(planned, made, self._arenas, inputs, outputs, {}, rest)
 
     def _after(self, network: Network) -> Callable[..., dict[str, Any]]:
         """How to run what follows nodes whose shapes depend on data, for the shapes that came."""

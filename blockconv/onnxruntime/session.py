@@ -73,6 +73,9 @@ class InferenceSession:
         self._inputs = [_argument(value, self._options) for value in model.graph.input if value.name not in held]
         self._outputs = [_argument(value, self._options) for value in model.graph.output]
         self._overridable = [_argument(value, self._options) for value in model.graph.input if value.name in held]
+        self._declared = {one.name: one for one in self._inputs}
+        self._results = [one.name for one in self._outputs]
+        self._passed: dict[str, tuple[Any, ...]] = {}  # the shape and dtype of each input's last array that was right
         self._meta = _metadata(model)
         self._plan: Plan | None = None
         self._lock = threading.Lock()
@@ -146,30 +149,36 @@ class InferenceSession:
         Raises ValueError for a missing input, InvalidArgument for other names, types or shapes, and Fail for an error
         inside the network.
         """
-        missing = [one.name for one in self._inputs if one.name not in input_feed]
+        missing = [name for name in self._declared if name not in input_feed]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
-        known = [one.name for one in self._outputs]
         for name in output_names or ():
-            if name not in known:
+            if name not in self._results:
                 raise InvalidArgument(f"Invalid output name:{name}")
-        for name in input_feed:
-            if name not in [one.name for one in self._inputs]:
-                overridden = name in [one.name for one in self._overridable]
-                raise InvalidArgument(
-                    f"initializer {name} cannot be overridden: load it by load_onnx(..., constants=...)"
-                    if overridden
-                    else f"Invalid input name: {name}"
-                )
-        feeds = [_checked(one, input_feed[one.name]) for one in self._inputs]
+        if len(input_feed) > len(self._declared):
+            self._refuse(input_feed)
+        feeds = {}
+        for name, declared in self._declared.items():
+            x = input_feed[name]
+            if type(x) is not np.ndarray or (x.shape, x.dtype) != self._passed.get(name):
+                x = _checked(declared, x)
+                self._passed[name] = x.shape, x.dtype
+            feeds[name] = x
         try:
-            plan = self._plan or self._compiled({one.name: x.shape for one, x in zip(self._inputs, feeds, strict=True)})
-            values = plan.by_name(**{one.name: x for one, x in zip(self._inputs, feeds, strict=True)})
+            plan = self._plan or self._compiled({name: x.shape for name, x in feeds.items()})
+            values = plan.by_name(**feeds)
         except NetworkError as error:  # the graph runs, but not on these elements
             raise InvalidArgument(str(error)) from error
         except BlockconvError as error:
             raise _as_theirs(error) from error
-        return [values[name] for name in output_names or known]
+        return [values[name] for name in output_names or self._results]
+
+    def _refuse(self, input_feed: Mapping[str, Any]) -> None:
+        """Raise for the first name that is no input."""
+        name = next(name for name in input_feed if name not in self._declared)
+        if name in [one.name for one in self._overridable]:
+            raise InvalidArgument(f"initializer {name} cannot be overridden: load it by load_onnx(..., constants=...)")
+        raise InvalidArgument(f"Invalid input name: {name}")
 
     def run_with_ort_values(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 T = TypeVar("T", bound=np.generic)
 Empty = Callable[[int], npt.NDArray[np.uint8]]  # so many uninitialised bytes, aligned
 
-__all__ = ["Empty", "Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
+__all__ = ["AlignedLike", "Empty", "Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
 
 ALIGNMENT = 128  # bytes: a pair of cache lines, which processors fetch together
 
@@ -23,6 +23,20 @@ def aligned_empty(nbytes: int) -> npt.NDArray[np.uint8]:
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -address_of(raw) % ALIGNMENT
     return raw[start : start + nbytes]
+
+
+class AlignedLike:
+    """Makes uninitialised arrays with the shape, strides and dtype of an array, which is dense in any order."""
+
+    __slots__ = ("_dtype", "_nbytes", "_shape", "_strides")
+
+    def __init__(self, array: npt.NDArray[np.generic]) -> None:
+        self._shape, self._strides, self._dtype = array.shape, array.strides, array.dtype
+        self._nbytes = array.nbytes
+
+    def __call__(self) -> npt.NDArray[Any]:
+        made: npt.NDArray[Any] = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
+        return made
 
 
 def aligned_copy(array: npt.NDArray[T], empty: Empty = aligned_empty) -> npt.NDArray[T]:

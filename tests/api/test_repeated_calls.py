@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 from conv_arrays import RNG, SHAPE, B, F, W, X, channels_last, close, like_torch, torch, unaligned
 
 import blockconv as bc
-from blockconv.api import functional
+from blockconv.api import functional, pool_calls
 from blockconv.dispatch import boundary, packing
 
 
 @pytest.fixture(autouse=True)
 def nothing_called(monkeypatch):
     monkeypatch.setattr(functional, "_repeated", {})
+    monkeypatch.setattr(pool_calls, "_repeated", {})
 
 
 def fresh(like):
@@ -134,3 +136,65 @@ def test_problems_are_kept_by_the_hundred_and_no_more(monkeypatch):
             w = RNG.standard_normal((4, 3, 1, 1), dtype=np.float32)
             close(bc.conv2d(x, w), like_torch(x, w))
             assert len(functional._repeated) <= 4
+
+
+@pytest.mark.parametrize("source", [lambda x: x, channels_last, torch.from_numpy], ids=["NCHW", "NHWC", "tensor"])
+def test_each_pool_has_the_values_of_its_own_array(source):
+    for _ in range(3):
+        x = fresh(X)
+        got = bc.max_pool2d(source(x), 2)
+        close(np.asarray(got), F.max_pool2d(torch.from_numpy(x), 2).numpy())
+        assert type(got) is type(source(x))
+        assert bc.is_channels_last(np.asarray(got)) == (source is channels_last)
+        assert len(pool_calls._repeated) == 1
+
+
+def test_pools_of_images_without_a_batch_and_of_copied_arrays():
+    for _ in range(2):
+        x = fresh(X)
+        wanted = F.avg_pool2d(torch.from_numpy(x), 2).numpy()
+        close(bc.avg_pool2d(np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1], 2), wanted)
+        assert not pool_calls._repeated
+    for _ in range(2):
+        close(bc.avg_pool2d(x[0], 2), wanted[0])
+        close(bc.avg_pool2d(unaligned(x), 2), wanted)
+
+
+def test_a_known_pool_lets_no_wrong_argument_pass():
+    for _ in range(2):
+        bc.max_pool2d(X, 2)
+    for kernel_size in (2.0, [2, 2, 2]):
+        with pytest.raises(bc.ArgumentError, match="kernel_size"):
+            bc.max_pool2d(X, kernel_size)
+    with pytest.raises(bc.DtypeError, match="int32"):  # of the same strides
+        bc.max_pool2d(X.astype(np.int32), 2)
+    with pytest.raises(bc.ArgumentError, match="overlap"):
+        bc.max_pool2d(X, 1, out=X)
+
+
+def calls_of_python(run):
+    """The number of Python functions that a call enters."""
+    entered = []
+    run(), run()
+    sys.setprofile(lambda frame, event, arg: entered.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return entered[1:]
+
+
+@pytest.mark.parametrize(("what", "most"), [("conv2d", 24), ("pool", 16), ("plan", 28)])
+def test_a_repeated_call_enters_few_functions(what, most):
+    """Each takes about 0.1 us, and a small network takes 3."""
+    b = bc.NetworkBuilder()
+    b.output(b.max_pool2d(b.input("x", X.shape), 2))
+    plan = bc.compile(b.build(), threads=1)
+    runs = {"conv2d": lambda: bc.conv2d(X, W), "pool": lambda: bc.max_pool2d(X, 2), "plan": lambda: plan(X)}
+    held = bc.get_num_threads()
+    bc.set_num_threads(1)
+    try:
+        entered = calls_of_python(runs[what])
+    finally:
+        bc.set_num_threads(held)
+    assert len(entered) <= most, entered
