@@ -58,7 +58,6 @@ CASES = {
 }
 # Why a case of these ops cannot be loaded, and how many there are with this onnx or a newer one.
 UNSUPPORTED = {
-    "3-D windows": 13,
     "training": 8,
     "its output": 4,
     "layout=1": 2,

@@ -101,7 +101,7 @@ def _qlinear_concat(call: Call) -> Tensor:
     return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
 
 
-@_op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D and 2-D; {CONSTANT}")
+@_op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")
 @_channels_first
 def _qlinear_global(call: Call) -> Tensor:
     y = global_pool(call, "avg_exclude_padding", dequantized(call, 0))
@@ -110,7 +110,7 @@ def _qlinear_global(call: Call) -> Tensor:
 
 @_op(
     "com.microsoft.QLinearAveragePool",
-    limits=f"1-D and 2-D; no window of padding alone, unless count_include_pad; {CONSTANT}",
+    limits=f"1-D to 3-D; no window of padding alone, unless count_include_pad; {CONSTANT}",
 )
 @_channels_first
 def _qlinear_average(call: Call) -> Tensor:
@@ -154,7 +154,7 @@ def _activated(call: Call, y: Tensor) -> Tensor:
     return call.emit(ops.Activate(activation((names[kind], *map(float, numbers)))), y)
 
 
-@_op("com.microsoft.FusedConv", limits="1-D and 2-D; constant weight and bias")
+@_op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
 def _fused_conv(call: Call) -> Tensor:
     """A convolution, plus another value, activated."""
     if call.has(2):

@@ -78,7 +78,7 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 # ---------------------------------------------------------------- sums of products
 
 
-@_op("ConvInteger", limits=f"1-D and 2-D; constant weight; {_FOUND}")
+@_op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
 def _conv_integer(call: Call) -> Tensor:
     return _sums(call, call.input(), _source(call, 2), 3, _convolved, _is_real(call))
 

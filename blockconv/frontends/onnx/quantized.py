@@ -265,7 +265,7 @@ def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
 # ---------------------------------------------------------------- convolutions and products
 
 
-@_op("QLinearConv", limits=f"1-D and 2-D; constant weight and bias; {CONSTANT}")
+@_op("QLinearConv", limits=f"1-D to 3-D; constant weight and bias; {CONSTANT}")
 def _qlinear_conv(call: Call) -> Tensor:
     x = dequantized(call, 0)
     scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)

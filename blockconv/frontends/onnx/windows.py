@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from blockconv.frontends.onnx.scope import Call, OnnxOp, only_output, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
+from blockconv.network.volumes import Depth, convolved, pooled, transposed
 
 __all__ = ["WINDOW_OPS", "average", "convolution", "global_pool"]
 
@@ -19,11 +20,11 @@ _op = functools.partial(registered, WINDOW_OPS)
 
 
 class _Window:
-    """kernel, strides, pads and dilations of a node over images, 1-D ones as rows of one pixel's height."""
+    """kernel, strides, pads and dilations of a node over images, 1-D ones as rows of one pixel's height, or volumes."""
 
     def __init__(self, call: Call, kernel: Any) -> None:
         rank = len(kernel)
-        if rank not in (1, 2):
+        if not 1 <= rank <= 3:
             raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
         spatial = call.input().shape[2:]
         if len(spatial) != rank:
@@ -43,11 +44,17 @@ class _Window:
             pads = ((0, 0),) * rank
         elif auto.startswith("SAME"):
             pads = tuple(map(functools.partial(_same, auto), spatial, kernel, stride, dilation))
+        axes = max(2, rank)
         self.rank = rank
-        self.kernel = (1, *kernel)[-2:]
-        self.stride = (1, *stride)[-2:]
-        self.dilation = (1, *dilation)[-2:]
-        self.pads = ((0, 0), *pads)[-2:]
+        self.image = (1, *spatial)[-axes:]
+        self.kernel = (1, *kernel)[-axes:]
+        self.stride = (1, *stride)[-axes:]
+        self.dilation = (1, *dilation)[-axes:]
+        self.pads = ((0, 0), *pads)[-axes:]
+
+    def depth(self, pads: Any = None) -> Depth:
+        """What it does along D. pads: others than its own."""
+        return Depth(self.kernel[0], self.stride[0], self.dilation[0], (pads or self.pads)[0])
 
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -69,7 +76,7 @@ def _row(call: Call, y: Tensor, rank: int) -> Tensor:
     return call.reshape(y, (*y.shape[:2], y.shape[3])) if rank == 1 else y
 
 
-@_op("Conv", limits="1-D and 2-D; constant weight and bias")
+@_op("Conv", limits="1-D to 3-D; constant weight and bias")
 def _conv(call: Call) -> Tensor:
     bias = None
     if call.has(2):
@@ -93,46 +100,56 @@ def convolution(
     given = call.attribute("kernel_shape", weight.shape[2:])
     if given != weight.shape[2:]:
         raise call.error("kernel_shape", given, f"has to be {weight.shape[2:]}, the weight's")
-    wei = call.input(at) if window.rank == 2 else call.weight(at, "weight", lambda array: array[:, :, None])
     made = replace(
         attributes,
-        stride=window.stride,
-        pads=window.pads,
-        dilation=window.dilation,
+        stride=window.stride[-2:],
+        pads=window.pads[-2:],
+        dilation=window.dilation[-2:],
         groups=call.attribute("group", 1),
     )
+    if window.rank == 3:
+        return convolved(call, made, x, functools.partial(call.weight, at, "weight"), more, window.depth(), others)
+    wei = call.input(at) if window.rank == 2 else call.weight(at, "weight", lambda array: array[:, :, None])
     y = call.convolve(made, _image(call, x), others, (wei, *more))
     return _row(call, y, window.rank)
 
 
-@_op("ConvTranspose", limits="1-D and 2-D; constant weight and bias")
+@_op("ConvTranspose", limits="1-D to 3-D; constant weight and bias")
 def _conv_transpose(call: Call) -> Tensor:
     weight = call.array(1, "weight")
     window = _Window(call, weight.shape[2:])
     given = call.attribute("kernel_shape", weight.shape[2:])
     if given != weight.shape[2:]:
         raise call.error("kernel_shape", given, f"has to be {weight.shape[2:]}, the weight's")
-    wei = call.constant(weight[:, :, None], "weight") if window.rank == 1 else call.input(1)
     if call.has(2):
         call.array(2, "bias")
-    x = _image(call, call.input())
-    made = ops.ConvTranspose2d(window.stride, ((0, 0), (0, 0)), window.dilation, call.attribute("group", 1))
-    made = replace(made, pads=_cut(call, window, made.uncut(x.shape[2:], window.kernel)))
-    parameters = (wei, call.input(2)) if call.has(2) else (wei,)
-    return _row(call, call.emit(made, x, parameters=parameters), window.rank)
+    bias = (call.input(2),) if call.has(2) else ()
+    pads = _cut(call, window)
+    made = ops.ConvTranspose2d(window.stride[-2:], pads[-2:], window.dilation[-2:], call.attribute("group", 1))
+    if window.rank == 3:
+        changed = functools.partial(_changed, call, weight)
+        return transposed(call, made, call.input(), changed, bias, window.depth(pads))
+    wei = _changed(call, weight, lambda w: w[:, :, None]) if window.rank == 1 else call.input(1)
+    return _row(call, call.emit(made, _image(call, call.input()), parameters=(wei, *bias)), window.rank)
 
 
-def _cut(call: Call, window: _Window, uncut: Sequence[int]) -> Any:
-    """The pads of a transposed convolution: of the output's `uncut` pixels, those that are cut, less those added."""
-    rank, spatial = window.rank, (1, *call.input().shape[2:])[-2:]
+def _changed(call: Call, weight: Any, change: Callable[[Any], Any]) -> Tensor:
+    return call.constant(change(weight), "weight")
+
+
+def _cut(call: Call, window: _Window) -> Any:
+    """The pads of a transposed convolution: of the output's pixels, those that are cut, less those added."""
+    rank, spatial, axes = window.rank, window.image, len(window.image)
+    taps = zip(spatial, window.kernel, window.stride, window.dilation, strict=True)
+    uncut = [(size - 1) * stride + (kernel - 1) * step + 1 for size, kernel, stride, step in taps]
     more, sizes = (call.attribute(name, ()) for name in ("output_padding", "output_shape"))
     for name, values in (("output_padding", more), ("output_shape", sizes)):
         if values and len(values) != rank:
             raise call.error(name, values, f"has to have a value for each of {rank} image dimensions")
-    more = (0, *(more or (0,) * rank))[-2:]
+    more = (0, *(more or (0,) * rank))[-axes:]
     auto = call.attribute("auto_pad", "") or "NOTSET"
     if sizes:
-        sizes = (1, *sizes)[-2:]
+        sizes = (1, *sizes)[-axes:]
     elif auto.startswith("SAME"):
         # Like ONNX Runtime: no pixels are added where the taps reach fewer.
         ends = zip(spatial, window.stride, uncut, more, strict=True)
@@ -147,12 +164,12 @@ def _cut(call: Call, window: _Window, uncut: Sequence[int]) -> Any:
     return tuple(found)
 
 
-@_op("MaxPool", limits="1-D and 2-D; no window of only padding; no indices")
+@_op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")
 def _max_pool(call: Call) -> Tensor:
     return _pool(call, "max", call.input())
 
 
-@_op("AveragePool", limits="1-D and 2-D; no window of only padding, unless count_include_pad")
+@_op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")
 def _average_pool(call: Call) -> Tensor:
     return average(call, call.input())
 
@@ -170,35 +187,41 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     if call.attribute("storage_order", 0) not in (0, 1):
         raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
     ceil_mode = bool(call.attribute("ceil_mode", 0))
-    attributes = ops.Pool2d(kind, window.kernel, window.stride, window.pads, window.dilation, ceil_mode)
+    shared = window.stride[-2:], window.pads[-2:], window.dilation[-2:]
+    attributes = ops.Pool2d(kind, window.kernel[-2:], *shared, ceil_mode)
+    if window.rank == 3:
+        return pooled(call, attributes, x, window.depth())
     return _row(call, call.emit(attributes, _image(call, x)), window.rank)
 
 
 def _check_pads(call: Call, window: _Window) -> None:
     """A window of padding alone has no maximum, and no average of what is not padding."""
-    image = (1, *call.input().shape[2:])[-2:]
     for size, kernel, stride, step, (before, after) in zip(
-        image, window.kernel, window.stride, window.dilation, window.pads, strict=True
+        window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True
     ):
         for start in range(-before, size + after - step * (kernel - 1), stride):
             first = start + step * max(0, -(start // step))  # of its elements, the first at or after pixel 0
             if first >= size or first > start + step * (kernel - 1):
-                rule = f"a window of {window.kernel} with dilation {window.dilation} reads only padding in {image}"
+                rule = (
+                    f"a window of {window.kernel} with dilation {window.dilation} reads only padding in {window.image}"
+                )
                 raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
-@_op("GlobalMaxPool", limits="1-D and 2-D")
+@_op("GlobalMaxPool", limits="1-D to 3-D")
 def _global_max_pool(call: Call) -> Tensor:
     return global_pool(call, "max", call.input())
 
 
-@_op("GlobalAveragePool", limits="1-D and 2-D")
+@_op("GlobalAveragePool", limits="1-D to 3-D")
 def _global_average_pool(call: Call) -> Tensor:
     return global_pool(call, "avg_exclude_padding", call.input())
 
 
 def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     """One window over the whole image."""
-    if len(x.shape) not in (3, 4):
+    if len(x.shape) not in (3, 4, 5):
         raise Unsupported(f"input={x.shape}: {len(x.shape)} dimensions")
+    if len(x.shape) == 5:
+        return pooled(call, ops.Pool2d(kind), x, Depth(x.shape[2]))
     return _row(call, call.emit(ops.Pool2d(kind), _image(call, x)), len(x.shape) - 2)

@@ -38,6 +38,7 @@ _of_numbers = functools.partial(registered, OPS, types=NUMBERS)
 HEAVY = frozenset(
     {
         *("convolution", "linear", "addmm", "mm", "bmm", "max_pool2d_with_indices", "avg_pool2d"),
+        *("max_pool3d_with_indices", "avg_pool3d"),
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
         *("blockconv.conv2d", "blockconv.conv2d_backward_data", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
     }

@@ -12,7 +12,7 @@ import numpy as np
 from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
 from blockconv.frontends.torch.shapes import transposed
-from blockconv.network import ops
+from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
@@ -23,31 +23,30 @@ _op = functools.partial(registered, WINDOW_OPS)
 
 
 def _pair(values: Sequence[int], default: int) -> tuple[int, int]:
-    """A value for H and one for W, from a list of two, one, or none. In one dimension the value is W's."""
-    values = tuple(values) or (default,)
+    """A value for H and one for W, from a list of up to three. In one dimension the value is W's."""
+    values = tuple(values)[-2:] or (default,)
     return (values[0], values[-1])
 
 
 def _image(call: Call, x: Tensor, rank: int) -> Tensor:
-    """(N, C, H, W) of images with `rank` dimensions, with or without N."""
+    """(N, C, H, W) of images with `rank` dimensions, with or without N; (N, C, D, H, W) of volumes."""
     shape = x.shape if len(x.shape) == rank + 2 else (1, *x.shape)
-    return call.reshape(x, shape if rank == 2 else (*shape[:2], 1, shape[2]))
+    return call.reshape(x, shape if rank > 1 else (*shape[:2], 1, shape[2]))
 
 
 def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
     """A result as `x` has its dimensions."""
-    shape = y.shape if rank == 2 else (*y.shape[:2], y.shape[3])
+    shape = y.shape if rank > 1 else (*y.shape[:2], y.shape[3])
     return call.reshape(y, shape if len(x.shape) == rank + 2 else shape[1:])
 
 
-@_op("convolution", "conv2d", "conv1d", "blockconv.conv2d")
+@_op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, weight = call.input(), call.array("weight")
     rank = weight.ndim - 2
-    if rank not in (1, 2):
+    if rank not in (1, 2, 3):
         raise Unsupported(f"{rank}-D windows")
     row = rank == 1
-    wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
     bias = (call.parameter("bias"),) if call["bias"] is not None else ()
     stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
     more = tuple(call["output_padding"]) if call.get("transposed") else (0,)
@@ -59,6 +58,12 @@ def _convolution(call: Call) -> Tensor:
         (1, dilation[0]) if row else _pair(dilation, 1),
         call["groups"],
     )
+    if rank == 3:
+        depth = volumes.Depth(weight.shape[2], stride[0], dilation[0], (padding[0], padding[0] - more[0]))
+        changed: Any = functools.partial(call.parameter, "weight")
+        of_volume: Any = volumes.transposed if call.get("transposed") else volumes.convolved
+        return _unlike_image(call, of_volume(call, attributes, _image(call, x, rank), changed, bias, depth), x, rank)
+    wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
     return _unlike_image(call, call.emit(attributes, _image(call, x, rank), parameters=(wei, *bias)), x, rank)
 
 
@@ -89,18 +94,21 @@ def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None)
         bool(call["ceil_mode"]),
         divisor,
     )
+    if rank == 3:
+        depth = volumes.Depth(kernel[0], stride[0], dilation[0], (padding[0], padding[0]))
+        return _unlike_image(call, volumes.pooled(call, attributes, _image(call, x, rank), depth), x, rank)
     return _unlike_image(call, call.emit(attributes, _image(call, x, rank)), x, rank)
 
 
-@_op("max_pool2d_with_indices", "max_pool2d", "blockconv.max_pool2d")
+@_op("max_pool2d_with_indices", "max_pool2d", "max_pool3d_with_indices", "max_pool3d", "blockconv.max_pool2d")
 def _max_pool(call: Call) -> Value:
-    return [_pool(call, "max", 2), None]
+    return [_pool(call, "max", 3 if "3d" in call.kind else 2), None]
 
 
-@_op("avg_pool1d", "avg_pool2d", "blockconv.avg_pool2d")
+@_op("avg_pool1d", "avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
-    rank = 1 if call.kind.endswith("1d") else 2
+    rank = {"avg_pool1d": 1, "avg_pool3d": 3}.get(call.kind, 2)
     return _pool(call, kind, rank, call.get("divisor_override"))
 
 
@@ -109,6 +117,13 @@ def _adaptive_avg_pool(call: Call) -> Tensor:
     x = call.input()
     size = _pair(call["output_size"], 1)
     return _unlike_image(call, call.emit(ops.AdaptivePool2d(size), _image(call, x, 2)), x, 2)
+
+
+@_op("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
+def _adaptive_avg_pool_of_volumes(call: Call) -> Tensor:
+    x, size = call.input(), tuple(call["output_size"])
+    y = volumes.pooled(call, ops.AdaptivePool2d(_pair(size, 1)), _image(call, x, 3), size[0])
+    return _unlike_image(call, y, x, 3)
 
 
 @_op("adaptive_max_pool2d")

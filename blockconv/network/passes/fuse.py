@@ -45,6 +45,7 @@ from blockconv.network.passes import dynamic, integers, nibbles, precision, prod
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, refitted, rewritten
 from blockconv.network.passes.spelled import SPELLED
+from blockconv.network.passes.volumes import VOLUMES
 
 __all__ = ["PASSES", "fuse"]
 
@@ -120,8 +121,8 @@ def merge_equal(network: Network) -> Network:
 
 
 def unify(network: Network) -> Network:
-    """One spelling for each op: see `simplify`."""
-    return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS, *SPELLED)
+    """One spelling for each op: see `simplify`. Ops of volumes run on images: see `volumes`."""
+    return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS, *SPELLED, *VOLUMES)
 
 
 def fuse_products(network: Network) -> Network:

@@ -1,0 +1,86 @@
+"""Ops between 3-D convolutions and pools run on the images of volumes: see `network.volumes`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from blockconv.network.graph import Node
+from blockconv.network.ops import (
+    Activate,
+    Affine,
+    Attributes,
+    Binary,
+    Cast,
+    Concat,
+    Dequantize,
+    Quantize,
+    Reshape,
+    Shape,
+    Transpose,
+)
+from blockconv.network.passes.rewrite import Edit
+from blockconv.network.volumes import TO_VOLUME
+
+__all__ = ["VOLUMES"]
+
+_OF_IMAGES = {1: 1, 2: 0, 3: 2, 4: 3}  # an axis of a volume, and the axis of its images
+
+
+def _on_images(edit: Edit, node: Node) -> bool:
+    """An op of each element or channel, or a concatenation, of volumes that were images goes before these are volumes.
+
+    So it follows what computes the images, which can take it in.
+    """
+    a, inputs = node.attributes, list(node.inputs)
+    before = {name: edit.producer(name, Transpose) for name in inputs if name not in edit.constants}
+    slices = {name: one[0].inputs[0] for name, one in before.items() if one and one[1].perm == TO_VOLUME}
+    whole = edit.shape(node.output)
+    if (
+        not slices
+        or len(slices) < len(before)
+        or 0 in whole
+        or not _runs_on_images(a, [*map(edit.shape, slices.values())])
+    ):
+        return False
+    new = []
+    for k, name in enumerate(inputs):
+        if name in slices:
+            d, n, *image = edit.shape(slices[name])
+            inputs[k] = edit.value_name(f"{node.output}.images{k}")
+            new.append(Node(f"{node.name}.images", Reshape((d * n, *image)), (slices[name],), inputs[k]))
+        else:
+            wide = (1,) * (5 - edit.constants[name].ndim) + edit.constants[name].shape
+            if len(wide) > 5 or wide[0] > 1 or wide[2] > 1 or not isinstance(a, Binary):
+                return False
+            inputs[k] = edit.constant(f"{node.name}.images{k}", edit.constants[name].reshape(1, wide[1], *wide[3:]))
+    value, split = (edit.value_name(f"{node.output}.{word}") for word in ("flat", "slices"))
+    made = replace(a, axis=_OF_IMAGES[a.axis]) if isinstance(a, Concat) else a
+    n, c, d, *image = whole
+    new += [
+        replace(node, attributes=made, inputs=tuple(inputs), output=value),
+        Node(f"{node.name}.slices", Reshape((d, n, c, *image)), (value,), split),
+        Node(f"{node.name}.volume", Transpose(TO_VOLUME), (split,), node.output),
+    ]
+    return edit.replace((node,), *new)
+
+
+def _runs_on_images(a: Attributes, shapes: Sequence[Shape]) -> bool:
+    """Whether an op of volumes is the same of images, whose slices have these shapes, (D, N, C, H, W)."""
+    depths, images = ({shape[axis] for shape in shapes} for axis in (0, 1))
+    if isinstance(a, Concat):
+        return a.axis == 2 or (a.axis in _OF_IMAGES and len(depths) == 1)
+    if isinstance(a, (Quantize, Dequantize)):
+        return (a.dst if isinstance(a, Quantize) else a.src).scale.ndim == 0
+    if isinstance(a, Binary):  # one slice for all those of one volume is one image for all
+        return len(images) == 1 and (len(depths) == 1 or images == {1})
+    return isinstance(a, (Activate, Affine, Cast))
+
+
+def _unread(edit: Edit, node: Node) -> bool:
+    """What nothing reads any more vanishes, so that the one that still reads the images can be joined with them."""
+    moves = isinstance(node.attributes, (Reshape, Transpose))
+    return moves and not edit.is_read(node.output) and edit.replace((node,))
+
+
+VOLUMES = (_unread, _on_images)

@@ -1,0 +1,179 @@
+"""Convolutions and pools of volumes, (N, C, D, H, W), made of ops of images.
+
+A volume becomes the images of its slices, (D * N, C, H, W), with slices outermost. The taps of a convolution along D
+are more input channels: each slice of the result reads its slices one behind the other. A pool goes over each slice,
+and then over columns: the slices of a volume are D rows of N * C * H * W columns. `passes.volumes` lets the ops between
+them run on images too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.network.emitter import Translation, Unsupported
+from blockconv.network.graph import Tensor
+from blockconv.network.ops import (
+    AdaptivePool2d,
+    Affine,
+    Binary,
+    Concat,
+    Conv2d,
+    Convolution,
+    ConvTranspose2d,
+    Pad,
+    Pool2d,
+    QuantizedConv2d,
+    Slice,
+    Transpose,
+)
+
+__all__ = ["TO_IMAGES", "TO_VOLUME", "Depth", "convolved", "pooled", "transposed"]
+
+Array = npt.NDArray[Any]
+TO_IMAGES, TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)  # between (N, C, D, H, W) and (D, N, C, H, W)
+
+
+class Depth(NamedTuple):
+    """What the windows of a convolution or a pool do along D; the ops of images have the rest."""
+
+    size: int
+    stride: int = 1
+    dilation: int = 1
+    pads: tuple[int, int] = (0, 0)
+
+
+def convolved(
+    call: Translation,
+    made: Convolution,
+    x: Tensor,
+    weight: Callable[[Callable[[Array], Array]], Tensor],
+    bias: tuple[Tensor, ...],
+    depth: Depth,
+    others: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """The convolution of a volume.
+
+    made: it along H and W.
+    weight: makes a constant of the weight (O, I/groups, KD, KH, KW), which a function changes.
+    others: the inputs after the first.
+
+    Groups have their own channels, so there each tap is a convolution that adds to the one before it.
+    """
+    n, zero = x.shape[0], made.src.zero_point if isinstance(made, QuantizedConv2d) else 0
+    if not isinstance(made, (Conv2d, QuantizedConv2d)) and any(depth.pads):
+        raise Unsupported("3-D windows with padding, of integers whose zero point flows")
+    taps = [*_taps(call, _images(call, x), n, depth, float(zero))]
+    if made.groups == 1:
+        wide = call.emit(Concat(1), *taps, helps=True) if len(taps) > 1 else taps[0]
+        wei = weight(lambda w: np.ascontiguousarray(w.swapaxes(1, 2)).reshape(w.shape[0], -1, *w.shape[3:]))
+        return _volume(call, call.convolve(made, wide, others, (wei, *bias)), n)
+    if not isinstance(made, Conv2d):
+        raise Unsupported("3-D windows of integers in groups")
+    total: tuple[Tensor, ...] = ()
+    for k, tap in enumerate(taps):
+        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))  # type: ignore[misc]
+        total = (call.convolve(made, tap, total, (wei, *(() if total else bias))),)
+    return _volume(call, total[0], n)
+
+
+def _taps(call: Translation, y: Tensor, n: int, depth: Depth, zero: float) -> Iterator[Tensor]:
+    """For each tap along D, the slices that those of the result read; there are zeros outside."""
+    size, stride, dilation, (before, after) = depth
+    reach, d = dilation * (size - 1) + 1, y.shape[0] // max(1, n)
+    count = (before + d + after - reach) // stride + 1
+    if count < 1 or 0 in y.shape:
+        raise call.error("input", y.shape, f"has {d} slices, and {before + after} of padding, for windows of {reach}")
+    y = _padded(call, y, before * n, ((count - 1) * stride + reach - before - d) * n, zero)
+    each, c, h, w = (n, *y.shape[1:]) if stride == 1 else (1, n * y.shape[1], *y.shape[2:])
+    wide = call.reshape(y, (-1, c, h, w))
+    for k in range(size):
+        part = _part(call, wide, Slice(0, k * dilation * each, count * each, stride))
+        yield call.reshape(part, (count * n, *y.shape[1:]))
+
+
+def _part(call: Translation, y: Tensor, part: Slice) -> Tensor:
+    return y if part == Slice(0, 0, y.shape[0]) else call.emit(part, y, helps=True)
+
+
+def transposed(
+    call: Translation,
+    made: ConvTranspose2d,
+    x: Tensor,
+    weight: Callable[[Callable[[Array], Array]], Tensor],
+    bias: tuple[Tensor, ...],
+    depth: Depth,
+) -> Tensor:
+    """The transposed convolution of a volume: each tap's images are added to those that they overlap.
+
+    made, weight: see `convolved`; the weight is (I, O/groups, KD, KH, KW).
+    depth: its pads are slices that are cut, or added if they are negative.
+
+    Slice i and tap k make slice i * stride + k * dilation. So the slices of each remainder by the stride are sums, and
+    the remainders alternate.
+    """
+    n, d = x.shape[0], x.shape[2]
+    size, stride, dilation, (begin, end) = depth
+    at = [divmod(k * dilation, stride) for k in range(size)]
+    rows, count = d + at[-1][0], (d - 1) * stride + dilation * (size - 1) + 1 - begin - end
+    if count < 1 or 0 in x.shape:
+        raise call.error("input", x.shape, f"gives an output of {count} slices, with pads {depth.pads}")
+    if {rest for _, rest in at} != {*range(min(stride, size))}:
+        raise Unsupported(f"dilation={dilation} and stride={stride} along D")
+    y, sums = _images(call, x), dict[int, Tensor]()
+    once = size == stride and dilation == 1 and begin + count <= rows * stride  # each slice is one tap's, with its bias
+    for k, (first, rest) in enumerate(at):
+        wei = weight(lambda w, k=k: np.ascontiguousarray(w[:, :, k]))  # type: ignore[misc]
+        z = call.emit(made, y, parameters=(wei, *(bias if once else ())))
+        z = _padded(call, z, first * n, (rows - d - first) * n)
+        sums[rest] = call.emit(Binary("add"), sums[rest], z, helps=True) if rest in sums else z
+    _, c, h, w = z.shape
+    parts = [call.reshape(sums[rest], (rows, n * c, h, w)) for rest in range(len(sums))]
+    wide = call.emit(Concat(1), *parts, helps=True) if len(parts) > 1 else parts[0]
+    if len(parts) < stride:
+        wide = call.emit(Pad(((0, 0), (0, (stride - len(parts)) * n * c), (0, 0), (0, 0))), wide, helps=True)
+    z = call.reshape(wide, (rows * stride * n, c, h, w))
+    z = _padded(call, z, 0, (begin + count - rows * stride) * n)
+    z = _part(call, z, Slice(0, begin * n, count * n))
+    if bias and not once:
+        ones = call.constant(np.ones(c, bias[0].type.dtype), "ones")
+        z = call.emit(Affine(), z, parameters=(ones, *bias))
+    return _volume(call, z, n)
+
+
+def _padded(call: Translation, y: Tensor, before: int, after: int, value: float = 0.0) -> Tensor:
+    ends = max(0, before), max(0, after)
+    return call.emit(Pad((ends, (0, 0), (0, 0), (0, 0)), value), y, helps=True) if any(ends) else y
+
+
+def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: Depth | int) -> Tensor:
+    """The pool of a volume: `made` along H and W, then the same along D.
+
+    along: its windows along D, or how many slices an adaptive pool gives.
+    """
+    n, c, d = x.shape[:3]
+    y = call.emit(made, _images(call, x))
+    h, w = y.shape[2:]
+    if along == Depth(1):
+        return _volume(call, y, n)
+    if isinstance(along, Depth):
+        sides: dict[str, Any] = {"kernel": along.size, "stride": along.stride, "dilation": along.dilation}
+        sides = {name: (size, 1) for name, size in sides.items()} | {"pads": (along.pads, (0, 0))}
+        sides |= {"divisor": 1} if isinstance(made, Pool2d) and made.divisor is not None else {}
+    else:
+        sides = {"size": (along, n * c * h * w)}
+    y = call.emit(replace(made, **sides), call.reshape(y, (1, 1, d, n * c * h * w)))
+    return _volume(call, call.reshape(y, (-1, c, h, w)), n)
+
+
+def _images(call: Translation, x: Tensor) -> Tensor:
+    n, c, d, h, w = x.shape
+    return call.reshape(call.emit(Transpose(TO_IMAGES), x, helps=True), (d * n, c, h, w))
+
+
+def _volume(call: Translation, y: Tensor, n: int) -> Tensor:
+    return call.emit(Transpose(TO_VOLUME), call.reshape(y, (-1, n, *y.shape[1:])), helps=True)

@@ -1,0 +1,93 @@
+"""3-D networks of PyTorch: native from end to end, and their volumes are images in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch_models import F, made, nn, torch
+
+import blockconv as bc
+from blockconv.network.passes.fuse import fuse
+
+
+class Block(nn.Module):
+    """R3D's block."""
+
+    def __init__(self, c, out, stride=1):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv3d(c, out, 3, stride, 1, bias=False), nn.BatchNorm3d(out)
+        self.conv2, self.bn2 = nn.Conv3d(out, out, 3, 1, 1, bias=False), nn.BatchNorm3d(out)
+        self.down = nn.Sequential(nn.Conv3d(c, out, 1, stride, bias=False), nn.BatchNorm3d(out)) if stride > 1 else None
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + (self.down(x) if self.down else x))
+
+
+def resnet():
+    """A small R3D."""
+    stem = nn.Conv3d(3, 16, (3, 7, 7), (1, 2, 2), (1, 3, 3), bias=False), nn.BatchNorm3d(16), nn.ReLU()
+    blocks = Block(16, 16), Block(16, 32, 2)
+    return nn.Sequential(*stem, nn.MaxPool3d(3, 2, 1), *blocks, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(32, 7))
+
+
+class UNet(nn.Module):
+    """Down, up by a transposed convolution, and a concatenation."""
+
+    def __init__(self, norm=nn.BatchNorm3d):
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), norm(16), nn.LeakyReLU(0.1))
+        self.below = nn.Sequential(nn.MaxPool3d(2), nn.Conv3d(16, 32, 3, padding=1), norm(32), nn.LeakyReLU(0.1))
+        self.up = nn.ConvTranspose3d(32, 16, 2, 2)
+        self.last = nn.Sequential(nn.Conv3d(32, 16, 3, padding=1), norm(16), nn.LeakyReLU(0.1), nn.Conv3d(16, 3, 1))
+
+    def forward(self, x):
+        skip = self.down(x)
+        return self.last(torch.cat([skip, self.up(self.below(skip))], 1))
+
+
+def separable():
+    """MobileNet's and R(2+1)D's convolutions, and pools of averages."""
+    mixed = nn.Conv3d(8, 8, 3, 1, 1, groups=8), nn.BatchNorm3d(8), nn.Hardswish(), nn.Conv3d(8, 16, 1), nn.ReLU6()
+    apart = nn.Conv3d(16, 16, (1, 3, 3), padding=(0, 1, 1)), nn.ReLU(), nn.Conv3d(16, 16, (3, 1, 1), (2, 1, 1))
+    return nn.Sequential(nn.Conv3d(3, 8, 1), *mixed, *apart, nn.AvgPool3d(2, ceil_mode=True), nn.AdaptiveAvgPool3d(2))
+
+
+NETWORKS = {
+    "R3D": (resnet, (1, 3, 8, 32, 32), 2, 0),
+    "U-Net": (UNet, (1, 1, 8, 16, 16), 2, 0),
+    "separable": (separable, (1, 3, 6, 8, 10), 2, 0),
+    "instance norm": (lambda: UNet(nn.InstanceNorm3d), (1, 1, 8, 16, 16), 10, 3),
+    "several volumes": (UNet, (2, 1, 4, 8, 8), 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_torchs_and_native(name):
+    make, shape, transposes, activations = NETWORKS[name]
+    module, x = made(make), volume(shape)
+    network = bc.from_torch(module, x, strict=True)
+    fused = fuse(network)
+    kinds = [node.op for node in fused.nodes]
+    assert (kinds.count("transpose"), kinds.count("activation")) == (transposes, activations), fused.summary()
+    for found in (network.evaluate(x.numpy()), fused.evaluate(x.numpy())):
+        check(*found.values(), module(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_compiled_network_is_torchs(name):
+    make, shape, *_ = NETWORKS[name]
+    module, x = made(make), volume(shape)
+    plan = bc.compile(module, x)
+    assert "foreign" not in plan.explain()
+    check(plan(x.numpy()), module(x))
+
+
+def volume(shape):
+    return torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
+
+
+def check(found, wanted):
+    wanted = wanted.detach().numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
