@@ -812,7 +812,8 @@ def _reduce(g: Graph, op: str) -> None:
 def _resize(g: Graph, op: str) -> None:
     rank = g.pick((4, 4, 4, 3))
     x = g.take(ranks=(rank,)) if g.chance(0.85) else g.bytes((rank,))
-    mode = g.pick(("nearest", "linear"))
+    modern = op == "Resize" and g.opset >= 11
+    mode = g.pick(("nearest", "linear", "linear", *["cubic"] * (modern and x.dtype != np.uint8 and x.dtype != np.int8)))
     least = 1 if op == "Upsample" else 0
     ratios = [g.pick((1.0, 2.0, 3.0, 1.5, 0.5, 0.6, 1 / 3, 2 / 3, 0.75, 9 / 7, g.number(0.4, 2.5))) for _ in "hw"]
     scales = np.array([1, 1, *(max(r, least) for r in ratios)][:rank], np.float32)
@@ -832,6 +833,10 @@ def _resize(g: Graph, op: str) -> None:
         more["coordinate_transformation_mode"] = g.pick(modes) if g.chance(0.9) else "half_pixel_symmetric"
     if mode == "nearest" and g.chance(0.7):
         more["nearest_mode"] = g.pick(("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"))
+    if mode == "cubic" and g.chance(0.5):
+        more |= {"cubic_coeff_a": g.pick((-0.5, -0.75, -0.6)), "exclude_outside": g.pick((0, 1))}
+    if mode != "nearest" and g.opset >= 18 and g.chance(0.3):
+        more["antialias"] = 1
     roi = np.zeros(0, "f4") if g.opset < 13 or g.chance(0.3) else None
     if g.chance(0.5):
         sizes = np.array([*x.shape[:2], *(g.pick(SIDES) for _ in x.shape[2:])], np.int64)
