@@ -20,8 +20,9 @@ pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protect
 
 KINDS: tuple[RecurrentKind, ...] = ("lstm", "gru", "gru_of_sums")
 DIRECTIONS = ((False,), (True,), (False, True))
-# steps, batch, hidden: one of each, no image, hidden values that end inside a vector and inside a block of columns.
-SIZES = [(1, 1, 1), (3, 2, 19), (2, 0, 4), (4, 3, 64), (2, 1, 100)]
+# steps, batch, hidden: one of each, no image, hidden values that end inside a vector and inside a block of columns, a
+# group that lacks an image.
+SIZES = [(1, 1, 1), (3, 2, 19), (2, 0, 4), (4, 3, 64), (2, 1, 100), (2, 5, 19)]
 TOLERANCE = {"float32": 3e-6, "float64": 1e-12, "float16": 0, "bfloat16": 0}  # halves: see `compare_halves`
 
 
@@ -127,3 +128,22 @@ def test_what_is_no_layer_is_refused(shape: tuple[int, ...], states: tuple[int, 
     weights = np.zeros((1, 1, 5, COLUMNS), "f"), np.zeros((1, 20), "f")
     with pytest.raises(bc.NetworkError, match=says):
         b.add(ops.Recurrent("lstm"), b.input("x", shape), b.input("s", states), parameters=weights)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_has_the_same_bits_in_any_batch_and_on_any_threads(kind: RecurrentKind) -> None:
+    p = RecurrentProblem(kind, 2, 5, 19, (False, True))
+    (src, states, *parameters), _ = operands(p, "float32")
+
+    def run(first: int, last: int, threads: int) -> Array:
+        b = bc.NetworkBuilder()
+        chosen = states.reshape(-1, 2, 5, 19)[:, :, first:last]
+        given = np.ascontiguousarray(src[:, first:last]), chosen.reshape(states.shape[0], -1, 19)
+        inputs = b.input("x", given[0].shape), b.input("states", given[1].shape)
+        b.output(b.add(ops.Recurrent(kind, p.reverse), *inputs, parameters=tuple(parameters)))
+        return np.asarray(bc.compile(b.build(), threads=threads)(*given))
+
+    whole = run(0, 5, 1)
+    np.testing.assert_array_equal(run(0, 5, 2), whole)
+    alone = [run(k, k + 1, 1).reshape(-1, 2, 1, 19) for k in range(5)]
+    np.testing.assert_array_equal(np.concatenate(alone, axis=2), whole.reshape(-1, 2, 5, 19))

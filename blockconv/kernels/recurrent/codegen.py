@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -38,27 +39,44 @@ class RecurrentStep(NamedTuple):
     size: int
 
 
-def add_products(kind: ElementType, lanes: int) -> Any:
-    """Code for sums += x @ weight, of `rows` rows of weights in `blocks` blocks of columns (`COLUMNS`)."""
+def add_products(kind: ElementType, lanes: int, images: int) -> Any:
+    """Code for sums += x @ weight, of `rows` rows of weights in `blocks` blocks of columns (`COLUMNS`).
+
+    images: so many vectors `x` and `sums`, each `apart` bytes after the last. A weight that is loaded serves them all.
+    """
 
     @emitted
-    def add(builder: Any, sums: Any, x: Any, weight: Any, rows: Any, blocks: Any) -> None:
+    def add(builder: Any, sums: Any, x: Any, weight: Any, rows: Any, blocks: Any, apart: Any) -> None:
         v = Vectors(builder, kind, lanes, fma=target.isa().fma)
-        line = COLUMNS * v.itemsize
-        parts = [const(k) for k in range(0, line, v.bytes)]
-        slots = [cgutils.alloca_once(builder, v.kind) for _ in parts]
+        line, count = COLUMNS * v.itemsize, COLUMNS * v.itemsize // v.bytes
+        starts = [builder.mul(apart, const(k)) for k in range(images)]
+        while images * count > target.isa().tile_registers * 3 // 4 and count > 1:
+            count //= 2
+        slots = [[cgutils.alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
+
+        def each(pieces: list[Any], to: Any) -> Iterator[tuple[Any, Any]]:
+            for start, row in zip(starts, slots, strict=True):
+                yield from ((slot, builder.add(builder.add(to, start), p)) for slot, p in zip(row, pieces, strict=True))
+
+        def add_part(pieces: list[Any], to: Any, first: Any) -> None:
+            for slot, address in each(pieces, to):
+                builder.store(v.load(address), slot)
+            with cgutils.for_range(builder, rows) as row:
+                offset = builder.add(x, builder.mul(row.index, const(v.itemsize)))
+                values = [v.broadcast(builder.add(offset, start)) for start in starts]
+                at = builder.add(first, builder.mul(row.index, const(line)))
+                for k, piece in enumerate(pieces):
+                    loaded = v.load(builder.add(at, piece))
+                    for value, of_image in zip(values, slots, strict=True):
+                        builder.store(v.multiply_add(value, loaded, builder.load(of_image[k])), of_image[k])
+            for slot, address in each(pieces, to):
+                v.store(builder.load(slot), address)
+
         with cgutils.for_range(builder, blocks) as block:
             to = builder.add(sums, builder.mul(block.index, const(line)))
             first = builder.add(weight, builder.mul(builder.mul(block.index, rows), const(line)))
-            for slot, part in zip(slots, parts, strict=True):
-                builder.store(v.load(builder.add(to, part)), slot)
-            with cgutils.for_range(builder, rows) as row:
-                value = v.broadcast(builder.add(x, builder.mul(row.index, const(v.itemsize))))
-                at = builder.add(first, builder.mul(row.index, const(line)))
-                for slot, part in zip(slots, parts, strict=True):
-                    builder.store(v.multiply_add(value, v.load(builder.add(at, part)), builder.load(slot)), slot)
-            for slot, part in zip(slots, parts, strict=True):
-                v.store(builder.load(slot), builder.add(to, part))
+            for start in range(0, line, count * v.bytes):
+                add_part([const(start + k * v.bytes) for k in range(count)], to, first)
 
     return add
 

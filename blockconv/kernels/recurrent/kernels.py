@@ -1,11 +1,12 @@
-"""The kernel of recurrent layers: all steps of one image in one direction."""
+"""The kernel of recurrent layers: all steps of a few images in one direction."""
 
 from __future__ import annotations
 
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import copy_memory
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import copy_memory, fill_memory
 from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, narrow, reset_hidden, update, widen
 
 __all__ = ["RecurrentArgs", "recurrent"]
@@ -22,7 +23,8 @@ class RecurrentArgs(Arguments):
     dst = word("the destination's first element", "address")
     steps = word("of a sequence")
     batch = word("images")
-    tasks = word("images times directions")
+    groups = word("of images, each of which is a task in each direction")
+    directions = word("of a layer")
     reverse = word("a bit for each direction that begins with the last step")
     hidden = word("hidden values of an image")
     gates = word("of a direction")
@@ -31,51 +33,77 @@ class RecurrentArgs(Arguments):
     line = word("in a block of columns", "elements")
 
 
-@jit.kernel
-def recurrent(element, lanes, is_lstm, resets_sums):
-    """A task is an image in one direction. Scratch: hidden values, cells or reset ones, and sums for each gate.
+@inline
+def of_image(step, from_src, from_scratch, from_dst):
+    """The step of an image, so many bytes after those of its group's first."""
+    return RecurrentStep(
+        src=step.src + from_src,
+        sums=step.sums + from_scratch,
+        last=step.last + from_scratch,
+        hidden=step.hidden + from_scratch,
+        cell=step.cell + from_scratch,
+        dst=step.dst + from_dst,
+        size=step.size,
+    )
 
+
+@jit.kernel
+def recurrent(element, lanes, is_lstm, resets_sums, images):
+    """A task is a group of so many images in one direction; the last group may lack some.
+
+    Scratch, for each image: hidden values, cells or reset ones, and sums for each gate.
     resets_sums: see `RecurrentProblem`.
     """
     kind = ElementType.of(element)
     itemsize, held = kind.itemsize, kind.computed.itemsize
-    add, make = add_products(kind.computed, lanes), update(kind, lanes, bool(is_lstm), bool(resets_sums))
+    add, make = add_products(kind.computed, lanes, images), update(kind, lanes, bool(is_lstm), bool(resets_sums))
     reset, take, give = reset_hidden(kind, lanes), widen(kind, lanes), narrow(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = RecurrentArgs(args)
-        size, gates, steps, tasks = a.hidden, a.gates, a.steps, a.tasks
+        size, gates, steps, tasks = a.hidden, a.gates, a.steps, a.batch * a.directions
         block = size * a.line * held
         hidden, cell = scratch, scratch + size * held
         sums = cell + size * held
         others = sums + a.blocks * a.line * held
+        apart = (2 * size + (a.blocks + a.other_blocks) * a.line) * held
         for task in range(first, last):
-            direction, image = task // a.batch, task % a.batch
+            direction, group = task // a.groups, task % a.groups
+            there = min(images, a.batch - group * images)
+            state = direction * a.batch + group * images
             weight = a.weight + direction * a.blocks * block
             other = a.other + direction * a.other_blocks * block
             bias = a.bias + direction * gates * size * held
-            take(a.states + task * size * itemsize, hidden, size)
-            if is_lstm:
-                take(a.states + (tasks + task) * size * itemsize, cell, size)
-            for k in range(steps):
-                at = steps - 1 - k if (a.reverse >> direction) & 1 else k
+            fill_memory(scratch + there * apart, (images - there) * apart, 0)
+            for k in range(there):
+                take(a.states + (state + k) * size * itemsize, hidden + k * apart, size)
+                if is_lstm:
+                    take(a.states + (tasks + state + k) * size * itemsize, cell + k * apart, size)
+            for number in range(steps):
+                at = steps - 1 - number if (a.reverse >> direction) & 1 else number
+                source = (at * a.batch + group * images) * a.directions + direction
                 step = RecurrentStep(
-                    src=a.src + ((at * a.batch + image) * (tasks // a.batch) + direction) * gates * size * itemsize,
+                    src=a.src + source * gates * size * itemsize,
                     sums=sums,
                     last=sums + 2 * size * held if resets_sums else others,
                     hidden=hidden,
                     cell=cell,
-                    dst=a.dst + (at * tasks + task) * size * itemsize,
+                    dst=a.dst + (at * tasks + state) * size * itemsize,
                     size=size,
                 )
-                copy_memory(sums, bias, gates * size * held)
-                add(sums, hidden, weight, size, a.blocks)
+                from_image = a.directions * gates * size * itemsize
+                for k in range(there):
+                    copy_memory(sums + k * apart, bias, gates * size * held)
+                add(sums, hidden, weight, size, a.blocks, apart)
                 if not is_lstm and not resets_sums:
-                    reset(step)
-                    copy_memory(others, bias + 2 * size * held, size * held)
-                    add(others, cell, other, size, a.other_blocks)
-                make(step)
+                    for k in range(there):
+                        reset(of_image(step, k * from_image, k * apart, k * size * itemsize))
+                        copy_memory(others + k * apart, bias + 2 * size * held, size * held)
+                    add(others, cell, other, size, a.other_blocks, apart)
+                for k in range(there):
+                    make(of_image(step, k * from_image, k * apart, k * size * itemsize))
             if is_lstm:
-                give(cell, a.dst + (steps * tasks + task) * size * itemsize, size)
+                for k in range(there):
+                    give(cell + k * apart, a.dst + (steps * tasks + state + k) * size * itemsize, size)
 
     return kernel

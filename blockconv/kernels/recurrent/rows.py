@@ -1,7 +1,7 @@
 """LSTM and GRU layers after the products of their inputs, over all steps of a sequence.
 
-A step needs the one before, so a task is all steps of an image in one direction. Its weights are read once a step, in
-blocks of `COLUMNS` columns, which are contiguous: they come from the second-level cache.
+A step needs the one before, so a task is all steps of a few images in one direction. Weights are read once a step for
+all images of a task, in blocks of `COLUMNS` columns, which are contiguous: they come from the second-level cache.
 
 Buffers: source, first states, weights, biases, the weights of reset hidden values (of a GRU that resets these, and no
 sums), destination. Weights and biases are of the type that is computed with.
@@ -17,6 +17,8 @@ from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
 
+IMAGES = 4  # of a task at most: what they multiply with is loaded once for all
+
 
 def _blocks(problem: RecurrentProblem) -> tuple[int, int]:
     """Blocks of columns of both weights."""
@@ -24,11 +26,18 @@ def _blocks(problem: RecurrentProblem) -> tuple[int, int]:
     return first, second
 
 
+def _groups(problem: RecurrentProblem, threads: int) -> tuple[int, int]:
+    """The groups that images are in, at least one for each thread, and the images of a group."""
+    groups = max(-(-problem.batch // IMAGES), min(problem.batch, -(-threads // len(problem.reverse))))
+    images = -(-problem.batch // groups)
+    return -(-problem.batch // images), images
+
+
 def _ops(request: Request) -> list[Op]:
     p, kind = request.problem, request.types.src
-    tasks, (blocks, others) = p.batch * len(p.reverse), _blocks(p)
-    if not tasks:
+    if not p.batch:
         return []
+    (groups, images), (blocks, others) = _groups(p, request.threads), _blocks(p)
     args = RecurrentArgs(
         src=Buffer(0),
         states=Buffer(1),
@@ -38,7 +47,8 @@ def _ops(request: Request) -> list[Op]:
         dst=Buffer(5 if others else 4),
         steps=p.steps,
         batch=p.batch,
-        tasks=tasks,
+        groups=groups,
+        directions=len(p.reverse),
         reverse=sum(1 << k for k, flag in enumerate(p.reverse) if flag),
         hidden=p.hidden,
         gates=p.gates,
@@ -47,17 +57,18 @@ def _ops(request: Request) -> list[Op]:
         line=COLUMNS,
     )
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
-    kernel = recurrent(kind.code, lanes, int(p.kind == "lstm"), int(p.kind == "gru_of_sums"))
-    scratch = (2 * p.hidden + (blocks + others) * COLUMNS) * held
-    return [Op(kernel, args, tasks, 1, scratch=scratch)]
+    kernel = recurrent(kind.code, lanes, int(p.kind == "lstm"), int(p.kind == "gru_of_sums"), images)
+    scratch = images * (2 * p.hidden + (blocks + others) * COLUMNS) * held
+    return [Op(kernel, args, groups * len(p.reverse), 1, scratch=scratch)]
 
 
 def _cost(request: Request) -> float:
     p, m, held = request.problem, request.machine, request.types.src.computed.itemsize
-    tasks, columns = p.batch * len(p.reverse), sum(_blocks(p)) * COLUMNS
-    if not tasks:
+    if not p.batch:
         return m.launch_seconds()
-    computed = p.hidden * columns / m.lanes(held) * m.fma_seconds(m.lanes(held), held)
+    (groups, images), columns = _groups(p, request.threads), sum(_blocks(p)) * COLUMNS
+    tasks = groups * len(p.reverse)
+    computed = images * p.hidden * columns / m.lanes(held) * m.fma_seconds(m.lanes(held), held)
     step = max(computed, m.move_seconds(p.hidden * columns * held, p.hidden * held))
     return m.launch_seconds() + p.steps * step * -(-tasks // min(request.threads, tasks))
 
