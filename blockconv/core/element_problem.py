@@ -82,12 +82,14 @@ class IndexProblem:
         "tuples": the last axis of indices holds one index of each axis from `axis` on (GatherND); the axes before are
         the same of both.
     axis: see `form`.
+    from_end: whether negative indices count from the end. If not, the data does not have them.
     """
 
     shape: Shape
     indices: Shape
     form: IndexForm
     axis: int = 0
+    from_end: bool = True
 
     def __post_init__(self) -> None:
         op = "index"
@@ -116,11 +118,15 @@ class IndexProblem:
         count = self.indices[-1] if self.form == "tuples" else 1
         return tuple(range(self.axis, self.axis + count))
 
+    def least(self, axis: int) -> int:
+        """The least index of an axis."""
+        return -self.shape[axis] if self.from_end else 0
+
     def outside(self, index: int, component: int) -> ArgumentError:
         """The error for an index that the data does not have. component: its number in its tuple."""
         axis = self.axis + component
         size = self.shape[axis]
-        rule = f"have to be {-size} to {size - 1}, as axis {axis} has {size} elements"
+        rule = f"have to be {self.least(axis)} to {size - 1}, as axis {axis} has {size} elements"
         return ArgumentError("index", "indices", index, rule)
 
     @property

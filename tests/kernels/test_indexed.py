@@ -43,7 +43,7 @@ def numbers(shape: Shape, name: str, seed: int = 0) -> Array:
     return np.asarray(x)
 
 
-def places(data: Shape, indices: Array, form: str, axis: int) -> list[tuple[int, ...] | None]:
+def places(data: Shape, indices: Array, form: str, axis: int, from_end: bool = True) -> list[tuple[int, ...] | None]:
     """For each index, or tuple, the beginning of the place that it names; None if there is none."""
     found: list[tuple[int, ...] | None] = []
     if form == "along":
@@ -55,7 +55,7 @@ def places(data: Shape, indices: Array, form: str, axis: int) -> list[tuple[int,
     else:
         for place in np.ndindex(*indices.shape[:-1]):
             found.append((*place[:axis], *map(int, indices[place])))
-    wrapped = (tuple(k + data[d] if k < 0 else k for d, k in enumerate(place)) for place in found if place)
+    wrapped = (tuple(k + data[d] * (k < 0 and from_end) for d, k in enumerate(place)) for place in found if place)
     return [place if all(0 <= k < data[d] for d, k in enumerate(place)) else None for place in wrapped]
 
 
@@ -73,17 +73,17 @@ def tag(shape: Shape) -> str:
     return row_major(max(1, len(shape))).tag
 
 
-@pytest.mark.parametrize("outside", [False, True], ids=["inside", "outside"])
+@pytest.mark.parametrize(("outside", "from_end"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_gathers(problem: tuple[Shape, Shape, Any, int], outside: bool) -> None:
+def test_gathers(problem: tuple[Shape, Shape, Any, int], outside: bool, from_end: bool) -> None:
     data, shape, form, axis = problem
-    p = IndexProblem(data, shape, form, axis)
+    p = IndexProblem(data, shape, form, axis, from_end)
     for name, index in (("float32", "int64"), ("uint8", "int32"), ("float64", "int64"), ("bfloat16", "int64")):
         x, at = numbers(data, name), some_indices(data, shape, form, axis, outside)
         zero = np.zeros(
             data[axis + 1 :] if form == "along" else () if form == "elements" else data[axis + shape[-1] :], x.dtype
         )
-        items = [zero if place is None else x[place] for place in places(data, at, form, axis)]
+        items = [zero if place is None else x[place] for place in places(data, at, form, axis, from_end)]
         wanted = np.array(items, x.dtype).reshape(p.dst_shape)
         operands = [(x, ""), (at.astype(index), "")]
         if p.dst_shape:
@@ -198,6 +198,7 @@ def lines(x: Array, axis: int) -> Array:
 
 
 @pytest.mark.parametrize("name", TYPES)
+@pytest.mark.sampled(3)
 def test_scans(name: str) -> None:
     start = {"add": 0, "mul": 1}
     combine: dict[str, Any] = {"add": lambda a, b: a + b, "mul": lambda a, b: a * b, "max": max, "min": min}
@@ -228,6 +229,7 @@ def test_scans(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
+@pytest.mark.sampled(3)
 def test_largest(name: str) -> None:
     for k, (smallest, last) in enumerate(itertools.product((False, True), repeat=2)):
         for shape, axis, count in (((3, 9, 2), 1, 4), ((40,), 0, 40), ((2, 5), 1, 1), ((1, 1), 0, 1)):

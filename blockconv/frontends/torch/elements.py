@@ -208,17 +208,17 @@ def _clamp(call: Call) -> Tensor:
 
 
 def _indices(call: Call, name: str = "index") -> Tensor:
-    """Indices that are never negative. A negative one becomes larger than all axes, since PyTorch refuses both."""
+    """Indices for an op that refuses negative ones (`from_end=False`), as PyTorch does."""
     x = call.input(name)
     if x.type.name not in ("int64", "int32"):
         raise Unsupported(f"indices of {x.type}")
-    return call.pointwise("and", x, as_numbers(call, element(x.type.name).bounds[1], x.type.name))
+    return x
 
 
 @_op("gather")
 def _gather(call: Call) -> Tensor:
     x = call.input()
-    return call.emit(ops.GatherAt("elements", call.axis(call["dim"], len(x.shape))), x, _indices(call))
+    return call.emit(ops.GatherAt("elements", call.axis(call["dim"], len(x.shape)), from_end=False), x, _indices(call))
 
 
 @_op("index_select")
@@ -226,12 +226,12 @@ def _index_select(call: Call) -> Tensor:
     x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
     if isinstance(call["index"], Constant):
         return call.gathered(x, axis, call.array("index").reshape(-1))
-    return call.emit(ops.GatherAt("along", axis), x, call.reshape(_indices(call), (-1,)))
+    return call.emit(ops.GatherAt("along", axis, from_end=False), x, call.reshape(_indices(call), (-1,)))
 
 
 @_op("embedding")
 def _embedding(call: Call) -> Tensor:
-    return call.emit(ops.GatherAt("along", 0), call.input("weight"), _indices(call, "indices"))
+    return call.emit(ops.GatherAt("along", 0, from_end=False), call.input("weight"), _indices(call, "indices"))
 
 
 def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:

@@ -34,6 +34,7 @@ SCANS: tuple[ScanKind, ...] = get_args(ScanKind)
 class IndexedAxis(Arguments):
     """An axis of the data that an index names."""
 
+    least = word("the least index: 0, or minus the size where negative indices count from the end")
     size = word("of the axis", "elements")
     stride = word("from an element to the next", "bytes")
 
@@ -87,7 +88,7 @@ def item_of(a, index_at, index_bytes, k):
     for c in range(a.components):
         axis = a.axes[c]
         j = index_at(index + c * index_bytes)
-        if j < -axis.size or j >= axis.size:
+        if j < axis.least or j >= axis.size:
             outside = OutsideIndex(a.outside)
             if fetch_add(outside.address, 1) == 0:
                 outside.index, outside.component = j, c

@@ -33,13 +33,13 @@ from blockconv.runtime import Buffer, Op
 __all__ = ["ROWS"]
 
 INDEX_CYCLES, ELEMENT_CYCLES = 20, 6  # of an item that is found by its index, and of an element in a scalar loop
-_EMPTY = IndexedAxis(size=1, stride=0)
+_EMPTY = IndexedAxis(least=0, size=1, stride=0)
 
 
 def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArgs:
     p, itemsize, index = request.problem, request.types.src.itemsize, request.types.wei.itemsize
     strides = [math.prod(p.shape[k + 1 :]) * itemsize for k in range(len(p.shape))]
-    axes = [IndexedAxis(size=p.shape[k], stride=strides[k]) for k in p.components]
+    axes = [IndexedAxis(least=p.least(k), size=p.shape[k], stride=strides[k]) for k in p.components]
     loops = fused(Loop(size, (data * itemsize, indices * index)) for size, data, indices in p.loops if size > 1)
     count, size = math.prod(size for size, _, _ in p.loops), p.elements * itemsize
     return IndexedArgs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,9 +46,10 @@ class _RowMajor(Solved):
 class _Indexed(_RowMajor):
     form: IndexForm
     axis: int = 0
+    from_end: bool = field(default=True, kw_only=True)
 
     def problem(self, data: Shape, indices: Shape, *updates: Shape) -> IndexProblem:
-        return IndexProblem(data, indices, self.form, self.axis)
+        return IndexProblem(data, indices, self.form, self.axis, self.from_end)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "indices", inputs[1], "int64", "int32")
@@ -62,8 +63,9 @@ class _Indexed(_RowMajor):
         """An index of each axis of the data for each element that is named. Raises ArgumentError."""
         p = self.problem(data.shape, indices.shape)
         named = np.moveaxis(indices, -1, 0) if self.form == "tuples" else indices[None]
-        sizes = np.array([p.shape[axis] for axis in p.components]).reshape(-1, *(1,) * (named.ndim - 1))
-        outside = (named < -sizes) | (named >= sizes)
+        bounds = np.array([(p.least(axis), p.shape[axis]) for axis in p.components])
+        least, sizes = bounds.T.reshape(2, -1, *(1,) * (named.ndim - 1))
+        outside = (named < least) | (named >= sizes)
         if outside.any():
             raise p.outside(int(named[outside][0]), int(outside.nonzero()[0][0]))
         named = np.where(named < 0, named + sizes, named)
@@ -87,7 +89,8 @@ class _Indexed(_RowMajor):
 class GatherAt(_Indexed):
     """The elements of data, the first input, at the indices that the second holds; see `IndexProblem`.
 
-    Negative indices count from the end. An index that the data does not have is an error when the network runs.
+    Negative indices count from the end, unless `from_end` is False. An index that the data does not have is an error
+    when the network runs.
     """
 
     op: ClassVar[str] = "gather_at"
@@ -105,7 +108,8 @@ class ScatterAt(_Indexed):
     """Data, the first input, with the updates, the third, at the indices that the second holds, in order.
 
     kind: "none" replaces what is there, others combine it with the update.
-    Negative indices count from the end. An index that the data does not have is an error when the network runs.
+    Negative indices count from the end, unless `from_end` is False. An index that the data does not have is an error
+    when the network runs.
     """
 
     op: ClassVar[str] = "scatter_at"

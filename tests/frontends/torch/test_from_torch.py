@@ -388,13 +388,16 @@ def test_an_index_that_pytorch_refuses_raises(function, least):
     x, k = torch.arange(9.0).view(3, 3), torch.tensor([1])
     network = bc.from_torch(Apply(function), (x, k), strict=True)
     first, second = (tensor.name for tensor in network.inputs)
+    plan = bc.compile(network, threads=1)
     for index in range(-5, 5):
         given = {first: x.numpy(), second: np.array([index])}
         if least <= index < 3:
             check_exactly(network.evaluate(given).values(), [function(x, k * 0 + index)])
-        else:
-            with pytest.raises(bc.NetworkError, match="has 3 elements"):
-                network.evaluate(given)
+            continue
+        for run in (network.evaluate, lambda given: plan(**given)):
+            text = rf"indices=({index}|{index - 1}): have to be {-3 if least else 0} to 2"
+            with pytest.raises(bc.NetworkError, match=text):
+                run(given)
 
 
 def test_a_large_expansion_is_copies(monkeypatch):
