@@ -159,6 +159,9 @@ MOST_HELD = 8  # vectors of pixels of a tile
 STEP_CYCLES = 0.25  # that a step of the reduction takes beside its loads and multiply-adds
 PART_CYCLES = 60.0  # that it takes more where not all of its channels exist
 SCATTERED_CYCLES = 1.5  # to move an element by itself
+ZEROED_CYCLES = 6.0  # to write a vector of a pixel's padding
+MOVED_CYCLES = 1.5  # of a vector that is transposed, its load and its store
+PART_VECTORS = 2.5  # whole vectors that the last one of a row takes as long as, where its pixels are masked
 BLOCK_CYCLES = 40.0  # that a task takes for each of its blocks of output channels, beside their tiles
 
 
@@ -181,11 +184,13 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)
     reduced += tiles * PART_CYCLES * (oc % tile.channels > 0)
     if contiguous_channels(request.destination, at, itemsize):
-        reduced += tiles * tile.rows * tile.pixels * oc * SCATTERED_CYCLES
+        vectors = -(-(request.dst.padded_shape(p.dst_shape)[1] - p.oc) // machine.lanes(itemsize))
+        reduced += tiles * tile.rows * tile.pixels * (oc * SCATTERED_CYCLES + vectors * ZEROED_CYCLES)
     if from_channels := contiguous_channels(request.source, at, itemsize):
         phases, each = _phases(at, cols)
-        elements = at.depth * at.window(rows, cols)[0] * phases * each
-        packed = elements * _transposed_cycles(machine.lanes(itemsize), from_channels)
+        packed = (
+            at.depth * at.window(rows, cols)[0] * phases * _transposed_cycles(machine, itemsize, each, from_channels)
+        )
     elif is_pointwise(p):
         packed = rows * columns * (PANEL_ROW_CYCLES + tile.vectors)
     elif at.axes[2] == "hw":  # panels of parts of rows with strides
@@ -196,10 +201,17 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
     return tasks * (reduced + ic * packed)
 
 
-def _transposed_cycles(lanes: int, channels: int) -> float:
-    """To pack an element of pixels of so many contiguous channels: the shuffles, the load and the store of a vector."""
+def _transposed_cycles(machine: Machine, itemsize: int, columns: int, channels: int) -> float:
+    """To pack so many columns of a channel, from pixels of so many contiguous ones.
+
+    Vectors of 64 bytes are shuffled one in a cycle, narrower ones two.
+    """
+    lanes = machine.lanes(itemsize)
     stages = math.log2(min(lanes, channels))
-    return (stages + 2) / lanes if stages else SCATTERED_CYCLES
+    if not stages:
+        return columns * SCATTERED_CYCLES
+    shuffled = stages if machine.isa.vector_bytes == 64 else stages / 2
+    return (columns // lanes + PART_VECTORS * (columns % lanes > 0)) * (shuffled + MOVED_CYCLES)
 
 
 def _element_cycles(machine: Machine) -> float:

@@ -63,8 +63,8 @@ def weight_seconds(form: Form, machine: Machine, problem: Conv2dProblem) -> floa
 
 
 def multiply_adds(machine: Machine, problem: Conv2dProblem, at: WinogradBlocking) -> float:
-    """The cost of the products, in multiply-adds of vectors."""
-    p, positions = problem, at.form.positions
+    """The cost of the products, in multiply-adds of vectors. Blocks of the destination's padding alone have none."""
+    p, positions, ocbs = problem, at.form.positions, -(-(problem.oc // problem.g) // at.width)
     tiles = at.tile_blocks * at.block_tiles
     if at.shared:
         spread = machine.spread_seconds("winograd", at.lanes, ITEMSIZE) / machine.fma_seconds(at.lanes, ITEMSIZE)
@@ -72,8 +72,8 @@ def multiply_adds(machine: Machine, problem: Conv2dProblem, at: WinogradBlocking
     # Fewer than eight accumulators wait for each other.
     held, vectors = at.tile_pixels * (at.tile_channels if at.images else at.vectors), at.block_vectors
     parts = at.width // at.tile_channels
-    calls = positions * p.g * at.ocbs * at.tile_blocks * -(-at.block_tiles // at.tile_pixels) * parts
-    products = positions * tiles * at.elements(p.ic) * at.ocbs * vectors * max(1.0, 8 / held)
+    calls = positions * p.g * ocbs * at.tile_blocks * -(-at.block_tiles // at.tile_pixels) * parts
+    products = positions * tiles * at.elements(p.ic) * ocbs * vectors * max(1.0, 8 / held)
     return products + calls * (_CALL + 2 * at.tile_pixels * vectors / parts)
 
 
