@@ -183,6 +183,38 @@ def test_windows_that_begin_inside(op: str, include: int) -> None:
     check(model(op, x, **a), x)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_quantized_convolution_is_of_integers(stride: int) -> None:
+    x, w = drawn((2, 6, 4, 5, 6)), drawn((5, 6, 3, 3, 3)).astype(np.int8)
+    constants = {
+        "s": np.float32(0.05),
+        "z": np.uint8(110),
+        "w": w,
+        "ws": np.full(5, 0.01, np.float32),
+        "wz": np.zeros(5, np.int8),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xf"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wf"], axis=0),
+        helper.make_node("Conv", ["xf", "wf"], ["c"], pads=[1] * 6, strides=[stride] * 3),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "s", "z"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info("x", 1, x.shape), helper.make_tensor_value_info("y", 2, None)]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    network = bc.load_onnx(proto)
+    fused = fuse(network)
+    kinds = [type(node.attributes).__name__ for node in fused.nodes]
+    assert kinds.count("QuantizedConv2d") == 1
+    assert {"Activate", "Dequantize"}.isdisjoint(kinds)
+    for net in (network, fused):
+        (found,) = net.evaluate(x).values()
+        np.testing.assert_array_equal(found, theirs(proto, x))
+
+
 COMPILED = {
     "Conv": ((1, 16, 6, 9, 10), [(32, 16, 3, 3, 3), (32,)], {"pads": [1] * 6}),
     "Conv of several": ((2, 5, 6, 9, 10), [(7, 5, 3, 3, 3), (7,)], {"pads": [2, 1, 1, 0, 1, 1], "strides": [2] * 3}),
@@ -196,8 +228,26 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMPILED)
+FAST = ("Conv of several", "MaxPool", "ConvTranspose")
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in COMPILED])
 def test_compiled(name: str) -> None:
     shape, constants, attributes = COMPILED[name]
     x = drawn(shape)
     check(model(name.split()[0], x, *map(drawn, constants), **attributes), x, compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "weight", "attributes", "rule"),
+    [
+        ("Conv", (4, 4, 6, 1, 1), {}, "has 4 slices, and 0 of padding, for windows of 6"),
+        ("ConvTranspose", (4, 4, 3, 1, 1), {"pads": [3, 0, 0, 3, 0, 0]}, "gives an output of 0 slices"),
+        ("Conv", (4, 4, 1, 1, 1), {"strides": [1, 1]}, "do not fit a window"),
+        ("MaxPool", None, {"kernel_shape": [2, 1, 1], "pads": [2, 0, 0, 0, 0, 0]}, "reads only padding"),
+    ],
+)
+def test_windows_that_do_not_fit(op: str, weight: Any, attributes: dict[str, Any], rule: str) -> None:
+    x = drawn((1, 4, 4, 4, 4))
+    with pytest.raises(bc.NetworkError, match=rule):
+        bc.load_onnx(model(op, x, *([drawn(weight)] if weight else []), **attributes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch_models import F, made, nn, torch
+from torch_models import Apply, F, made, nn, torch
 
 import blockconv as bc
 from blockconv.network.passes.fuse import fuse
@@ -54,10 +54,10 @@ def separable():
 
 
 NETWORKS = {
-    "R3D": (resnet, (1, 3, 8, 32, 32), 2, 0),
-    "U-Net": (UNet, (1, 1, 8, 16, 16), 2, 0),
+    "R3D": (resnet, (1, 3, 4, 16, 16), 2, 0),
+    "U-Net": (UNet, (1, 1, 4, 8, 8), 2, 0),
     "separable": (separable, (1, 3, 6, 8, 10), 2, 0),
-    "instance norm": (lambda: UNet(nn.InstanceNorm3d), (1, 1, 8, 16, 16), 10, 3),
+    "instance norm": (lambda: UNet(nn.InstanceNorm3d), (1, 1, 4, 8, 8), 10, 3),
     "several volumes": (UNet, (2, 1, 4, 8, 8), 2, 0),
 }
 
@@ -72,6 +72,33 @@ def test_a_network_is_torchs_and_native(name):
     assert (kinds.count("transpose"), kinds.count("activation")) == (transposes, activations), fused.summary()
     for found in (network.evaluate(x.numpy()), fused.evaluate(x.numpy())):
         check(*found.values(), module(x))
+
+
+W, V = torch.linspace(-1, 1, 144).view(4, 4, 1, 3, 3), torch.linspace(-2, 1, 4).view(4, 1, 1, 1)
+BETWEEN = {  # of y, a convolution's result, and how often volumes become images or images volumes
+    "elements": (lambda y: F.relu(y * 2 + y.sigmoid()), 2),
+    "a constant of channels": (lambda y: F.relu(torch.maximum(y, V)), 2),
+    "a constant of slices": (lambda y: y * torch.linspace(1, 2, 3).view(3, 1, 1), 4),
+    "a mask": (lambda y: y * F.adaptive_avg_pool3d(y, 1).sigmoid(), None),
+    "channels": (lambda y: F.relu(torch.cat([y, y], 1)[:, :4]), None),
+    "slices": (lambda y: torch.cat([y, F.relu(y)], 2), 2),
+    "rows": (lambda y: torch.cat([y, -y], 3), 2),
+    "columns": (lambda y: torch.cat([y, -y], 4), 2),
+    "volumes": (lambda y: torch.cat([y, -y], 0), None),
+    "an output": (lambda y: torch.flip(y, (2,)) + y.tanh(), None),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_is_between_convolutions(name, n):
+    function, transposes = BETWEEN[name]
+    module = Apply(lambda x, w: F.conv3d(function(F.conv3d(x, w, padding=(0, 1, 1))), w), w=W)
+    x = volume((n, 4, 3, 4, 5))
+    fused = fuse(bc.from_torch(module, x, strict=True))
+    (found,) = fused.evaluate(x.numpy()).values()
+    check(found, module(x))
+    assert transposes in (None, [node.op for node in fused.nodes].count("transpose")), fused.summary()
 
 
 @pytest.mark.slow
