@@ -60,13 +60,9 @@ def networks(draw: Any) -> bc.Network:
     return b.build()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(networks(), st.integers(70, 140), st.integers(70, 140), st.integers(40, 90), st.integers(40, 90))
-def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int, th: int, tw: int) -> None:
-    """By `evaluate`, which is exact here: what the cuts are is all that is asked."""
-    x = whole_numbers(np.random.default_rng(h * w), 1, 2, h, w)
+def check_tiles(network: bc.Network, x: Any, tile: tuple[int, int]) -> None:
     try:
-        how = tiling(network, x.shape, (th, tw))
+        how = tiling(network, x.shape, tile)
     except bc.ArgumentError:
         return
     (wanted,) = network.with_input_shapes(x.shape).evaluate(x).values()
@@ -80,6 +76,26 @@ def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int,
                                       wanted[(slice(None), slice(None), *where)])  # fmt: skip
         written[where] += 1
     assert (written == 1).all(), "each pixel once"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(networks(), st.integers(70, 140), st.integers(70, 140), st.integers(40, 90), st.integers(40, 90))
+def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int, th: int, tw: int) -> None:
+    """By `evaluate`, which is exact here: what the cuts are is all that is asked."""
+    check_tiles(network, whole_numbers(np.random.default_rng(h * w), 1, 2, h, w), (th, tw))
+
+
+@pytest.mark.parametrize(
+    ("mode", "scale", "antialias"),
+    [("cubic", 2.0, False), ("cubic", 0.5, False), ("linear", 0.25, True), ("cubic", 0.5, True)],
+)
+def test_tiles_hold_all_taps_of_what_is_resampled(mode: Any, scale: float, antialias: bool) -> None:
+    b = bc.NetworkBuilder()
+    x = b.input("x", (1, 2, 96, 96))
+    b.output(b.add(ops.Resize(mode, scale=(scale, scale), antialias=antialias), x))
+    network, values = b.build(), whole_numbers(np.random.default_rng(0), 1, 2, 96, 96)
+    for tile in range(16, 64, 4):
+        check_tiles(network, values, (tile, tile))
 
 
 @pytest.mark.slow
