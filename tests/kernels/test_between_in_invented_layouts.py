@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from eltwise_lab import LAYOUTS, available, check, rows
+from resize_oracle import resized
 from storage_oracle import Array
 
 import blockconv as bc
@@ -160,6 +161,8 @@ def test_resize(layout: str) -> None:
         run("resize", ResizeProblem(*shape, oh, ow, "nearest", "asymmetric", "floor"), layout, [x], nearest)
         wanted = _blended(_blended(x, oh, 2), ow, 3).astype("f4")
         run("resize", ResizeProblem(*shape, oh, ow, "linear"), layout, [x], wanted, exact=False)
+        p = ResizeProblem(*shape, oh, ow, "cubic", antialias=True)
+        run("resize", p, layout, [x], resized(x, p).astype("f4"), exact=False, tolerance=2e-6)
 
 
 @EACH

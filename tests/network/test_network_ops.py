@@ -12,6 +12,7 @@ from resize_oracle import resized
 from storage_oracle import Array, stored
 
 from blockconv import Layout
+from blockconv.core import target
 from blockconv.core.eltwise_problem import (
     LrnProblem,
     ReduceMeanProblem,
@@ -22,6 +23,7 @@ from blockconv.core.eltwise_problem import (
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
+from blockconv.kernels.resize import rows as resize_rows
 from blockconv.runtime import Program, address_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -197,6 +199,17 @@ def test_resize_by_many_taps_of_extremes_and_in_float64(layout: str) -> None:
         x[0, 3, 4, 5], x[0, 4, 0, 0], x[0, 19, 8, 39] = value, -value, value
         p = ResizeProblem(*x.shape, 4, 30, **how)
         check("resize", p, layout, [(x, layout)], resized(x, p), exact=False, tolerance=1e-14)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW16", "CHWN4"])
+def test_resize_of_rows_that_no_cache_holds(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels are cut into parts, of linear too."""
+    monkeypatch.setattr(target, "second_level_cache", lambda: 2 << 10)
+    monkeypatch.setattr(resize_rows, "PART", 1 << 10)
+    for channels, how in itertools.product((40, 100), [{"mode": "linear"}, *TAPS]):
+        x = np.random.default_rng(0).standard_normal((3, channels, 5, 19)).astype("f4")
+        p = ResizeProblem(*x.shape, 7, 11, **how)
+        check("resize", p, layout, [(x, layout)], resized(x, p).astype("f4"), exact=False, tolerance=2e-6, threads=2)
 
 
 # ---------------------------------------------------------------- row-major arrays

@@ -61,7 +61,7 @@ def resampled(
 
 
 def resized(x: Array, p: Any) -> Array:
-    """A problem of mode cubic, or with antialias, in float64."""
+    """A problem of mode linear or cubic in float64."""
     x, support = x.astype("f8"), 2 if p.mode == "cubic" else 1
     weight = (lambda t: cubic(t, p.cubic)) if p.mode == "cubic" else linear
     sides = ((2, p.ih, p.oh, p.scale_h, p.roi_h), (3, p.iw, p.ow, p.scale_w, p.roi_w))
