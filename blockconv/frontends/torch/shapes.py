@@ -96,17 +96,24 @@ def _flip(call: Call) -> Tensor:
 
 @_of_numbers("slice_scatter", "select_scatter")
 def _scatter(call: Call) -> Tensor:
-    """A part of a value is written anew: what lies before and behind it, and the part, one after the other."""
-    x, part = call.input(), call.input("src")
-    axis = call.axis(call["dim"], len(x.shape))
+    """A part of a value is written anew: what lies before and behind it, and the part, one after the other.
+
+    Of elements that are apart, each is taken from the value or from the part.
+    """
+    x = call.input()
+    part, axis = as_numbers(call, call["src"], x.type.name), call.axis(call["dim"], len(x.shape))
     size = x.shape[axis]
     if "index" in call.arguments:
         part = call.reshape(part, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
         taken = range(call["index"] % size, call["index"] % size + 1)
     else:
         taken = range(size)[slice(call["start"], call["end"], call["step"])]
-    if taken.step != 1 or not taken or part.type != x.type:
-        raise Unsupported(f"step={taken.step}: {len(taken)} elements of {part.type} into {x.type}")
+    if not taken:
+        return x
+    if taken.step != 1:
+        places = np.arange(size)
+        places[taken.start : taken.stop : taken.step] = np.arange(size, size + len(taken))
+        return call.gathered(call.emit(ops.Concat(axis), x, part, helps=True), axis, places)
     ends = [(0, taken.start), (taken.stop, size - taken.stop)]
     before, after = ([call.emit(ops.Slice(axis, *end), x, helps=True)] if end[1] else [] for end in ends)
     parts = [*before, part, *after]

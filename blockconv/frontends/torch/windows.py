@@ -18,11 +18,12 @@ from blockconv.network.graph import Tensor
 
 __all__ = ["WINDOW_OPS"]
 
+Pair = tuple[int, int]
 WINDOW_OPS: dict[str, AtenOp] = {}
 _op = functools.partial(registered, WINDOW_OPS)
 
 
-def _pair(values: Sequence[int], default: int) -> tuple[int, int]:
+def _pair(values: Sequence[int], default: int) -> Pair:
     """A value for H and one for W, from a list of up to three. In one dimension the value is W's."""
     values = tuple(values)[-2:] or (default,)
     return (values[0], values[-1])
@@ -42,10 +43,13 @@ def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
 
 @_op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
-    x, weight = call.input(), call.array("weight")
-    rank = weight.ndim - 2
+    x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
+    weight = call["weight"] if flows else call.array("weight")
+    rank = len(weight.shape) - 2
     if rank not in (1, 2, 3):
         raise Unsupported(f"{rank}-D windows")
+    if flows:
+        return _convolution_by_values(call, x, weight, rank)
     row = rank == 1
     bias = (call.parameter("bias"),) if call["bias"] is not None else ()
     stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
@@ -65,6 +69,27 @@ def _convolution(call: Call) -> Tensor:
         return _unlike_image(call, of_volume(call, attributes, _image(call, x, rank), changed, bias, depth), x, rank)
     wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
     return _unlike_image(call, call.emit(attributes, _image(call, x, rank), parameters=(wei, *bias)), x, rank)
+
+
+def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> Tensor:
+    """By a weight that flows: its product with the windows as columns, if these are not for one row alone."""
+    if rank == 3:
+        raise Unsupported("its weight is no constant, of a volume")
+    wei, groups = _image(call, weight, rank), call["groups"]
+    oc, ic, kh, kw = wei.shape
+    if oc == groups and kh * kw > 1:
+        raise Unsupported("its weight is no constant, and a group has one output channel")
+    row = rank == 1
+    stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
+    pads = (0, padding[0]) if row else _pair(padding, 0)
+    y = _windows(call, _image(call, x, rank), (kh, kw), _pair(stride, 1), pads, _pair(dilation, 1))
+    n, *_, oh, ow = y.shape
+    columns = call.reshape(y, (n, groups, ic * kh * kw, oh * ow))
+    y = call.multiplied(call.reshape(wei, (groups, oc // groups, ic * kh * kw)), columns)
+    y = call.reshape(y, (n, oc, oh, ow))
+    if call["bias"] is not None:
+        y = call.binary("add", y, call.reshape(call.input("bias"), (oc, 1, 1)))
+    return _unlike_image(call, y, x, rank)
 
 
 @_op("blockconv.conv2d_backward_data")
@@ -208,15 +233,20 @@ def _im2col(call: Call) -> Tensor:
     """The windows of an image as columns, a row for each channel and tap."""
     x = call.input()
     size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
-    y = _image(call, x, 2)
+    n, c, kh, kw, oh, ow = (y := _windows(call, _image(call, x, 2), size, step, pads, dilation)).shape
+    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
+
+
+def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation: Pair) -> Tensor:
+    """The windows of (N, C, H, W): (N, C, KH, KW, OH, OW)."""
     if any(pads):
-        y = call.emit(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), y, helps=True)
+        x = call.emit(ops.Pad(((0, 0), (0, 0), *((p, p) for p in pads)), 0.0), x, helps=True)
+    if size == step == (1, 1):
+        return call.reshape(x, (*x.shape[:2], 1, 1, *x.shape[2:]))
     for axis in (3, 2):
         k = axis - 2
-        y = _windowed(call, y, axis, size[k], step[k], dilation[k])
-    y = transposed(call, y, (0, 1, 3, 5, 2, 4))
-    n, c, kh, kw, oh, ow = y.shape
-    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
+        x = _windowed(call, x, axis, size[k], step[k], dilation[k])
+    return transposed(call, x, (0, 1, 3, 5, 2, 4))
 
 
 @_op("channel_shuffle")

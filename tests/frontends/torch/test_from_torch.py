@@ -29,6 +29,18 @@ def _written(x):
     return y
 
 
+def _written_apart(x):
+    y = x.clone()
+    y[:, ::2] = x[:, 1::2].sigmoid()
+    y[:, 1, 1::3] = 7
+    return y
+
+
+def _convolved_by_values(x):
+    w, b = x[0, :, :3, :4].reshape(12, 3, 1, 2).expand(-1, -1, 3, -1), x[0, :, 0, :2].reshape(12)
+    return F.conv2d(x, w, b, (2, 1), (1, 2), (2, 3), 2) * F.conv2d(x, x[:1, :, :1, :1].flip(1))[:, :, :1, :1]
+
+
 OPS = {
     "conv": (lambda: nn.Conv2d(6, 8, 3, 2, 1, 1, 2), IMAGE),
     "conv asymmetric": (lambda: nn.Conv2d(6, 8, (3, 2), (1, 2), (0, 1), (2, 1), bias=False), IMAGE),
@@ -41,6 +53,8 @@ OPS = {
         IMAGE,
     ),
     "conv transposed 1d": (lambda: nn.ConvTranspose1d(6, 8, 3, 2, 1, 1), ROW),
+    "conv by values": (lambda: Apply(_convolved_by_values), IMAGE),
+    "conv1d by values": (lambda: Apply(lambda x: F.conv1d(x, x[:, :3, :4].repeat(1, 2, 1), padding=1)), ROW),
     "linear": (lambda: nn.Linear(6, 5), MATRIX),
     "linear 3d": (lambda: nn.Linear(11, 5, bias=False), ROW),
     "linear of image": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(480, 5)), IMAGE),
@@ -134,6 +148,7 @@ OPS = {
     "columns of windows": (lambda: nn.Unfold((3, 2), (2, 1), 1, (1, 3)), IMAGE),
     "windows that overlap": (lambda: Apply(lambda x: x.unfold(2, 5, 2).unfold(3, 4, 3) * 2), IMAGE),
     "part written": (lambda: Apply(lambda x: _written(x)), IMAGE),
+    "parts written apart": (lambda: Apply(_written_apart), IMAGE),
     "filled": (lambda: Apply(lambda x: x + torch.full_like(x, 3) * x.new_ones(10)), IMAGE),
     "wrapped pad": (lambda: Apply(lambda x: F.pad(x, (1, 2, 2, 1), mode="circular")), IMAGE),
     "upsample 1d": (lambda: nn.Upsample(scale_factor=2, mode="linear"), ROW),
@@ -562,7 +577,9 @@ def test_what_cannot_be_read_says_why(what):
             bc.from_torch(nn.Sequential(nn.BatchNorm2d(6)).train(), given(IMAGE))
     elif what == "weight":
         with pytest.raises(UnsupportedError, match="its weight is no constant"):
-            bc.from_torch(Apply(lambda x, w: F.conv2d(x, w)), (given(IMAGE), given((4, 6, 1, 1))), strict=True)
+            bc.from_torch(
+                Apply(lambda x, w: F.conv2d(x, w, groups=6)), (given(IMAGE), given((6, 1, 3, 3))), strict=True
+            )
     else:
         with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
             bc.from_torch(lambda x: x, given(IMAGE))
