@@ -24,9 +24,10 @@ Array = npt.NDArray[Any]
 _NAMED = ("dtype", "device", "memory_format", "layout")  # of torch, what JSON holds by name
 
 
-def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[Any, int]) -> bytes:
+def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[Any, int], node: str) -> bytes:
     """A call of an overload of ATen's as JSON. slots: the numbers of the tensors among its arguments.
 
+    node: its name. Two calls of a random op differ by it.
     Raises TypeError for an argument that JSON cannot hold.
     """
     import torch
@@ -42,7 +43,11 @@ def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: 
         return {"slot": slots[value]}
 
     named = {name: plain(value) for name, value in kwargs.items()}
-    return json.dumps([str(target), plain(args), named]).encode()
+    return json.dumps([str(target), plain(args), named, *[node] * _is_random(torch, target)]).encode()
+
+
+def _is_random(torch: Any, op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def joined_calls(network: Any, nodes: Sequence[Any]) -> tuple[bytes, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -114,10 +119,11 @@ class TorchSession:
 
 def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
     """The op of a call, with all arguments but the tensors. Raises UnsupportedError for one that writes its inputs."""
-    title, args, kwargs = call
+    title, args, kwargs = call[:3]
     space, name, overload = title.split(".")
     op = getattr(getattr(getattr(torch.ops, space), name), overload)
-    if op._schema.is_mutable or not any("Tensor" in str(a.type) for a in op._schema.arguments):
+    reads = any("Tensor" in str(a.type) for a in op._schema.arguments)
+    if op._schema.is_mutable or not (reads or _is_random(torch, op)):
         raise UnsupportedError(f"{title} is no function of tensors")
 
     def given(value: Any, tensors: Sequence[Any]) -> Any:

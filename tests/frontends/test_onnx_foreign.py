@@ -175,6 +175,20 @@ def test_a_foreign_op_in_the_middle(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_random_numbers_read_nothing() -> None:
+    x = image()
+    proto = model(
+        [node("Relu", "x", "y"), node("RandomUniform", "", "r", shape=[10, 1]), node("Add", "y r", "z")],
+        {"x": x},
+        {"z": F32},
+    )
+    plan = bc.compile(bc.load_onnx(proto))
+    first, second = plan(x) - x.clip(0), plan(x) - x.clip(0)
+    assert first.min() > -1e-6
+    assert first.max() < 1 + 1e-6
+    assert not np.allclose(first, second, atol=0.01)
+
+
 def test_cheap_ops_between_foreign_ones_join_them() -> None:
     """Not those that a convolution takes in, nor such as anything else reads."""
     nodes = [

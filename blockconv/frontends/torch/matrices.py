@@ -9,7 +9,7 @@ import numpy as np
 
 from blockconv.core.types import FLOATS
 from blockconv.frontends.torch.elements import as_numbers
-from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
+from blockconv.frontends.torch.reader import AtenOp, Call, InTraining, Value, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -77,7 +77,7 @@ def _baddbmm(call: Call) -> Tensor:
 def _attention(call: Call) -> Value:
     q, k, v = (call.input(name) for name in ("query", "key", "value"))
     if call["dropout_p"]:
-        raise Unsupported(f"dropout_p={call['dropout_p']}")
+        raise InTraining(f"dropout_p={call['dropout_p']}; call eval() of the module")
     scale, mask = call.get("scale"), call["attn_mask"]
     made = ops.Attention(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), bool(call["is_causal"]), True)
     y = call.attended(made, q, k, v, None if mask is None else call.tensor(mask))

@@ -261,13 +261,11 @@ class Reader:
         args, kwargs, flat = self._operands(node)
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             raise Unsupported
-        if torch.Tag.nondeterministic_seeded in node.target.tags and Call(self, node, args, kwargs).get("dropout_p", 1):
-            raise Unsupported("random numbers")
         operands = [x for x in dict.fromkeys(flat) if isinstance(x, (Tensor, Constant))]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
         made = _results(node.target, args, kwargs, dict(zip(operands, inputs, strict=True)))
         try:
-            model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)})
+            model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
         except (KeyError, TypeError) as error:
             raise Unsupported(f"an operand, {error}") from None
         several = isinstance(made, (tuple, list))

@@ -207,7 +207,7 @@ def _conv_of_integers(edit: Edit, node: Node) -> bool:
 
 def _transposed_activates(edit: Edit, node: Node) -> bool:
     """A transposed convolution takes the activation that follows it, before its channels become pixels."""
-    a, before = node.attributes, edit.private(node.inputs[0], ConvTranspose2d) if node.inputs else None
+    a, before = node.attributes, edit.private(node.inputs[0], ConvTranspose2d)
     if before is None or not isinstance(a, Activate) or not before[1].activation.is_identity:
         return False
     if a.activation.kind == ActivationKind.FUNCTION:

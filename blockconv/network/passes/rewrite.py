@@ -180,7 +180,10 @@ Rule = Callable[[Edit, Node], bool]
 
 
 def rewritten(network: Network, *rules: Rule) -> Network:
-    """The network after rules, each of which may rewrite around a node and says whether it did, until none does."""
+    """The network after rules, each of which may rewrite around a node and says whether it did, until none does.
+
+    No rule is for a node that reads nothing, as a foreign one of random numbers.
+    """
     edit = Edit(network)
     seen = -1
     while edit.changes != seen:
@@ -188,7 +191,7 @@ def rewritten(network: Network, *rules: Rule) -> Network:
         for name in list(edit.nodes):
             for rule in rules:
                 node = edit.nodes.get(name)
-                if node is None or rule(edit, node):
+                if node is None or not node.inputs or rule(edit, node):
                     break
     return edit.done()
 

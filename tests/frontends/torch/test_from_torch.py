@@ -565,6 +565,20 @@ def test_an_error_in_pytorch_names_the_op():
         plan(given(IMAGE), k + 99)
 
 
+def test_random_numbers_are_pytorchs():
+    """Each call draws anew, and two draws of one shape are two."""
+    module, x = Apply(lambda x: F.relu(x + torch.rand(10)) - torch.rand(10) * torch.randn_like(x)), given(IMAGE)
+    plan = bc.compile(bc.from_torch(module, x))
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found = plan(x)
+        torch.manual_seed(seed)
+        assert error(found, module(x)) < 1e-6
+    assert error(found, plan(x)) > 0.1
+    with pytest.raises(UnsupportedError, match=r"aten\.rand: random numbers"):
+        bc.from_torch(module, x, strict=True)
+
+
 def test_shapes_that_depend_on_data_are_refused():
     with pytest.raises(UnsupportedError, match="shapes that depend on data"):
         bc.from_torch(Apply(lambda x: torch.nonzero(x)), given(IMAGE))
