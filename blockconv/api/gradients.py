@@ -200,6 +200,10 @@ def conv2d_backward_data(
     >>> bc.conv2d_backward_data((1, 3, 5, 5), weight, grad, padding=1)[0, 0, 0]
     array([32., 48., 48., 48., 32.], dtype=float32)
     """
+    if len(getattr(grad, "shape", range(4))) != 4:
+        raise ArgumentError(
+            "conv2d_backward_data", "grad", grad, "has to be (N, O, OH, OW)", "for an image give grad[None]"
+        )
     options = (input_shape, stride, padding, dilation, groups, out_layout, None, algorithm, accuracy)
     result: Array = _convolved(_BackwardData, grad, weight, None, options, out)
     return result

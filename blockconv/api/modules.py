@@ -275,7 +275,7 @@ class Conv2d:
         """A residual as a bound problem takes it."""
         if residual is None:
             return None
-        shape = bound.shape
+        shape, given = bound.shape, residual
         if not isinstance(residual, BlockedArray):
             x = as_numpy(residual, self._op, "residual")
             x = x[None] if x.ndim == 3 else x
@@ -283,7 +283,7 @@ class Conv2d:
                 raise ArgumentError(self._op, "residual", x, f"has to have the output's shape, {shape}")
             residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
         if residual.shape != shape:
-            raise ArgumentError(self._op, "residual", residual, f"has to have the output's shape, {shape}")
+            raise ArgumentError(self._op, "residual", given, f"has to have the output's shape, {shape}")
         self.arithmetic.check_residual(residual.dtype, bound.dtype)
         check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
         return to_layout(residual, bound.dst)

@@ -45,7 +45,8 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
     elif isinstance(x, np.ndarray):
         array = x
     elif write or isinstance(x, (str, bytes)) or x is None:
-        raise ArgumentError(op, argument, x, "has to be an array")
+        rule = "has to be a NumPy array or a torch CPU tensor" + ", like the input" * write
+        raise ArgumentError(op, argument, x, rule)
     else:
         array = _of_object(x, op, argument)
     if array.nbytes > MOST_BYTES:  # broadcast: a copy of it would be so large

@@ -93,7 +93,8 @@ def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
         out = slack // stride + 1
     if out < 1:
         rule = f"with padding of {begin} and {end}, is smaller than the dilated kernel of {window(problem, x)}"
-        raise ArgumentError(op, f"i{x}", size, rule, f"increase i{x} or p{x}, or reduce k{x} or d{x}")
+        remedy = "give a larger input or more padding, or a smaller kernel or dilation"
+        raise ArgumentError(op, f"i{x}", size, rule, remedy)
     check_extents(op, f"o{x}", out, (out,))
     return int(out)
 

@@ -195,7 +195,7 @@ def pads(
     if padding != "same":
         raise ArgumentError(op, "padding", padding, f"has to be {kinds}", _padded_before(padding, total, same))
     if stride != (1, 1):
-        raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1")
+        raise ArgumentError(op, "padding", padding, "'same' needs a stride of 1", f"give numbers, such as {same}")
     return same
 
 

@@ -56,7 +56,7 @@ def conv2d(
         raise ArgumentError("conv2d", "weight", tuple(weight.shape), "has to be (O, C / groups, KH, KW)")
     if padding == "same":
         if _two(stride) != (1, 1):
-            raise ArgumentError("conv2d", "padding", padding, "'same' needs a stride of 1")
+            raise ArgumentError("conv2d", "padding", padding, "'same' needs a stride of 1", "give numbers")
         total = [dilations[k] * (weight.shape[2 + k] - 1) for k in (0, 1)]
         padding = tuple((all_ // 2, all_ - all_ // 2) for all_ in total)
     edges = _two(0 if padding == "valid" else padding)

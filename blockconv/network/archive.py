@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import zipfile
 from collections.abc import Sequence
 from os import PathLike
 from types import UnionType
@@ -73,6 +74,9 @@ def refused(path: str | PathLike[str], error: Exception) -> ArgumentError:
 
 
 def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
+    if not zipfile.is_zipfile(opened):  # np.load would take it for a pickle, and advise to allow it
+        raise ValueError("it is no archive")
+    opened.seek(0)
     with np.load(opened, allow_pickle=False) as file:
         described = json.loads(bytes(file["network"]))
         if described["format"] != FORMAT:

@@ -67,7 +67,7 @@ class End(NamedTuple):
         elif x.ndim > 1:
             x = x.transpose(self.layout.outer)
         if dtype != self.dtype:
-            raise NetworkError(network, tensor.name, x, f"has to have dtype {self.dtype}, not {dtype}")
+            raise NetworkError(network, tensor.name, x, f"has to have dtype {self.dtype}, not {dtype}", "convert it")
         return np.ascontiguousarray(x)
 
     def allocated(self) -> Array:

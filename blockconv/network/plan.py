@@ -115,7 +115,7 @@ def compile(
     """
     check_network("compile", network)
     if input_shapes is not None:
-        network = network.with_input_shapes(input_shapes)
+        network = _of_shapes(network, input_shapes)
     check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = stored_as(fuse(network, precision), precision)
@@ -138,6 +138,16 @@ def _warn_of_foreign(plan: Plan) -> None:
         where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"
         said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
         warnings.warn(said, SlowPathWarning, stacklevel=3)
+
+
+def _of_shapes(network: Network, input_shapes: Any) -> Network:
+    """The network for other shapes of its inputs."""
+    try:
+        return network.with_input_shapes(input_shapes)
+    except ArgumentError as error:
+        made = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in network.inputs)
+        rule, remedy = f"the network does not take them: {error}", f"its own are {made}"
+        raise NetworkError("compile", "input_shapes", input_shapes, rule, remedy) from error
 
 
 def compile_between(
@@ -377,12 +387,12 @@ class Plan:
                 if type(x) is not np.ndarray and not isinstance(x, BlockedArray):
                     given[k] = as_numpy(x, "plan", names[k])
             return given
-        if len(inputs) > len(names) or any(name not in left for name in named):
-            raise NetworkError(
-                self.network.name, "inputs", [*named] or len(inputs), f"has to be among the inputs {', '.join(names)}"
-            )
+        for name in named:
+            if name not in left:
+                rule = "is given twice" if name in names else f"is not among the inputs {', '.join(names)}"
+                raise NetworkError(self.network.name, "inputs", name, rule)
         rule = f"has to be the number of inputs, {len(names)}: {', '.join(names)}"
-        raise NetworkError(self.network.name, "inputs", len(given), rule)
+        raise NetworkError(self.network.name, "inputs", len(given), rule, "give each in this order, or by its name")
 
     def _of(self, shapes: Shapes) -> BoundPlan:
         """The plan for these sizes."""

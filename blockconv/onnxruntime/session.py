@@ -149,7 +149,8 @@ class InferenceSession:
         Raises ValueError for a missing input, InvalidArgument for other names, types or shapes, and Fail for an error
         inside the network.
         """
-        missing = [name for name in self._declared if name not in input_feed]
+        given = input_feed.keys()  # of what is no mapping, the error is ONNX Runtime's
+        missing = [name for name in self._declared if name not in given]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
         for name in output_names or ():

@@ -30,7 +30,8 @@ BAD = {  # what to call with, the argument, the value's text, the rule
     "padding -1": ({"padding": -1}, "padding", "-1", "at least 0"),
     "padding of three": ({"padding": (1, 1, 1)}, "padding", "(1, 1, 1)", "pair"),
     "padding of a word": ({"padding": "full"}, "padding", "'full'", "'same', 'valid'"),
-    "same with a stride": ({"padding": "same", "stride": 2}, "padding", "'same'", "stride of 1"),
+    "same with a stride": (
+        {"padding": "same", "stride": 2}, "padding", "'same'", "stride of 1; give numbers, such as ((1, 1), (1, 1))"),
     "bias of two dimensions": ({"bias": B[:, None]}, "bias", "(8, 1)", "shape (8,)"),
     "bias of 7": ({"bias": B[:7]}, "bias", "(7,)", "shape (8,)"),
     "bias of float64": ({"bias": B.astype("f8")}, "bias", "float64", "float32"),
@@ -42,7 +43,7 @@ BAD = {  # what to call with, the argument, the value's text, the rule
     "input of five dimensions": ({"x": X[None]}, "input", "(1, 2, 6, 7, 9)", "(N, C, H, W)"),
     "weight of three dimensions": ({"w": W[0]}, "weight", "(6, 3, 3)", "(O, I/groups, KH, KW)"),
     "channels": ({"x": X[:, :5]}, "input", "(2, 5, 7, 9)", "C = 6"),
-    "residual's shape": ({"residual": WANTED[:, :7]}, "residual", "(2, 7, 7, 9)", "(2, 8, 7, 9)"),
+    "residual's shape": ({"residual": WANTED[:, :7]}, "residual", "<ndarray of shape (2, 7, 7, 9)", "(2, 8, 7, 9)"),
     "residual's dtype": ({"residual": WANTED.astype("f8")}, "residual", "float64", "float32"),
     "residual of two dimensions": ({"residual": WANTED[0, 0]}, "residual", "(7, 9)", "(2, 8, 7, 9)"),
     "activation": ({"activation": "swoosh"}, "activation", "'swoosh'", "relu"),

@@ -159,6 +159,7 @@ def test_asymmetric_and_same_padding() -> None:
         (lambda w, g: bc.conv2d_backward_data((2, 4, 12, 11), w, g, 2, 1), "input_shape=(2, 4, 12, 11): has to be"),
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12), w, g, 2, 1), "input_shape=(2, 3, 12): has to be four sizes"),
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w, g[0], 2, 1), "grad"),
+        (lambda w, g: bc.conv2d_backward_data((1, 3, 12, 11), w, g[0], 2, 1), "has to be (N, O, OH, OW); for an image"),
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w.astype(np.int8), g, 2, 1), "weight='int8': has to be"),
         (lambda w, g: bc.conv2d_backward_data((2, 3, 12, 11), w.astype(np.float64), g, 2, 1), "grad"),
         (lambda w, g: bc.conv2d_backward_weights(g, (4, 8, 3, 3), g), "grad=(2, 8, 6, 6): has to have the shape"),

@@ -581,8 +581,13 @@ def test_what_is_refused() -> None:
     plan = bc.compile(network)
     with pytest.raises(bc.NetworkError, match="has to be the number of inputs, 1: x"):
         plan()
-    with pytest.raises(bc.NetworkError, match="has to be among the inputs x"):
+    with pytest.raises(bc.NetworkError, match="inputs='y': is not among the inputs x"):
         plan(y=values((1, 3, 12, 12)))
+    with pytest.raises(bc.NetworkError, match="inputs='x': is given twice"):
+        plan(values((1, 3, 12, 12)), x=values((1, 3, 12, 12)))
+    for shapes, text in (((1, 4, 12, 12), "I = 4"), ({"y": (1, 3, 9, 9)}, r"\['y'\]: is not among the inputs x")):
+        with pytest.raises(bc.NetworkError, match=rf"compile: input_shapes=.*{text}.*; its own are x \(1, 3, 12, 12\)"):
+            bc.compile(network, input_shapes=shapes)
     with pytest.raises(bc.NetworkError, match="dtype float32"):
         plan(values((1, 3, 12, 12)).astype(np.float64))
     with pytest.raises(bc.NetworkError, match=r"residual: x=\(1, 4, 12, 12\): .*compiled for \(1, 3, 12, 12\)"):

@@ -62,6 +62,7 @@ REFUSED = {
     "a missing input": (None, {"x": feeds()["x"]}),
     "an input too many": (None, feeds() | {"q": feeds()["x"]}),
     "an unknown output": (["nope"], feeds()),
+    "a list": (None, [feeds()["x"]]),
     "another type": (None, feeds() | {"x": feeds()["x"].astype(np.float64)}),
     "another rank": (None, feeds() | {"x": feeds()["x"][0]}),
     "another size": (None, feeds() | {"x": feeds()["x"][:, :2, :, :5]}),

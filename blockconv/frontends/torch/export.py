@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -28,6 +29,10 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
         program = module
     elif isinstance(module, torch.nn.Module):
         given = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+        for each in given:
+            if isinstance(each, np.ndarray):
+                rule = "has to be tensors, and numbers where the module takes them"
+                raise ArgumentError(OP, "example_inputs", each, rule, "give torch.from_numpy(x)")
         with torch.no_grad():
             program = torch.export.export(module, given, dynamic_shapes=dynamic_shapes)
     else:

@@ -597,6 +597,8 @@ def test_what_cannot_be_read_says_why(what):
     else:
         with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
             bc.from_torch(lambda x: x, given(IMAGE))
+        with pytest.raises(bc.ArgumentError, match=r"example_inputs=<ndarray .*; give torch\.from_numpy"):
+            bc.from_torch(nn.ReLU(), given(IMAGE).numpy())
 
 
 def test_the_import_of_blockconv_is_without_torch(run_python):
