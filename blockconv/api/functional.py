@@ -248,12 +248,12 @@ def conv1d(
 ) -> DenseArray:
     """torch.nn.functional.conv1d on arrays and torch CPU tensors, with a fused activation: `conv2d` over (N, C, 1, L).
 
-    Returns activation(conv(input, weight) + bias), of the input's kind and dtype, of shape (N, O, OL):
+    Returns activation(conv(input, weight) + bias), of the input's kind, of shape (N, O, OL). Dtypes are as in `conv2d`.
     OL = (L + 2 * padding - dilation * (K - 1) - 1) // stride + 1.
 
-    input: (N, C, L), or (C, L) for an output (O, OL); float32 or float64.
-    weight: (O, C / groups, K), of the input's dtype.
-    bias: None, or (O,) of the input's dtype.
+    input: (N, C, L), or (C, L) for an output (O, OL).
+    weight: (O, C / groups, K).
+    bias: None, or (O,).
     stride: an int of at least 1.
     padding: zeros on either side: an int, "valid" (none) or "same" (the output has the input's length; needs a stride
         of 1).
