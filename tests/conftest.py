@@ -6,8 +6,10 @@ run's processes share a directory that goes away with the run: that they may is 
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,10 @@ if "BLOCKCONV_CACHE_DIR" not in os.environ:
     _own_cache = tempfile.mkdtemp(prefix="blockconv-tests-")
     os.environ["BLOCKCONV_CACHE_DIR"] = _own_cache  # which the workers of pytest-xdist inherit
 
+# Hundreds of processes import the package. If the caller wants no bytecode beside the sources, they share it elsewhere.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", os.path.join(os.environ["BLOCKCONV_CACHE_DIR"], "bytecode"))
+
 import pytest  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +39,19 @@ ROOT = Path(__file__).parent.parent
 def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """They gain nothing by it, but the large ones of which it holds anyway would take the tests hours."""
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
+
+
+@functools.cache
+def may_be_isa(path: Path) -> bool:
+    """Whether a file can have tests that are marked `isa`, by its text."""
+    return re.search(r"mark\.isa|isa_layouts", path.read_text(encoding="utf-8")) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where tests marked `isa` alone run, no other file is imported."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    alone = config.option.markexpr.startswith("isa and")
+    return True if is_test and alone and not may_be_isa(collection_path) else None
 
 
 PARTS = 6  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
@@ -48,6 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     for item in items:
+        assert may_be_isa(item.path) or not item.get_closest_marker("isa"), f"{item.nodeid}: may_be_isa has to see it"
         if sampled := item.get_closest_marker("sampled"):
             test, (n,) = item.nodeid.partition("[")[0], sampled.args
             if item.get_closest_marker("slow"):

@@ -87,6 +87,7 @@ print("compiled", any(k.compiled for f in vars(__import__("blockconv.kernels.con
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lacks", "pool"),
     [

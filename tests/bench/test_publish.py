@@ -170,6 +170,7 @@ def test_the_figures_that_are_shown_are_generated():
         assert page.read_text(encoding="utf-8") == text, f"run `python -m bench tables`: {page.name} differs"
 
 
+@pytest.mark.slow
 def test_results_are_kept_by_cpu_unless_a_name_is_given(tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "RESULTS", tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -436,7 +436,7 @@ SUITES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "problems"), SUITES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_the_installed_peers_are_right(tmp_path, suite, problems):
     """From the command line, every peer in a process of its own."""
     path = tmp_path / "results.jsonl"

@@ -378,6 +378,7 @@ def blockconv(shell: str, *words: str, **variables: str) -> tuple[int, str, str]
     return int(status), done.stdout.decode(variables.get("PYTHONIOENCODING", "utf-8")), errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "ascii"])
 @pytest.mark.sampled(3)
 def test_any_text_is_printed_as_it_is_in_any_encoding(odd_model: str, encoding: str) -> None:
@@ -399,6 +400,7 @@ def test_errors_leave_on_the_error_stream(odd_model: str) -> None:
     assert blockconv("{}", "plan", "none.onnx")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["ops --markdown", "plan"])
 @pytest.mark.sampled(4)

@@ -102,7 +102,7 @@ def test_rows(attributes: dict[str, Any]) -> None:
     check(model(x.shape, drawn((6, 4, 3)), drawn((4 * attributes.get("group", 1),)), **attributes), x)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_random_windows(data: Any) -> None:
     def ints(low: int, high: int, count: int = 2) -> list[int]:

@@ -85,10 +85,11 @@ def run(
 def test_every_layout(dtype: str) -> None:
     held = Types.all(dtype).src.dtype
     limit = {"float64": 1e-11, "float32": 2e-5}.get(dtype, 2e-2)
-    for shape in SHAPES if dtype == "float32" else SHAPES[:2]:
+    first = dtype == "float32"
+    for shape in SHAPES if first else SHAPES[:2]:
         x, *rest = arrays(shape)
         right = [definition(x.astype(held).astype(np.float64), *rest, extra=extra) for extra in (False, True)]
-        for k, layout in enumerate(LAYOUTS):
+        for k, layout in enumerate(LAYOUTS if first else LAYOUTS[::2]):
             extra = k % 2 == 1 and dtype != "float16"
             for op, (whole, *each) in {"batch_norm": right[extra][:5], "batch_norm_backward": right[extra][5:]}.items():
                 found = run(op, shape, layout, dtype, 1 + k % 3, "start" if k % 3 else "end", extra)

@@ -449,7 +449,7 @@ def test_tbb_is_found_where_pip_put_it(run_python: Any) -> None:
         assert right()
         assert threading_layer().name == "tbb" and os.path.exists(threading_layer().tbb)
     """)
-    for asked in (None, "tbb", "safe", "default"):
+    for asked in (None, "safe"):
         run_python(code, NUMBA_THREADING_LAYER=asked)
 
 

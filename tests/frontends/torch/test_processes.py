@@ -148,6 +148,7 @@ print(loss.item() / size)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["convert", "compile"])
+@pytest.mark.sampled(2)
 def test_two_processes_train_as_one(way, tmp_path, run_python):
     script = tmp_path / "train.py"
     script.write_text(TRAINING)

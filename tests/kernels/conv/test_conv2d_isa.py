@@ -41,6 +41,7 @@ ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.sampled(3)
 def test_as_another_machine(name, run_python):
     if not target.X86:
         pytest.skip("of x86 processors")

@@ -92,6 +92,7 @@ def test_pairs(problem):
 @pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", IMAGE_PROBLEMS, ids=Conv2dProblem.descriptor)
+@pytest.mark.sampled(3)
 def test_vectors_of_images(problem):
     pairs = [*zip(IMAGES, IMAGES, strict=True), *itertools.pairwise(IMAGES)]
     for (src, dst), m in zip(pairs, itertools.cycle(ROWS), strict=False):
@@ -105,6 +106,7 @@ def test_vectors_of_images(problem):
 @pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
+@pytest.mark.sampled(2)
 def test_vectors_of_images_are_finished(act):
     for (m, stride, _), where in itertools.product(FORMS, ("start", "end")):
         problem = replace(IMAGE_PROBLEMS[0], sh=stride, sw=stride)
