@@ -26,6 +26,7 @@ __all__ = ["ROWS"]
 
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
+CONTIGUOUS = 4  # vectors of a pixel that a task reads, at the least, where there are more of them than tasks need
 SPARE = 4  # registers beside the sums
 BORDER = 0.5  # of a product's time, what it takes to see whether a tap is outside
 ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
@@ -64,7 +65,13 @@ def _splits(request: Request, vectors: int, along_pixels: bool) -> tuple[int, in
     read = request.types.src.itemsize * (math.prod(p.src_shape) + math.prod(p.dst_shape))
     most = -(-TASKS // vectors) if along_pixels else TASKS
     splits = max(1, min(most, p.n * p.oh, read // SPLIT_BYTES))
-    return splits, min(vectors, -(-TASKS // splits))
+    groups = -(-TASKS // splits)
+    if not along_pixels:
+        # Rows that the next row of the gradient reads again stay in the first-level cache.
+        again = request.machine.isa.vector_bytes * (p.iw * ((p.kh - 1) * p.dh + 1) + p.ow)
+        wanted = -(-vectors * again // (request.machine.profile.caches["L1"] // 2))
+        groups = max(groups, min(wanted, vectors // CONTIGUOUS))
+    return splits, min(vectors, groups)
 
 
 def _unit(request: Request) -> int:

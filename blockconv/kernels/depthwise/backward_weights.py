@@ -103,25 +103,37 @@ def _row_adder(held: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
         for k, slot in enumerate(accs):
             b.store(held_sums.load(b.add(x.sums, const(k * held_sums.bytes))), slot)
 
-        def column(ow: Any, guarded: bool) -> None:
+        def column(ow: Any, guarded: bool, rows: range, bias: bool) -> None:
             grad = v.load(b.add(x.grad, b.mul(ow, x.grad_col)), exist, other)
             # One pointer that moves: else each tap has its own, and most of these are spilled.
             at, iw = opaque(b, b.add(x.src, b.mul(ow, x.col))), b.add(x.left, b.mul(ow, x.sw))
-            for h in range(kh):
-                start, is_row = b.add(at, b.mul(const(h), x.row)), _between(b, const(h), x.top, x.bottom)
+            for h in rows:
+                start = b.add(at, b.mul(const(h), x.row))
                 for w in range(kw):
                     address = b.add(start, b.mul(const(w), x.tap))
                     if guarded:
                         is_there = _between(b, b.add(iw, b.mul(const(w), x.dw)), const(0), x.iw)
-                        address = b.select(b.and_(is_row, is_there), address, x.zeros)
+                        address = b.select(is_there, address, x.zeros)
                     slot = accs[h * kw + w]
                     b.store(held_sums.multiply_add(v.load(address, exist, other), grad, b.load(slot)), slot)
             if bias:
                 b.store(held_sums.add(b.load(accs[-1]), grad), accs[-1])
 
-        for first, last, guarded in ((const(0), x.inner, True), (x.inner, x.outer, False), (x.outer, x.cols, True)):
-            with cgutils.for_range_slice(b, first, last, const(1)) as (ow, _):
-                column(ow, guarded)
+        def columns(rows: range, bias: bool) -> None:
+            for first, last, guarded in ((const(0), x.inner, True), (x.inner, x.outer, False), (x.outer, x.cols, True)):
+                with cgutils.for_range_slice(b, first, last, const(1)) as (ow, _):
+                    column(ow, guarded, rows, bias)
+
+        all_rows = b.and_(b.icmp_signed("==", x.top, const(0)), b.icmp_signed("==", x.bottom, const(kh)))
+        with b.if_else(all_rows) as (inner, border):
+            with inner:
+                columns(range(kh), bias)
+            with border:
+                for h in range(kh):
+                    with b.if_then(_between(b, const(h), x.top, x.bottom)):
+                        columns(range(h, h + 1), False)
+                if bias:
+                    columns(range(0), True)
         for k, slot in enumerate(accs):
             held_sums.store(b.load(slot), b.add(x.sums, const(k * held_sums.bytes)))
 
@@ -154,7 +166,6 @@ def depthwise_weights(src, fma, kh, kw, lanes, bias):
                 ih = oh * a.sh - a.ph
                 top = max(0, (a.dh - 1 - ih) // a.dh)
                 bottom = max(top, min(kh, (a.ih - ih + a.dh - 1) // a.dh))
-                is_inner = top == 0 and bottom == kh
                 src = image_at(a.src, n, a.src_images, a.src_image_block, s.n) + ih * s.row - a.pw * s.col
                 grad = image_at(a.grad, n, a.grad_images, a.grad_image_block, g.n) + oh * g.row
                 for vector in range(first_vector, end_vector):
@@ -170,8 +181,8 @@ def depthwise_weights(src, fma, kh, kw, lanes, bias):
                         scratch,
                         top,
                         bottom,
-                        a.inner if is_inner else 0,
-                        a.outer if is_inner else 0,
+                        a.inner,
+                        a.outer,
                         a.ow,
                         -a.pw,
                         a.sw,
