@@ -44,7 +44,7 @@ def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
 @_op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
-    weight = call["weight"] if flows else call.array("weight")
+    weight: Any = call["weight"] if flows else call.array("weight")
     rank = len(weight.shape) - 2
     if rank not in (1, 2, 3):
         raise Unsupported(f"{rank}-D windows")
