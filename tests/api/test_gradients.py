@@ -49,6 +49,8 @@ def test_conv_transpose2d(case: Any, channels_last: bool) -> None:
         out = torch.empty_like(found)
         assert bc.conv_transpose2d(x, w, b, stride, padding, more, g, dilation, activation, out=out) is out
         assert torch.equal(out, found)
+    again = bc.conv_transpose2d(x, w, b.flip(0), stride, padding, more, g, dilation)  # what was bound, another bias
+    assert error(again, wanted + (b.flip(0) - b).double()[:, None, None]) < 2e-6
     one = bc.conv_transpose2d(x[0].numpy(), w.numpy(), None, stride, padding, more, g, dilation)
     assert error(one, F.conv_transpose2d(x[0].double(), w.double(), None, stride, padding, more, g, dilation)) < 2e-6
 

@@ -15,10 +15,12 @@ from blockconv.dispatch.packing import pack_weights
 from blockconv.kernels.table import ALIGNED, WeightForm
 
 # Packed layouts over (G, O, I, H, W): with and without blocks, blocks of no power of two, and two that share a vector.
-FORMS = ("aBcde32b", "aBCde16c32b", "aBcde14b", "abcde", "Abcde16a", "ABcde4a4b", "aBCde8c12b2c", "aBced8b")
+FORMS = (
+    "aBcde32b", "aBCde16c32b", "aBcde14b", "abcde", "Abcde16a", "ABcde4a4b", "aBCde8c12b2c", "aBced8b", "abCde4c2c",
+)  # fmt: skip
 # (G, O/G, I/G, kernel, stride, padding, dilation): all taps are reached, or not.
 WEIGHTS = (
-    (1, 20, 40, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (1, 24, 40, (3, 3), (2, 2), (1, 1), (1, 1)),
     (1, 9, 33, (4, 4), (2, 2), (1, 1), (1, 1)),
     (8, 4, 4, (3, 2), (1, 2), (0, 1), (1, 1)),
     (21, 1, 1, (3, 3), (2, 2), (1, 1), (1, 1)),

@@ -57,9 +57,9 @@ class TapVector(Arguments):
 
 
 @jit.kernel
-def pack_taps(*tile):
-    """Transpose tiles of channels by taps. tile: a `TransposeShape`."""
-    shape = TransposeShape(*tile)
+def pack_taps(*spec):
+    """Transpose tiles of channels by taps. spec: a `TransposeShape`."""
+    shape = TransposeShape(*spec)
     transpose_tile, itemsize, together = tile_code(shape), shape.moved.src_bytes, shape.b
 
     def kernel(args, first, last, scratch):
@@ -76,11 +76,9 @@ def pack_taps(*tile):
                 read, valid, to = src + of.src, of.valid, dst + of.dst
                 for at in range(0, taps, together):
                     t = min(at, taps - together)
-                    rows = read + t * itemsize
-                    end = together
-                    transpose_tile(
-                        TileAddresses(rows, outer, inner, valid, to, offsets + 8 * t, 0, end, end, scratch, 0)
-                    )
+                    rows, table, end = read + t * itemsize, offsets + 8 * t, together
+                    tile = TileAddresses(rows, outer, inner, valid, to, table, 0, end, end, scratch, 0)
+                    transpose_tile(tile)
 
     return kernel
 
@@ -131,7 +129,7 @@ def pack_taps_op(
     (dim, size), (around, more) = [*reversed(layout.inner), (0, 1), (0, 1)][:2]
     inner = min(most, 1 << (size.bit_length() - 1))
     copies = steps[dim] == itemsize  # channels are contiguous, else taps
-    lanes = min(inner * (more & -more), most) if inner == size and not copies else inner
+    lanes = min(inner * (more & -more), most) if inner == size and dim != around and not copies else inner
     if (lanes > inner and channels[around] % layout.blocks[around]) or not (copies or tap == itemsize):
         return None
     each, whole, row = math.prod(size for _, size in layout.inner), (*channels, 1, 1), max(size, lanes)
