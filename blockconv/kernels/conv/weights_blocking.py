@@ -25,9 +25,13 @@ MOST_WINDOW = 1 << 26  # bytes
 class WeightsBlocking:
     """A tile: `lines` sums by `vectors` vectors of `lanes` output channels; and how a problem is made of them.
 
-    together: groups that share a vector of output channels, where lines are vectors; else 1.
+    together: groups that share a vector of output channels.
+    packed_ic, packed_oc: channels of a packed pixel of the input, of the gradient.
+    wide: such vectors whose windows are packed side by side: so much of a pixel is contiguous.
+    taps: columns of taps of a tile that takes neighbouring pixels together; 0 where it takes one.
+    pixels: that it takes.
     tap_rows: rows of taps of a tile.
-    cb: input channels of a task.
+    cb: input channels of a task, of each group.
     row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a row are apart.
     images, rows, cols: of the output, in a chunk.
     task_ocbs, oc_tasks: blocks of output channels of a task, at the most, and how many tasks share them.
@@ -55,13 +59,18 @@ class WeightsBlocking:
     row_step: int
     col_step: int
     together: int = 1
+    wide: int = 1
+    packed_ic: int = 1
+    packed_oc: int = 1
     tap_rows: int = 1
     dot: Dot = MULTIPLY_ADD
+    taps: int = 0
+    pixels: int = 1
 
     @property
-    def unit(self) -> int:
-        """Elements of a line."""
-        return self.lanes if self.together > 1 else 1
+    def groups(self) -> int:
+        """Groups that are packed together."""
+        return self.together * self.wide
 
     @property
     def width(self) -> int:
@@ -101,31 +110,32 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
     itemsize, ic, oc = types.acc.itemsize, p.ic // p.g, p.oc // p.g
     lanes = m.isa.vector_bytes // itemsize
     together = _groups_together(request, lanes)
-    unit = lanes if together > 1 else 1
     most = max(1, min(ic, LINES // (p.kh * p.kw)))
     cb = -(-ic // -(-ic // most))
-    flat = p.kw == 1 or p.dw == 1
-    row_lines, tap_cols = (p.kw * cb, 1) if flat else (cb, p.kw)
     # A row of one pixel has no pairs.
-    dot = dot_for(types, m.isa) if unit == 1 and p.ow > 1 else MULTIPLY_ADD
-    lines, vectors = _tile(request, dot, row_lines, oc) if unit == 1 else _lines(request, row_lines)
+    dot = dot_for(types, m.isa) if together == 1 and p.ow > 1 else MULTIPLY_ADD
+    taps = _taps(request, together, lanes) if dot == MULTIPLY_ADD else 0
+    by_column = taps == p.kw or (taps == 0 and (p.kw == 1 or p.dw == 1))
+    row_lines, tap_cols = (p.kw * cb, 1) if by_column else (cb, p.kw)
+    lines, vectors = _columns(request, cb, taps) if taps else _tile(request, dot, row_lines, oc)
     width = vectors * lanes
+    wide = _wide(request, together, lanes) if taps and cb == ic and oc * together == lanes else 1
     while True:
-        chunk = _chunk(request, cb * unit, width, itemsize)
-        if chunk is not None or cb == 1 or unit > 1:
+        chunk = _chunk(request, cb * together * wide, width * wide, itemsize)
+        if chunk is not None or cb == 1 or together * wide > 1:
             break
         cb = -(-cb // 2)
-        row_lines = p.kw * cb if flat else cb
-        lines = min(lines, row_lines)
+        row_lines = p.kw * cb if by_column else cb
+        lines = _columns(request, cb, taps)[0] if taps else min(lines, row_lines)
     if chunk is None:
         return "needs more memory for a window, with the pixels between its taps, than fits"
     images, rows, cols = chunk
-    ocbs = -(-oc * together // width)
+    ocbs = -(-oc * together * wide // width)
     block = p.kh * tap_cols * -(-row_lines // lines) * lines * width * itemsize
     chunks = -(-p.n // images) * -(-p.oh // rows) * -(-p.ow // cols)
     oc_tasks, others = (
         -(-ocbs // max(1, min(ocbs, m.second_level_cache // 4 // block))),
-        -(-p.g // together) * -(-ic // cb),
+        -(-p.g // (together * wide)) * -(-ic // cb),
     )
     if chunks == 1 and 2 * oc_tasks * others < TASKS:
         oc_tasks = _balanced(oc_tasks, range(oc_tasks, oc_tasks + 2), ocbs, others)
@@ -145,7 +155,9 @@ def weights_blocking(request: Request) -> WeightsBlocking | Reason:
         splits=_splits(request, chunks, tasks, task_ocbs * (block + width * itemsize)),
         together=together,
         dot=dot,
-        tap_rows=p.kh if unit > 1 and flat and lines == row_lines and p.kh * lines <= _most_lines(request) else 1,
+        **_packed(request, cb, width, together, wide),
+        taps=taps,
+        **_rows_and_pixels(request, lines, taps > 0 and tap_cols == 1 and lines == row_lines, cols),
         **_axis("row", p.kh, p.sh, p.dh, rows),
         **_axis("col", p.kw, p.sw, p.dw, cols),
     )
@@ -175,6 +187,7 @@ def _balanced(wanted: int, counts: range, units: int, others: int) -> int:
     return min(counts, key=lambda count: (busiest(count), abs(count - wanted)), default=wanted)
 
 
+WIDE = 4  # vectors of output channels that are packed together
 WIDEST = 4  # vectors that the input channels of groups that share one may fill
 
 
@@ -187,15 +200,48 @@ def _groups_together(request: Request, lanes: int) -> int:
     return count if p.g > 1 and fits else 1
 
 
-def _most_lines(request: Request) -> int:
-    """Lines of a tile of one vector."""
-    return max(most for vectors, most in tiles_of(MULTIPLY_ADD, request.machine.isa) if vectors == 1)
+SPARE = 3  # registers of a tile of columns that hold neither sums nor the gradient
 
 
-def _lines(request: Request, row_lines: int) -> tuple[int, int]:
-    """(lines, vectors) of a tile whose lines are vectors."""
-    tiles = -(-row_lines // _most_lines(request))
-    return -(-row_lines // tiles), 1
+def _sums(request: Request) -> int:
+    """The most sums of a tile of columns: four pixels of the gradient have registers too."""
+    return request.machine.isa.tile_registers - SPARE - 4
+
+
+def _taps(request: Request, together: int, lanes: int) -> int:
+    """Columns of taps of a tile of columns; 0 where it has no use, or blocks of several vectors are better."""
+    p = request.problem
+    if together == 1 and (p.kw == 1 or p.oc // p.g > lanes):
+        return 0
+    return p.kw if p.kw <= _sums(request) else 1
+
+
+def _wide(request: Request, together: int, lanes: int) -> int:
+    """Vectors that are packed together: where pixels are far apart, more of each is read at once."""
+    of = request.source, request.destination
+    contiguous = max(at.length if at.channel == request.types.src.itemsize else 1 for at in of)
+    return max(1, min(WIDE, contiguous // lanes, -(-request.problem.g // together)))
+
+
+def _rows_and_pixels(request: Request, lines: int, is_row: bool, cols: int) -> dict[str, int]:
+    """How many rows of taps, and neighbouring pixels, a tile of columns takes. is_row: its lines are a row of taps."""
+    kh = request.problem.kh
+    rows = kh if is_row and kh * lines <= _sums(request) else 1
+    most = min(request.machine.isa.tile_registers - SPARE - rows * lines, cols)
+    return {"tap_rows": rows, "pixels": next(count for count in (4, 2, 1) if count <= max(1, most))}
+
+
+def _packed(request: Request, cb: int, width: int, together: int, wide: int) -> dict[str, int]:
+    """The words of packed pixels. Where one holds all channels there are, they are copied as they are."""
+    p = request.problem
+    packed_oc = min(width * wide, p.oc) if wide > 1 else width
+    return {"wide": wide, "packed_ic": cb * min(together * wide, p.g), "packed_oc": packed_oc}
+
+
+def _columns(request: Request, cb: int, taps: int) -> tuple[int, int]:
+    """(lines, vectors) of a tile of columns: some channels at all taps of a row, or at one."""
+    tiles = -(-cb // (_sums(request) // taps))
+    return -(-cb // tiles) * taps, 1
 
 
 def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> tuple[int, int]:

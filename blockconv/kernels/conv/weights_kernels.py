@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -33,8 +34,8 @@ __all__ = [
     "Images",
     "WeightsArguments",
     "add_splits",
+    "columns_tile",
     "finish_sums",
-    "lanes_tile",
     "pack_channels",
     "weights_tiles",
 ]
@@ -61,8 +62,7 @@ class PackRecord(Arguments):
     lies = group(Geometry, "the image's strides")
     channel = word("the first channel", "channels")
     channels = word("channels that exist", "channels")
-    width = word("channels of a packed pixel, before they are spread", "channels")
-    pixel = word("from a packed pixel to the next", "bytes")
+    width = word("channels of a packed pixel", "channels")
     ih = word("the first row; may lie outside", "rows")
     iw = word("the first column; may lie outside", "columns")
     rows = word("packed rows", "rows")
@@ -85,7 +85,7 @@ class WeightsArguments(ConvSizes):
     channels. It goes through chunks of pixels of the output: images of rows of columns, of which one is cut at the
     most. A tile is `lines` sums of products, by a block of output channels; the lines of a row of taps are channels of
     the input, or columns of taps by channels where these touch. Where groups share a vector, a group here is as many of
-    the problem as do, and a line is a vector: the input channel of each lane's group.
+    the problem as do.
     """
 
     src = group(Images, "the input")
@@ -130,11 +130,16 @@ class WeightsArguments(ConvSizes):
     tap_col = word("from a column of taps to the next", "bytes of the window")
     tap_cols = word("columns of taps that are no lines of one tile", "columns")
     tap_rows = word("rows of taps of a tile", "rows")
-    pixel = word("from a pixel of the window to the next", "bytes")
-    line = word("from a line to the next in the window", "bytes")
+    by_rows = word("whether a tile takes the pixels of a row together, and not all one by one", "0 or 1")
+    is_wide = word(
+        "whether all output channels of a group are packed at once, each block with a window of its own", "0 or 1"
+    )
+    window_next = word("then, from a block's window to the next one's", "bytes")
+    panel_width = word("output channels of a packed pixel of the gradient", "channels")
     lines = word("of a row of taps of a tile")
-    row_lines = word("of a row, or a tap, of the window")
-    tiles = word("that cover these", "tiles")
+    tiles = word("that cover those of a row, or a tap, of the window", "tiles")
+    src_next = word("from a tile's source to that of the next", "bytes of the window")
+    src_last = word("from the first one's to the last one's", "bytes of the window")
     width = word("output channels of a block", "channels")
     itemsize = word("of a sum", "bytes")
     tile = word("what reduces tiles, by a `TileRecord`", "address of a kernel")
@@ -173,17 +178,15 @@ def _channel_offset(lies, c):
 
 
 @jit.kernel
-def pack_channels(src, packed, lanes, contiguous, group_ic=0, group_oc=0):
+def pack_channels(src, packed, lanes, contiguous):
     """Pack pixels as a `PackRecord` says.
 
     src, packed: codes of the element types; packed floats of 16 bits are in pairs. contiguous: 1: channels of a pixel,
     or of a block of them, are contiguous in the image; 2: pixels of a row are; 3: they are, and every second one is
-    packed; 0: neither. group_ic, group_oc: channels of a group, of which several share a vector of output channels:
-    each of a group's input channels becomes a vector, of these channels of each lane's group.
+    packed; 0: neither.
     """
     itemsize, in_pairs = ElementType.of(packed).itemsize, ElementType.of(packed).is_half
     pack_row = _row_packer(ElementType.of(src), ElementType.of(packed), lanes, contiguous)
-    spread = _spreader(ElementType.of(packed), lanes, group_ic, group_oc)
     pair_row = _row_pairer(lanes)
 
     def kernel(record, unused_first, unused_last, unused_scratch):
@@ -202,8 +205,6 @@ def pack_channels(src, packed, lanes, contiguous, group_ic=0, group_oc=0):
             fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
             image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
             pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
-            for p in range(cols if group_ic else 0):  # the last pixel first, as all have less room before
-                spread(dst + (cols - 1 - p) * a.pixel, dst + (cols - 1 - p) * pixel)
             if in_pairs:
                 pair_row(a.dst + r * a.row_bytes, a)
 
@@ -230,11 +231,11 @@ def _row_pairer(lanes: int) -> Any:
         fill_memory(row + cols * pixel, max(a.second, a.singles) * pixel, 0)
         if a.pair_step == 1:  # each column begins a pair: all elements are neighbours
             pair(dst, row, row + a.second * pixel, cols * a.width)
-            pair(dst + cols * a.pixel, row + (cols - a.singles) * pixel, row + cols * pixel, a.singles * a.width)
+            pair(dst + cols * 2 * pixel, row + (cols - a.singles) * pixel, row + cols * pixel, a.singles * a.width)
         else:
             for p in range((cols + a.pair_step - 1) // a.pair_step):
                 at = row + p * a.pair_step * pixel
-                pair(dst + p * a.pixel, at, at + a.second * pixel, a.width)
+                pair(dst + p * 2 * pixel, at, at + a.second * pixel, a.width)
 
     return pair_row
 
@@ -294,24 +295,6 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
                     one(dst + p * pixel + k * itemsize, at + p * step, 1 if k < last else 0, 1)
 
     return pack_row
-
-
-def _spreader(acc: ElementType, lanes: int, ic: int, oc: int) -> Any:
-    """spread(dst, src): channels of groups of so many, to a vector for each channel of a group."""
-
-    @emitted
-    def spread(builder: Any, dst: Any, src: Any) -> None:
-        v = Vectors(builder, acc, lanes)
-        groups = lanes // max(1, oc)
-        held = [v.load(builder.add(src, const(k * v.bytes))) for k in range(-(-groups * ic // lanes))]
-        while len(held) & (len(held) - 1):
-            held.append(held[-1])
-        found = join(builder, held) if held else None
-        for k in range(ic):
-            chosen = [min(lane // oc, groups - 1) * ic + k for lane in range(lanes)]
-            v.store(shuffle(builder, found, found, chosen), builder.add(dst, const(k * v.bytes)))
-
-    return spread
 
 
 def _vector_mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
@@ -400,33 +383,97 @@ def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -
 # ---------------------------------------------------------------- tiles
 
 
-@jit.kernel
-def lanes_tile(acc, fma, rows, lines, lanes):
-    """Tiles whose lines are vectors, which are multiplied by the gradient's lane by lane: see `kernel_of_tiles`.
+class ColumnsSpec(NamedTuple):
+    """A tile of sums that shares what it reads of the input among the taps of a row.
 
-    Sums are kept as those of a `conv_tile` that is k_blocked; none is finished. rows: of taps. lines: of each.
+    acc, fma, lanes: the code of the sums' type, whether multiply-adds round once, lanes of a vector.
+    rows, taps, channels: of its sums.
+    pixels: of a row that are taken together.
+    pixel, grad: elements of a packed pixel of the input, and of the gradient.
+    px_step, tap_step: pixels of the input from an output pixel to the next, from a tap to the next.
+    groups, ic, oc: how many share a vector of output channels, and channels of each.
     """
-    held = ElementType.of(acc)
+
+    acc: int
+    fma: int
+    lanes: int
+    rows: int
+    taps: int
+    channels: int
+    pixels: int
+    pixel: int
+    grad: int
+    px_step: int
+    tap_step: int
+    groups: int
+    ic: int
+    oc: int
+
+
+@jit.kernel
+def columns_tile(*spec):
+    """Tiles of sums [row of taps][tap][input channel] by a vector of output channels: a `ColumnsSpec`.
+
+    A pixel of the input is read once for all taps that it meets in neighbouring output pixels. A channel is spread over
+    the vector: to each lane that of its group. Sums are kept as those of a `conv_tile` that is k_blocked.
+    """
+    at = ColumnsSpec(*spec)
+    held = ElementType.of(at.acc)
+    count = at.rows * at.taps * at.channels
 
     def compute(builder: Any, run: TileRecord) -> None:
-        v = Vectors(builder, held, lanes, bool(fma))
-        accs = v.slots(rows * lines, v.zero)
-        with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
+        b, v = builder, Vectors(builder, held, at.lanes, bool(at.fma))
+        accs = v.slots(count, v.zero)
+        with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
             for k, slot in enumerate(accs):
-                builder.store(v.load(builder.add(run.sums, const(k * v.bytes))), slot)
-        with cgutils.for_range(builder, run.full_steps) as loop:
-            offset = builder.load(builder.gep(pointer(builder, run.offsets, I64), [loop.index]))
-            x = builder.add(run.src, offset)
-            grad = v.load(builder.add(run.wei, builder.mul(loop.index, const(v.bytes))))
-            for k, slot in enumerate(accs):
-                row, line = divmod(k, lines)
-                at = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
-                value = v.load(builder.add(at, const(line * v.bytes)))
-                builder.store(v.multiply_add(value, grad, builder.load(slot)), slot)
+                b.store(v.load(b.add(run.sums, const(k * v.bytes))), slot)
+        with cgutils.for_range(b, run.rows) as row:
+            first = b.mul(row.index, run.row_steps)
+            src = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [first])))
+            grad, done, pixels = b.add(run.wei, b.mul(first, const(at.grad * v.itemsize))), const(0), at.pixels
+            while pixels:  # the remainder by halves
+                end = b.mul(b.sdiv(run.full_steps, const(pixels)), const(pixels))
+                with cgutils.for_range_slice(b, done, end, const(pixels), inc=True) as (col, _):
+                    x = b.add(src, b.mul(col, const(at.px_step * at.pixel * v.itemsize)))
+                    _add_pixels(
+                        v, at, pixels, (x, run.src_row), b.add(grad, b.mul(col, const(at.grad * v.itemsize))), accs
+                    )
+                done, pixels = end, pixels // 2
         for k, slot in enumerate(accs):
-            v.store(builder.load(slot), builder.add(run.sums, const(k * v.bytes)))
+            v.store(b.load(slot), b.add(run.sums, const(k * v.bytes)))
 
-    return kernel_of_tiles(compute, rows * lines * lanes * held.itemsize)
+    return kernel_of_tiles(compute, count * at.lanes * held.itemsize)
+
+
+def _add_pixels(v: Vectors, at: ColumnsSpec, pixels: int, src: tuple[Any, Any], grad: Any, accs: list[Any]) -> None:
+    """Add the products of neighbouring output pixels. src: the first one's first tap, bytes to the next row of taps."""
+    b, grads = v.b, [v.load(v.b.add(grad, const(p * at.grad * v.itemsize))) for p in range(pixels)]
+    users: dict[int, list[tuple[int, int]]] = {}
+    for p in range(pixels):
+        for t in range(at.taps):
+            users.setdefault(p * at.px_step + t * at.tap_step, []).append((p, t))
+    for row in range(at.rows):
+        base = b.add(src[0], b.mul(const(row), src[1])) if row else src[0]
+        for column in sorted(users):
+            spread = _spreader(v, at, b.add(base, const(column * at.pixel * v.itemsize)))
+            for c in range(at.channels):
+                x = spread(c)
+                for p, t in users[column]:
+                    slot = accs[(row * at.taps + t) * at.channels + c]
+                    b.store(v.multiply_add(x, grads[p], b.load(slot)), slot)
+
+
+def _spreader(v: Vectors, at: ColumnsSpec, pixel: Any) -> Callable[[int], Any]:
+    """spread(c): channel `c` of each lane's group, of a packed pixel. Vectors are read past its end."""
+    b = v.b
+    if at.groups == 1:
+        return lambda c: v.broadcast(b.add(pixel, const(c * v.itemsize)))
+    held = [v.load(b.add(pixel, const(k * v.bytes))) for k in range(-(-at.groups * at.ic // v.lanes))]
+    while len(held) & (len(held) - 1):
+        held.append(held[-1])
+    found = join(b, held)
+    groups = [min(lane // at.oc, at.groups - 1) for lane in range(v.lanes)]
+    return lambda c: shuffle(b, found, found, [group * at.ic + c for group in groups])
 
 
 class _Chunk(Arguments):
@@ -473,7 +520,7 @@ def _pack_window(a, pack, chunk, window, channel):
     Of pairs, each column begins one. A row's last pixel may be the first of a pair that has no second.
     """
     _write_strides(pack, a.src.lies)
-    pack.channel, pack.width, pack.pixel = channel, a.packed_ic, a.pixel
+    pack.channel, pack.width = channel, a.packed_ic
     pack.channels = min(a.packed_ic, a.all_ic - channel)
     pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
     pack.rows = (chunk.rows - 1) * a.row_unit + a.row_reach
@@ -492,11 +539,10 @@ def _pack_window(a, pack, chunk, window, channel):
 def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
     _write_strides(pack, a.grad.lies)
-    pack.channel, pack.channels, pack.width = channel, min(channels, a.width), a.width
-    pack.pixel = a.width * a.itemsize
+    pack.channel, pack.channels, pack.width = channel, min(channels, a.panel_width), a.panel_width
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1
-    pack.row_bytes = _steps_of(a, chunk.cols) * pack.pixel
+    pack.row_bytes = _steps_of(a, chunk.cols) * a.panel_width * a.itemsize
     pack.pair_step, pack.second, pack.singles = a.step_pixels, 1, 0
     pack.height, pack.length = a.oh, a.ow
     kernel = a.grad.pack
@@ -508,7 +554,7 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
 @inline
 def _write_common(a, run, scratch):
     run.tiles, run.src_row = a.tiles, a.tap_row
-    run.src_next, run.src_last = a.lines * a.line, (a.row_lines - a.lines) * a.line
+    run.src_next, run.src_last = a.src_next, a.src_last
     run.dst_next, run.dst_last, run.dst, run.dst_row, run.dst_pixel, run.dst_block = 0, 0, 0, 0, 0, 0
     run.residual, run.valid, run.written, run.activation, run.scratch, run.scales = 0, 0, 0, 0, 0, 0
     run.tail_steps, run.tail_channels = 0, 0
@@ -538,6 +584,12 @@ def _finish(a, record, sums, group, icb, ocb, bias):
     call_kernel(a.finish, a.address, record, 0, 0)
 
 
+@inline
+def _end_ocb(a, group, oc_task):
+    """Past the last block of output channels of a task; the last group may have fewer."""
+    return min(a.ocbs * (oc_task + 1) // a.oc_tasks, (a.all_oc - group * a.oc + a.width - 1) // a.width)
+
+
 @jit.kernel
 def weights_tiles(itemsize):
     """The loop over tasks, chunks of pixels and tiles, with `WeightsArguments`. itemsize: of a sum."""
@@ -562,7 +614,7 @@ def weights_tiles(itemsize):
             if a.splits > 1:
                 sums = a.workspace + task * a.task_sums
             channel = group * a.group_ic + min(icb * a.cb, a.ic - a.cb)
-            first_ocb, end_ocb = a.ocbs * oc_task // a.oc_tasks, a.ocbs * (oc_task + 1) // a.oc_tasks
+            first_ocb, end_ocb = a.ocbs * oc_task // a.oc_tasks, _end_ocb(a, group, oc_task)
             has_bias = a.dst_bias != 0 and icb == 0
             begin, end = a.chunks * split // a.splits, a.chunks * (split + 1) // a.splits
             for number in range(begin, end):
@@ -573,12 +625,14 @@ def weights_tiles(itemsize):
                 run.run_steps = run.full_steps
                 offsets = a.offsets if chunk.cols == a.chunk_cols else a.offsets + a.cut_offsets
                 run.offsets = offsets
+                if a.by_rows:
+                    run.rows, run.row_steps, run.full_steps = chunk.images * chunk.rows, chunk.cols, chunk.cols
                 for ocb in range(first_ocb, end_ocb):
-                    c = ocb * a.width
-                    c += group * a.oc
-                    _pack_panel(a, pack, chunk, panel, c, min(group * a.oc + a.oc, a.all_oc) - c)
-                    run.wei = panel
-                    _reduce(a, run, scratch, sums + (ocb - first_ocb) * block_bytes)
+                    c = group * a.oc + (0 if a.is_wide else ocb * a.width)
+                    if ocb == first_ocb or a.is_wide == 0:
+                        _pack_panel(a, pack, chunk, panel, c, min(group * a.oc + a.oc, a.all_oc) - c)
+                    run.wei = panel + a.is_wide * ocb * a.width * a.itemsize
+                    _reduce(a, run, scratch + ocb * a.window_next, sums + (ocb - first_ocb) * block_bytes)
                     if has_bias:
                         run.sums = sums + a.bias_at + (ocb - first_ocb) * (a.width * a.itemsize)
                         run.tiles, run.src, run.offsets = 1, ones, a.offsets + 8 * a.offset_count
@@ -693,7 +747,7 @@ def add_splits(acc, lanes):
             oc_task, rest = task % a.oc_tasks, task // a.oc_tasks
             icb, group = rest % a.icbs, rest // a.icbs
             ocb = a.ocbs * oc_task // a.oc_tasks + k
-            if ocb >= a.ocbs * (oc_task + 1) // a.oc_tasks:
+            if ocb >= _end_ocb(a, group, oc_task):
                 continue
             sums = a.workspace + task * a.task_sums
             bias = 0

@@ -11,8 +11,9 @@ of the output: each column of the window holds the two pixels that such a pair m
 second-level cache from a chunk to the next. Where there are few tasks, the chunks are shared by splits, whose sums are
 added in their order afterwards. How many splits there are follows from the problem, and their sums take at most 64 MiB.
 
-Groups of few output channels share a vector. A line is then a vector too, of an input channel of each lane's group, and
-vectors are multiplied lane by lane. Depthwise convolutions are such groups.
+Groups of few output channels share a vector. An input channel is then spread over it, to each lane that of its group.
+Depthwise convolutions are such groups. A block of one vector takes neighbouring pixels together, so that an input
+channel is spread, or broadcast, once for all taps of a row that meet it.
 
 Buffers: input, gradient of the output, gradient of the weights, gradient of the bias, workspace.
 Options of `make`: weights, the layout of the gradient over (O, I/G, H, W); bias, whether that of the bias is wanted.
@@ -66,7 +67,7 @@ Words = dict[str, Any]
 
 def _tasks(request: Request, at: WeightsBlocking) -> int:
     p = request.problem
-    return at.splits * -(-p.g // at.together) * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
+    return at.splits * -(-p.g // at.groups) * -(-(p.ic // p.g) // at.cb) * at.oc_tasks
 
 
 def _block_bytes(request: Request, at: WeightsBlocking) -> int:
@@ -83,18 +84,18 @@ def _cost(request: Request, at: WeightsBlocking) -> float:
     rates = m.profile.by(name_of(at.dot))
     step = rates.step(at.lines, at.vectors, is_far=are_far(m, STEPS, at.vectors))
     steps = p.n * p.oh * -(-p.ow // at.dot.channels)
-    groups, icbs, ocbs = -(-p.g // at.together), -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g * at.together) // at.width)
+    groups, icbs, ocbs = -(-p.g // at.groups), -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g * at.groups) // at.width)
     pixels = p.n * p.oh * p.ow
     chunks = math.prod(at.chunks(p))
     reduced = steps * step + 2 * chunks * rates.end(at.lines * at.vectors)
     tiles = groups * icbs * ocbs * p.kh * at.tap_cols * at.tiles
     rows, cols = at.window
-    window = groups * icbs * at.oc_tasks * chunks * at.images * rows * cols * at.cb * at.unit
+    window = groups * icbs * at.oc_tasks * chunks * at.images * rows * cols * at.packed_ic
     panel = groups * icbs * pixels * ocbs * at.width
     return tiles * reduced + (window + panel) / 4 * m.scalar_seconds()
 
 
-def _images(request: Request, packed: ElementType, is_input: bool, step: int, spread: tuple[int, ...] = ()) -> Images:
+def _images(request: Request, packed: ElementType, is_input: bool, step: int) -> Images:
     """packed: the type of packed elements. step: columns from one that is packed to the next."""
     p, type, m = request.problem, request.types.src, request.machine
     layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
@@ -104,7 +105,7 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int, sp
     if lies.length == 1 and lies.col == type.itemsize and step <= 2:
         contiguous = 1 + step
     lanes = m.lanes(request.types.acc.itemsize)
-    pack = kernels.pack_channels(type.code, packed.code, lanes, contiguous, *spread)
+    pack = kernels.pack_channels(type.code, packed.code, lanes, contiguous)
     return Images(
         first=INPUT if is_input else GRAD,
         lies=lies,
@@ -118,14 +119,12 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
     p, types = request.problem, request.types
     size, code = types.acc.itemsize, types.acc.code
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
-    ic, oc = p.ic // p.g, p.oc // p.g
-    spread = (ic, oc) if at.together > 1 and (ic, oc) != (1, 1) else ()
     window, memory, (runs, rows) = _window_words(request, at), _memory_words(request, at), _runs(request, at, axes)
     in_pairs = at.dot.channels > 1
     packed = types.src if in_pairs else types.acc
     whole, cut = _offsets(request, at, window)
     args = WeightsArguments(
-        src=_images(request, packed, True, at.col_step, spread),
+        src=_images(request, packed, True, at.col_step),
         grad=_images(request, packed, False, 1),
         dst=DST,
         dst_bias=DST_BIAS if bias else 0,
@@ -138,9 +137,9 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
         **_sizes(request, at),
         **window,
         **memory,
-        tile=(_tile(request, at, at.lines) if at.unit == 1 else _tile_of_lanes(request, at)).address,
-        tile_of_ones=_tile(request, at, 1).address if bias else 0,
-        dst_group=at.together * oc * axes[0],
+        tile=(_columns_tile(request, at) if at.taps else _tile(request, at, at.lines)).address,
+        tile_of_ones=(_columns_tile(request, at, True) if at.taps else _tile(request, at, 1)).address if bias else 0,
+        dst_group=at.groups * (p.oc // p.g) * axes[0],
         dst_o=axes[0],
         dst_i=axes[1],
         runs=len(runs),
@@ -166,7 +165,7 @@ def _offsets(request: Request, at: WeightsBlocking, window: Words) -> tuple[list
     def of_row(cols: int) -> list[int]:
         steps = range(0, cols - cols % at.dot.channels, at.dot.channels)
         columns = [at.col_unit * k for k in steps] + [at.columns(cols)] * (cols % at.dot.channels)
-        return [column * window["pixel"] for column in columns]
+        return [column * at.packed_ic * request.types.acc.itemsize for column in columns]
 
     firsts = [
         image * window["window_image"] + row * at.row_unit * window["window_row"]
@@ -183,12 +182,16 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
     axes: the gradient's strides by dimension.
     """
     p, line = request.problem, at.width * request.types.acc.itemsize
-    begin, further = (at.tiles - 1) * at.lines, at.tiles * at.lines - at.row_lines
+    # Of a row or a tap. The last tile may begin before the one before it ends.
+    each = at.lines // max(1, at.taps)
+    count = at.row_lines // max(1, at.taps)
+    begin, further = (at.tiles - 1) * each, at.tiles * each - count
 
     def sums(i: int, h: int, w: int) -> int:
-        row, k = (h * p.kw + w, i) if at.tap_cols == p.kw else (h, w * at.cb + i)
-        # The last tile may begin before the one before it ends.
-        return (row * at.tiles * at.lines + (k + further if k >= begin else k)) * line
+        row, k = (h * p.kw + w, i) if at.tap_cols == p.kw else (h, i if at.taps else w * at.cb + i)
+        tile, k = divmod(k + further if k >= begin else k, each)
+        tap = w if at.taps > 1 else 0
+        return (((row * at.tiles + tile) * max(1, at.taps) + tap) * each + k) * line
 
     places = {
         i * axes[1] + h * axes[2] + w * axes[3]: sums(i, h, w)
@@ -202,17 +205,17 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
 def _sizes(request: Request, at: WeightsBlocking) -> Words:
     """The problem's sizes, and how many parts of which size it is cut into."""
     p = request.problem
-    ic, oc = p.ic // p.g, at.together * (p.oc // p.g)
+    ic, oc = p.ic // p.g, at.groups * (p.oc // p.g)
     _, row_chunks, col_chunks = at.chunks(p)
     return {
         **ConvSizes.of(p),
         "ic": ic,
-        "group_ic": at.together * ic,
+        "group_ic": at.groups * ic,
         "all_ic": p.ic,
-        "packed_ic": at.together * at.cb,
+        "packed_ic": at.packed_ic,
         "oc": oc,
         "all_oc": p.oc,
-        "groups": -(-p.g // at.together),
+        "groups": -(-p.g // at.groups),
         "icbs": -(-ic // at.cb),
         "ocbs": -(-oc // at.width),
         "chunks": math.prod(at.chunks(p)),
@@ -221,8 +224,10 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
         "chunk_images": at.images,
         "chunk_rows": at.rows,
         "chunk_cols": at.cols,
-        **{name: getattr(at, name) for name in ("cb", "task_ocbs", "oc_tasks", "splits", "tap_cols", "lines")},
-        **{name: getattr(at, name) for name in ("row_lines", "tiles", "width")},
+        **{
+            name: getattr(at, name)
+            for name in ("cb", "task_ocbs", "oc_tasks", "splits", "tap_cols", "lines", "tiles", "width")
+        },
         "itemsize": request.types.acc.itemsize,
     }
 
@@ -230,11 +235,15 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
 def _window_words(request: Request, at: WeightsBlocking) -> Words:
     """Which pixels of the input a chunk's window has, and how far apart they are in it."""
     p, (rows, cols), size = request.problem, at.window, request.types.acc.itemsize
-    pixel = at.cb * at.unit * size
+    pixel, taps = at.packed_ic * size, max(1, at.taps)
     return {
-        "pixel": pixel,
-        "line": at.unit * size,
+        "src_next": at.lines // taps * size,
+        "src_last": (at.row_lines - at.lines) // taps * size,
         "tap_rows": at.tap_rows,
+        "by_rows": int(at.taps > 0),
+        "is_wide": int(at.wide > 1),
+        "window_next": at.together * at.cb * size if at.wide > 1 else 0,
+        "panel_width": at.packed_oc,
         **{name: getattr(at, name) for name in ("row_step", "col_step", "row_reach", "col_reach")},
         "row_unit": at.row_unit,
         "col_unit": at.col_unit,
@@ -249,8 +258,9 @@ def _memory_words(request: Request, at: WeightsBlocking) -> Words:
     """Where what lies in the scratch, which begins with the windows of a chunk's images."""
     size, sums = request.types.acc.itemsize, _task_sums(request, at)
     rows, cols = at.window
-    panel_at = _aligned(at.images * rows * cols * at.cb * at.unit * size)
-    zeros_at = panel_at + _aligned(at.steps * at.width * size)
+    # Channels that are spread are read as whole vectors, past the end of a window.
+    panel_at = _aligned(at.images * rows * cols * at.packed_ic * size)
+    zeros_at = panel_at + _aligned(at.steps * at.wide * at.width * size)
     row_at = zeros_at + _aligned(at.width * size)
     sums_at = row_at + _aligned(_packed_row(at) * request.types.src.itemsize)
     return {
@@ -284,9 +294,18 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     return conv_tile(*spec.given)
 
 
-def _tile_of_lanes(request: Request, at: WeightsBlocking) -> Any:
-    """The same where lines are vectors."""
-    return kernels.lanes_tile(request.types.acc.code, int(target.isa().fma), at.tap_rows, at.lines, at.lanes)
+def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:
+    """The microkernel of a block of one vector; of_ones: what sums the gradient alone."""
+    p = request.problem
+    spec = kernels.ColumnsSpec(
+        request.types.acc.code, int(target.isa().fma), at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
+        at.packed_ic, at.packed_oc, at.col_unit, p.dw if at.cols > 1 else 1, *DENSE[:3],
+    )  # fmt: skip
+    if of_ones:
+        spec = spec._replace(rows=1, taps=1, channels=1, pixels=4, pixel=0, px_step=1, tap_step=1)
+    elif at.together > 1:
+        spec = spec._replace(groups=at.together, ic=p.ic // p.g, oc=p.oc // p.g)
+    return kernels.columns_tile(*spec)
 
 
 BACKWARD_WEIGHTS = Row(

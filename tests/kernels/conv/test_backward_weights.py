@@ -45,6 +45,11 @@ PROBLEMS = (
     "g4mb2ic16ih7oc24kh3ph1",
     "g3mb2ic15ih9oc6kh3sh2ph1",
     "g4mb1ic4ih9oc12kh5ph2",  # depthwise, three outputs a channel
+    "g7mb2ic56ih9iw11oc56kh3kw3ph1pw1",  # groups of half a vector, and of one with AVX2
+    "g5mb2ic20ih8iw13oc80kh3kw3sh2sw2ph2pw2dh1dw1",  # of a vector, fewer input channels
+    "g6mb2ic30ih9oc12kh1",
+    "g9mb3ic18ih7oc36kh3ph1",
+    "g3mb1ic12ih5iw70oc24kh1kw30pw9",  # a row of more taps than registers
     "mb5ic12ih1oc20kh1",
     "mb2ic4ih1oc6kh3ph1",
     "mb1ic2ih2iw700oc5kh1kw3pw1",  # rows that are cut
@@ -227,6 +232,7 @@ def test_the_same_bits_for_any_number_of_threads(pieces: None) -> None:
         (PROBLEMS[0], BRAIN, "NHWC", "NCHW16"),
         (PROBLEMS[7], Types.all("float32"), "NHWC", "NCHW16"),
         (PROBLEMS[7], Types.all("float32"), *SAME[0]),
+        ("g9mb3ic18ih7oc36kh3ph1", Types.all("float32"), "NHWC", "NHWC"),
     ):
         p = read(descriptor)
         given = arrays(p, types, "floats")
@@ -256,6 +262,22 @@ def test_two_threads_have_as_much_to_do(on_machine: str) -> None:
         for work in np.multiply.outer(np.repeat(splits, icbs), shares).reshape(-1):
             busy[busy.index(min(busy))] += int(work)
         assert sum(busy) >= 1.8 * max(busy), (descriptor, at)
+
+
+@pytest.mark.parametrize("on_machine", MACHINES, indirect=True)
+def test_small_groups_share_what_they_read(on_machine: str) -> None:
+    """An input channel is packed once, and read once for all taps of a row. A vector has no idle lanes."""
+    layout, types = Layout("NHWC"), Types.all("float32")
+    for channels in (2, 4, 8):
+        p = read(f"g32mb1ic{32 * channels}ih28oc{32 * channels}kh3ph1")
+        request = Request(p, layout, layout, types)
+        at = weights_blocking.weights_blocking(request)
+        assert not isinstance(at, str)
+        if channels <= at.lanes:
+            assert at.taps == 3
+            assert at.pixels > 1
+            assert at.width == at.together * channels
+        assert at.packed_ic <= weights_blocking.WIDE * at.width
 
 
 def test_sums_of_all_splits_keep_to_their_memory() -> None:
