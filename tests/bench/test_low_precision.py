@@ -71,7 +71,7 @@ def test_bfloat16_is_as_expected_and_for_those_that_have_it():
 def network(tmp_path: Path) -> str:
     """A model of all ops that the networks of the harness are built of."""
     networks = pytest.importorskip("bench.networks")
-    b = networks._Builder(1, np.random.default_rng(0))
+    b = networks.builder.Builder(1, np.random.default_rng(0))
     x = b.node("MaxPool", b.conv_norm("x", 8, 3, 2, act="relu6"), kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     x = b.node("Add", x, b.conv_norm(x, 8, 3, groups=8, act="silu"))
     path = str(tmp_path / "small.onnx")

@@ -328,7 +328,10 @@ def _resize(call: Call) -> Tensor:
 
 
 class _Along(NamedTuple):
-    """What an axis becomes. is_whole: `scale` is a whole number that was given, and says `size` for any input."""
+    """What an axis becomes.
+
+    is_whole: `scale` is a whole number that was given, and says `size` for any input.
+    """
 
     size: int
     scale: float = 1.0

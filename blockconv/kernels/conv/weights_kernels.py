@@ -383,7 +383,7 @@ def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -
 # ---------------------------------------------------------------- tiles
 
 
-class ColumnsSpec(NamedTuple):
+class ColumnsTileSpec(NamedTuple):
     """A tile of sums that shares what it reads of the input among the taps of a row.
 
     acc, fma, lanes: the code of the sums' type, whether multiply-adds round once, lanes of a vector.
@@ -412,12 +412,12 @@ class ColumnsSpec(NamedTuple):
 
 @jit.kernel
 def columns_tile(*spec):
-    """Tiles of sums [row of taps][tap][input channel] by a vector of output channels: a `ColumnsSpec`.
+    """Tiles of sums [row of taps][tap][input channel] by a vector of output channels: a `ColumnsTileSpec`.
 
     A pixel of the input is read once for all taps that it meets in neighbouring output pixels. A channel is spread over
     the vector: to each lane that of its group. Sums are kept as those of a `conv_tile` that is k_blocked.
     """
-    at = ColumnsSpec(*spec)
+    at = ColumnsTileSpec(*spec)
     held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
 
@@ -445,7 +445,7 @@ def columns_tile(*spec):
     return kernel_of_tiles(compute, count * at.lanes * held.itemsize)
 
 
-def _add_pixels(v: Vectors, at: ColumnsSpec, pixels: int, src: tuple[Any, Any], grad: Any, accs: list[Any]) -> None:
+def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad: Any, accs: list[Any]) -> None:
     """Add the products of neighbouring output pixels. src: the first one's first tap, bytes to the next row of taps."""
     b, grads = v.b, [v.load(v.b.add(grad, const(p * at.grad * v.itemsize))) for p in range(pixels)]
     users: dict[int, list[tuple[int, int]]] = {}
@@ -463,7 +463,7 @@ def _add_pixels(v: Vectors, at: ColumnsSpec, pixels: int, src: tuple[Any, Any], 
                     b.store(v.multiply_add(x, grads[p], b.load(slot)), slot)
 
 
-def _spreader(v: Vectors, at: ColumnsSpec, pixel: Any) -> Callable[[int], Any]:
+def _spreader(v: Vectors, at: ColumnsTileSpec, pixel: Any) -> Callable[[int], Any]:
     """spread(c): channel `c` of each lane's group, of a packed pixel. Vectors are read past its end."""
     b = v.b
     if at.groups == 1:

@@ -297,7 +297,7 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
 def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:
     """The microkernel of a block of one vector; of_ones: what sums the gradient alone."""
     p = request.problem
-    spec = kernels.ColumnsSpec(
+    spec = kernels.ColumnsTileSpec(
         request.types.acc.code, int(target.isa().fma), at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
         at.packed_ic, at.packed_oc, at.col_unit, p.dw if at.cols > 1 else 1, *DENSE[:3],
     )  # fmt: skip

@@ -525,7 +525,7 @@ def pool_spread(src, lanes):
     return kernel
 
 
-class Repeated(NamedTuple):
+class Repetition(NamedTuple):
     """A row of windows of an average, and the rows of the input that it covers; strides in bytes.
 
     factors: the address of each column's.
@@ -546,7 +546,7 @@ def _row_repeater(held: ElementType, lanes: int, columns: int) -> Any:
     """repeat(repeated): writes rows of averages' shares. columns: of each window."""
 
     @emitted
-    def repeat(builder: Any, x: Repeated) -> None:
+    def repeat(builder: Any, x: Repetition) -> None:
         b, v = builder, Floats(builder, held, lanes)
         sums = v.computed
         share = sums.splat(x.share if sums.itemsize == 8 else b.fptrunc(x.share, sums.element))
@@ -604,7 +604,7 @@ def pool_repeat(src, lanes, columns):
                 _clear(a, of.dst + done * d.row, rows.first - done, 1, itemsize)
                 done, to = rows.first + rows.taps, of.dst + rows.first * d.row
                 at, factors = a.src + of.src + oh * s.row, a.rows + a.factors_at
-                repeat(Repeated(to, d.row, rows.taps, covered, at, a.ow, factors, 1.0 / rows.counted))
+                repeat(Repetition(to, d.row, rows.taps, covered, at, a.ow, factors, 1.0 / rows.counted))
                 for h in range(rows.taps if covered < a.iw * itemsize else 0):
                     fill_memory(to + h * d.row + covered, a.iw * itemsize - covered, 0)
             _clear(a, of.dst + done * d.row, a.ih - done, 1, itemsize)

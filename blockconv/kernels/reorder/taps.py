@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
 from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeShape, tile_code
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
-from blockconv.kernels.table import TapsPiece
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["copy_taps", "pack_taps", "pack_taps_op"]
@@ -109,13 +109,12 @@ def copy_taps(itemsize, lanes):
     return kernel
 
 
-def pack_taps_op(
-    pieces: Sequence[tuple[TapsPiece, int]], source: Layout, shape: tuple[int, ...], itemsize: int
-) -> Op | None:
+def pack_taps_op(pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int) -> Op | None:
     """The op from weights of this shape, (G, O/G, I/G, H, W), to those of all pieces, in buffer 1.
 
-    pieces: each with the byte that its weights begin with. source: row-major or channels_last. None if the forms of
-    pieces differ in more than taps, if not all taps are packed as they are, or if vectors are of no even memory order.
+    pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. None if
+    the forms of pieces differ in more than taps, if not all taps are packed as they are, or if vectors are of no even
+    memory order.
     """
     one, _ = pieces[0]
     layout, channels, taps = one.form.layout, one.problem.grouped_wei_shape[:3], math.prod(shape[3:])
@@ -159,7 +158,7 @@ def pack_taps_op(
     return Op(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
 
 
-def _places(pieces: Sequence[tuple[TapsPiece, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:
+def _places(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:
     """A `TapPlace` for each tap of weights of this shape. nbytes: of a block of channels of a tap."""
     found = np.zeros((*shape[3:], len(TapPlace.fields)), np.int64)
     for piece, begin in pieces:
