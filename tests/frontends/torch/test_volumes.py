@@ -106,8 +106,7 @@ def test_what_is_between_convolutions(name, n):
 def test_a_compiled_network_is_torchs(name):
     make, shape, *_ = NETWORKS[name]
     module, x = made(make), volume(shape)
-    plan = bc.compile(module, x)
-    assert "foreign" not in plan.explain()
+    plan = bc.compile(bc.from_torch(module, x, strict=True))
     check(plan(x.numpy()), module(x))
 
 
