@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import numpy as np
-
 from blockconv.api.annotations import Array, PoolPadding, Sizes
 from blockconv.api.pool_calls import NOT_QUANTIZED, pool
 from blockconv.core.interop import with_gradient
@@ -97,9 +95,7 @@ def max_pool2d(
            [13, 15]])
     """
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
-    differentiable = (
-        None if type(input) is np.ndarray else with_gradient("max_pool2d", (input,), out=out, out_layout=out_layout)
-    )
+    differentiable = with_gradient("max_pool2d", (input,), out=out, out_layout=out_layout)
     if differentiable is not None:
         found: Array | tuple[Array, Array] = differentiable(input, *parameters, return_indices)
         return found
@@ -158,9 +154,7 @@ def avg_pool2d(
     array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    differentiable = (
-        None if type(input) is np.ndarray else with_gradient("avg_pool2d", (input,), out=out, out_layout=out_layout)
-    )
+    differentiable = with_gradient("avg_pool2d", (input,), out=out, out_layout=out_layout)
     if differentiable is not None:
         found: Array = differentiable(input, *parameters)
         return found
@@ -212,11 +206,7 @@ def adaptive_avg_pool2d(
     >>> bc.adaptive_avg_pool2d(np.arange(6, dtype=np.float32).reshape(1, 1, 1, 6), (1, 3))[0, 0]
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
-    differentiable = (
-        None
-        if type(input) is np.ndarray
-        else with_gradient("adaptive_avg_pool2d", (input,), out=out, out_layout=out_layout)
-    )
+    differentiable = with_gradient("adaptive_avg_pool2d", (input,), out=out, out_layout=out_layout)
     if differentiable is not None:
         found: Array = differentiable(input, output_size)
         return found

@@ -136,15 +136,19 @@ def traced(*tensors: Any) -> bool:
     return torch.compiler.is_compiling() and any(_is_tensor(x) and type(x) not in plain for x in tensors)
 
 
-def with_gradient(op: str, tensors: Iterable[Any], **without: Any) -> Any:
+def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
     """The function `op` with a gradient if one of the tensors requires one, or torch.compile traces; else None.
 
     without: options that the function with a gradient does not have, which have to be None.
     """
+    for x in tensors:
+        if x is not None and type(x) is not np.ndarray:
+            break
+    else:  # most calls
+        return None
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):
         return None
-    tensors = tuple(tensors)
     if not traced(*tensors) and not (
         torch.is_grad_enabled() and any(_is_tensor(x) and x.requires_grad for x in tensors)
     ):
