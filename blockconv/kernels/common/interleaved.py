@@ -18,7 +18,7 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.tile_record import each_step
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["DENSE", "Shared", "reduce_shared"]
+__all__ = ["DENSE", "Shared", "reduce_shared", "taps_of_columns"]
 
 
 class Shared(NamedTuple):
@@ -74,6 +74,18 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int
     return accs
 
 
+def taps_of_columns(pixels: int, taps: int, px_step: int, tap_step: int) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Each column of the source that neighbouring pixels of a row read, in order, with its (pixel, tap) pairs.
+
+    px_step, tap_step: columns from a pixel to the next, from a tap to the next.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    for p in range(pixels):
+        for t in range(taps):
+            found.setdefault(p * px_step + t * tap_step, []).append((p, t))
+    return sorted(found.items())
+
+
 class _Step(NamedTuple):
     """One step of the reduction of one channel of the groups: a row of the kernel, or one tap."""
 
@@ -88,15 +100,12 @@ class _Step(NamedTuple):
         v, b, shared = self.v, self.v.b, self.shared
         tap_bytes = shared.width * v.itemsize
         weights = [self.weights(b.add(wei, const(t * tap_bytes))) for t in range(shared.taps)]
-        users: dict[int, list[tuple[int, int]]] = {}
-        for p in range(self.tile.pixels):
-            for t in range(shared.taps):
-                users.setdefault(p * self.px_step + t * shared.tap_step, []).append((p, t))
+        columns = taps_of_columns(self.tile.pixels, shared.taps, self.px_step, shared.tap_step)
         for row in range(self.tile.rows):
             base = b.add(src, b.mul(const(row), src_row)) if row else src
-            for column in sorted(users):
+            for column, meets in columns:
                 x = self.spread(b.add(base, const(column * shared.pitch * v.itemsize)))
-                for p, t in users[column]:
+                for p, t in meets:
                     slot = accs[row * self.tile.pixels + p]
                     b.store(multiply_accumulate(v, self.dot, x, weights[t], b.load(slot)), slot)
 

@@ -26,6 +26,7 @@ from blockconv.jit.ir import (
 )
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
+from blockconv.kernels.common.interleaved import taps_of_columns
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 
@@ -414,8 +415,8 @@ class ColumnsTileSpec(NamedTuple):
 def columns_tile(*spec):
     """Tiles of sums [row of taps][tap][input channel] by a vector of output channels: a `ColumnsTileSpec`.
 
-    A pixel of the input is read once for all taps that it meets in neighbouring output pixels. A channel is spread over
-    the vector: to each lane that of its group. Sums are kept as those of a `conv_tile` that is k_blocked.
+    A pixel of the input is read once for all taps that it meets in neighbouring output pixels. Each lane of a
+    vector gets a channel of its own group. Sums are kept as those of a `conv_tile` that is k_blocked.
     """
     at = ColumnsTileSpec(*spec)
     held = ElementType.of(at.acc)
@@ -448,17 +449,14 @@ def columns_tile(*spec):
 def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad: Any, accs: list[Any]) -> None:
     """Add the products of neighbouring output pixels. src: the first one's first tap, bytes to the next row of taps."""
     b, grads = v.b, [v.load(v.b.add(grad, const(p * at.grad * v.itemsize))) for p in range(pixels)]
-    users: dict[int, list[tuple[int, int]]] = {}
-    for p in range(pixels):
-        for t in range(at.taps):
-            users.setdefault(p * at.px_step + t * at.tap_step, []).append((p, t))
+    columns = taps_of_columns(pixels, at.taps, at.px_step, at.tap_step)
     for row in range(at.rows):
         base = b.add(src[0], b.mul(const(row), src[1])) if row else src[0]
-        for column in sorted(users):
+        for column, meets in columns:
             spread = _spreader(v, at, b.add(base, const(column * at.pixel * v.itemsize)))
             for c in range(at.channels):
                 x = spread(c)
-                for p, t in users[column]:
+                for p, t in meets:
                     slot = accs[(row * at.taps + t) * at.channels + c]
                     b.store(v.multiply_add(x, grads[p], b.load(slot)), slot)
 
@@ -517,7 +515,7 @@ def _steps_of(a, cols):
 def _pack_window(a, pack, chunk, window, channel):
     """Pack the part of the input that a chunk's pixels read.
 
-    Of pairs, each column begins one. A row's last pixel may be the first of a pair that has no second.
+    With pairs, each column is the first of a pair. The last pixel of a row may have no second pixel.
     """
     _write_strides(pack, a.src.lies)
     pack.channel, pack.width = channel, a.packed_ic

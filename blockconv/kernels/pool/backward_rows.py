@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ def _by_planes(request: Request) -> bool:
     return bool(kind.is_half and request.problem.is_max and rows and plane <= PLANE)
 
 
+@functools.lru_cache(maxsize=4096)
 def _repeated(request: Request) -> int:
     """Columns of each window of averages that have no pixel in common, where rows are contiguous; else 0."""
     p, itemsize = request.problem, request.types.src.itemsize
