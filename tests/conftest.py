@@ -59,9 +59,9 @@ PARTS = 6  # of the grids that are sampled; .ci/run runs one, and the next one w
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `sampled(n)`, mark all but each n-th case: those of one part as slow, the others as nightly.
+    """In a test that is `sampled(n)`, mark all but each n-th case: cases of one part as slow, the others as nightly.
 
-    Of a slow test, all but one n-th part is nightly.
+    In a slow test, all but one n-th part is nightly.
     """
     part = int(os.environ.get("BLOCKCONV_TEST_PART", "0"))
     cases: Counter[str] = Counter()

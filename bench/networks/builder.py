@@ -1,4 +1,4 @@
-"""What networks are built of: seeded random weights, and a builder that collects ONNX's nodes."""
+"""Seeded random weights, and a builder that collects ONNX's nodes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Builder:
         return self.node("ConvTranspose", x, *given, kernel_shape=[k, k], strides=[2, 2], channels=oc)
 
     def attention(self, x: str, tokens: int, heads: int, bias: str = "", windows: int = 1) -> str:
-        """Of (images * windows, tokens, channels). bias: what is added to the scores."""
+        """Attention of (images * windows, tokens, channels). bias: a value that is added to the scores."""
         c, n = self.channels[x], self.batch * windows
         qkv = self.reshape(self.linear(x, 3 * c), n, tokens, 3, heads, c // heads, channels=c)
         parts = [

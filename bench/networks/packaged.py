@@ -27,7 +27,7 @@ def from_light(name: str) -> Callable[[int, np.random.Generator], Any]:
     return make
 
 
-# What an operand of an op is for, by its place.
+# The role of each operand of an op, by its number.
 _ROLES = {
     "Conv": {1: "weight", 2: "shift"},
     "Gemm": {1: "weight", 2: "shift"},

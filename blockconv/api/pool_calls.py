@@ -144,7 +144,7 @@ class RepeatedPool(NamedTuple):
     room: AlignedLike
 
     def __call__(self, input: Any, x: Array) -> Any:
-        """input: what the caller gave, of which `x` is the array."""
+        """input: the caller's argument. x: its array."""
         dst, (_, program, threads, _) = self.room(), self.bound
         program.run((address_of(x), address_of(dst)), threads)
         return like(input, dst)

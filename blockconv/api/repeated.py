@@ -25,29 +25,31 @@ class Repeated:
     beside arithmetic: room for the output and the packed weights, and one launch.
     """
 
-    __slots__ = ("_biases", "_bound", "_packing", "_params", "_places", "_room")
+    __slots__ = ("_biases", "_bound", "_packing", "_params", "_positions", "_room")
 
     def __init__(self, conv: Conv2d, bound: BoundConv, packing: Packing, result: Array) -> None:
         """result: of the first call; the others lie as it does."""
         assert not isinstance(conv.weight, BlockedArray)
         self._bound, self._packing = bound, packing
         self._biases, self._params = conv.arithmetic.beside_weights(bound, conv.weight, None, None)
-        self._places = self._biases  # of biases: for each packed one, its number among a zero and those that are given
+        self._positions = (
+            self._biases
+        )  # of biases: for each packed one, its number among a zero and those that are given
         if conv.bias is not None:
             assert bound.plan is not None
             numbers = np.arange(1, 1 + conv.bias.size)
-            self._places = pack_bias(bound.problem, numbers, bound.plan.form, numbers.dtype)
+            self._positions = pack_bias(bound.problem, numbers, bound.plan.form, numbers.dtype)
         self._room = AlignedLike(result)
 
     def __call__(self, input: Any, x: Array, weight: Array, bias: Array | None) -> Any:
-        """input: what the caller gave, of which `x` is the array."""
+        """input: the caller's argument. x: its array."""
         dst = self._room()
         packed, between = kept_room(self._packing)
         biases = self._biases
         if bias is not None:
             given = np.zeros(1 + bias.size, biases.dtype)
             given[1:] = bias
-            biases = given[self._places]
+            biases = given[self._positions]
         addresses = packed, address_of(biases), address_of(self._params), address_of(weight), between
         self._bound.launch(address_of(x), address_of(dst), None, addresses)
         return like(input, dst)

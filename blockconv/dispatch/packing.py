@@ -64,7 +64,7 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
-    """Pack the weights of pieces, each of which has some taps: in one pass if their forms are alike."""
+    """Pack the weights of all pieces. Each piece has some taps. One pass serves pieces of the same form."""
     shape, end = problem.grouped_wei_shape, form.read_bytes(problem, itemsize)
     sizes = [piece.form.read_bytes(piece.problem, itemsize) for piece in form.pieces]
     begins = itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)

@@ -32,14 +32,14 @@ from blockconv.network.ops import (
     Transpose,
 )
 
-__all__ = ["TO_IMAGES", "TO_VOLUME", "Depth", "convolved", "pooled", "transposed"]
+__all__ = ["TO_VOLUME", "Depth", "convolved", "pooled", "transposed"]
 
 Array = npt.NDArray[Any]
 TO_IMAGES, TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)  # between (N, C, D, H, W) and (D, N, C, H, W)
 
 
 class Depth(NamedTuple):
-    """What the windows of a convolution or a pool do along D; the ops of images have the rest."""
+    """The windows of a convolution or a pool along D. The ops of images have the windows along H and W."""
 
     size: int
     stride: int = 1

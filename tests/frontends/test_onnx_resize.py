@@ -159,7 +159,7 @@ def test_cubic_and_antialias_as_onnx_runtime(mode: str, attributes: dict[str, An
 
 @pytest.mark.parametrize("attributes", [{"mode": "nearest"}, {"mode": "linear"}, *WIDE[:3]], ids=str)
 def test_axes_of_any_rank(attributes: dict[str, Any]) -> None:
-    """Of images one by one, and any others. ONNX Runtime takes few of them: the reference evaluator has them all."""
+    """Axes of images, each alone, and any other axes. The oracle is the reference evaluator: ONNX Runtime takes few."""
     from onnx.reference import ReferenceEvaluator
 
     nearest = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

@@ -328,7 +328,7 @@ def _resize(call: Call) -> Tensor:
 
 
 class _Along(NamedTuple):
-    """What an axis becomes.
+    """An axis of the result.
 
     is_whole: `scale` is a whole number that was given, and says `size` for any input.
     """
@@ -365,7 +365,7 @@ def _resampled(call: Call, x: Tensor, made: ops.Resize, wanted: list[_Along]) ->
 
 
 def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Tensor:
-    """H and W of images resampled. What is read outside becomes the extrapolation value where the node crops."""
+    """Resample H and W of images. A node that crops gives pixels outside the image its extrapolation value."""
     size = None if h.is_whole and w.is_whole else (h.size, w.size)
     made = replace(made, size=size, scale=(h.scale, w.scale), roi=(h.roi[0], w.roi[0], h.roi[1], w.roi[1]))
     y = call.emit(made, x)
@@ -384,7 +384,7 @@ def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Ten
 
 
 def _target(call: Call, at: int) -> list[_Along]:
-    """What each axis becomes; those that the node does not name stay."""
+    """Each axis of the result. Axes that the node does not name stay as they are."""
     shape = call.input().shape
     axes = call.axes(call.attribute("axes", range(len(shape))), len(shape))
     made, given, rois = [_Along(size) for size in shape], _scales(call, axes, at), _rois(call, axes)

@@ -53,7 +53,7 @@ class _Window:
         self.pads = ((0, 0), *pads)[-axes:]
 
     def depth(self, pads: Any = None) -> Depth:
-        """What it does along D. pads: others than its own."""
+        """The windows along D. pads: in place of the node's own."""
         return Depth(self.kernel[0], self.stride[0], self.dilation[0], (pads or self.pads)[0])
 
 
@@ -138,7 +138,7 @@ def _changed(call: Call, weight: Any, change: Callable[[Any], Any]) -> Tensor:
 
 
 def _cut(call: Call, window: _Window) -> Any:
-    """The pads of a transposed convolution: of the output's pixels, those that are cut, less those added."""
+    """The pads of a transposed convolution: output pixels that are cut, minus output pixels that are added."""
     rank, spatial, axes = window.rank, window.image, len(window.image)
     taps = zip(spatial, window.kernel, window.stride, window.dilation, strict=True)
     uncut = [(size - 1) * stride + (kernel - 1) * step + 1 for size, kernel, stride, step in taps]

@@ -98,7 +98,7 @@ def _flip(call: Call) -> Tensor:
 def _scatter(call: Call) -> Tensor:
     """A part of a value is written anew: what lies before and behind it, and the part, one after the other.
 
-    Of elements that are apart, each is taken from the value or from the part.
+    With a step, a gather takes each element from the value or from the part.
     """
     x = call.input()
     part, axis = as_numbers(call, call["src"], x.type.name), call.axis(call["dim"], len(x.shape))

@@ -54,22 +54,23 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
             count //= 2
         slots = [[cgutils.alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
 
-        def each(pieces: list[Any], to: Any) -> Iterator[tuple[Any, Any]]:
+        def each(offsets: list[Any], to: Any) -> Iterator[tuple[Any, Any]]:
             for start, row in zip(starts, slots, strict=True):
-                yield from ((slot, builder.add(builder.add(to, start), p)) for slot, p in zip(row, pieces, strict=True))
+                for slot, offset in zip(row, offsets, strict=True):
+                    yield slot, builder.add(builder.add(to, start), offset)
 
-        def add_part(pieces: list[Any], to: Any, first: Any) -> None:
-            for slot, address in each(pieces, to):
+        def add_part(offsets: list[Any], to: Any, first: Any) -> None:
+            for slot, address in each(offsets, to):
                 builder.store(v.load(address), slot)
             with cgutils.for_range(builder, rows) as row:
-                offset = builder.add(x, builder.mul(row.index, const(v.itemsize)))
-                values = [v.broadcast(builder.add(offset, start)) for start in starts]
+                read = builder.add(x, builder.mul(row.index, const(v.itemsize)))
+                values = [v.broadcast(builder.add(read, start)) for start in starts]
                 at = builder.add(first, builder.mul(row.index, const(line)))
-                for k, piece in enumerate(pieces):
-                    loaded = v.load(builder.add(at, piece))
+                for k, offset in enumerate(offsets):
+                    loaded = v.load(builder.add(at, offset))
                     for value, of_image in zip(values, slots, strict=True):
                         builder.store(v.multiply_add(value, loaded, builder.load(of_image[k])), of_image[k])
-            for slot, address in each(pieces, to):
+            for slot, address in each(offsets, to):
                 v.store(builder.load(slot), address)
 
         with cgutils.for_range(builder, blocks) as block:

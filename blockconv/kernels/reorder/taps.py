@@ -33,7 +33,7 @@ class PackTapsArguments(Arguments):
 
     src = word("the weights", "address")
     dst = word("the packed weights", "address")
-    table = word("a `TapPlace` for each tap, then a `TapVector` for each vector of each block", "address")
+    table = word("a `TapOffset` for each tap, then a `TapVector` for each vector of each block", "address")
     taps = word("taps of a pair of channels", "taps")
     vectors = word("vectors of a block", "vectors")
     outer = word("in the source, from a vector's channels in a row to the next such", "bytes")
@@ -41,8 +41,8 @@ class PackTapsArguments(Arguments):
     tap = word("from a tap to the next", "bytes")
 
 
-class TapPlace(Arguments):
-    """Where a tap is packed."""
+class TapOffset(Arguments):
+    """Offsets of a tap in the packed weights."""
 
     first = word("of the first block of channels", "bytes")
     step = word("from a block to the next", "bytes")
@@ -66,11 +66,11 @@ def pack_taps(*spec):
         a = PackTapsArguments(args)
         fill_line(scratch, 0, itemsize)
         src, dst, taps, count, outer, inner = a.src, a.dst, a.taps, a.vectors, a.outer, a.inner
-        places, offsets = TapPlace(a.table), scratch + SCRATCH
-        vectors = TapVector(places[taps].address)
+        of_taps, offsets = TapOffset(a.table), scratch + SCRATCH
+        vectors = TapVector(of_taps[taps].address)
         for task in range(first, last):
             for t in range(taps):
-                store_i64(offsets, t, places[t].first + task * places[t].step)
+                store_i64(offsets, t, of_taps[t].first + task * of_taps[t].step)
             for v in range(count):
                 of = vectors[task * count + v]
                 read, valid, to = src + of.src, of.valid, dst + of.dst
@@ -91,12 +91,12 @@ def copy_taps(itemsize, lanes):
     def kernel(args, first, last, scratch):
         a = PackTapsArguments(args)
         src, dst, taps, count, tap = a.src, a.dst, a.taps, a.vectors, a.tap
-        places = TapPlace(a.table)
-        vectors = TapVector(places[taps].address)
+        of_taps = TapOffset(a.table)
+        vectors = TapVector(of_taps[taps].address)
         for task in range(first, last):
             of = vectors[task * count]
             for t in range(taps):
-                read, block = src + t * tap, dst + places[t].first + task * places[t].step
+                read, block = src + t * tap, dst + of_taps[t].first + task * of_taps[t].step
                 for v in range(count):
                     at, to, exist = read + of[v].src, block + of[v].dst, of[v].valid
                     if exist == lanes:
@@ -153,14 +153,14 @@ def pack_taps_op(pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple
     code, together = Types.bits(itemsize).src.code, min(most, 1 << (taps.bit_length() - 1))
     tile = TransposeShape(code, code, lanes, together, inner, together, TABLED)
     kernel = copy_taps(itemsize, lanes) if copies else pack_taps(*tile)
-    table = np.concatenate([_places(pieces, shape, each * itemsize), vectors.ravel()])
+    table = np.concatenate([_tap_offsets(pieces, shape, each * itemsize), vectors.ravel()])
     tasks = layout.size(whole) // each
     return Op(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
 
 
-def _places(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:
-    """A `TapPlace` for each tap of weights of this shape. nbytes: of a block of channels of a tap."""
-    found = np.zeros((*shape[3:], len(TapPlace.fields)), np.int64)
+def _tap_offsets(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:
+    """A `TapOffset` for each tap of weights of this shape. nbytes: of a block of channels of a tap."""
+    found = np.zeros((*shape[3:], len(TapOffset.fields)), np.int64)
     for piece, begin in pieces:
         assert piece.taps is not None
         (row, down), (col, along) = piece.taps

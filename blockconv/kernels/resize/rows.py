@@ -133,7 +133,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
 def _sums(
     problem: ResizeProblem, args: ResizePartsArgs, element: ElementType, lanes: int, row: int
 ) -> tuple[Kernel, ResizeSumsArgs, Words]:
-    """Of results that are sums: the kernel, its arguments and its table. row: bytes between two rows of the source.
+    """The kernel, the arguments and the table of results that are sums. row: bytes between two rows of the source.
 
     Where pixels are at most half a vector, vectors of a row of results are sums, whatever pixels they are of.
     """

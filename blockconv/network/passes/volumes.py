@@ -78,7 +78,7 @@ def _runs_on_images(a: Attributes, shapes: Sequence[Shape]) -> bool:
 
 
 def _unread(edit: Edit, node: Node) -> bool:
-    """What nothing reads any more vanishes, so that the one that still reads the images can be joined with them."""
+    """Delete an op whose output nothing reads: a single reader of the images can be fused with them."""
     moves = isinstance(node.attributes, (Reshape, Transpose))
     return moves and not edit.is_read(node.output) and edit.replace((node,))
 
