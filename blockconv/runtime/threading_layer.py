@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,11 +92,11 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
 
 
 def _start(wanted: str | None) -> None:
-    global _foreign, _tbb
+    global _starter, _tbb
     before = config.THREADING_LAYER
     if (wanted or asked()) in (None, "tbb"):
         _tbb = _load_tbb()
-        _foreign = threading.current_thread() is not threading.main_thread()
+        _starter = threading.current_thread()
     try:
         if wanted is not None:
             config.THREADING_LAYER = wanted
@@ -135,6 +136,7 @@ def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) ->
     threads = min(threads, config.NUMBA_NUM_THREADS)  # the workqueue layer has no more places
     dims = (ctypes.c_int64 * 1)(threads)
     if layer.concurrent:
+        _callers[threading.get_ident()] = threading.current_thread()
         layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)
     else:
         with _workqueue:
@@ -182,7 +184,9 @@ def _tbb_directories() -> Iterator[str]:
         yield os.path.join(prefix, "Library", "bin")
 
 
-_foreign = False  # TBB was started by another thread than the main one
+_starter = threading.main_thread()  # that started TBB
+_callers: dict[int, threading.Thread] = {}  # the threads that called the layer
+_unready = False  # Numba could not make TBB ready for the fork that comes now
 _stranded = False  # in a forked child whose threading layer is beyond use
 
 
@@ -191,14 +195,30 @@ def stranded() -> bool:
     return _stranded
 
 
+def _before_fork() -> None:
+    """Numba makes TBB ready on the thread that started it, once no other thread that called it is left."""
+    global _unready
+    others = [thread for thread in _callers.values() if thread is not _starter]
+    _unready = running() == "tbb" and (threading.current_thread() is not _starter or any(map(_is_left, others)))
+
+
+def _is_left(thread: threading.Thread) -> bool:
+    """Whether the system still has a thread. It has it a little longer than Python, and TBB gives it up in between."""
+    tasks, end = "/proc/self/task", time.monotonic() + 0.1
+    task = f"{tasks}/{thread.native_id}"
+    while not thread.is_alive() and os.path.exists(task) and time.monotonic() < end:
+        time.sleep(1e-3)
+    return thread.is_alive() or os.path.exists(task) or not os.path.exists(tasks)
+
+
 def _after_fork() -> None:
     global _lock, _workqueue, _stranded
-    # TBB that another thread than the main one started is not made ready for a fork by Numba: a call may never end.
+    # A call on TBB that was not ready for the fork may never end.
     # Of OpenMP's threads a child has none, and waits for them for ever; Numba ends the process instead.
-    layer = running()
-    _stranded = _stranded or layer == "omp" or (layer == "tbb" and _foreign)
+    _stranded = _stranded or running() == "omp" or _unready
     _lock, _workqueue = threading.RLock(), threading.Lock()
+    _callers.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -341,6 +341,33 @@ def test_tbb_that_is_not_there(run: Any) -> None:
 # ---------------------------------------------------------------- forks
 
 
+@needs_fork
+@needs_tbb
+def test_a_fork_after_other_threads_called_tbb(run: Any) -> None:
+    """Once they have ended a child runs on TBB; while one lives, a child runs on one thread. It always ends."""
+    run("""
+        bc.set_threading("tbb")
+        assert right()  # the main thread starts TBB
+        def child():
+            return right(2) and bc.get_threading() == "tbb" and right_from_threads(3, 2)
+        for _ in range(8):
+            assert right_from_threads(3, 2)
+            in_child(child)
+        called, end = threading.Event(), threading.Event()
+        living = threading.Thread(target=lambda: (right(), called.set(), end.wait()), daemon=True)
+        living.start()
+        called.wait()
+        def alone():
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                return right(3) and bc.get_threading() == "none" and "one thread" in str(found[0].message)
+        in_child(alone)
+        end.set()
+        living.join()
+        in_child(child)
+    """)
+
+
 @needs_torch
 @needs_fork
 @needs_tbb
