@@ -40,7 +40,7 @@ __all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "run_all", "samples", "summary
 
 WAYS = ("onnx", "from_torch", "compile")
 TIMINGS = ("none", "calls", "inductor")
-PEERS = ("pytorch", "onnxruntime", "inductor")
+PEERS = ("pytorch", "onnxruntime", "openvino", "inductor")
 NEAR = 1e-3  # of the largest output: an error that many layers of float32 explain
 Result = dict[str, Any]
 RESULTS = ("ok", "wrong", "refused", "failed", "timeout", "unusable")
@@ -358,7 +358,6 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
     found: Result = {}
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with _added(found, "their_memory"):
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         feeds = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=False)}
@@ -374,7 +373,24 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
         "theirs": _error(theirs, wanted),
         "ours": _seconds(lambda: plan(**feeds), timing),
         "onnxruntime": _seconds(lambda: session.run(None, feeds), timing),
+        **(_by_openvino(model, list(feeds.values()), threads, timing) if timing != "none" else {}),
     }
+
+
+def _by_openvino(model: bytes, inputs: Sequence[np.ndarray], threads: int, timing: str) -> Result:
+    """OpenVINO's seconds a call, in float32; why not, where it refuses the model."""
+    import io
+
+    try:
+        import openvino as ov
+
+        core = ov.Core()
+        options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        compiled = core.compile_model(core.read_model(io.BytesIO(model)), "CPU", options)
+        request = compiled.create_infer_request()
+        return {"openvino": _seconds(lambda: request.infer(list(inputs), share_inputs=True), timing)}
+    except Exception as error:
+        return {"openvino_failed": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
 def _by_from_torch(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], threads: int, timing: str) -> Result:
