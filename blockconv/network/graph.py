@@ -198,7 +198,18 @@ class Network:
             return self
         if self.remake is not None:
             return self.remake(sizes)
-        return replace(self, inputs=tuple(replace(t, shape=sizes.get(t.name, t.shape)) for t in self.inputs))
+        return self.of_shapes(sizes, None)
+
+    def of_shapes(self, shapes: Mapping[str, Shape], remake: Callable[[dict[str, Shape]], Network] | None) -> Network:
+        """The same nodes and constants for other shapes of some inputs, `remake` apart.
+
+        Raises NetworkError, which names the node, if the nodes do not take them.
+        """
+        made = object.__new__(Network)
+        inputs = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.inputs)
+        made.__dict__.update(self.__dict__, inputs=inputs, remake=remake)
+        made.__dict__["tensors"] = _inferred(made)
+        return made
 
     def named_shapes(self, shapes: Any) -> dict[str, Shape]:
         """{input: shape} of what `with_input_shapes` takes."""

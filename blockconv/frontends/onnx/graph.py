@@ -114,7 +114,7 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
     ):  # other rules of broadcasting
         return None
     try:
-        made = replace(network, inputs=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in network.inputs))
+        made = network.of_shapes(shapes, network.remake)
     except ArgumentError:
         return None
     before, after, known, fixed = network.tensors, made.tensors, dict(arrays), set(arrays)  # fixed: constants
@@ -172,6 +172,12 @@ def _looks_at_no_sizes(node: Any, known: Mapping[str, Array], before: Shape, aft
     if kind == "Split":
         axis = given.get("axis", 0)
         return bool(-rank <= axis < rank and before[axis] == after[axis])
+    if kind == "Slice":
+        starts = known.get(node.input[1]) if len(node.input) > 1 else given.get("starts")
+        axes = known.get(node.input[3]) if len(node.input) > 3 and node.input[3] else given.get("axes")
+        if starts is None or not all(name in known for name in node.input[1:] if name):
+            return False
+        return all(-rank <= a < rank and before[a] == after[a] for a in (range(len(starts)) if axes is None else axes))
     return rank == 4 and _are_windows_of_any_size(node, known, given)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,13 +35,34 @@ def taps_in_bounds(at: Any, x: str, start: Any, extent: int) -> Any:
     return low, np.clip(-((first - size) // dilation), low, taps)
 
 
-@functools.lru_cache(maxsize=4096)
 def tap_ranges(at: Any, x: str, extent: int) -> tuple[TapRange, ...]:
     """The range of each tile of `extent` outputs along an axis; the last tile is moved back to end with the image."""
-    size = getattr(at, f"o{x}")
-    starts = np.minimum(np.arange(0, max(1, size), extent), max(0, size - extent))
-    low, high = taps_in_bounds(at, x, starts, extent)
+    return _tap_ranges(_Axis(*(getattr(at, name + x) for name in "oikspd")), extent)
+
+
+class _Axis(NamedTuple):
+    """The sizes of one axis. Layers of a network share them, and the images of one size as well."""
+
+    o: int
+    i: int
+    k: int
+    s: int
+    p: int
+    d: int
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _tap_ranges(axis: _Axis, extent: int) -> tuple[TapRange, ...]:
+    starts = np.minimum(np.arange(0, max(1, axis.o), extent), max(0, axis.o - extent))
+    low, high = taps_in_bounds(axis, "", starts, extent)
     return tuple(zip(low.tolist(), high.tolist(), strict=True))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _kept_along(axis: _Axis, extent: int) -> tuple[tuple[TapRange, ...], float]:
+    """The ranges that occur, in order, and the taps of a tile on average."""
+    ranges = _tap_ranges(axis, extent)
+    return tuple(sorted(set(ranges))), sum(high - low for low, high in ranges) / len(ranges)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -91,18 +111,16 @@ class Kept(NamedTuple):
         return tuple(itertools.product(self.rows, self.cols))
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def kept_taps(at: Any, types: Types, rows: int, pixels: int, each: int = 1) -> Kept:
     """The part of a `Space` that tiles of so many rows and columns reduce.
 
     each: taps of a row that a step takes. Columns are left out where it takes one.
     """
-    all_rows, all_cols = ((0, at.kh),), ((0, at.kw),)
-    if types.has_finite_weights and at.depth == 1 and at.kh * at.kw > 1:
-        found = tap_ranges(at, "h", rows), tap_ranges(at, "w", pixels) if each == 1 else all_cols
-        down, along = (tuple(sorted(set(ranges))) for ranges in found)
-        if (down, along) != (all_rows, all_cols):
-            average = math.prod(sum(high - low for low, high in ranges) / len(ranges) for ranges in found)
-            if average <= (1 - LEAST) * at.kh * at.kw:
-                return Kept(down, along, average)
-    return Kept((), (), at.depth * at.kh * at.kw)
+    count = at.kh * at.kw
+    if count > 1 and at.depth == 1 and types.has_finite_weights:
+        down, height = _kept_along(_Axis(at.oh, at.ih, at.kh, at.sh, at.ph, at.dh), rows)
+        columns = _Axis(at.ow, at.iw, at.kw, at.sw, at.pw, at.dw)
+        along, width = _kept_along(columns, pixels) if each == 1 else (((0, at.kw),), at.kw)
+        if height * width <= (1 - LEAST) * count:
+            return Kept(down, along, height * width)
+    return Kept((), (), at.depth * count)

@@ -219,7 +219,7 @@ def refitted(before: Network, after: Network, other: Network) -> Network | None:
     if any(_compared(before, node) != _compared(other, node) for node in before.nodes):
         return None
     try:
-        made = replace(after, inputs=other.inputs, remake=None)
+        made = after.of_shapes({tensor.name: tensor.shape for tensor in other.inputs}, None)
     except ArgumentError:
         return None
     return (
