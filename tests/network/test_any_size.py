@@ -79,6 +79,7 @@ def test_values_are_right_at_odd_sizes(net: bc.Network, layouts: str) -> None:
             assert np.abs(found - right).max() <= 2e-5 * np.abs(right).max()
 
 
+@pytest.mark.slow
 def test_integers_have_the_bits_of_evaluate_at_odd_sizes(integers: bc.Network) -> None:
     plan = bc.compile(integers, threads=1)
     for shape in sizes(3):
