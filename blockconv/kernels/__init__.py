@@ -36,6 +36,7 @@ _CONVOLUTIONS: tuple[Row, ...] = (
     *depthwise.ROWS,
     conv.GROUPED,
     conv.DIRECT,
+    conv.REGIONS,
     conv.MATRIX,
     conv.MATRIX_PIXELS,
     conv.PIXELS,

@@ -40,6 +40,7 @@ from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
 from blockconv.kernels.conv.matrix_blocking import extent
 from blockconv.kernels.conv.matrix_tile import configure, is_instruction, release
+from blockconv.kernels.conv.regions import TapsRegion
 from blockconv.kernels.conv.space import is_pointwise, space
 from blockconv.kernels.conv.tile_kernels import Tiles
 from blockconv.kernels.table import Epilogue
@@ -52,18 +53,25 @@ WORD = 8  # bytes of one in a table
 
 
 def bind_tiles(
-    problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: ConvBlocking, epilogue: Epilogue
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    blocking: ConvBlocking,
+    epilogue: Epilogue,
+    region: TapsRegion | None = None,
 ) -> list[Op]:
-    """The op. The residual lies in memory as the destination does."""
-    bound = _Binding(problem, src, dst, types, blocking)
+    """The op. The residual lies in memory as the destination does. region: the pixels that it computes, if not all."""
+    bound = _Binding(problem, src, dst, types, blocking, region)
+    read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     reduction = bound.reduction(len(offsets))
     args = TilesArguments(
-        src=SRC,
+        src=replace(SRC, offset=read),
         wei=WEI,
         bia=BIA,
-        dst=DST,
-        residual=RES if epilogue.residual else DST,
+        dst=replace(DST, offset=written),
+        residual=replace(RES if epilogue.residual else DST, offset=written),
         activation=ACT,
         offsets=OWN_TABLE,
         padded_oc=dst.padded_shape(problem.dst_shape)[1],
@@ -96,8 +104,17 @@ def _in_units(src: Geometry, unit: int) -> Geometry:
 class _Binding:
     """The words of a convolution's arguments. Where groups share a vector, as many of them as do are one."""
 
-    def __init__(self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, blocking: ConvBlocking) -> None:
-        self.p, self.at, self.blocking = problem, space(problem, src, dst, blocking.line > 0), blocking
+    def __init__(
+        self,
+        problem: Conv2dProblem,
+        src: Layout,
+        dst: Layout,
+        types: Types,
+        blocking: ConvBlocking,
+        region: TapsRegion | None,
+    ) -> None:
+        self.p, self.blocking = problem, blocking
+        self.at = space(problem, src, dst, blocking.line > 0) if region is None else region.space(problem)
         self.types, self.dot = types, blocking.dot
         # Of a channel in a window and of a weight; in a source and where windows are packed; and in a destination.
         self.itemsize, self.src_itemsize = self.dot.itemsize or types.src.itemsize, types.src.itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from blockconv.core.layout import Layout
@@ -19,6 +19,7 @@ from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.kernels.common.taps import Kept, kept_taps
 from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
 from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
+from blockconv.kernels.conv.regions import TapsRegion, regions
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
 
@@ -167,7 +168,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
-    shape = tile or _tile(request, at, d, stored, lanes, dot, is_half)
+    shape = tile or tile_of_least_time(request, at, d, stored, lanes, dot, is_half)
     in_place = as_it_is and is_read_in_place(m, p, at, s, shape.pixels)
     packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(isa, s, -(-oc // (shape.vectors * lanes)))
     # Steps of whole blocks prefetch the next one, which pays for blocks of four where these are read in place.
@@ -186,6 +187,30 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     return divided(request, inner)
 
 
+def region_blockings(request: Request, vectors: int) -> list[tuple[TapsRegion, ConvBlocking]]:
+    """The blocking of each region of a problem, of tiles of so many vectors that read the source where it is.
+
+    None, where there is no such tile, or its pixels are too far apart.
+    """
+    p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
+    lanes, dot = m.lanes(types.acc.itemsize), dot_for(types, m.isa)
+    whole, oc = space(p, request.src, request.dst), p.oc // p.g
+    stored = store_width(d, whole, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
+    taken = vectors in (count for count, _ in tiles_of(dot, m.isa))
+    if not taken or straddles_blocks(p, d, stored, lanes, vectors * lanes) or cuts_blocks(p, s):
+        return []
+    cb, made = _source_block(p, s, 1), []
+    for region in regions(p):
+        at = region.space(p)
+        shape = tile_of_least_time(request, at, d, stored, lanes, dot, False, of=vectors)
+        if not fit_in_ways(m, s.col, shape.pixels):
+            return []
+        step = cb if cb >= 4 * dot.channels else dot.channels
+        inner = Inner(shape, lanes, cb, step, stored, in_place=True, dot=dot, interleaved=False)
+        made.append((region, replace(divided(request, inner, region.levels(p)), kept=region.all_kept())))
+    return made
+
+
 class Inner(NamedTuple):
     """A blocking before pixels are divided: the tile's shape, and fields of `ConvBlocking`."""
 
@@ -201,10 +226,13 @@ class Inner(NamedTuple):
     packs_planes: bool = False
 
 
-def divided(request: Request, inner: Inner) -> ConvBlocking:
-    """The blocking whose tasks are as large as caches allow, and as many as threads need."""
+def divided(request: Request, inner: Inner, at: Space | None = None) -> ConvBlocking:
+    """The blocking whose tasks are as large as caches allow, and as many as threads need.
+
+    at: the pixels, if they are not the problem's.
+    """
     p, dst, types, threads, m = request.problem, request.dst, request.types, request.threads, request.machine
-    at, (rows, pixels, vectors, gap) = space(p, request.src, dst), inner.shape
+    at, (rows, pixels, vectors, gap) = at or space(p, request.src, dst), inner.shape
     itemsize, packed = types.acc.itemsize, inner.dot.itemsize or types.src.itemsize
     width, oc, cb = vectors * inner.lanes, p.oc // p.g, inner.cb
     ocbs = -(-(oc if inner.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
@@ -324,12 +352,20 @@ def is_read_in_place(machine: Machine, problem: Conv2dProblem, at: Space, src: G
     """
     if at.axes == ("", "hw", "n"):
         return src.length == 1
-    if at.oh > 1 or at.axes[2] not in ("hw", "hwn"):
+    if at.oh > 1 or at.axes[2] not in ("hw", "hwn") or cuts_blocks(problem, src):
         return False
-    if problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length:
-        return False
+    return fit_in_ways(machine, src.along(at.axes[2]), pixels)
+
+
+def cuts_blocks(problem: Conv2dProblem, src: Geometry) -> bool:
+    """Whether groups begin inside a block of the source."""
+    return bool(problem.g > 1 and src.length not in (1, NO_BLOCK) and problem.ic // problem.g % src.length)
+
+
+def fit_in_ways(machine: Machine, apart: int, pixels: int) -> bool:
+    """Whether the lines of so many pixels, which lie so many bytes apart, stay in the first-level cache together."""
     known = machine.profile
-    return pixels <= known.ways * known.sets_reached(src.along(at.axes[2])) - 2
+    return pixels <= known.ways * known.sets_reached(apart) - 2
 
 
 def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: int) -> int:
@@ -349,7 +385,8 @@ def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: 
 def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
     """Whether what tiles of `width` channels store at once (`store_width`) lies at uneven distances.
 
-    So where a tile's channels lie in a block and a part of the next, which powers of two never do (see `_tile`).
+    So where a tile's channels lie in a block and a part of the next, which powers of two never do (see
+    `tile_of_least_time`).
     """
     if stored <= 1 or dst.length in (stored, NO_BLOCK):
         return False
@@ -380,11 +417,14 @@ def why_not_window(blocking: ConvBlocking) -> str | None:
     return None if fits else f"needs {blocking.scratch:.1e} bytes for a tile's window, with the pixels between its taps"
 
 
-def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot, binds: bool) -> TileShape:
+def tile_of_least_time(
+    request: Request, at: Space, dst: Geometry, stored: int, lanes: int, dot: Dot, binds: bool, of: int = 0
+) -> TileShape:
     """The tile of least predicted time, by the machine's profile.
 
+    of: vectors that it has to have; 0 for any number.
     binds: whether loads bind a tile of one vector, which has more of them than multiply-adds, and there are others: of
-    half a register's vectors two multiply-adds are issued in a cycle, and no more loads.
+        half a register's vectors two multiply-adds are issued in a cycle, and no more loads.
     """
     problem, m = request.problem, request.machine
     rates, groups, oc = m.profile.by(name_of(dot)), problem.g, problem.oc // problem.g
@@ -394,7 +434,7 @@ def _tile(request: Request, at: Space, dst: Geometry, stored: int, lanes: int, d
     best: tuple[bool, float, int, int, TileShape] | None = None
     for vectors, most in tiles_of(dot, m.isa):
         width = vectors * lanes
-        if straddles_blocks(problem, dst, stored, lanes, width):
+        if straddles_blocks(problem, dst, stored, lanes, width) or of not in (0, vectors):
             continue
         for r, pixels in tile_sizes(at, most, like):
             count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)

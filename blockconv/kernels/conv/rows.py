@@ -5,6 +5,9 @@ output channels fill half a vector or less, dense tiles would leave most lanes i
 vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
 at a time, for every problem of floats; slow, and simple enough to trust.
 
+Regions: where taps lie far apart (`regions`), a tile's window is long, and little of it is read. Each part of the image
+whose pixels have the same taps inside is an op, which reads the source where it is.
+
 Matrices: direct convolution on a unit that multiplies these (`matrix_tile`), where a processor has one; and from and to
 planes with the roles of source and weights exchanged (`matrix_pixel_tile`).
 
@@ -15,7 +18,8 @@ Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `Til
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blockconv.core.layout import Layout
@@ -36,17 +40,19 @@ from blockconv.kernels.conv.blocking import (
     TileShape,
     blocking,
     lies_in_units,
+    region_blockings,
     weight_layout,
     why_not_window,
 )
 from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
+from blockconv.kernels.conv.regions import TapsRegion, why_not_regions
 from blockconv.kernels.conv.space import Space, space
 from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import Op
 
-__all__ = ["DIRECT", "GROUPED", "MATRIX", "MATRIX_PIXELS", "PIXELS", "REFERENCE"]
+__all__ = ["DIRECT", "GROUPED", "MATRIX", "MATRIX_PIXELS", "PIXELS", "REFERENCE", "REGIONS"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -103,15 +109,22 @@ def _weights_dense(found: ConvBlocking) -> WeightForm:
 
 
 def _cost_direct(request: Request, found: ConvBlocking) -> float:
-    """Seconds on one thread: tiles as the machine's profile has them, stores, packing of windows; or bytes moved."""
+    """Seconds on one thread: tiles, packing of windows; or bytes moved."""
+    at = space(request.problem, request.src, request.dst)
+    kept = kept_taps(at, request.types, found.rows, found.pixels).average
+    packed = 0.0 if found.in_place else _packing(request, found)
+    return _with_memory(_seconds_of_tiles(request, found, at, kept) + packed, request, found.dot)
+
+
+def _seconds_of_tiles(request: Request, found: ConvBlocking, at: Space, kept: float) -> float:
+    """Seconds on one thread: tiles as the machine's profile has them, and stores. kept: taps of a tile."""
     p, m, itemsize, dot = request.problem, request.machine, request.types.acc.itemsize, found.dot
-    at, known, rates = space(p, request.src, request.dst), m.profile, m.profile.by(name_of(dot))
+    known, rates = m.profile, m.profile.by(name_of(dot))
     # Elements that a multiply-accumulate takes, and of those that are packed, which are of as many bytes.
     ic, oc, fma = -(-p.ic // p.g // dot.channels), p.oc // p.g, m.fma_seconds(found.lanes, itemsize)
     tiles = at.images * p.g * -(-at.oh // found.rows) * -(-at.ow // found.pixels) * -(-oc // found.width)
     pixels = found.rows * found.pixels
     taps = ic * p.kh * p.kw
-    kept = kept_taps(at, request.types, found.rows, found.pixels).average
     reduced = ic * kept * rates.step(pixels, found.vectors, fma / known.fma, are_far(m, taps, found.vectors))
     waits = plane_read_cycles(m.isa, request.source) if found.in_place else 0.0
     each = STEP * fma + waits * m.cycle_seconds()
@@ -120,9 +133,7 @@ def _cost_direct(request: Request, found: ConvBlocking) -> float:
     stored = rates.end(vectors) + vectors * _storing(request, found, existing)
     if _ends_in_part(p, request.dst, found):  # of a tile's vectors the last
         stored += pixels * known.stores["partial"] / -(-oc // found.width)
-    packed = 0.0 if found.in_place else _packing(request, found)
-    computed = tiles * (reduced + steps + stored) + packed
-    return _with_memory(computed, request, found.dot)
+    return tiles * (reduced + steps + stored)
 
 
 def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: ConvBlocking) -> bool:
@@ -189,6 +200,46 @@ DIRECT = Row(
     dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
     make=_tiled(blocking, _cost_direct, _weights_dense, _why_not_pairs),
 )
+
+
+# ---------------------------------------------------------------- regions
+
+
+_Regions = Sequence[tuple[TapsRegion, ConvBlocking]]
+
+
+def _cost_regions(request: Request, found: _Regions) -> float:
+    """Seconds on one thread: tiles, and the weights that tasks of each region read once more; or bytes moved."""
+    p, m, seconds = request.problem, request.machine, 0.0
+    for region, one in found:
+        weights = request.types.wei.itemsize * p.oc * (p.ic // p.g) * region.taps
+        tasks = p.n * -(-region.rows[1] // one.task_rows) * -(-region.cols[1] // one.task_cols)
+        seconds += _seconds_of_tiles(request, one, region.space(p), region.taps)
+        seconds += m.beyond_seconds(tasks * weights, weights)
+    return _with_memory(seconds, request, found[0][1].dot)
+
+
+def _make_regions(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
+    p = request.problem
+    reason = why_not_regions(request)
+    if reason:
+        return reason
+    asked = p, request.src, request.dst, request.types
+    # Weights are packed once, so that tiles of all regions have as many vectors.
+    cuts = [cut for vectors in (1, 2, 3, 4) if (cut := region_blockings(request, vectors))]
+    if not cuts:
+        return "needs pixels that are read where they are: these would push each other out of the cache"
+
+    found = min(cuts, key=functools.partial(_cost_regions, request))
+    return Primitive(
+        cost=lambda: _cost_regions(request, found) / request.threads + len(found) * request.machine.launch_seconds(),
+        make=lambda: [op for region, one in found for op in bind_tiles(*asked, one, epilogue, region)],
+        weights=_weights_dense(found[0][1]),
+        blocking=max((one for _, one in found), key=lambda one: one.task_rows * one.task_cols),
+    )
+
+
+REGIONS = Row(name="conv_regions", op="conv2d", dtypes=frozenset({"float32", "float64"}), make=_make_regions)
 
 
 # ---------------------------------------------------------------- matrices
