@@ -99,6 +99,11 @@ class Rates:
         return max(0.0, narrow.tile - narrow.pixels * narrow.vectors * self.tile)
 
     @functools.cached_property
+    def _steps(self) -> dict[tuple[int, int, float, bool], float]:
+        """What `step` found. The planner asks for the same tiles a thousand times for each size of a network."""
+        return {}
+
+    @functools.cached_property
     def _nearest(self) -> dict[tuple[int, int], TileTimes]:
         """The measured tiles that are most like those of (pixels, vectors) that were asked for."""
         return {}
@@ -120,10 +125,14 @@ class Rates:
         part: of the time of a multiply-accumulate that one of these vectors takes; one half of halves. is_far: whether
         weights are streamed, as in `TileTimes`.
         """
-        known = self.nearest(pixels, vectors)
-        taken = known.far if is_far and known.far else known.step
-        beyond = taken - known.pixels * known.vectors * self.each
-        return max(part * pixels * vectors * self.each, self.latency) + beyond
+        key = pixels, vectors, part, is_far
+        found = self._steps.get(key)
+        if found is None:
+            known = self.nearest(pixels, vectors)
+            taken = known.far if is_far and known.far else known.step
+            beyond = taken - known.pixels * known.vectors * self.each
+            found = self._steps[key] = max(part * pixels * vectors * self.each, self.latency) + beyond
+        return found
 
 
 @dataclass(frozen=True)

@@ -436,13 +436,16 @@ def tile_of_least_time(
         width = vectors * lanes
         if straddles_blocks(problem, dst, stored, lanes, width) or of not in (0, vectors):
             continue
+        is_far = are_far(m, steps, vectors)
         for r, pixels in tile_sizes(at, most, like):
             count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-            step = rates.step(r * pixels, vectors, is_far=are_far(m, steps, vectors))
+            step = rates.step(r * pixels, vectors, is_far=is_far)
             reduced = elements * kept_taps(at, request.types, r, pixels).average
             seconds = reduced * step + rates.end(r * pixels * vectors)
             shape = TileShape(r, pixels, vectors)
             seconds *= count_of_tiles * (1.0 if like is None else _unlike(shape, like, most))
+            if best is not None and not best[0] and seconds > 1.00001 * best[1]:
+                continue
             level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding
             score = binds and vectors == 1 and oc > lanes, level, abs(vectors - 2), -r * pixels, shape
             if best is None or score < best:
