@@ -49,7 +49,7 @@ __all__ = [
 
 
 def backend(gm: Any, example_inputs: Any, **options: Any) -> Any:
-    """The back end that the entry point "blockconv" names: see `blockconv.torch`."""
+    """The back end of torch.compile(backend="blockconv"). PyTorch calls it; you need not."""
     from blockconv.frontends.torch.backend import blockconv_backend  # with Dynamo, whose import takes seconds
 
     return blockconv_backend(gm, example_inputs, **options)

@@ -171,6 +171,30 @@ def test_a_missing_name_is_seen_and_one_that_stands_twice(name: str) -> None:
     assert misplaced({**PAGES, "more.md": ".. autofunction:: blockconv.unknown"}) == {"unknown": ["more.md"]}
 
 
+def listed_by(path: str) -> list[str]:
+    """`__all__` of a module of the package, whose import may need a package that is missing."""
+    body = ast.parse((ROOT / "blockconv" / path).read_text(encoding="utf-8")).body
+    (names,) = (
+        node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return list(ast.literal_eval(names))
+
+
+@pytest.mark.parametrize(
+    ("path", "page", "entry"),
+    [
+        ("torch.py", "torch.md", ":: blockconv.torch.{}"),
+        ("eager/functional.py", "torch.md", ":: blockconv.torch.functional.{}"),
+        ("dask.py", "dask.md", ":: blockconv.dask.{}"),
+        ("onnxruntime/__init__.py", "onnxruntime.md", ":: blockconv.onnxruntime.{}|`{}`"),
+    ],
+)
+def test_every_name_of_a_public_module_is_on_its_page(path: str, page: str, entry: str) -> None:
+    names = listed_by(path)
+    assert names
+    assert not [name for name in names if not re.search(rf"({entry.format(name, name)})(?!\w)", PAGES[page])]
+
+
 def test_the_summary_names_everything_public() -> None:
     named = re.findall(r"{py:(?:func|class|data)}`(\w+)`", PAGES["index.md"])
     assert sorted(named) == sorted(bc.__all__)

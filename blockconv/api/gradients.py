@@ -243,8 +243,9 @@ def conv2d_backward_weights(
         input's dtype, or float32 for 16-bit inputs. It must not overlap input or grad.
 
     Both arrays are read in every native layout; parts of them are packed, and no array is copied. 16-bit floats are
-    summed in float32. The sums have the same bits for any number of threads. A call needs at most 64 MiB of memory
-    besides its arguments, for sums over shares of the pixels.
+    summed in float32. With AVX512-BF16, denormal bfloat16 numbers may count as zeros. The sums have the same bits for
+    any number of threads. A call needs at most 64 MiB of memory besides its arguments, for sums over shares of the
+    pixels.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc

@@ -60,7 +60,8 @@ class NetworkError(ArgumentError):
 
 
 class UnsupportedError(BlockconvError, NotImplementedError):
-    """No kernel, not even the reference, covers the problem; or an optional package, such as onnx, is missing."""
+    """blockconv cannot do this here: no kernel takes the problem, a network or model needs what is not supported, or
+    an optional package or a thread pool is missing. The text says which, and the remedy."""
 
 
 class SlowPathWarning(UserWarning):

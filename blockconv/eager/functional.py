@@ -46,7 +46,8 @@ def conv2d(
     """torch.nn.functional.conv2d: activation(conv(input, weight) + bias + residual), with gradients.
 
     input: (N, C, H, W) or (C, H, W), a CPU tensor: float32, float64, bfloat16 or float16.
-    weight: (O, C / groups, KH, KW). bias: None, or (O,).
+    weight: (O, C / groups, KH, KW).
+    bias: None, or (O,).
     stride, padding, dilation, groups, activation, residual: as in `blockconv.conv2d`.
 
     The output is channels_last if input or weight is. Raises ArgumentError for a bad argument.
@@ -112,8 +113,11 @@ def conv_transpose2d(
 ) -> Any:
     """torch.nn.functional.conv_transpose2d with gradients: the gradient of a convolution's input.
 
-    input: (N, C, H, W) or (C, H, W). weight: (C, O / groups, KH, KW). Other arguments as in PyTorch, and an
-    activation. Raises ArgumentError for a bad argument.
+    input: (N, C, H, W) or (C, H, W).
+    weight: (C, O / groups, KH, KW).
+    activation: as in `blockconv.conv_transpose2d`.
+
+    The other arguments are PyTorch's. Raises ArgumentError for a bad argument.
     """
     name = "conv_transpose2d"
     steps, dilations, edges, more = map(_two, (stride, dilation, padding, output_padding))

@@ -289,10 +289,11 @@ class Plan:
 
         Returns the output, or {name: output} for several: row-major, of logical shape. They are torch tensors (without
         a copy) if any input is a tensor, else NumPy arrays, also for BlockedArrays. A BlockedArray may have any layout;
-        the plan reorders it. 4-bit inputs, and 4-bit outputs, are packed BlockedArrays, or int8 or uint8 arrays with
-        one integer per byte. `torch.autocast` has no effect: a plan computes in the types of its compilation.
+        the plan reorders it. A 4-bit input is a packed BlockedArray, or an int8 or uint8 array with one integer per
+        byte. A 4-bit output is such an array. `torch.autocast` has no effect: a plan computes in the types of its
+        compilation.
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
-        Also raises it for an index of a gather or a scatter that the data does not have; it names the node.
+        Also raises it, with the node's name, for an index of a gather or a scatter that the data does not have.
         """
         shown = self.by_name(*inputs, **named)
         return next(iter(shown.values())) if len(shown) == 1 else shown
