@@ -1,9 +1,9 @@
-"""An image that is larger than memory has to be: segmented tile by tile, by two worker processes of Dask.
+"""Segment an image larger than memory, tile by tile, by two worker processes of Dask.
 
     python examples/large_image.py 20000 --picture mask.png
 
 writes an image of 20000 x 20000 pixels with bright discs in noise to Zarr, and the mask of the discs to another array.
-Without Dask and Zarr (pip install 'blockconv[dask]'), one process does it between two memory maps.
+Without Dask and Zarr (pip install ".[dask]"), one process does it between two memory maps.
 """
 
 import argparse

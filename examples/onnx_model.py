@@ -1,7 +1,6 @@
-"""Load an ONNX model, compile it, write the plan to a file, and read it without planning anew.
+"""Load an ONNX model, compile it, write the plan to a file, and read it without planning again.
 
-Needs the onnx package: pip install ".[onnx]". Takes the path of a model of your own; else it
-makes a small one.
+Needs the onnx package: pip install ".[onnx]". Takes the path of your own model, or makes a small one.
 """
 
 import sys
