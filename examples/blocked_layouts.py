@@ -1,7 +1,7 @@
 """Put arrays into blocked layouts, convolve them there, and name a layout of your own.
 
-A layout is a permutation of (N, C, H, W) with blocks. A BlockedArray knows its layout: functions
-take it as it is, and give their result in the same one.
+A layout is a permutation of (N, C, H, W) with blocks. A BlockedArray has a layout: functions read it
+without a copy, and return their result in the same layout.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ if __name__ == "__main__":
     show("conv2d of it, out_layout='NHWC'", bc.conv2d(blocked, weight, padding=1, out_layout="NHWC"))
     assert np.array_equal(blocked.numpy(), x)
 
-    print("\nWhere does channel 17 of pixel (0, 1) lie, counted in elements?")
+    print("\nThe offset of channel 17 of pixel (0, 1), in elements:")
     for name in ("NCHW", "NHWC", "NCHW4", "NCHW16"):
         print(f"  {name:<7} {bc.Layout(name).offset(x.shape, (0, 17, 0, 1)):>6}")
 
@@ -37,7 +37,7 @@ if __name__ == "__main__":
         print(f"  {layout!s:<7} storage {y.storage.shape!s:<22} largest difference {error:.0e}")
         assert error < 1e-5
 
-    # Rows and channels in blocks of 4: small tiles of an image lie together.
+    # Rows and channels in blocks of 4: small tiles of an image are contiguous.
     tiles = bc.register_layout("my tiles", "aBCd4b4c")
     print()
     show("a layout of your own", bc.to_layout(x, "my tiles"))

@@ -1,8 +1,8 @@
-"""Which layouts should a network have? Fixed ones, the planner's, and two rules of our own.
+"""Compare fixed layouts, the planner's choice, and two rules of our own for a network.
 
-compile takes layouts={node: layout} and planner=function. All plans are of the same table of
-predicted times, so they can be compared; then each is timed, in turns, so that whatever else the
-machine does hits all of them alike.
+compile takes layouts={node: layout} and planner=function. All plans use the same table of predicted
+times, so their costs can be compared. Then the plans run in turns, so that other work of the machine
+disturbs all of them alike.
 """
 
 import time
@@ -45,7 +45,7 @@ def medians(plans: dict[str, bc.Plan], image: np.ndarray, rounds: int = 30) -> d
 
 if __name__ == "__main__":
     net = network()
-    # Another layout after every op costs less than one may think: kernels change it on their way out.
+    # Another layout after every op costs little: kernels change the layout as they store.
     alternating = {node.name: ("NHWC", "NCHW")[k % 2] for k, node in enumerate(net.nodes)}
     plans = {
         "optimal": bc.compile(net, threads=1),

@@ -1,8 +1,7 @@
-"""torch.nn.functional.conv2d's arguments, on NumPy arrays and on torch tensors.
+"""Call conv2d with the arguments of torch.nn.functional.conv2d, on NumPy arrays and torch tensors.
 
-What goes in comes out: an array for an array, a tensor for a tensor, in the memory format of the
-input, with nothing copied at the boundary. Bias, residual and activation are applied while the
-result is still in registers.
+An array gives an array and a tensor gives a tensor, in the memory format of the input, without
+copies. Bias, residual and activation are applied in registers.
 """
 
 import importlib.util

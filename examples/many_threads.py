@@ -1,9 +1,8 @@
 """Call one plan and one Conv2d from many Python threads at once.
 
-Calls run without the GIL and share nothing that they write, so nothing has to be locked; and the
-bits of a result do not depend on how many threads it was computed by. Where many callers work at
-once, one thread a call serves them well: the plan here is compiled for one; Conv2d takes as many
-as bc.get_num_threads() says.
+Calls release the GIL and need no locks. The bits of a result do not depend on the number of threads.
+If many callers work at once, use one thread per call: the plan here is compiled for one, and Conv2d
+takes bc.get_num_threads().
 """
 
 import os

@@ -1,8 +1,7 @@
-"""Pack weights once and write into memory that you keep: what to do in a loop.
+"""In a loop, pack weights once and write into memory that you keep.
 
-bc.conv2d packs its weights at every call; bc.Conv2d keeps what it packed, for each layout that it
-meets, and out= saves the allocation. On a small map with many channels packing takes longer than
-convolving.
+bc.conv2d packs its weights at every call. bc.Conv2d packs them once for each source layout, and out=
+saves the allocation. For small images with many channels, packing takes longer than the convolution.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""Build a network, compile it, and see what was chosen, and where the reorders are.
+"""Build a network, compile it, and see its kernels, layouts and reorders.
 
-The planner gives every op a kernel and layouts so that the whole takes least, by predicted times;
-a reorder stands only where it pays. A kernel may also change the layout on its way out, which is
-no reorder.
+The planner gives every op a kernel and layouts, with the least predicted time for the whole network.
+A plan has a reorder only where it pays. A kernel may also change the layout as it stores, without a
+reorder.
 """
 
 import numpy as np
