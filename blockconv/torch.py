@@ -69,15 +69,15 @@ def report(model: Any = None) -> Report:
 
     model: a module, compiled or not: the graphs that ran with its parameters. None: all graphs that are in use.
 
-    Each graph is a `Compiled` with the numbers of ops and plans, the ops that run in PyTorch with the reason, and the
-    seconds inside blockconv. Raises ArgumentError for what is no module.
+    Each graph is a `Compiled`. It has the numbers of ops and plans, the ops that run in PyTorch with the reason, and
+    the seconds inside blockconv. Raises ArgumentError for what is no module.
     """
     held = None if model is None else _tensors("report", model)
     return Report(graph for graph in compiled_graphs() if held is None or graph.is_of(held))
 
 
 def refresh(model: Any) -> None:
-    """Pack the weights of a model anew at the next call.
+    """Pack the weights of a model again at the next call.
 
     model: a module, compiled or not.
 

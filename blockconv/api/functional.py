@@ -113,8 +113,8 @@ def conv2d(
 
     Sums of integers are exact. An output that sums more than 65,793 products (1,052,688 with int4 weights) is an error,
     because it may overflow int32. Requantization computes in float32. It multiplies the sum by the scales of input and
-    weight, adds the residual times its scale, applies the activation, and multiplies by 1 / scale of the output. It
-    rounds the result, adds the output's zero point and saturates. Without an activation, or with one that clips, it
+    weight, and adds the residual times its scale. It applies the activation, and multiplies by 1 / scale of the output.
+    It rounds the result, adds the output's zero point and saturates. Without an activation, or with one that clips, it
     first multiplies 1 / scale of the output into the other scales, rounded to float32. It does not if the products
     might then overflow 32 bits. Padding stands for zero: it holds the input's zero point. A residual has the output's
     width (8 bits, 4 bits or float32). int32 outputs take neither residual nor activation. Packed 4-bit arrays need a

@@ -577,8 +577,8 @@ class Plan:
     def to_dict(self) -> PlanData:
         """The plan as data: numbers, texts, lists and dicts, ready for JSON.
 
-        It has the network after fusion with its values and shapes, the candidates of each node with their costs, the
-        reasons against other kernels, and the costs of reorders. It has the choice with its proven quality, every
+        It has the network after fusion with its values and shapes. It has the candidates of each node with their costs,
+        the reasons against other kernels, and the costs of reorders. It has the choice with its proven quality, every
         kernel call, times after `profile`, and the machine. `explain` and `report` show the same data. `version`
         changes if a field changes its meaning or disappears.
         """
