@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -76,10 +77,12 @@ def named(page: Path) -> str:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Code of pages runs in an empty folder, and what it sets of threads ends with it."""
+    """Code of pages runs in an empty folder. Its threads and sizes change nothing for the next page."""
     monkeypatch.chdir(tmp_path)
     yield
     bc.set_num_threads(None)
+    if "torch" in sys.modules:
+        sys.modules["torch"].compiler.reset()  # PyTorch makes a size symbolic if it changes
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *EXECUTED], ids=named)
