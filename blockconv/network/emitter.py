@@ -187,7 +187,8 @@ class Emitter:
         if value is not None:
             self.constants[name] = value
         elif tensor.name != name:
-            self.nodes.append(Node(self.node_name(name), Reshape(tensor.shape), (tensor.name,), name))
+            same = Reshape((0,) * len(tensor.shape))  # for other sizes too
+            self.nodes.append(Node(self.node_name(name), same, (tensor.name,), name))
         return name
 
     def network(

@@ -196,8 +196,8 @@ class Network:
         sizes = self.named_shapes(shapes)
         if all(self.shape(name) == size for name, size in sizes.items()):
             return self
-        if self.remake is not None:
-            return self.remake(sizes)
+        if self.remake is not None:  # which knows the sizes of another network for inputs that keep theirs
+            return self.remake({t.name: t.shape for t in self.inputs} | sizes)
         return self.of_shapes(sizes, None)
 
     def of_shapes(self, shapes: Mapping[str, Shape], remake: Callable[[dict[str, Shape]], Network] | None) -> Network:

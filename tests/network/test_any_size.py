@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import random
 import sys
 import tracemalloc
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_networks import values
 
 import blockconv as bc
@@ -259,6 +262,7 @@ def _chains() -> dict[str, list[Any]]:
             node("Add", "p", "five", name="m"),
         ],
         "identity": [node("Dropout", "a", outputs=("d",), name="d"), node("Relu", "d", name="m")],
+        "another name": [node("Relu", "a", outputs=("r",), name="r"), node("Identity", "r", name="m")],
         "more images": [*pooled, node("Add", "p", "many", name="m")],
         "folded": [*pooled, node("Neg", "many", outputs=("o",), name="o"), node("Add", "o", "p", name="m")],
         "padded": [node("Pad", "a", "ends", outputs=("d",), name="d"), node("Conv", "d", "w", name="m")],
@@ -269,7 +273,7 @@ CHAINS = [
     *("pads", "same", "ceiling", "same convolution", "residual", "gate", "norm", "classes", "larger", "half", "heads"),
     "beginning",
     *("functions", "channels", "first pixels", "rows", "flat", "as it was", "width", "sequence", "identity", "padded"),
-    *("more images", "folded"),
+    *("more images", "folded", "another name"),
 ]
 CONSTANTS = {
     "w": values((8, 8, 3, 3), 1),
@@ -321,7 +325,7 @@ def test_a_computed_shape_is_not_fused_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -> None:
     made, net = read(chain)
     fused = fuse(net)
-    for shape in ((1, 3, 8, 8), (1, 3, 16, 24), (2, 3, 9, 8), (1, 3, 33, 16), (1, 3, 4, 40)):
+    for shape in ((1, 3, 8, 8), (1, 3, 16, 24), (2, 3, 9, 8), (1, 3, 33, 16), (1, 3, 4, 40), (1, 3, 4, 16)):
         again, fresh = net.with_input_shapes(shape), bc.load_onnx(made, {"x": shape})
         is_fixed = chain in ("pads", "residual", "gate", "norm", "larger", "channels", "rows", "identity")
         assert not is_fixed or again.nodes[0] is net.nodes[0], "it was read again"
@@ -332,3 +336,79 @@ def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -
             fused.with_input_shapes(shape).evaluate(x).values(), fresh.evaluate(x).values(), strict=True
         ):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_integers_of_another_rank_for_another_size() -> None:
+    pytest.importorskip("onnx")
+    from onnx_broken import model, node
+
+    x = np.arange(24, dtype=np.int32).reshape(4, 6)
+    net = bc.load_onnx(model([node("Add", "x", "ones")], {"ones": np.ones((1, 1, 1), np.int32)}, element=0, x=x))
+    (found,) = net.with_input_shapes((6, 4)).evaluate(x.reshape(6, 4)).values()
+    np.testing.assert_array_equal(found, x.reshape(1, 6, 4) + 1)
+
+
+# ---------------------------------------------------------------- fused networks, for other sizes
+
+
+@st.composite
+def reshaped(draw: Any) -> tuple[bc.Network, list[Shape]]:
+    """Reshapes between ops of each element and channel, and three shapes of the input."""
+    shapes = [(draw(st.sampled_from((2, 4, 8))), 8, draw(st.sampled_from((1, 2, 3, 4, 6)))) for _ in range(3)]
+    b, rng = bc.NetworkBuilder("reshaped"), np.random.default_rng(0)
+    y, shape = b.input("x", shapes[0]), shapes[0]
+    for k in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(("flat", "flat", "split", "halves", "halves", "scale", "add", "activation")))
+        if kind == "activation":
+            y = b.activation(y, "tanh")
+        elif kind in ("flat", "split", "halves"):
+            wanted = {"flat": (-1,), "split": (2, 8, -1, 1), "halves": (2, 2, 8, -1)}[kind]
+            if math.prod(shape) % 32 == 0 or kind != "halves":
+                y = b.add(ops.Reshape(wanted), y)
+        elif 8 in shape:
+            after = (1,) * (len(shape) - 1 - shape.index(8))
+            constant = rng.standard_normal((8, *after)).astype(np.float32)
+            y = b.binary("mul" if kind == "scale" else "add", y, b.constant(constant, f"c{k}"))
+        shape = b._emitter.values[y].shape
+    b.output(y)
+    return b.build(), shapes
+
+
+@settings(max_examples=150, deadline=None)
+@given(reshaped())
+def test_a_fused_network_is_right_for_other_sizes(made: tuple[bc.Network, list[Shape]]) -> None:
+    """Each is made of the one before."""
+    net, shapes = made
+    again = fuse(net)
+    for shape in shapes[1:]:
+        x = image(shape)
+        try:
+            wanted = arrays(net.with_input_shapes(shape).evaluate(x))
+        except bc.NetworkError:  # a constant or a reshape does not take it
+            continue
+        again = again.with_input_shapes(shape)
+        for found, right in zip(arrays(again.evaluate(x)), wanted, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [lambda net: net, fuse], ids=["read", "fused"])
+def test_other_sizes_of_one_input_keep_those_of_others(how: Any) -> None:
+    pytest.importorskip("onnx")
+    from onnx_broken import model, node
+
+    made = model([node("Relu", "x"), node("Relu", "b", outputs=("z",), name="z")], outputs=("y", "z"))
+    made.graph.input.add().CopyFrom(made.graph.input[0])
+    made.graph.input[1].name = "b"
+    net = how(bc.load_onnx(made))
+    for other in ({"x": (2, 4, 6, 6)}, {"b": (1, 4, 5, 7)}):
+        net = net.with_input_shapes(other)
+    assert [tensor.shape for tensor in net.inputs] == [(2, 4, 6, 6), (1, 4, 5, 7)]
+
+
+def test_another_size_is_made_of_another_size() -> None:
+    """Of images of another size those of another number, whose shape is a constant of the network."""
+    made, net = read("classes")
+    for shape in ((1, 3, 16, 24), (2, 3, 16, 24), (3, 3, 8, 9)):
+        net = net.with_input_shapes(shape)
+        fresh = bc.load_onnx(made, {"x": shape})
+        assert (net.nodes, net.tensors) == (fresh.nodes, fresh.tensors)

@@ -91,9 +91,9 @@ def read_graph(
 def _read_again(
     model: Any, arrays: dict[str, Array], network: Network, strict: bool, shapes: dict[str, Shape]
 ) -> Network:
-    """The network for other shapes of some inputs."""
-    known = {t.name: t.shape for t in network.inputs}
-    return _of_sizes(model, arrays, network, shapes) or read_graph(model, arrays, known | shapes, strict)
+    """The network for other shapes of its inputs."""
+    again = functools.partial(_read_again, model, arrays, network, strict)
+    return _of_sizes(model, arrays, network, shapes, again) or read_graph(model, arrays, shapes, strict)
 
 
 def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]) -> Network:
@@ -104,17 +104,24 @@ def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]
 # ---------------------------------------------------------------- other sizes without reading
 
 
-def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: dict[str, Shape]) -> Network | None:
+def _of_sizes(
+    model: Any,
+    arrays: dict[str, Array],
+    network: Network,
+    shapes: dict[str, Shape],
+    remake: Callable[[dict[str, Shape]], Network],
+) -> Network | None:
     """The network with the same nodes for other shapes of its inputs, if reading the model would give these; else None.
 
-    A node gives the same if no shape of its operands changes, or if its translator looks at no sizes.
+    A node gives the same if no shape of its operands changes, or if its translator looks at no sizes. remake: see
+    `Network`.
     """
     if network.rest is not None or any(
         v.version < 8 for v in model.opset_import if v.domain in ("", "ai.onnx")
     ):  # other rules of broadcasting
         return None
     try:
-        made = network.of_shapes(shapes, network.remake)
+        made = network.of_shapes(shapes, remake)
     except ArgumentError:
         return None
     before, after, known, fixed = network.tensors, made.tensors, dict(arrays), set(arrays)  # fixed: constants
@@ -139,7 +146,10 @@ def _of_sizes(model: Any, arrays: dict[str, Array], network: Network, shapes: di
         if node.op_type in _ARITHMETIC:
             folded = {**network.constants, **known}
             constants = [folded[name].shape if name in folded else None for name in read if name in fixed]
-            if not all(_has_the_result(constants + [of[name].shape for name in flowing]) for of in (before, after)):
+            both = [constants + [of[name].shape for name in flowing] for of in (before, after)]
+            # Integers are reshaped to the rank of the result.
+            reshapes = not before[flowing[0]].type.is_float and len({len(s) for s in both[0] if s is not None}) > 1
+            if reshapes or not all(map(_has_the_result, both)):
                 return None
     return made
 

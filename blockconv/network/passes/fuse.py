@@ -67,8 +67,8 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
 
 
 def _fused_again(network: Network, fused: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
-    other = network.with_input_shapes(shapes)
-    return refitted(network, fused, other) or fuse(other, dtype)
+    other, again = network.with_input_shapes(shapes), functools.partial(_fused_again, network, fused, dtype)
+    return refitted(network, fused, other, again) or fuse(other, dtype)
 
 
 # ---------------------------------------------------------------- less of the same

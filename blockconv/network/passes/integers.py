@@ -175,7 +175,7 @@ def _quantize_of_dequantize(edit: Edit, node: Node) -> bool:
         return False
     attributes: Attributes = Requantize(source[1], a.dst, a.dtype)
     if (a.dst, element(a.dtype)) == source[1:]:
-        attributes = Reshape(edit.shape(node.output))  # changes nothing, and vanishes
+        attributes = Reshape((0,) * len(edit.shape(node.output)))  # changes nothing, and vanishes
     gone = _only_read_here(edit, node.inputs)
     return edit.replace((*gone, node), replace(node, attributes=attributes, inputs=(source[0],)))
 

@@ -42,8 +42,8 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
 
 
 def _stored_again(network: Network, made: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
-    other = network.with_input_shapes(shapes)
-    return refitted(network, made, other) or stored_as(other, dtype)
+    other, again = network.with_input_shapes(shapes), functools.partial(_stored_again, network, made, dtype)
+    return refitted(network, made, other, again) or stored_as(other, dtype)
 
 
 def conversions(network: Network) -> Network:

@@ -199,11 +199,13 @@ def rewritten(network: Network, *rules: Rule) -> Network:
 # ---------------------------------------------------------------- the same for other sizes
 
 
-def refitted(before: Network, after: Network, other: Network) -> Network | None:
+def refitted(
+    before: Network, after: Network, other: Network, remake: Callable[[dict[str, Shape]], Network]
+) -> Network | None:
     """`after`, which rules made of `before`, for the sizes of `other`; None unless they make it of that as well.
 
     Rules look at attributes, constants, ranks and channels, which have to be the same; and they compare sizes of a
-    node's values with each other, with 0 and with 1, which has to say the same.
+    node's values with each other, with 0 and with 1, which has to say the same. remake: see `Network`.
     """
     constants = other.constants
     if (
@@ -218,8 +220,10 @@ def refitted(before: Network, after: Network, other: Network) -> Network | None:
         return None
     if any(_compared(before, node) != _compared(other, node) for node in before.nodes):
         return None
+    if not _divides_alike(before, other):
+        return None
     try:
-        made = after.of_shapes({tensor.name: tensor.shape for tensor in other.inputs}, None)
+        made = after.of_shapes({tensor.name: tensor.shape for tensor in other.inputs}, remake)
     except ArgumentError:
         return None
     return (
@@ -235,14 +239,34 @@ def _channels(shape: Shape) -> Shape:
 def _compared(network: Network, node: Node) -> list[object]:
     """The facts that rules may learn about the sizes of a node's values: see `refitted`."""
     first, *others = shapes = [network.shape(name) for name in (*node.inputs, node.output)]
-    if isinstance(node.attributes, Reshape):  # they multiply its sizes
-        return [
-            [prod(a[:i]) == prod(b[:j]) for i in range(len(a) + 1) for j in range(len(b) + 1)]
-            for a in shapes
-            for b in others
-        ] + [_channels(shape) for shape in shapes]
+    if isinstance(node.attributes, Reshape):  # see `_divides_alike`
+        return [_channels(shape) for shape in shapes]
     has_channels = len(first) == 4 or not network.constants.keys().isdisjoint((*node.inputs, *node.parameters))
     known: list[object] = [
         (len(shape), _channels(shape) if has_channels else (), [min(size, 2) for size in shape]) for shape in shapes
     ]
     return known + [[a == b for a, b in zip(first, shape, strict=False)] for shape in others]
+
+
+def _divides_alike(before: Network, other: Network) -> bool:
+    """Whether the axes of values with the same elements begin at the same ones, as they did.
+
+    Reshapes, and ops of each element between them, make such values of each other. Rules bring any two of them
+    together, and multiply sizes.
+    """
+    if not any(isinstance(node.attributes, Reshape) for node in before.nodes):
+        return True
+    first: dict[str, str] = {}  # of the values with the same elements
+    for node in before.nodes:
+        flows = [name for name in node.inputs if name not in before.constants]
+        if not isinstance(node.attributes, Reshape):
+            flows = [name for name in flows if before.shape(name) == before.shape(node.output)]
+        if flows:
+            first[node.output] = first.get(flows[0], flows[0])
+    places: dict[str, set[tuple[int, int]]] = {}
+    for name, of in [*first.items(), *((of, of) for of in first.values())]:
+        a, b = before.shape(name), other.shape(name)
+        if len(a) != len(b):
+            return False
+        places.setdefault(of, set()).update((prod(a[:k]), prod(b[:k])) for k in range(len(a) + 1))
+    return all(len(some) == len(dict(some)) == len({to for _, to in some}) for some in places.values())
