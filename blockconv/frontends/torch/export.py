@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, needed, stand_in
@@ -40,13 +40,13 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
         raise ArgumentError(OP, "module", module, rule)
     program = program.run_decompositions(decompositions())
     name = "torch" if module is program else type(module).__name__
-    return read_program(program, name, {} if dynamic_shapes is None else None, strict)
+    return read_program(program, name, {}, strict)
 
 
-def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None, strict: bool) -> Network:
-    """sizes: shapes of some inputs, other than the example's; None: they may change. strict: no op is foreign."""
+def read_program(program: Any, name: str, sizes: Mapping[str, Shape], strict: bool) -> Network:
+    """sizes: shapes of some inputs, other than the example's. strict: no op is foreign."""
     reader = Reader(name, OPS, foreign=not strict)
-    inputs = _read_inputs(program, reader, sizes or {})
+    _read_inputs(program, reader, sizes)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     wanted = [o.arg.name for o in program.graph_signature.output_specs if o.kind == OutputKind.USER_OUTPUT]
     by_name = {node.name: node for node in program.graph.nodes}
@@ -54,19 +54,34 @@ def read_program(program: Any, name: str, sizes: Mapping[str, Shape] | None, str
     reader.read(needed(nodes, outputs))
     reader.refused.report(OP)
     values = [_tensor(reader, reader.values[node]) for node in outputs]
-    remake = None
-    if sizes is None or sizes:
-        remake = functools.partial(_read_again, program, name, strict, {t.name: t.shape for t in inputs})
-    return reader.emitter.network(reader.outputs(values), remake)
+    return reader.emitter.network(reader.outputs(values), _Again(program, name, strict))
 
 
-def _read_again(program: Any, name: str, strict: bool, known: dict[str, Shape], shapes: dict[str, Shape]) -> Network:
-    return read_program(program, name, known | shapes, strict)
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """A program, to be read for other shapes. Copies of networks share it, and pickles of them are without it."""
+
+    program: Any
+    name: str
+    strict: bool
+
+    def __call__(self, shapes: dict[str, Shape]) -> Network:
+        """Raises NetworkError if the program, as it was traced, takes no such inputs."""
+        try:
+            return read_program(self.program, self.name, shapes, self.strict)
+        except UnsupportedError as error:
+            rule = f"does not fit the sizes that were traced: {error}"
+            raise NetworkError(self.name, "input_shapes", shapes, rule, "give from_torch dynamic_shapes") from error
+
+    def __deepcopy__(self, memo: object) -> _Again:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(None), ()
 
 
-def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> list[Tensor]:
+def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> None:
     """Values of the placeholders: the module's own are constants under its names, the caller's are inputs."""
-    inputs = []
     holders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     state = {**program.state_dict, **program.constants}
     for spec in program.graph_signature.input_specs:
@@ -75,11 +90,9 @@ def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> li
             value = stand_in(node)
             if isinstance(value, Tensor):
                 value = reader.input(value.name, sizes.get(value.name, value.shape), value.type)
-                inputs.append(value)
         else:
             value = Constant(state[spec.target], spec.target)
         reader.values[node] = value
-    return inputs
 
 
 def _tensor(reader: Reader, value: Any) -> Tensor:

@@ -307,7 +307,8 @@ class Reader:
         names: list[str] = []
         for tensor in values:
             if tensor.name in names or self.emitter.maker(tensor.name) is None:
-                tensor = self.emitter.emit(Reshape(tensor.shape), tensor, name=f"{tensor.name}.copy")
+                same = Reshape((0,) * len(tensor.shape))  # for other sizes too
+                tensor = self.emitter.emit(same, tensor, name=f"{tensor.name}.copy")
             names.append(tensor.name)
         return tuple(names)
 
@@ -330,6 +331,8 @@ def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) 
             return target(*torch.utils._pytree.tree_map(fake, args), **torch.utils._pytree.tree_map(fake, kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise Unsupported("shapes that depend on data") from None
+    except RuntimeError as error:  # the op takes no inputs of these shapes
+        raise Unsupported(str(error)) from error
 
 
 def _with_tensors(args: Any) -> Any:

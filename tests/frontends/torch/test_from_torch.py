@@ -491,6 +491,35 @@ def test_sizes_change_as_the_exporter_was_told():
     for n in (2, 5):
         x = given((n, 3, 16, 16))
         assert error(plan(x), module(x)) < 1e-5
+    assert pickle.loads(pickle.dumps(network)).summary() == network.summary()
+    assert copy.deepcopy(network).with_input_shapes(x.shape).shape(network.outputs[0]) == (5, 10)
+
+
+TRACED = {  # a module, the shape that it is traced with, and another
+    "rows": (lambda: nn.Conv1d(6, 4, 3), ROW, (3, 6, 17)),
+    "volumes": (lambda: nn.Conv3d(3, 4, 2, padding=1), (1, 3, 4, 5, 6), (1, 3, 4, 6, 5)),
+    "pools of volumes": (lambda: nn.AvgPool3d(2), (1, 3, 4, 5, 6), (2, 3, 5, 4, 7)),
+    "no batch": (lambda: nn.Conv2d(6, 4, 3), IMAGE[1:], (6, 10, 8)),
+    "enlarged": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), IMAGE, (1, 6, 5, 9)),
+    "pooled to a size": (lambda: nn.AdaptiveMaxPool2d(2), IMAGE, (2, 6, 4, 6)),
+    "one value twice": (lambda: Apply(lambda x: (x, x.relu(), x * 2)), IMAGE, (2, 6, 10, 8)),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_other_sizes_than_those_that_were_traced(name):
+    make, shape, other = TRACED[name]
+    module, x = made(make), given(other)
+    found = bc.from_torch(module, given(shape)).with_input_shapes(other).evaluate(x.numpy())
+    wanted = module(x)
+    for a, b in zip(found.values(), wanted if isinstance(wanted, tuple) else [wanted], strict=True):
+        assert error(a, b) < 1e-5
+
+
+def test_a_size_that_a_traced_view_does_not_take():
+    network = bc.from_torch(Apply(lambda x: x.view(2, 48, 10)), given(IMAGE))
+    with pytest.raises(bc.NetworkError, match=r"traced:(.|\n)*view(.|\n)*dynamic_shapes"):
+        network.with_input_shapes((3, *IMAGE[1:]))
 
 
 def test_several_inputs_and_outputs():
