@@ -16,7 +16,8 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     module: a torch.nn.Module in eval mode, on the CPU; or what `torch.export.export` returned for one.
     example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
     dynamic_shapes: sizes that may change, as in `torch.export.export`. Without it, a batch norm, a convolution or a
-        pool takes other sizes all the same, but a `view` keeps the sizes of the example.
+        pool takes other sizes all the same, but a `view` keeps the sizes of the example. Inputs that do not fit
+        it raise a NetworkError.
     strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
         `compile` names them in one warning.
 

@@ -238,7 +238,7 @@ def _check_norm(site: _Site) -> None:
     if not given["training" if "training" in given else "train"]:
         raise _StaysError("statistics that are given")
     if len(shape) != 4 or not all(isinstance(size, int) for size in shape):
-        raise _StaysError("not four dimensions, of fixed sizes")
+        raise _StaysError("no (N, C, H, W) of fixed sizes, as dynamic=False gives")
     if shape[1] < 1 or math.prod(shape) // shape[1] < 2:
         raise _StaysError("fewer than two elements of a channel")
 
