@@ -17,6 +17,7 @@ from torch._functorch.partitioners import default_partition
 from torch.fx.node import map_arg
 
 from blockconv.core.errors import BlockconvError
+from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
 from blockconv.frontends.torch.reports import Compiled
 
@@ -57,7 +58,8 @@ class _Site:
     def __init__(self, graph: Any, node: Any) -> None:
         self.graph, self.node = graph, node
         self.given = arguments_of(node, node.args, node.kwargs)
-        tensors = [each.meta["val"] for each in node.all_input_nodes]
+        values = [each.meta["val"] for each in node.all_input_nodes]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]  # others are sizes that change
         floats = {each.dtype for each in tensors if each.dtype.is_floating_point}
         if node.target in _OWN_STATISTICS:  # whose parameters may be float32 beside 16-bit values
             floats = {self.given[name].meta["val"].dtype for name in ("grad_out", "input") if name in self.given}
@@ -131,6 +133,9 @@ def _options(site: _Site, dimensions: int) -> list[Any]:
     if dimensions not in (3, 4):
         raise _StaysError(f"{dimensions - 2}-D windows")
     pairs = [list(site.given[name]) for name in ("stride", "padding", "dilation")]
+    extra = site.given["output_padding"] if site.given["transposed"] else ()
+    if not all(isinstance(step, int) and more in range(step) for more, step in zip(extra, pairs[0], strict=False)):
+        raise _StaysError("more output padding than a stride")
     if dimensions == 3:
         pairs = [[least, *pair] for least, pair in zip((1, 0, 1), pairs, strict=True)]
     return [*pairs, site.given["groups"]]
@@ -146,8 +151,6 @@ def _convolution(site: _Site) -> dict[int | None, Any]:
     x, weight = (_with_rows(site, given[name]) for name in ("input", "weight"))
     options, bias = _options(site, dimensions), given["bias"]
     if given["transposed"]:
-        if any(more >= step for more, step in zip(given["output_padding"], given["stride"], strict=True)):
-            raise _StaysError("more output padding than a stride")
         y, sizes = site.node.meta["val"].shape, site.shape(x)
         if not all(isinstance(size, int) for size in y[1:]):
             raise _StaysError("transposed, of a size that changes")
@@ -333,10 +336,11 @@ def _following(node: Any) -> _Fused | None:
             readers = _readers(end)
     clamps = [reader for reader in readers if reader.target in (aten.relu.default, aten.hardtanh.default)]
     masked = [reader for reader in readers if reader not in clamps]
-    if len(clamps) != 1 or any(_origin(reader.args[1]) is not end or reader.target != _CLIPPED for reader in masked):
+    if len(clamps) != 1 or any(reader.target != _CLIPPED or _origin(reader.args[1]) is not end for reader in masked):
         return None if residual is None else _Fused(end, residual, (-math.inf, math.inf), [])
-    bounds = (0.0, math.inf) if clamps[0].target is aten.relu.default else (-1.0, 1.0, *clamps[0].args[1:])[-2:]
-    return _Fused(clamps[0], residual, (float(bounds[0]), float(bounds[1])), masked)
+    given = arguments_of(clamps[0], clamps[0].args, clamps[0].kwargs)
+    bounds = float(given.get("min_val", 0.0)), float(given.get("max_val", math.inf))
+    return _Fused(clamps[0], residual, bounds, masked)
 
 
 def _fusing_point(site: _Site, found: _Fused) -> Any:
@@ -348,6 +352,9 @@ def _fusing_point(site: _Site, found: _Fused) -> Any:
             return None
         if kept is not None and not _lies_as(kept, value):
             return None
+    exact = element(str(value.dtype).removeprefix("torch.")).dtype.type
+    if any(exact(bound) != bound for bound in found.bounds):  # masks are found by comparing with values of this type
+        return None
     if "recompute" in node.meta or "recompute" in found.end.meta:
         return None
     position = {each: k for k, each in enumerate(site.graph.nodes)}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch_models import NETWORKS, F, Residual, made, nn, torch
+from torch_models import NETWORKS, Apply, F, Residual, made, nn, torch
 
 import blockconv as bc
 
@@ -426,6 +426,58 @@ def test_batch_norms_take_in_what_follows_them(format, dtype, monkeypatch):
     assert (clamps[0], masks) == (2, 5)
     bounds = [node.args[-2:] for node in nodes[1] if str(node.target) == "blockconv.batch_norm_backward.default"]
     assert sorted(bounds) == [(-math.inf, math.inf)] * 4 + [(0.0, 6.0), (0.0, math.inf)]
+
+
+OTHER_READERS = {
+    "an op of one argument": lambda y: F.relu(y) + y.sigmoid(),
+    "an op with a list": lambda y: F.relu(y) * y.mean((2, 3), keepdim=True),
+    "an op with a number": lambda y: F.relu(y) + y * 2,
+    "the caller": lambda y: (y, F.relu(y)),
+    "none, but PyTorch's graph leaves out a bound": lambda y: F.hardtanh(y, -2, 1),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_READERS)
+def test_a_batch_norm_with_other_readers_than_a_relu(what):
+    trained_alike(lambda: nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)), OTHER_READERS[what])
+
+
+def trained_alike(make, then=lambda y: y, sizes=((8, 8),), dtype=torch.float32, **options):
+    """A step of a compiled model is that of eager, for images of some sizes."""
+    theirs = made(make).train().to(dtype)
+    own, found = copy.deepcopy(theirs), []
+    compiled = torch.compile(lambda x: then(own(x)), backend=backend, **options)
+    for model, call in ((theirs, lambda x: then(theirs(x))), (own, compiled)):
+        found.append([])
+        for size in sizes:
+            x, y = images(2, 4, *size).to(dtype).requires_grad_(), ()
+            y = call(x)
+            y = y if isinstance(y, tuple) else (y,)
+            sum(part.float().square().sum() for part in y).backward()
+            found[-1] += [*y, x.grad, *(parameter.grad.clone() for parameter in model.parameters())]
+    for a, b in zip(*found, strict=True):
+        close(b.detach().float(), a.detach().float(), 1e-4 if dtype == torch.float32 else 0.05)
+
+
+def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
+    sizes = (8, 8), (12, 10), (9, 10)
+    for then in (
+        lambda y: F.adaptive_avg_pool2d(y, (y.shape[2] // 2, y.shape[3] - 1)),
+        lambda y: F.avg_pool2d(y, y.shape[2:]),
+        lambda y: F.conv2d(y, torch.ones(2, 4, 1, 1), padding=y.shape[2] // 4),
+    ):
+        torch._dynamo.reset()
+        trained_alike(lambda: nn.Conv2d(4, 4, 1), then, sizes, dynamic=True)
+
+
+def test_more_output_padding_than_a_stride_trains_in_pytorch():
+    trained_alike(lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 3, 3, output_padding=1, dilation=2)))
+
+
+def test_bounds_that_a_type_rounds_mask_gradients_as_pytorch_does():
+    """0.7 is 0.699 in bfloat16: a clipped value is below the bound."""
+    norm = nn.BatchNorm2d(4).bfloat16()
+    trained_alike(lambda: Apply(lambda x: F.hardtanh(norm(x) + x, -0.7, 0.7)), dtype=torch.bfloat16)
 
 
 def test_a_graph_lets_values_go_after_their_last_use():
