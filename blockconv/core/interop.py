@@ -39,6 +39,8 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
         array = x
     elif _is_tensor(x):
         array = _of_tensor(x, op, argument)
+        if write:  # or autograd, and those who keep packed weights, would not know
+            sys.modules["torch"].autograd.graph.increment_version(x)
     elif isinstance(x, np.ma.MaskedArray):
         rule = "is a masked array, and masks are not supported"
         raise ArgumentError(op, argument, x, rule, "give x.filled(value), or x.data to ignore the mask")

@@ -82,6 +82,11 @@ class Settings(NamedTuple):
             check_threads(OP, "threads", made.threads)
         return made
 
+    def of_plans(self) -> list[str]:
+        """The options of plans that are not the defaults."""
+        given = self._replace(fallback="eager")
+        return [name for name in self._fields if getattr(given, name) != self._field_defaults[name]]
+
     def options(self) -> Options:
         """The options of each plan."""
         return Options(self.layouts, "optimal", False, self.threads or get_num_threads(), self.accuracy)
@@ -103,6 +108,9 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         record.seconds += time.perf_counter() - started
         log.info("%s", record)
         static = _static() if kind == "forward" else set()
+        if kind == "forward" and (ignored := settings.of_plans()):
+            text = f"blockconv: {name}: a step of training has no plan, so that {', '.join(ignored)} have no effect"
+            warnings.warn(text, UserWarning, stacklevel=2)
         if settings.fallback == "inductor":
             return _recorded(_inductor().compile_step(graph, inputs, kind == "backward", static), record, static)
         return _boxed(graph, record, static)
@@ -136,8 +144,10 @@ def _needs_gradients(inputs: Sequence[Any]) -> bool:
 
 
 def _static() -> set[int]:
-    """The inputs of the graph that are parameters or buffers."""
-    return set(TracingContext.get().fw_metadata.static_input_indices or ())
+    """The inputs of the graph that are parameters or buffers, and that the graph does not write."""
+    known = TracingContext.get().fw_metadata
+    first = len(known.tokens)
+    return {k for k in known.static_input_indices or () if not known.input_info[k - first].mutates_data}
 
 
 class _Boxed(CodeGen):  # type: ignore[misc]
@@ -337,6 +347,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self._sizes_change = any(isinstance(size, torch.SymInt) for size in sizes)
         self._lock = threading.Lock()
         self.weights: list[Any] = []  # held, so that no other tensor can have their identities
+        self._memory: list[Any] = []  # likewise their addresses, also after an assignment to `.data`
         self.versions: tuple[Any, ...] = ()
         self._plans: dict[Any, Any] = {}  # by key; and the versions of the weights that they are for
         self._options: dict[Any, Options] = {}
@@ -347,7 +358,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         versions = tuple(map(_version, weights))
         key = tuple(_key(args[k]) for k in self.flows)
         plans = self._plans  # another thread may put others in their place
-        made = plans[key] if plans.get("versions") == versions and key in plans else None
+        made = plans.get(key) if plans.get("versions") == versions else None
         if made is None:
             made = self._prepared(args, weights, versions, key)
         if made.results is None:
@@ -370,6 +381,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                     warnings.warn(f"blockconv: {self.record.name}: {UNSEEN}", UserWarning, stacklevel=4)
                 self._plans = {"versions": versions}
                 self.weights, self.versions = weights, versions
+                self._memory = [weight.detach() for weight in weights]
                 self.record.packed += 1
             if key not in self._plans:
                 if len(self._plans) > KEPT:
@@ -465,4 +477,4 @@ def _as_promised(tensor: Any, order: tuple[int, ...]) -> Any:
         return tensor
     if all(have == want or n < 2 for have, want, n in zip(tensor.stride(), strides, tensor.shape, strict=True)):
         return tensor.as_strided(tensor.shape, strides)
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)

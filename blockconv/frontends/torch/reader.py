@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
@@ -79,6 +80,16 @@ class Constant:
 def version(tensor: Any) -> tuple[int, ...]:
     """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version."""
     return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Give parameters a new version after a step: fused optimizers do not, nor do those that write `.data`."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            torch.autograd.graph.increment_version(parameter)
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class InTraining(Unsupported):

@@ -142,6 +142,93 @@ def test_writes_without_a_version_need_a_refresh_and_the_check_finds_them(monkey
             close(fast(x), model(x))
 
 
+class ByData(torch.optim.Optimizer):
+    """As many optimizers write: through `.data`, which counts no version."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.sub_(parameter.grad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [ByData, *(lambda p, f=f: f(p, 0.5, fused=True) for f in (torch.optim.AdamW, torch.optim.SGD))],
+    ids=["data", "fused AdamW", "fused SGD"],
+)
+def test_an_optimizer_that_counts_no_version_is_noticed(make):
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3)))
+    x, own = images(2, 3, 9, 9), bc.torch.convert(copy.deepcopy(model))
+    for each, call in ((model, torch.compile(model, backend=backend)), (own, own)):
+        optimizer = make(each.parameters())
+        for _ in range(2):
+            with torch.no_grad():
+                call(x)
+            each(x).square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                close(call(x), F.conv2d(x, each[0].weight, each[0].bias))
+
+
+def test_an_address_that_is_used_again_is_no_known_weight():
+    """An assignment to `.data` changes no version; memory that it frees may come back with other values."""
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3)))
+    x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
+    weight, first = model[0].weight, model[0].weight.detach().clone()
+    with torch.no_grad():
+        for k in range(8):
+            weight.data = first * (k + 1)
+            close(fast(x), model(x))
+            weight.data = first  # what was assigned before is free
+            weight.data = first * -(k + 1)
+            close(fast(x), model(x))
+
+
+def test_a_state_that_each_call_writes_is_no_weight():
+    class Stream(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(3, 8, 3)
+            self.register_buffer("past", torch.zeros(2, 3, 2))
+
+        def forward(self, x):
+            x = torch.cat([self.past, x], -1)
+            self.past.copy_(x[..., -2:])
+            return self.conv(x)
+
+    own = made(Stream)
+    theirs, fast = copy.deepcopy(own), torch.compile(own, backend=backend)
+    with torch.no_grad():
+        for k in range(3):
+            close(fast(images(2, 3, 9, seed=k)), theirs(images(2, 3, 9, seed=k)))
+    assert [graph.packed for graph in report(own)] == [1]
+
+
+def test_what_blockconv_writes_into_tensors_has_a_new_version():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+    x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before, norm = fast(x), model[1]
+        bc.batch_norm(model[0](x), norm.running_mean, norm.running_var)
+        close(fast(x), model(x))
+        assert not fast(x).equal(before)
+    kept = torch.ones(2, 8, 7, 7, requires_grad=True).exp()
+    bc.conv2d(x, model[0].weight.detach(), out=(out := kept.detach()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+    assert out.equal(kept)
+
+
+def test_a_default_device_is_not_that_of_results():
+    model = made(lambda: Apply(lambda x, w: F.conv2d(x, w).permute(3, 2, 0, 1), w=images(8, 3, 3, 3)))
+    x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
+    with torch.no_grad(), torch.device("meta"):
+        found = fast(x)
+    close(found, model(x))
+
+
 class Odd(nn.Module):
     """In the middle, an op that blockconv does not have."""
 
@@ -305,6 +392,8 @@ def test_inference_mode_and_options():
     fast = torch.compile(model, backend=backend, options={"threads": 1, "layouts": "NHWC"})
     with torch.inference_mode():
         close(fast(x), model(x))
+    with pytest.warns(UserWarning, match="a step of training has no plan, so that threads, layouts have no effect"):
+        fast(x).sum().backward()
     half = torch.compile(model, backend=backend, options={"precision": "bfloat16"})
     torch._dynamo.reset()
     with torch.no_grad():
