@@ -145,9 +145,19 @@ def conv2d(
     blockconv.core.errors.ArgumentError: conv2d: stride=0: has to be a positive int or a pair of them
     """
     if type(input) is not np.ndarray:
-        fixed: dict[str, Any] = {"out": out, "out_layout": out_layout, "out_dtype": out_dtype}
-        fixed["algorithm"] = None if algorithm == "auto" else algorithm
-        differentiable = with_gradient("conv2d", (input, weight, bias, residual), **fixed)
+        differentiable = with_gradient(
+            "conv2d",
+            (input, weight, bias, residual),
+            out=out,
+            out_layout=out_layout,
+            algorithm=None if algorithm == "auto" else algorithm,
+            accuracy=None if accuracy == "default" else accuracy,
+            input_quantization=input_quantization,
+            weight_quantization=weight_quantization,
+            out_quantization=out_quantization,
+            residual_quantization=residual_quantization,
+            out_dtype=out_dtype,
+        )
         if differentiable is not None:
             kept: Array = differentiable(
                 input, weight, bias, stride, padding, dilation, groups, activation=activation, residual=residual
@@ -267,7 +277,8 @@ def conv1d(
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
     array([4., 6., 6., 6., 6., 4.], dtype=float32)
     """
-    differentiable = with_gradient("conv1d", (input, weight, bias))
+    chosen = None if algorithm == "auto" else algorithm
+    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=chosen)
     if differentiable is not None:
         kept: DenseArray = differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
         return kept

@@ -156,7 +156,14 @@ def conv_transpose2d(
     >>> bc.conv_transpose2d(x, weight, stride=2).shape
     (1, 2, 6, 6)
     """
-    differentiable = with_gradient("conv_transpose2d", (input, weight, bias), out=out, out_layout=out_layout)
+    differentiable = with_gradient(
+        "conv_transpose2d",
+        (input, weight, bias),
+        out=out,
+        out_layout=out_layout,
+        algorithm=None if algorithm == "auto" else algorithm,
+        accuracy=None if accuracy == "default" else accuracy,
+    )
     if differentiable is not None:
         kept: Array = differentiable(
             input, weight, bias, stride, padding, output_padding, groups, dilation, activation=activation

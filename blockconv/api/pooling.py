@@ -161,7 +161,14 @@ def avg_pool2d(
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     if type(input) not in _WITHOUT_GRADIENT:
-        differentiable = with_gradient("avg_pool2d", (input,), out=out, out_layout=out_layout)
+        differentiable = with_gradient(
+            "avg_pool2d",
+            (input,),
+            out=out,
+            out_layout=out_layout,
+            input_quantization=input_quantization,
+            out_quantization=out_quantization,
+        )
         if differentiable is not None:
             found: Array = differentiable(input, *parameters)
             return found
@@ -214,7 +221,14 @@ def adaptive_avg_pool2d(
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
     if type(input) not in _WITHOUT_GRADIENT:
-        differentiable = with_gradient("adaptive_avg_pool2d", (input,), out=out, out_layout=out_layout)
+        differentiable = with_gradient(
+            "adaptive_avg_pool2d",
+            (input,),
+            out=out,
+            out_layout=out_layout,
+            input_quantization=input_quantization,
+            out_quantization=out_quantization,
+        )
         if differentiable is not None:
             found: Array = differentiable(input, output_size)
             return found

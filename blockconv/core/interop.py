@@ -19,7 +19,9 @@ __all__ = [
     "as_file",
     "as_numpy",
     "first_tensor",
+    "followed",
     "gradients_from",
+    "has_tangent",
     "like",
     "like_any",
     "traced",
@@ -127,15 +129,30 @@ def gradients_from(load: Callable[[], Any]) -> None:
 
 
 def traced(*tensors: Any) -> bool:
-    """Whether torch.compile or torch.export traces a call with these tensors. Needs torch in the process.
+    """Whether a call with these tensors has to be an op of PyTorch's: torch.compile, torch.export, a transform or a
+    trace follows it, or they have no values. Needs torch in the process.
 
     PyTorch's own `is_compiling` is one flag for all threads. It is true in calls that run beside a compiling thread.
     """
     torch = sys.modules["torch"]
     if torch.compiler.is_dynamo_compiling():  # which Dynamo reads as true, and nobody else does
         return True
-    plain = torch.Tensor, torch.nn.Parameter
-    return torch.compiler.is_compiling() and any(_is_tensor(x) and type(x) not in plain for x in tensors)
+    return followed() or any(_is_tensor(x) and _has_no_values(torch, x) for x in tensors)
+
+
+def followed() -> bool:
+    """Whether a dispatch mode, a transform of torch.func or torch.jit.trace follows all calls of this thread."""
+    state = sys.modules["torch"]._C
+    return bool(
+        state._len_torch_dispatch_stack()
+        or state._are_functorch_transforms_active()
+        or state._get_tracing_state() is not None
+    )
+
+
+def _has_no_values(torch: Any, x: Any) -> bool:
+    """Whether a tensor stands for another: a fake one, one of a trace, one of the device "meta"."""
+    return bool(x.is_meta or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 
 
 def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
@@ -151,15 +168,30 @@ def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):
         return None
-    if not traced(*tensors) and not (
-        torch.is_grad_enabled() and any(_is_tensor(x) and x.requires_grad for x in tensors)
-    ):
-        return None
+    is_traced = traced(*tensors)
+    if not is_traced:
+        if not torch.is_grad_enabled() or not any(_is_tensor(x) and x.requires_grad for x in tensors):
+            return None
+        for argument, x in zip(_TENSORS, tensors, strict=False):
+            if x is not None and not _is_tensor(x):
+                rule = "has to be a tensor, because another argument is one that requires a gradient"
+                raise ArgumentError(op, argument, x, rule, "give torch.from_numpy(x) for an array")
     for argument, value in without.items():
+        if value is not None and is_traced:
+            raise ArgumentError(op, argument, value, "has no op of PyTorch's, and a trace or a transform needs one")
         if value is not None:
             rule = "has no gradient, and a tensor requires one"
             raise ArgumentError(op, argument, value, rule, "for inference call it under torch.no_grad()")
     return getattr(_gradients[0](), op) if _gradients else None
+
+
+_TENSORS = "input", "weight", "bias", "residual"  # in the order of the functions
+
+
+def has_tangent(x: Any) -> bool:
+    """Whether a tensor has a derivative of forward-mode differentiation beside its values."""
+    forward = sys.modules["torch"].autograd.forward_ad
+    return forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None
 
 
 def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
@@ -183,6 +215,9 @@ def _of_tensor(x: Any, op: str, argument: str) -> Array:
 
 
 def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
+    if has_tangent(x):
+        rule = "carries a tangent of forward-mode differentiation, which ends here"
+        raise ArgumentError(op, argument, x, rule, "differentiate in reverse mode, or call PyTorch's own function")
     if x.requires_grad and torch.is_grad_enabled():
         rule = "requires a gradient, which ends here"
         remedy = (
@@ -196,6 +231,8 @@ def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
             return bits.view(_BFLOAT16.dtype)
         array: Array = x.numpy()
     except (TypeError, RuntimeError) as error:
+        if x.is_neg():  # its sign is a bit of the tensor
+            return _memory_of(torch, x.resolve_neg(), op, argument)
         if x.device.type != "cpu":
             raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()") from None
         rule = f"cannot be read as an array ({error})"  # sparse, quantized, conjugated

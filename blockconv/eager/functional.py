@@ -68,7 +68,11 @@ def conv2d(
         edges = top, left
     y = calls.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
     y = y if input.dim() == 4 else y.squeeze(0)
-    y = y if residual is None else y + residual
+    if residual is not None:
+        if residual.shape != y.shape:
+            rule = f"has to have the output's shape, {tuple(y.shape)}"
+            raise ArgumentError("conv2d", "residual", tuple(residual.shape), rule)
+        y = y + residual.to(y.dtype)
     return y if activation is None else _activated(y, activation)
 
 
@@ -120,7 +124,8 @@ def conv_transpose2d(
     The other arguments are PyTorch's. Raises ArgumentError for a bad argument.
     """
     name = "conv_transpose2d"
-    steps, dilations, edges, more = map(_two, (stride, dilation, padding, output_padding))
+    steps, dilations, pads, more = map(_two, (stride, dilation, padding, output_padding))
+    edges = [pad if isinstance(pad, (tuple, list)) else (pad, pad) for pad in pads]
     if any(extra >= max(step, dilation) for extra, step, dilation in zip(more, steps, dilations, strict=True)):
         raise ArgumentError(name, "output_padding", output_padding, "has to be less than stride or dilation")
     x = _batched(name, input)
@@ -128,12 +133,12 @@ def conv_transpose2d(
         raise ArgumentError(name, "weight", tuple(weight.shape), "has to be (C, O / groups, KH, KW)")
     n, channels = x.shape[0], weight.shape[1] * groups
     reach = [(x.shape[2 + k] - 1) * steps[k] + dilations[k] * (weight.shape[2 + k] - 1) + 1 for k in (0, 1)]
-    if all(extra < step for extra, step in zip(more, steps, strict=True)):
-        sizes = [reach[k] - 2 * edges[k] + more[k] for k in (0, 1)]
-        y = calls.conv2d_backward_data([n, channels, *sizes], weight, x, bias, steps, edges, dilations, groups)
+    if all(0 <= edges[k][0] - edges[k][1] + more[k] < steps[k] for k in (0, 1)):
+        sizes, begins = [reach[k] - sum(edges[k]) + more[k] for k in (0, 1)], [begin for begin, _ in edges]
+        y = calls.conv2d_backward_data([n, channels, *sizes], weight, x, bias, steps, begins, dilations, groups)
     else:  # a convolution of the output would have more pixels than the input
         whole = calls.conv2d_backward_data([n, channels, *reach], weight, x, None, steps, (0, 0), dilations, groups)
-        cut = [side for k in (1, 0) for side in (-edges[k], more[k] - edges[k])]
+        cut = [side for k in (1, 0) for side in (-edges[k][0], more[k] - edges[k][1])]
         y = torch_functional.pad(whole, cut)
         y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
     y = y if input.dim() == 4 else y.squeeze(0)

@@ -27,7 +27,7 @@ from blockconv.api.gradients import biased_backward_data, conv2d_backward_weight
 from blockconv.api.modules import Conv2dCall
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from blockconv.core.interop import as_numpy
+from blockconv.core.interop import as_numpy, followed, has_tangent
 
 __all__ = ["calls"]
 
@@ -48,7 +48,8 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> N
 
 
 def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    """A tensor without its graph, which PyTorch keeps. One with a tangent stays, and is refused as an array."""
+    return value.detach() if isinstance(value, torch.Tensor) and not has_tangent(value) else value
 
 
 def _differentiate(name: str, keep: Callable[..., Any], backward: Callable[..., Any], autocast: bool = True) -> None:
@@ -70,16 +71,49 @@ def _call(op: Any, run: Callable[..., Any], keep: Callable[..., Any], backward: 
             keep(ctx, args, output)
             return output
 
-    Function.backward = staticmethod(backward)
-    Function.__name__ = Function.__qualname__ = op.__name__.partition(".")[0]
+    class Transformed(torch.autograd.Function):  # type: ignore[misc]
+        """The same for transforms of torch.func, each of which calls it one level further down."""
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return call(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            keep(ctx, inputs, output)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+            return _each_by_itself(call, info.batch_size, in_dims, args)
+
+    for kind in (Function, Transformed):
+        kind.backward = staticmethod(backward)
+        kind.__name__ = kind.__qualname__ = op.__name__.partition(".")[0]
 
     def call(*args: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or _is_watched(args):
+        if torch.compiler.is_dynamo_compiling():
+            return op(*args)
+        if torch._C._are_functorch_transforms_active():
+            return Transformed.apply(*args)
+        if _is_watched(args):
             return op(*args)
         differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
         return Function.apply(*args) if differentiable else run(*args)
 
     return call
+
+
+def _each_by_itself(call: Callable[..., Any], count: int, dims: Sequence[Any], args: Sequence[Any]) -> Any:
+    """An op of a batch of arguments, one after the other. dims: the batch's axis of each argument, or None."""
+
+    def one(k: int) -> Any:
+        pairs = zip(args, dims, strict=True)
+        return call(*(x.select(dim, k) if isinstance(x, torch.Tensor) and dim is not None else x for x, dim in pairs))
+
+    found = [one(k) for k in range(count)]
+    if not isinstance(found[0], tuple):
+        return torch.stack(found), 0
+    return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
@@ -93,11 +127,9 @@ def _is_watched(args: Sequence[Any]) -> bool:
         if kind not in _TAKEN or (kind in _PLAIN and (not value.is_cpu or value.is_neg())):
             return True
     return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
+        followed()
         or torch.is_autocast_enabled("cpu")
         or torch.autograd._profiler_enabled()
-        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -374,7 +406,7 @@ _differentiate("avg_pool2d_backward", _keep_avg_pool2d_backward, _of_avg_pool2d_
 def _dense(x: Any) -> Any:
     """The values of a tensor, in the memory format that its results have."""
     last = torch.channels_last if _layout(x) == "NHWC" else torch.contiguous_format
-    return x.detach().contiguous(memory_format=last)
+    return _detached(x).contiguous(memory_format=last)
 
 
 def _batch_norm(

@@ -53,9 +53,10 @@ class Conv2d(_Packing, torch.nn.Conv2d):  # type: ignore[misc]
     def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
         input, padding = _padded(self, input)
         options = self.stride, padding, self.dilation, self.groups
-        if traced(input, weight) or _gradient_needed(input, weight, bias):
+        is_cast = weight.dtype is not torch.float32 and torch.is_autocast_enabled("cpu")
+        if is_cast or traced(input, weight) or _gradient_needed(input, weight, bias):
             return functional.conv2d(input, weight, bias, *options)
-        key = version(weight), None if bias is None else version(bias)
+        key = version(weight), None if bias is None else version(bias), options
         held: Any = self.__dict__.get("_packed")
         if held is None or held[0] != key:
             held = key, Packed(weight.detach(), None if bias is None else bias.detach(), *options), weight, bias

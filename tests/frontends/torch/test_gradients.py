@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import sys
@@ -9,6 +10,7 @@ import types
 import unittest
 
 import pytest
+from torch.autograd import forward_ad
 from torch_models import F, nn, torch
 
 import blockconv as bc
@@ -84,6 +86,13 @@ def test_conv_transpose2d_and_its_gradients_are_torchs(options):
     )
     for ours_, theirs in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
         close(ours_, theirs)
+
+
+def test_conv_transpose2d_cuts_each_side_with_a_gradient_too():
+    x, w = random(2, 6, 5, 4), random(6, 8, 3, 3, seed=1)
+    for padding in (((1, 0), (0, 1)), ((0, 1), (2, 0)), (1, (0, 1))):
+        options = {"stride": 2, "padding": padding, "output_padding": 1}
+        close(bc.conv_transpose2d(x, w, **options), bc.conv_transpose2d(x.detach(), w.detach(), **options))
 
 
 @pytest.mark.parametrize("place", PLACES[:2])
@@ -241,11 +250,65 @@ def test_autograd_alone_does_not_wait_for_the_dispatcher(monkeypatch):
     assert w.grad is not None
 
 
+def test_a_tangent_does_not_end_in_silence():
+    """Forward-mode derivatives are refused, in all ways in which PyTorch asks for them."""
+    x, w, tangent = (random(2, 6, *size, grad=False) for size in ((7, 9), (3, 3), (7, 9)))
+    refused = pytest.raises(bc.ArgumentError, match=r"input=.*carries a tangent.*reverse mode")
+    calls = (
+        lambda x: ours.conv2d(x, w),
+        lambda x: bc.conv2d(x, w),
+        lambda x: ours.max_pool2d(x, 2),
+        lambda x: bc.max_pool2d(x, 2),
+        bc.torch.convert(nn.Conv2d(6, 2, 3)).requires_grad_(False),
+        lambda x: ours.batch_norm(x, None, None, training=True),
+    )
+    for call in (*calls, bc.global_avg_pool2d):
+        with refused, forward_ad.dual_level():
+            call(forward_ad.make_dual(x, tangent))
+    for call in calls:
+        with pytest.raises(NotImplementedError, match="jvp"):
+            torch.func.jvp(call, (x,), (tangent,))
+
+
+def test_transforms_of_torch_func():
+    """Gradients of each image by itself, and second derivatives, of a converted network."""
+    theirs = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.AdaptiveAvgPool2d(1)).double()
+    own, x = bc.torch.convert(copy.deepcopy(theirs)), random(3, 2, 4, 4, dtype=torch.float64, grad=False)
+    given = {name: parameter.detach() for name, parameter in theirs.named_parameters()}
+    found = []
+    for model in (own, theirs):
+        loss = lambda given, x, m=model: torch.func.functional_call(m, given, (x[None],)).square().sum()  # noqa: E731
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x)
+        twice = torch.func.jacrev(torch.func.jacrev(loss))(given, x[0])["0.weight"]["0.weight"]
+        found.append([*each.values(), twice])
+    for a, b in zip(*found, strict=True):
+        close(a, b, 1e-10)
+
+
 def test_what_has_no_gradient_is_refused():
     x, w = random(2, 6, 7, 9), random(8, 6, 3, 3)
-    for options in ({"out": torch.empty(2, 8, 5, 7)}, {"out_layout": "NHWC"}):
-        with pytest.raises(bc.ArgumentError, match=r"conv2d: out.*has no gradient.*torch\.no_grad\(\)"):
+    for options in (
+        {"out": torch.empty(2, 8, 5, 7)}, {"out_layout": "NHWC"}, {"accuracy": "strict"}, {"algorithm": "direct"},
+        {"input_quantization": bc.Quantization(1.0)},
+    ):  # fmt: skip
+        with pytest.raises(bc.ArgumentError, match=r"conv2d: .*=.*has no gradient.*torch\.no_grad\(\)"):
             bc.conv2d(x, w, **options)
+    for call in (
+        lambda: bc.conv_transpose2d(x, random(6, 8, 3, 3), accuracy="strict"),
+        lambda: bc.conv1d(x[0], w[0], algorithm="direct"),
+        lambda: bc.avg_pool2d(x, 2, input_quantization=bc.Quantization(1.0)),
+    ):
+        with pytest.raises(bc.ArgumentError, match="has no gradient"):
+            call()
+    for call in (
+        lambda: bc.conv2d(x, w.detach().numpy()),
+        lambda: bc.conv1d(x[0].detach().numpy(), w[0]),
+        lambda: bc.conv_transpose2d(bc.to_layout(x.detach().numpy(), "NCHW8"), random(6, 8, 3, 3)),
+    ):
+        with pytest.raises(bc.ArgumentError, match=r"(input|weight)=.*has to be a tensor.*torch\.from_numpy"):
+            call()
+    with pytest.raises(bc.ArgumentError, match=r"residual=\(1, 8, 1, 1\): has to have the output's shape"):
+        bc.conv2d(x, w, residual=random(1, 8, 1, 1))
     with pytest.raises(bc.ArgumentError, match="output_padding"):
         ours.conv_transpose2d(x, random(6, 8, 3, 3), output_padding=1)
     with pytest.raises(bc.ArgumentError, match="stride="):

@@ -131,6 +131,43 @@ def test_pools_find_indices_only_for_gradients_or_who_asks():
     assert [event.count for event in seen.key_averages() if event.key == "blockconv::max_pool2d"] == [1]
 
 
+def test_attributes_that_change_are_those_of_the_next_call():
+    own, x = bc.torch.convert(nn.Conv2d(3, 8, 3, padding=1)), images(2, 3, 8, 8)
+    with torch.no_grad():
+        own(x)
+        own.stride, own.dilation, own.padding = (2, 2), (2, 2), (2, 2)
+        close(own(x), nn.functional.conv2d(x, own.weight, own.bias, 2, 2, 2))
+
+
+def test_who_follows_a_call_without_gradients_sees_ops():
+    """Else a trace would hold the results of its example, and a transform would meet tensors without memory."""
+    own, x = bc.torch.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2))), images(3, 3, 8, 8)
+    weight = own[0].weight.detach()
+
+    def call(x):
+        return bc.max_pool2d(bc.conv2d(x, weight), 2)
+
+    with torch.no_grad():
+        for function in (own, call):
+            wanted = function(x)
+            for trace in (torch.jit.trace, lambda f, x: torch.fx.experimental.proxy_tensor.make_fx(f)(x)):
+                close(trace(function, x * 2)(x), wanted)
+            close(torch.vmap(function)(x[:, None])[:, 0], wanted)
+        stacked = {name: torch.stack([tensor, tensor * 2]) for name, tensor in own.named_parameters()}
+        found = torch.vmap(lambda given: torch.func.functional_call(own, given, (x,)))(stacked)
+        close(found, torch.stack([own(x), own(x) * 2]))
+        assert copy.deepcopy(own).to("meta")(x.to("meta")).shape == wanted.shape
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            assert own(fake.from_tensor(x)).shape == wanted.shape
+
+
+def test_16_bit_weights_under_autocast():
+    theirs, x = nn.Conv2d(3, 8, 3).bfloat16(), images(2, 3, 8, 8)
+    own = bc.torch.convert(copy.deepcopy(theirs))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        close(own(x), theirs(x), 0.02)
+
+
 def test_what_is_no_module_is_refused():
     for function in (bc.torch.convert, bc.torch.restore):
         with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
