@@ -101,7 +101,7 @@ class TorchSession:
 
         given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
         values = {one: _tensor(torch, at, *type) for (one, type), at in zip(self.inputs.items(), given, strict=True)}
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # a plan's types are fixed
             for name, call, reads, writes, spent in self._calls:
                 operands = [values[one] for one in reads]
                 try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.frontends.torch.decompositions import decompositions
@@ -48,11 +48,14 @@ def read_program(program: Any, name: str, sizes: Mapping[str, Shape], strict: bo
     reader = Reader(name, OPS, foreign=not strict)
     _read_inputs(program, reader, sizes)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    wanted = [o.arg.name for o in program.graph_signature.output_specs if o.kind == OutputKind.USER_OUTPUT]
     by_name = {node.name: node for node in program.graph.nodes}
-    outputs = [by_name[name] for name in wanted]
+    outputs = [by_name[arg.name] for arg in _returned(program)]
     reader.read(needed(nodes, outputs))
     reader.refused.report(OP)
+    if written := program.graph_signature.buffers_to_mutate:
+        names = ", ".join(written.values())
+        text = f"the module writes its buffers {names} when it is called, and a network has no state"
+        raise UnsupportedError(f"{OP}: {text}; let it take them as arguments, and return their new values")
     values = [_tensor(reader, reader.values[node]) for node in outputs]
     return reader.emitter.network(reader.outputs(values), _Again(program, name, strict))
 
@@ -78,6 +81,15 @@ class _Again:
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(None), ()
+
+
+def _returned(program: Any) -> list[Any]:
+    """What a module returns, without None."""
+    returned = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    for arg in returned:
+        if isinstance(arg, ConstantArgument) and arg.value is not None:
+            raise ArgumentError(OP, "module", arg.value, "has to return tensors")
+    return [arg for arg in returned if not isinstance(arg, ConstantArgument)]
 
 
 def _read_inputs(program: Any, reader: Reader, sizes: Mapping[str, Shape]) -> None:

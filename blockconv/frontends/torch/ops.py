@@ -80,6 +80,8 @@ def _gelu(call: Call) -> Tensor:
 @_op("softplus")
 def _softplus(call: Call) -> Tensor:
     x, beta = call.input(), float(call["beta"])
+    if call["threshold"] < 20:  # above it PyTorch gives x, which differs from softplus by exp(-threshold)
+        raise Unsupported(f"threshold={call['threshold']}")
     wide = x if beta == 1 else call.binary("mul", x, _number(call, beta, x))
     y = call.emit(ops.Activate(function("softplus")), wide)
     return y if beta == 1 else call.binary("div", y, _number(call, beta, x))

@@ -335,7 +335,7 @@ def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) 
     def fake(x: Any) -> Any:
         if not isinstance(x, (Tensor, Constant)):
             return x
-        return torch.empty(inputs[x].shape, dtype=getattr(torch, inputs[x].type.name))
+        return torch.empty(inputs[x].shape, dtype=getattr(torch, inputs[x].type.name), device="cpu")
 
     try:
         with FakeTensorMode(), torch.no_grad():

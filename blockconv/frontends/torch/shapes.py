@@ -134,7 +134,8 @@ def _filled(call: Call) -> Value:
     name = call.kind
     number = call["fill_value"] if "fill_value" in call.arguments else int("ones" in name)
     size = call["size"] if "size" in call.arguments else call.input().shape
-    return Constant(torch.full(tuple(size), number, dtype=call.node.meta["val"].dtype), call.node.name)
+    dtype = call.node.meta["val"].dtype
+    return Constant(torch.full(tuple(size), number, dtype=dtype, device="cpu"), call.node.name)
 
 
 def transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:

@@ -557,6 +557,8 @@ PYTORCH = {
     "no elements": lambda x: torch.cat([torch.logcumsumexp(x, 1), torch.logcumsumexp(x[:, :0], 1)], 1),
     "one of several outputs": lambda x: torch.sort(x, 1)[1] * 2,
     "of two outputs of one name": lambda x: torch.sort(x, 1)[0] + torch.sort(x, 2)[0],
+    "a softplus that is cut early": lambda x: F.softplus(x, threshold=1),
+    "what autocast would round": lambda x: torch.addmm(x[1, 1, :, :8], x[0, 0], x[0, 1].mT, beta=0.5),
 }
 WEIGHT = torch.from_numpy(np.random.default_rng(5).standard_normal((6, 6, 1, 1), np.float32))
 
@@ -570,8 +572,10 @@ def test_pytorch_runs_what_blockconv_has_no_op_for(what, tmp_path):
     plan.save(tmp_path / "plan")
     wanted = module(x)
     wanted = list(wanted) if isinstance(wanted, tuple) else [wanted]
+    with torch.autocast("cpu", torch.bfloat16):
+        in_autocast = plan.by_name(x)
     ways = [plan.by_name(x), pickle.loads(pickle.dumps(plan)).by_name(x), bc.Plan.load(tmp_path / "plan").by_name(x)]
-    for found in [*ways, {k: torch.from_numpy(y) for k, y in network.evaluate(x.numpy()).items()}]:
+    for found in [*ways, in_autocast, {k: torch.from_numpy(y) for k, y in network.evaluate(x.numpy()).items()}]:
         for a, b in zip(found.values(), wanted, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             assert not a.numel() or error(a, b) < 1e-6
@@ -611,6 +615,27 @@ def test_random_numbers_are_pytorchs():
 def test_shapes_that_depend_on_data_are_refused():
     with pytest.raises(UnsupportedError, match="shapes that depend on data"):
         bc.from_torch(Apply(lambda x: torch.nonzero(x)), given(IMAGE))
+
+
+def test_outputs_without_tensors():
+    assert len(bc.from_torch(Apply(lambda x: (x + 1, None, x * 2)), given(IMAGE)).outputs) == 2
+    with pytest.raises(bc.ArgumentError, match="3: has to return tensors"):
+        bc.from_torch(Apply(lambda x: (x + 1, 3)), given(IMAGE))
+
+
+def test_a_module_that_keeps_a_state_is_refused():
+    class Stream(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("past", torch.zeros(2, 6, 3))
+
+        def forward(self, x):
+            x = torch.cat([self.past, x], -1)
+            self.past.copy_(x[..., -3:])
+            return x * 2
+
+    with pytest.raises(UnsupportedError, match=r"writes its buffers past .* has no state; let it take them"):
+        bc.from_torch(Stream(), given(ROW))
 
 
 @pytest.mark.parametrize("what", ["training", "weight", "no module"])
