@@ -10,7 +10,6 @@ import types
 import unittest
 
 import pytest
-from torch.autograd import forward_ad
 from torch_models import F, nn, torch
 
 import blockconv as bc
@@ -263,8 +262,8 @@ def test_a_tangent_does_not_end_in_silence():
         lambda x: ours.batch_norm(x, None, None, training=True),
     )
     for call in (*calls, bc.global_avg_pool2d):
-        with refused, forward_ad.dual_level():
-            call(forward_ad.make_dual(x, tangent))
+        with refused, torch.autograd.forward_ad.dual_level():
+            call(torch.autograd.forward_ad.make_dual(x, tangent))
     for call in calls:
         with pytest.raises(NotImplementedError, match="jvp"):
             torch.func.jvp(call, (x,), (tangent,))
