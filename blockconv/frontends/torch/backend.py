@@ -120,6 +120,8 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         how = {"decompositions": {}, "partition_fn": partition_step}
         if settings.fallback == "inductor":
             how = _inductor().for_training()
+        # Else PyTorch writes running statistics after the graph, and a checkpoint that reads them finds them changed.
+        how["keep_inference_input_mutations"] = True
 
     compiler = aot_autograd(
         fw_compiler=functools.partial(train, "forward"),
@@ -203,6 +205,8 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     log.info("%s", record)
     if settings.fallback == "inductor":
         _inductor().compile_rest(gm)
+    for node in [node for node in gm.graph.nodes if _writes(node)]:
+        gm.graph.output_node().prepend(node)  # after all that read what it writes, wherever these were put
     if refused.nodes:
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
         text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"
@@ -214,6 +218,11 @@ def _counts(node: Any) -> bool:
     """Whether a node is an op, and not a size or a part of a result."""
     kind = kind_of(node) if node.op == "call_function" else ""
     return kind.startswith(("aten.", "blockconv.")) and not kind.startswith("aten.sym_")
+
+
+def _writes(node: Any) -> bool:
+    """Whether a node writes an input of the graph."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def _constants(graph: Any, static: set[int]) -> set[Any]:

@@ -559,6 +559,29 @@ def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
         trained_alike(lambda: nn.Conv2d(4, 4, 1), then, sizes, dynamic=True)
 
 
+def test_a_checkpoint_around_a_batch_norm():
+    norm = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = copy.deepcopy(norm).train()
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+    trained_alike(Again, sizes=((8, 8), (8, 8)))
+    own, theirs = made(Again).train(), made(Again).train()
+    fast = torch.compile(lambda x: own(x).detach() + own.inner[1].running_mean.sum(), backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        for seed in range(3):  # a graph without gradients, which writes statistics
+            x = images(2, 4, 8, 8, seed=seed)
+            close(fast(x), theirs(x).detach() + theirs.inner[1].running_mean.sum())
+    assert own.inner[1].running_var.allclose(theirs.inner[1].running_var)
+    assert own.inner[1].num_batches_tracked == 3
+
+
 def test_more_output_padding_than_a_stride_trains_in_pytorch():
     trained_alike(lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 3, 3, output_padding=1, dilation=2)))
 
