@@ -258,6 +258,12 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
                 reader.values[node] = Constant(getattr(graph.owning_module, node.target), node.name)
             elif not isinstance(given, list):  # whose outputs that blockconv does not compute are None
                 reader.values[node] = stand_in(node, constant=node in constant)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        seen = node.args[0]
+        while node not in taken and seen in taken and any(made.alias_info for made in seen.target._schema.returns):
+            taken.discard(seen)
+            reader.refused.add(seen, "a view, whose memory as_strided reads")
+            seen = seen.args[0]
     return taken, reader.refused
 
 

@@ -311,6 +311,19 @@ def test_masks_and_indices_run_natively():
     assert (graph.nodes, graph.plans, graph.failed) == (graph.taken, 1, [])
 
 
+def test_as_strided_reads_the_memory_behind_a_view():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+
+    def call(x):
+        return model(x)[:, 2:].transpose(2, 3).as_strided((2, 3, 4), (250, 7, 2))
+
+    fast = torch.compile(call, backend=backend)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        close(fast(images(2, 3, 8, 8)), call(images(2, 3, 8, 8)))
+    assert [graph.taken for graph in report(model)] == [2]
+
+
 def test_what_runs_in_pytorch_is_named_and_warned_of_once():
     model = made(Odd)
     fast = torch.compile(model, backend=backend)
