@@ -166,6 +166,10 @@ class Emitter:
         self.nodes.append(node)
         return self._known(made)
 
+    def drop(self, first: int) -> None:
+        """Take back the nodes from that one on."""
+        del self.nodes[first:]
+
     def rename(self, old: str, new: str) -> Tensor:
         """Give a value that was made or folded, and that only nodes after it read, another name."""
         tensor = self.values.pop(old)

@@ -64,6 +64,8 @@ def convolved(
 
     Groups have their own channels, so there each tap is a convolution that adds to the one before it.
     """
+    if x.shape[0] == 0:
+        return _of_none(call, x, lambda one: convolved(call, made, one, weight, bias, depth, others))
     n, zero = x.shape[0], made.src.zero_point if isinstance(made, QuantizedConv2d) else 0
     if not isinstance(made, (Conv2d, QuantizedConv2d)) and any(depth.pads):
         raise Unsupported("3-D windows with padding, of integers whose zero point flows")
@@ -84,7 +86,7 @@ def convolved(
 def _taps(call: Translation, y: Tensor, n: int, depth: Depth, zero: float) -> Iterator[Tensor]:
     """For each tap along D, the slices that those of the result read; there are zeros outside."""
     size, stride, dilation, (before, after) = depth
-    reach, d = dilation * (size - 1) + 1, y.shape[0] // max(1, n)
+    reach, d = dilation * (size - 1) + 1, y.shape[0] // n
     count = (before + d + after - reach) // stride + 1
     if count < 1 or 0 in y.shape:
         raise call.error("input", y.shape, f"has {d} slices, and {before + after} of padding, for windows of {reach}")
@@ -116,6 +118,8 @@ def transposed(
     Slice i and tap k make slice i * stride + k * dilation. So the slices of each remainder by the stride are sums, and
     the remainders alternate.
     """
+    if x.shape[0] == 0:
+        return _of_none(call, x, lambda one: transposed(call, made, one, weight, bias, depth))
     n, d = x.shape[0], x.shape[2]
     size, stride, dilation, (begin, end) = depth
     at = [divmod(k * dilation, stride) for k in range(size)]
@@ -155,6 +159,8 @@ def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: D
 
     along: its windows along D, or how many slices an adaptive pool gives.
     """
+    if x.shape[0] == 0:
+        return _of_none(call, x, lambda one: pooled(call, made, one, along))
     n, c, d = x.shape[:3]
     y = call.emit(made, _images(call, x))
     h, w = y.shape[2:]
@@ -168,6 +174,14 @@ def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: D
         sides = {"size": (along, n * c * h * w)}
     y = call.emit(replace(made, **sides), call.reshape(y, (1, 1, d, n * c * h * w)))
     return _volume(call, call.reshape(y, (-1, c, h, w)), n)
+
+
+def _of_none(call: Translation, x: Tensor, result: Callable[[Tensor], Tensor]) -> Tensor:
+    """The result of no volumes, which is empty: its shape is the one of a volume's result."""
+    first = len(call.emitter.nodes)
+    y = result(Tensor(call.emitter.value_name("volume"), (1, *x.shape[1:]), x.type))
+    call.emitter.drop(first)
+    return call.constant(np.zeros((0, *y.shape[1:]), y.type.dtype), "empty")
 
 
 def _images(call: Translation, x: Tensor) -> Tensor:

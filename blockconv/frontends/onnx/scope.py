@@ -109,9 +109,8 @@ class Scope(Emitter):
         return super().emit(attributes, *inputs, parameters=parameters, name=name, title=title)
 
     def drop(self, first: int) -> None:
-        """Take back the nodes from that one on."""
         self._dequantizing -= {node.output for node in self.nodes[first:]}
-        del self.nodes[first:]
+        super().drop(first)
 
     def _dequantize(self, name: str) -> None:
         """Make a node for a constant of integers. Networks have no int16, so such a constant is one of floats."""

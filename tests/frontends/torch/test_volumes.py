@@ -101,6 +101,16 @@ def test_what_is_between_convolutions(name, n):
     assert transposes in (None, [node.op for node in fused.nodes].count("transpose")), fused.summary()
 
 
+@pytest.mark.parametrize("name", ["U-Net", "separable"])
+def test_no_volumes(name):
+    make, shape, *_ = NETWORKS[name]
+    module, x = made(make), volume((0, *shape[1:]))
+    network = bc.from_torch(module, volume(shape))
+    for net in (network, fuse(network)):
+        (found,) = net.with_input_shapes(x.shape).evaluate(x.numpy()).values()
+        assert found.shape == module(x).shape
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_compiled_network_is_torchs(name):
