@@ -23,9 +23,9 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
 
     The network shares the memory of the module's parameters, and names its constants like them. Changes of a parameter
     in place reach neither a plan's packed weights nor what was folded: call `from_torch` and `compile` again.
-    Raises UnsupportedError without torch, and for ops that neither blockconv nor PyTorch runs; it lists them with their
-    modules. Raises ArgumentError for what is no module, and the errors of `torch.export.export` for a module that it
-    cannot trace.
+    None among the module's outputs is left out. Raises UnsupportedError without torch, for a module that writes its
+    buffers, and for ops that neither blockconv nor PyTorch runs; it lists them with their modules. Raises ArgumentError
+    for what is no module, and the errors of `torch.export.export` for a module that it cannot trace.
 
     >>> import torch, blockconv as bc
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
