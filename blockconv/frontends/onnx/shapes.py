@@ -371,16 +371,16 @@ def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Ten
     y = call.emit(made, x)
     if made.coordinates != "tf_crop_and_resize":
         return y
-    problem = made.problem(x.shape)
+    problem, value = made.problem(x.shape), call.attribute("extrapolation_value", 0.0)
     ends = (problem.inside("h"), problem.inside("w"))
-    if any(first == end for first, end in ends):
-        raise Unsupported("a roi outside the image")
+    if any(first == end for first, end in ends):  # no pixel is inside
+        return call.constant(np.full(y.shape, value, y.type.dtype), "outside")
     pads = [(first, side.size - end) for (first, end), side in zip(ends, (h, w), strict=True)]
     if not any(map(any, pads)):
         return y
     for axis, (first, end) in zip((2, 3), ends, strict=True):
         y = call.emit(ops.Slice(axis, first, end - first), y, helps=True)
-    return call.emit(ops.Pad(((0, 0), (0, 0), *pads), call.attribute("extrapolation_value", 0.0)), y)
+    return call.emit(ops.Pad(((0, 0), (0, 0), *pads), value), y)
 
 
 def _target(call: Call, at: int) -> list[_Along]:
