@@ -139,6 +139,7 @@ WRONG: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("AveragePool", 11, {}, {"kernel_shape": [2, 3], "auto_pad": "SAME_LOWER", "strides": [2, 1]}),
     ("MaxPool", 12, {}, {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"}),
     ("Pad", 13, {"p": ints(0, -2, 1, 0, 0, 0, -2, 0)}, {}),
+    ("Slice", 13, {"s": ints(-9), "e": ints(-99), "a": ints(1), "t": ints(-1)}, {}),  # the first element
 ]
 
 

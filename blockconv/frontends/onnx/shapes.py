@@ -175,6 +175,8 @@ def _slice(call: Call) -> Tensor:
     if 0 in steps:
         raise call.error("steps", steps, "hold a 0", "steps are 1 or more, or negative")
     for at, start, end, step in zip(places, starts, ends, steps, strict=True):
+        # Backwards from before the first element is from there, where Python takes none.
+        start = max(start, -x.shape[at]) if step < 0 else start
         taken = range(x.shape[at])[slice(start, end, step)]
         if taken != range(x.shape[at]):
             x = call.emit(ops.Slice(at, taken.start if taken else 0, len(taken), step), x)
