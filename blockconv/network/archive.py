@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 import zipfile
 from collections.abc import Sequence
 from os import PathLike
 from types import UnionType
-from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
-from blockconv.core.errors import ArgumentError, short
+from blockconv.core.errors import ArgumentError, NetworkError, short
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
@@ -34,7 +35,8 @@ _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) -> None:
     """Write a network, and what JSON can hold beside it.
 
-    A file cannot plan a network's rest again: another library runs all of it.
+    A file cannot plan a network's rest again: another library runs all of it. Nor can it read a model again for other
+    sizes: it says whether that changes nodes.
     """
     rest = network.rest
     described = {
@@ -47,6 +49,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "constants": list(network.constants),
         "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
+        "own_sizes": network.has_own_sizes(),
         "extra": extra,
     }
     # NumPy's files have no bfloat16, but its bits.
@@ -100,8 +103,15 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     called = [tensor.name for tensor in inputs], [n for node in nodes for n in (node.name, node.output)]
     for name in (described["name"], *called[0], *called[1]):
         _typed(str, name)
-    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, described["name"], rest=rest)
+    name = described["name"]
+    again = functools.partial(_refuse_sizes, name) if described.get("own_sizes") else None
+    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, name, again, rest=rest)
     return network, dict(described["extra"])
+
+
+def _refuse_sizes(name: str, shapes: dict[str, Shape]) -> NoReturn:
+    rule = "are not those of the file, and this model's nodes depend on them"
+    raise NetworkError(name, "input_shapes", shapes, rule, "compile the model, and save a plan for each size")
 
 
 def _plain(value: Any) -> Any:

@@ -200,6 +200,21 @@ class Network:
             return self.remake({t.name: t.shape for t in self.inputs} | sizes)
         return self.of_shapes(sizes, None)
 
+    def has_own_sizes(self) -> bool:
+        """Whether nodes or constants hold sizes: the front end makes others of the model for other images, of which
+        four are tried: a batch, odd and even lengths, and another shape."""
+        for n, h, w in ((2, 0, 0), (1, 1, 1), (1, 2, 4), (1, 32, 0)) if self.remake is not None else ():
+            shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
+            try:
+                read, kept = self.with_input_shapes(shapes), self.of_shapes(shapes, None)
+            except ArgumentError:
+                continue  # no such image
+            if (read.nodes, read.tensors) != (kept.nodes, kept.tensors):
+                return True
+            if any(not same_array(value, kept.constants[name]) for name, value in read.constants.items()):
+                return True
+        return False
+
     def of_shapes(self, shapes: Mapping[str, Shape], remake: Callable[[dict[str, Shape]], Network] | None) -> Network:
         """The same nodes and constants for other shapes of some inputs, `remake` apart.
 
@@ -281,6 +296,13 @@ class Network:
         outs = ", ".join(f"{name} {self.shape(name)}" for name in self.outputs)
         rest = f"\nthen, for shapes that depend on data: {counted(self.rest.kinds)}" if self.rest else ""
         return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}{rest}"
+
+
+def _changed(shape: Shape, times: int, height: int, width: int) -> Shape:
+    """The shape of so many times as many images that are longer; a sequence or a volume is longer by its last axes."""
+    if len(shape) < 3:
+        return tuple(times * size for size in shape[:1]) + shape[1:]
+    return (times * shape[0], *shape[1:-2], shape[-2] + height, shape[-1] + width)
 
 
 def frozen(value: Any) -> Array:

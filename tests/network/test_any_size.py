@@ -321,6 +321,20 @@ def test_a_computed_shape_is_not_fused_again(monkeypatch: pytest.MonkeyPatch) ->
     assert (again.nodes, again.tensors) == (other.nodes, other.tensors)
 
 
+@pytest.mark.parametrize(("chain", "own"), [("same", True), ("width", True), ("pads", False), ("channels", False)])
+def test_a_file_takes_other_sizes_if_its_nodes_are_for_them(chain: str, own: bool, tmp_path: Any) -> None:
+    """A file has no model to read again: a padding that is found by the size is that of its own."""
+    plan = bc.compile(read(chain)[1], threads=1)
+    plan.save(tmp_path / "plan")
+    again = bc.Plan.load(tmp_path / "plan")
+    for shape in ((1, 3, 8, 8), (1, 3, 9, 9)):
+        if own and shape[2] == 9:
+            with pytest.raises(bc.NetworkError, match="save a plan for each size"):
+                again(image(shape))
+        else:
+            np.testing.assert_array_equal(again(image(shape)), plan(image(shape)))
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str) -> None:
     made, net = read(chain)
