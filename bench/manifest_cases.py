@@ -319,6 +319,13 @@ _POOLS = (
 _X = (2, 20, 9, 11)
 _BIAS = (20,)
 _OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], str], ...] = (
+    (
+        "conv2d of taps far apart",
+        ops.Conv2d((1, 1), ((6, 6), (6, 6)), (6, 6), 1, IDENTITY, finite=True),
+        ((BATCH, 24, 11, 13),),
+        ((40, 24, 3, 3), (40,)),
+        "float32",
+    ),
     ("adaptive_avg_pool2d 2x20x9x11 to 4x4", ops.AdaptivePool2d((4, 4)), (_X,), (), "float32"),
     *(
         (f"activation {act} 2x20x9x11", ops.Activate(activation(act)), (_X,), (), dtype)

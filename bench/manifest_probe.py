@@ -123,11 +123,11 @@ class Kernels:
 # ---------------------------------------------------------------- blockings
 
 
-def blocking(row: Row, problem: Any, src: Layout, dst: Layout, dtype: str, threads: int) -> Record:
+def blocking(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> Record:
     """The fields of the blocking that a convolution's row has for a problem, by their names; {} for any other."""
     if row.op != "conv2d":
         return {}
-    found = row.prepare(problem, src, dst, Types.all(dtype), threads).blocking
+    found = row.prepare(problem, src, dst, types, threads).blocking
     return {} if found is None else _by_name(found)
 
 

@@ -26,6 +26,7 @@ from blockconv.dispatch.packing import packing
 from blockconv.kernels import TABLE, Row
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
+from blockconv.network.planning.candidate import element_types
 from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, Pricing, Workspace, bind, candidates
 from blockconv.runtime import Op, Program, address_of
 from blockconv.runtime.launcher import launch_alone, launch_worker
@@ -177,11 +178,12 @@ class Worker:
         row, problem, srcs, dst = candidate[:4]
         assert row is not None
         (node,), src = network.nodes, srcs[0]
+        types = element_types(network, node)
         held = Parameters(network) if self.job.runs else Unpacked(network)
 
         def bound(threads: int) -> tuple[Record, Sequence[Op]]:
             ops = bind(network, node, candidate, held, threads).ops
-            return blocking(row, problem, src, dst, case.dtype, threads), ops
+            return blocking(row, problem, src, dst, types, threads), ops
 
         def result() -> str:
             ops, operands = bind(network, node, candidate, held, 1)
@@ -193,7 +195,7 @@ class Worker:
             return _result(ops, [places[x] if isinstance(x, int) else x for x in arrays], [out])
 
         def packed() -> Sequence[Op]:
-            form = row.prepare(problem, src, dst, Types.all(case.dtype)).weights
+            form = row.prepare(problem, src, dst, types).weights
             return () if form is None else packing(problem, PLAIN, form, np.dtype(case.dtype).itemsize).program.ops
 
         by = f" {row.name}" if case.every else ""
@@ -221,8 +223,8 @@ class Worker:
             }
             if node is not None and node.op == "conv2d":
                 row, problem = selection.named(node.op, action.kernel), plan.network.problem(node)
-                dtype = str(plan.network.tensors[node.output].dtype)
-                record["blocking"] = blocking(row, problem, action.reads[0][1], written, dtype, 1)
+                types = element_types(plan.network, node)
+                record["blocking"] = blocking(row, problem, action.reads[0][1], written, types, 1)
             yield record
         record = {"key": f"{self.job.isa} {case.name}", "arena": plan.arena_nbytes}
         if self.job.runs:
