@@ -32,9 +32,8 @@ class Repeated:
         assert not isinstance(conv.weight, BlockedArray)
         self._bound, self._packing = bound, packing
         self._biases, self._params = conv.arithmetic.beside_weights(bound, conv.weight, None, None)
-        self._positions = (
-            self._biases
-        )  # of biases: for each packed one, its number among a zero and those that are given
+        # For each packed bias, its number among a zero and the given biases.
+        self._positions = self._biases
         if conv.bias is not None:
             assert bound.plan is not None
             numbers = np.arange(1, 1 + conv.bias.size)

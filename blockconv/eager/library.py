@@ -72,7 +72,7 @@ def _call(op: Any, run: Callable[..., Any], keep: Callable[..., Any], backward: 
             return output
 
     class Transformed(torch.autograd.Function):  # type: ignore[misc]
-        """The same for transforms of torch.func, each of which calls it one level further down."""
+        """The op under transforms of torch.func. Each transform calls it one level further down."""
 
         @staticmethod
         def forward(*args: Any) -> Any:

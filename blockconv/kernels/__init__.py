@@ -43,7 +43,7 @@ _CONVOLUTIONS: tuple[Row, ...] = (
     *winograd.ROWS,
     conv.REFERENCE,
 )
-# Of floats, and of weights that may flow: nobody knows whether these are finite.
+# Rows of floats. Regions need finite weights, and nobody knows whether weights that flow are finite.
 _OF_FLOATS = (row for row in _CONVOLUTIONS if not row.name.endswith("_int8") and row is not conv.REGIONS)
 
 TABLE: tuple[Row, ...] = (

@@ -100,12 +100,7 @@ class Rates:
 
     @functools.cached_property
     def _steps(self) -> dict[tuple[int, int, float, bool], float]:
-        """What `step` found. The planner asks for the same tiles a thousand times for each size of a network."""
-        return {}
-
-    @functools.cached_property
-    def _nearest(self) -> dict[tuple[int, int], TileTimes]:
-        """The measured tiles that are most like those of (pixels, vectors) that were asked for."""
+        """The results of `step`. The planner asks for the same tiles a thousand times for each size of a network."""
         return {}
 
     def nearest(self, pixels: int, vectors: int) -> TileTimes:
@@ -114,10 +109,7 @@ class Rates:
         def distance(at: TileTimes) -> tuple[Any, ...]:  # a profile of another machine may know no tile of so many
             return abs(at.vectors - vectors), at.pixels <= LEAST, at.pixels < pixels, abs(at.pixels - pixels)
 
-        found = self._nearest.get((pixels, vectors))
-        if found is None:
-            found = self._nearest[pixels, vectors] = min(self.tiles, key=distance)
-        return found
+        return min(self.tiles, key=distance)
 
     def step(self, pixels: int, vectors: int, part: float = 1.0, is_far: bool = False) -> float:
         """Seconds of a step of a tile, with what the measured tile of so many vectors takes beyond its products.

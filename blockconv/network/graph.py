@@ -201,8 +201,10 @@ class Network:
         return self.of_shapes(sizes, None)
 
     def has_own_sizes(self) -> bool:
-        """Whether nodes or constants hold sizes: the front end makes others of the model for other images, of which
-        four are tried: a batch, odd and even lengths, and another shape."""
+        """Whether nodes or constants depend on the sizes of inputs.
+
+        The front end reads the model for four other sizes: a batch, odd and even lengths, another shape.
+        """
         for n, h, w in ((2, 0, 0), (1, 1, 1), (1, 2, 4), (1, 32, 0)) if self.remake is not None else ():
             shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
             try:

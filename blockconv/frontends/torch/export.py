@@ -84,7 +84,7 @@ class _Again:
 
 
 def _returned(program: Any) -> list[Any]:
-    """What a module returns, without None."""
+    """The tensors that a module returns."""
     returned = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
     for arg in returned:
         if isinstance(arg, ConstantArgument) and arg.value is not None:

@@ -83,7 +83,7 @@ def version(tensor: Any) -> tuple[int, ...]:
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Give parameters a new version after a step: fused optimizers do not, nor do those that write `.data`."""
+    """Give parameters a new version after a step. Fused optimizers, and those that write `.data`, give none."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             torch.autograd.graph.increment_version(parameter)

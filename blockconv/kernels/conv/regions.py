@@ -50,7 +50,7 @@ class TapsRegion:
         return self.rows[0] * dst.row + self.cols[0] * dst.col
 
     def all_kept(self) -> Kept:
-        """What its tiles reduce."""
+        """The taps that its tiles reduce."""
         return Kept((self.kept[0],), (self.kept[1],), self.taps)
 
 

@@ -18,7 +18,6 @@ Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `Til
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -229,10 +228,9 @@ def _make_regions(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primit
     cuts = [cut for vectors in (1, 2, 3, 4) if (cut := region_blockings(request, vectors))]
     if not cuts:
         return "needs pixels that are read where they are: these would push each other out of the cache"
-
-    found = min(cuts, key=functools.partial(_cost_regions, request))
+    seconds, found = min(((_cost_regions(request, cut), cut) for cut in cuts), key=lambda priced: priced[0])
     return Primitive(
-        cost=lambda: _cost_regions(request, found) / request.threads + len(found) * request.machine.launch_seconds(),
+        cost=lambda: seconds / request.threads + len(found) * request.machine.launch_seconds(),
         make=lambda: [op for region, one in found for op in bind_tiles(*asked, one, epilogue, region)],
         weights=_weights_dense(found[0][1]),
         blocking=max((one for _, one in found), key=lambda one: one.task_rows * one.task_cols),
