@@ -179,15 +179,15 @@ def _channel_offset(lies, c):
 
 
 @jit.kernel
-def pack_channels(src, packed, lanes, contiguous):
+def pack_channels(src, packed, lanes, contiguous, unit):
     """Pack pixels as a `PackRecord` says.
 
     src, packed: codes of the element types; packed floats of 16 bits are in pairs. contiguous: 1: channels of a pixel,
     or of a block of them, are contiguous in the image; 2: pixels of a row are; 3: they are, and every second one is
-    packed; 0: neither.
+    packed; 0: neither. unit: channels of a block, where several blocks make a vector; else 0.
     """
     itemsize, in_pairs = ElementType.of(packed).itemsize, ElementType.of(packed).is_half
-    pack_row = _row_packer(ElementType.of(src), ElementType.of(packed), lanes, contiguous)
+    pack_row = _row_packer(ElementType.of(src), ElementType.of(packed), lanes, contiguous, unit)
     pair_row = _row_pairer(lanes)
 
     def kernel(record, unused_first, unused_last, unused_scratch):
@@ -249,11 +249,12 @@ def _held_and_packed(builder: Any, held: ElementType, packed: ElementType, lanes
     return floats, floats.computed
 
 
-def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: int) -> Any:
+def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: int, unit: int) -> Any:
     """pack_row(dst, image, record, cols, step): columns of a row that exist, `step` bytes apart in the image."""
     src_bytes, itemsize = held.itemsize, packed.itemsize
     one, run, vector = _mover(held, packed, 1), _mover(held, packed, lanes), _vector_mover(held, packed, lanes)
     block = _transposer(held, packed, lanes, 2 if contiguous == 3 else 1)
+    blocks = _joiner(held, packed, lanes, unit)
     apart = src_bytes * (2 if contiguous == 3 else 1)
 
     @inline
@@ -269,6 +270,10 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
                 k = end // lanes * lanes
                 run(dst + k * itemsize, at + k * src_bytes, end - k, end - k)
         elif contiguous == 1:
+            while unit and a.channel % unit == 0 and c + lanes <= last:
+                at = image + _channel_offset(a.lies, a.channel + c)
+                blocks(dst + c * itemsize, pixel, at, a.lies.block, step, cols)
+                c += lanes
             while c < last:
                 first = a.channel + c
                 count = min(last - c, a.lies.length - first % a.lies.length)
@@ -296,6 +301,23 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
                     one(dst + p * pixel + k * itemsize, at + p * step, 1 if k < last else 0, 1)
 
     return pack_row
+
+
+def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> Any:
+    """join_blocks(dst, pixel, src, block, step, cols): a vector of each of `cols` pixels, of blocks of `unit` channels.
+
+    pixel, step: bytes from a pixel to the next in the destination, and in the source. block: from a block to the next.
+    """
+
+    @emitted
+    def join_blocks(builder: Any, dst: Any, pixel: Any, src: Any, block: Any, step: Any, cols: Any) -> None:
+        b, each, (v, to) = builder, max(1, unit), _held_and_packed(builder, held, packed, lanes)
+        with cgutils.for_range(b, cols if unit else const(0)) as loop:
+            at = b.add(src, b.mul(loop.index, step))
+            parts = [v.load(b.add(at, b.mul(const(k), block)), lanes=each) for k in range(lanes // each)]
+            to.store(join(b, parts), b.add(dst, b.mul(loop.index, pixel)))
+
+    return join_blocks
 
 
 def _vector_mover(held: ElementType, packed: ElementType, lanes: int) -> Any:

@@ -105,7 +105,9 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     if lies.length == 1 and lies.col == type.itemsize and step <= 2:
         contiguous = 1 + step
     lanes = m.lanes(request.types.acc.itemsize)
-    pack = kernels.pack_channels(type.code, packed.code, lanes, contiguous)
+    # Vectors are made of blocks, where these are smaller.
+    unit = lies.length if contiguous == 1 and 1 < lies.length < lanes and lanes % lies.length == 0 else 0
+    pack = kernels.pack_channels(type.code, packed.code, lanes, contiguous, unit)
     return Images(
         first=INPUT if is_input else GRAD,
         lies=lies,
