@@ -270,7 +270,7 @@ _GRADIENTS = (
     (True, "g20mb2ic20ih9iw11oc20kh3kw3ph1pw1"),
     (True, "g8mb2ic32ih9oc32kh3ph1"),
     (True, "mb2ic3ih36oc24kh5sh2ph2"),
-    (False, "g20mb2ic20ih12oc20kh3sh2ph1"),
+    (True, "g20mb2ic20ih12oc20kh3sh2ph1"),
     (False, "mb2ic32ih8oc48kh1"),
     (False, "mb1ic12ih9oc16kh3ph2dh1"),
 )

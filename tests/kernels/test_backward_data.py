@@ -38,6 +38,7 @@ PROBLEMS = (
     "mb2ic8ih6oc8kh3ph5",  # more padding than the kernel is large: the gradient is cropped
     "mb1ic16ih8oc16kh6sh2ph2",  # windows of 3x3 for each remainder
     "g9mb1ic9ih9oc9kh3sh2ph1",
+    "g8mb2ic8ih11iw75oc8kh5kw3sh3sw2ph2pw1dw1",  # several vectors of columns
     "g8mb1ic8ih17oc8kh3ph1",
     "g4mb2ic16ih7oc24kh3ph1",
     "g3mb2ic15ih9oc6kh3sh2ph1",
@@ -62,6 +63,31 @@ def test_every_row(descriptor: str) -> None:
         for row in rows(p, src, dst):
             if not row.reference or k == 0:
                 check(row, p, src, dst, wanted, "relu", exact=True, threads=1 + k % 3)
+
+
+@pytest.mark.isa
+@pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_neighbouring_pixels_of_depthwise_convolutions(dtype: str) -> None:
+    """Of one channel or of a few, at every remainder of padding, rows of all lengths round a vector's."""
+    row = next(row for row in TABLE if row.name == "conv_backward_data_depthwise_pixels")
+    bits, takes_halves = {"avx512": (512, True), "avx2": (256, False)}.get(target.isa().name, (0, False))
+    few = (
+        "ih14kh3sh2ph1",
+        "ih5iw37kh4kw4sh2sw2ph2pw2",
+        "ih9iw75kh5kw3sh3sw2ph2pw0dw1",
+        "ih6iw64kh1kw1sh2sw2",
+        "ih4iw3kh3kw3sh2sw2ph2pw2",
+    )
+    for k, text in enumerate(few):
+        p, act = read(f"g8mb2ic8{text}oc8"), "relu" if k % 2 else None
+        wanted = data(p, dtype=dtype, dst="float32" if dtype == "bfloat16" else None, act=act)
+        for layout, unit in (("NCHW", 1), ("NCHW4", 4), ("NCHW8", 8)):
+            is_taken = row.rejects(p, Layout(layout), Layout(layout), wanted.types) is None
+            fits = 16 * unit * wanted.types.acc.itemsize <= bits and (takes_halves or dtype != "bfloat16")
+            assert is_taken == fits, (p, layout)
+            for where in ("start", "end") if is_taken else ():
+                check(row, p, layout, layout, wanted, act, True, threads=1 + k, memory=Paged(where))
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
@@ -159,7 +185,8 @@ def test_there_is_a_row_of_each_kernel_of_floats() -> None:
     """But of regions, which need weights that are known to be finite. And explain() says which is taken."""
     forward = {row.name.replace("conv_", "", 1) for row in TABLE if row.op == "conv2d"}
     names = {row.name.replace("conv_backward_data_", "", 1) for row in TABLE if row.op == "conv2d_backward_data"}
-    assert names == forward - {"regions"} - {name for name in forward if name.endswith("_int8")}
+    own = {"depthwise_pixels"}
+    assert names - own == forward - {"regions"} - {name for name in forward if name.endswith("_int8")}
     text = bc.explain(read("mb1ic64ih56oc64kh3ph1"), "NHWC")
     assert "conv_backward_data_winograd_f4" in text
     assert "taken" in text

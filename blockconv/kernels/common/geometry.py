@@ -9,7 +9,7 @@ from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 
-__all__ = ["ITEMSIZE", "NO_BLOCK", "ConvSizes", "Geometry", "geometry", "image_at", "image_blocks"]
+__all__ = ["ITEMSIZE", "NO_BLOCK", "ConvSizes", "Geometry", "contiguous_unit", "geometry", "image_at", "image_blocks"]
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -80,6 +80,12 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     elif width == 1:
         col = row
     return Geometry(n=n, block=block, length=length, row=row, col=col, channel=channel)
+
+
+def contiguous_unit(lies: Geometry, itemsize: int) -> int:
+    """Channels of a pixel that are contiguous and followed by those of the next pixel; 0 if there are none."""
+    unit = lies.length
+    return unit if lies.col == unit * itemsize and (unit == 1 or lies.channel == itemsize) else 0
 
 
 @inline

@@ -11,7 +11,7 @@ import numpy as np
 
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, Types
-from blockconv.kernels.common.geometry import ConvSizes, image_blocks
+from blockconv.kernels.common.geometry import ConvSizes, contiguous_unit, image_blocks
 from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
 from blockconv.kernels.depthwise.backward_weights import (
     ChannelVector,
@@ -76,12 +76,10 @@ def _splits(request: Request, vectors: int, along_pixels: bool) -> tuple[int, in
 
 def _unit(request: Request) -> int:
     """Channels of a pixel that are contiguous and followed by the next pixel, in both arrays; else 0."""
-    itemsize, (s, g) = request.types.src.itemsize, (request.source, request.destination)
-    unit = s.length
-    if 2 * unit > request.machine.lanes(request.types.acc.itemsize) or unit & (unit - 1) or g.length != unit:
-        return 0
-    each = [(of.col, of.channel if unit > 1 else itemsize) for of in (s, g)]
-    return unit if all(strides == (unit * itemsize, itemsize) for strides in each) else 0
+    itemsize = request.types.src.itemsize
+    unit, other = (contiguous_unit(of, itemsize) for of in (request.source, request.destination))
+    is_part = 2 * unit <= request.machine.lanes(request.types.acc.itemsize) and not unit & (unit - 1)
+    return unit if unit == other and is_part else 0
 
 
 def _spec(request: Request, unit: int, bias: bool) -> PixelsSpec:

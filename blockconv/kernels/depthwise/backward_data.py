@@ -1,0 +1,353 @@
+"""The gradient of the input of a depthwise convolution of stride 2, where neighbouring pixels are contiguous.
+
+A vector is neighbouring pixels of one channel (NCHW), or of a block of a few (NCHW4). Taps of even and of odd columns
+reach different pixels of the input: their sums are two vectors, which are interleaved and stored. A step computes the
+`sh` rows of the input that the same rows of the output's gradient reach, so each of these is loaded once for all.
+
+Rows outside the gradient are read as a row of zeros, columns outside it by masks, which inner columns do not need.
+
+Buffers: those of the forward op. Of activations it has those that bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv import jit
+from blockconv.core.activation import ActivationKind
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.jit.arguments import group, word
+from blockconv.jit.ir import const, emitted, fill_memory, shuffle, transpose
+from blockconv.kernels.common.activation import parameters_at
+from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.geometry import ConvSizes, Geometry, contiguous_unit
+from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, TapsPiece, WeightForm
+from blockconv.runtime import Op
+
+__all__ = ["BACKWARD_DATA"]
+
+STEP_CYCLES = 8  # of a step, beside its products, loads and stores
+SPARE = 3  # registers beside weights, sums and what is loaded
+
+
+class DepthwiseDataArguments(ConvSizes):
+    """The gradient of the input. A task is a block of channels of an image."""
+
+    src = word("the gradient of the output", "address")
+    wei = word("of each block: [tap][channel]", "address")
+    bia = word("of each channel", "address")
+    dst = word("the gradient of the input", "address")
+    activation = word("the activation, `ActivationArguments`", "address")
+    source = group(Geometry, "the strides of `src`")
+    destination = group(Geometry, "those of `dst`")
+    blocks = word("of channels", "blocks")
+
+
+class DataSpec(NamedTuple):
+    """What a kernel is compiled for.
+
+    src, dst: the codes of the types of the output's gradient and of the input's.
+    top, left: the padding, modulo the stride.
+    lanes: of a vector, `unit` channels of so many pixels.
+    holds: whether all weights stay in registers.
+    clips: whether results are bounded.
+    """
+
+    src: int
+    dst: int
+    fma: int
+    kh: int
+    kw: int
+    sh: int
+    dh: int
+    dw: int
+    top: int
+    left: int
+    lanes: int
+    unit: int
+    holds: int
+    clips: int
+
+    @property
+    def pixels(self) -> int:
+        return self.lanes // self.unit
+
+    @property
+    def rows(self) -> dict[tuple[int, int], int]:
+        """For the row of a step and each row of taps that reaches it, the row of the gradient, from the step's on."""
+        return _reached(self.kh, self.sh, self.dh, self.top)
+
+    @property
+    def cols(self) -> dict[tuple[int, int], int]:
+        """Likewise of columns: even or odd ones."""
+        return _reached(self.kw, 2, self.dw, self.left)
+
+    @property
+    def loads(self) -> int:
+        """Loads of a step."""
+        return len({*self.rows.values()}) * len({*self.cols.values()})
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Of a pixel's channels that are read."""
+        return self.unit * ElementType.of(self.src).itemsize
+
+    @property
+    def first(self) -> int:
+        """The first column that a step reads."""
+        return min(self.cols.values(), default=0)
+
+    @property
+    def zeros(self) -> int:
+        """Bytes that are read in place of a row outside the gradient, in whole lines."""
+        pixels = max(self.cols.values(), default=0) - self.first + self.pixels
+        return -(-pixels * self.pixel_bytes // 64) * 64
+
+
+def _reached(taps: int, stride: int, dilation: int, begin: int) -> dict[tuple[int, int], int]:
+    """Where pixel `stride * m + rest` of the input is reached by a tap: {(rest, tap): output pixel - m}."""
+    found = {}
+    for rest in range(stride):
+        for tap in range(taps):
+            output, other = divmod(rest + begin - tap * dilation, stride)
+            if other == 0:
+                found[rest, tap] = output
+    return found
+
+
+class _Plane(NamedTuple):
+    """A block of channels of an image: addresses, strides in bytes, sizes.
+
+    src: what the first step reads at column 0 of its window.
+    up, left: whole strides of padding.
+    """
+
+    src: int
+    src_row: int
+    zeros: int
+    wei: int
+    bia: int
+    dst: int
+    dst_row: int
+    activation: int
+    oh: int
+    ow: int
+    ih: int
+    iw: int
+    up: int
+    left: int
+
+
+class _Code:
+    """The code of one plane."""
+
+    def __init__(self, builder: Any, spec: DataSpec, x: _Plane) -> None:
+        self.b, self.spec, self.x = builder, spec, x
+        self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
+        self.stored = Floats(builder, ElementType.of(spec.dst), spec.lanes)
+        self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
+        self.bias = self.repeated(x.bia)
+        self.bounds = [self.sums.splat(k) for k in parameters_at(self.sums, x.activation)] if spec.clips else []
+        self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
+
+    def repeated(self, address: Any) -> Any:
+        """The values of a block's channels, for each pixel of a vector."""
+        if self.spec.unit == 1:
+            return self.sums.broadcast(address)
+        one = self.sums.load(address, lanes=self.spec.unit)
+        return shuffle(self.b, one, one, [lane % self.spec.unit for lane in range(self.spec.lanes)])
+
+    def weight(self, tap: int) -> Any:
+        return self.repeated(self.b.add(self.x.wei, const(tap * self.spec.unit * self.sums.itemsize)))
+
+    def all(self) -> None:
+        b, x, spec = self.b, self.x, self.spec
+        steps = b.sdiv(b.add(x.ih, const(spec.sh - 1)), const(spec.sh))
+        columns = b.sdiv(b.add(x.iw, const(1)), const(2))
+        offsets = sorted({*spec.cols.values()})
+        with cgutils.for_range_slice(b, const(0), columns, const(spec.pixels)) as (col, _):
+            at = b.add(col, x.left)
+            begins = [b.add(at, const(k)) for k in (spec.first, offsets[-1] + spec.pixels if offsets else 0)]
+            reads_inside = b.and_(b.icmp_signed(">=", begins[0], const(0)), b.icmp_signed("<=", begins[1], x.ow))
+            fits = b.icmp_signed("<=", b.mul(const(2), b.add(col, const(spec.pixels))), x.iw)
+            with b.if_else(b.and_(reads_inside, fits)) as (inner, border):
+                with inner, cgutils.for_range(b, steps) as loop:
+                    self.step(loop.index, col, {})
+                with border:
+                    masks = {k: self.inside(b.add(at, const(k))) for k in offsets}
+                    with cgutils.for_range(b, steps) as loop:
+                        self.step(loop.index, col, masks, has_border=True)
+
+    def inside(self, begin: Any) -> Any:
+        """The mask of a vector's pixels, from this one on, that the gradient has."""
+        b = self.b
+        return b.and_(b.not_(self.below(b.neg(begin))), self.below(b.sub(self.x.ow, begin)))
+
+    def below(self, pixels: Any) -> Any:
+        return self.v.below(self.b.mul(pixels, const(self.spec.unit)))
+
+    def step(self, number: Any, col: Any, masks: dict[int, Any], has_border: bool = False) -> None:
+        """The rows `sh * number` and on of the input, a vector of even and one of odd columns from `2 * col` on."""
+        b, x, spec = self.b, self.x, self.spec
+        loaded = {}
+        at = b.mul(b.add(b.add(col, x.left), const(spec.first)), const(spec.pixel_bytes))
+        for row in sorted({*spec.rows.values()}):
+            oh = b.add(b.add(number, x.up), const(row))
+            line = b.add(b.add(x.src, at), b.mul(oh, x.src_row))
+            line = b.select(b.icmp_unsigned("<", oh, x.oh), line, x.zeros)
+            for k in {*spec.cols.values()}:
+                mask = (masks[k], 0.0) if has_border else ()
+                loaded[row, k] = self.v.load(b.add(line, const((k - spec.first) * spec.pixel_bytes)), *mask)
+        for rest in range(spec.sh):
+            found = [self.bias, self.bias]
+            for (of_row, h), row in spec.rows.items():
+                for (phase, w), k in spec.cols.items() if of_row == rest else ():
+                    tap = h * spec.kw + w
+                    weight = self.held[tap] if self.held else self.weight(tap)
+                    found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
+            if self.bounds:
+                found = [self.sums.clip(value, *self.bounds) for value in found]
+            ih = b.add(b.mul(number, const(spec.sh)), const(rest))
+            with b.if_then(b.icmp_signed("<", ih, x.ih)):
+                dst = b.add(b.add(x.dst, b.mul(ih, x.dst_row)), b.mul(col, const(2 * spec.unit * self.stored.itemsize)))
+                self.store(transpose(b, found, 2, spec.pixels, spec.unit), dst, col, has_border)
+
+    def store(self, values: list[Any], dst: Any, col: Any, has_border: bool) -> None:
+        b, spec = self.b, self.spec
+        for k, value in enumerate(values):
+            rest = b.sub(self.x.iw, b.add(b.mul(col, const(2)), const(k * spec.pixels)))
+            mask = (self.below(rest),) if has_border else ()
+            self.stored.store(value, b.add(dst, const(k * self.stored.bytes)), *mask)
+
+
+@jit.kernel
+def depthwise_data_of_pixels(*spec):
+    """The loop over planes. spec: a `DataSpec`."""
+    shape = DataSpec(*spec)
+    zeros, unit, sh, itemsize = shape.zeros, shape.unit, shape.sh, ElementType.of(shape.src).computed.itemsize
+    taps = shape.kh * shape.kw
+
+    @emitted
+    def compute(builder: Any, plane: _Plane) -> None:
+        _Code(builder, shape, plane).all()
+
+    def kernel(args, first, last, scratch):
+        a = DepthwiseDataArguments(args)
+        s, d = a.source, a.destination
+        fill_memory(scratch, zeros, 0)
+        for task in range(first, last):
+            n, block = task // a.blocks, task % a.blocks
+            plane = _Plane(
+                a.src + n * s.n + block * s.block,
+                s.row,
+                scratch,
+                a.wei + block * (taps * unit * itemsize),
+                a.bia + block * (unit * itemsize),
+                a.dst + n * d.n + block * d.block,
+                d.row,
+                a.activation,
+                a.oh,
+                a.ow,
+                a.ih,
+                a.iw,
+                a.ph // sh,
+                a.pw // 2,
+            )
+            compute(plane)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- the row
+
+
+def _unit(request: Request) -> int:
+    """Channels of a pixel that are contiguous and followed by the next pixel, in both arrays; else 0."""
+    types = request.types
+    unit = contiguous_unit(request.source, types.src.itemsize)
+    is_part = 2 * unit <= request.machine.lanes(types.acc.itemsize) and not unit & (unit - 1)
+    return unit if is_part and unit == contiguous_unit(request.destination, types.dst.itemsize) else 0
+
+
+def _why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | None:
+    p, isa = request.problem, request.machine.isa
+    if not p.is_depthwise or p.oc != p.ic:
+        return "needs groups of one input channel and one output channel"
+    if p.sw != 2:
+        return f"needs a horizontal stride of 2, not {p.sw}"
+    if not unit:
+        return "needs vectors of contiguous pixels, of the same few channels in both arrays"
+    if p.ic % unit:
+        return f"needs a multiple of {unit} channels, not {p.ic}"
+    if isa.name != "avx512" and not (isa.name == "avx2" and request.types.src.itemsize >= 4):
+        return "needs loads and stores with masks"
+    if epilogue.residual or epilogue.activation == ActivationKind.OTHER:
+        return "adds no residual, and applies no activation but bounds"
+    return None
+
+
+def _spec(request: Request, unit: int, clips: int) -> DataSpec:
+    p, m = request.problem, request.machine
+    lanes = m.lanes(request.types.acc.itemsize)
+    while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // 2) * unit):
+        lanes //= 2
+    codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.dh, p.dw)
+    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % 2, lanes, unit, holds=0, clips=clips)
+    needed = p.kh * p.kw + spec.loads + 2 + SPARE
+    return spec._replace(holds=int(needed <= m.isa.registers))
+
+
+_NO_EPILOGUE = Epilogue()
+
+
+def _make(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
+    p, types, m = request.problem, request.types, request.machine
+    unit = _unit(request)
+    reason = _why_not(request, unit, epilogue)
+    if reason:
+        return reason
+    spec, planes = _spec(request, unit, epilogue.activation), p.n * (p.ic // unit)
+    weights = WeightForm(
+        Layout(f"Abcde{unit}a" if unit > 1 else "abcde"), 1, dot=WIDENED if types.src.is_half else MULTIPLY_ADD
+    )
+    # Only channels, groups and taps of this problem matter.
+    inner = Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
+    form = weights._replace(pieces=(TapsPiece(inner, weights, ((0, 1), (0, 1))),))
+
+    def seconds() -> float:
+        each = max(p.kh * p.kw, spec.loads) + 2 * p.sh + STEP_CYCLES
+        steps = planes * -(-p.ih // p.sh) * -(-p.iw // (2 * spec.pixels))
+        sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
+        return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
+
+    def ops() -> list[Op]:
+        args = DepthwiseDataArguments(
+            src=SRC,
+            wei=WEI,
+            bia=BIA,
+            dst=DST,
+            activation=ACT,
+            source=request.source,
+            destination=request.destination,
+            blocks=p.ic // unit,
+            **ConvSizes.of(p),
+        )
+        chunk = max(1, planes // (16 * request.threads))
+        return [Op(depthwise_data_of_pixels(*spec), args, planes, chunk, spec.zeros)]
+
+    return Primitive(seconds, ops, weights=form)
+
+
+BACKWARD_DATA = Row(
+    "conv_backward_data_depthwise_pixels",
+    "conv2d_backward_data",
+    _make,
+    frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
+)
