@@ -192,19 +192,24 @@ def pack_channels(src, packed, lanes, contiguous, unit):
 
     def kernel(record, unused_first, unused_last, unused_scratch):
         a = PackRecord(record)
-        cols, step, pixel = a.cols, a.col_step, a.width * itemsize
-        left = min(cols, max(0, (-a.iw + step - 1) // step))
-        right = max(left, min(cols, (a.length - a.iw + step - 1) // step))
-        for r in range(a.rows):
-            h, dst = a.ih + r * a.row_step, a.dst + r * a.row_bytes
-            if h < 0 or h >= a.height or left == right:
+        rows, cols, ih, iw, height, length = a.rows, a.cols, a.ih, a.iw, a.height, a.length
+        step, pixel = a.col_step, a.width * itemsize
+        is_whole = iw == 0 and cols == length and 0 <= ih and ih + rows <= height and step == a.row_step == 1
+        if not in_pairs and is_whole and a.lies.row == cols * a.lies.col and a.row_bytes == cols * pixel:
+            # Rows that follow one another, in the image and packed, are one.
+            rows, cols, ih, iw, height, length = 1, rows * cols, 0, ih * cols, 1, height * length
+        left = min(cols, max(0, (-iw + step - 1) // step))
+        right = max(left, min(cols, (length - iw + step - 1) // step))
+        for r in range(rows):
+            h, dst = ih + r * a.row_step, a.dst + r * a.row_bytes
+            if h < 0 or h >= height or left == right:
                 fill_memory(dst, a.row_bytes, 0)
                 continue
             if in_pairs:
                 dst = a.row
             fill_memory(dst, left * pixel, 0)
             fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
-            image = a.image + h * a.lies.row + (a.iw + left * step) * a.lies.col
+            image = a.image + h * a.lies.row + (iw + left * step) * a.lies.col
             pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
             if in_pairs:
                 pair_row(a.dst + r * a.row_bytes, a)
