@@ -258,6 +258,7 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
     """pack_row(dst, image, record, cols, step): columns of a row that exist, `step` bytes apart in the image."""
     src_bytes, itemsize = held.itemsize, packed.itemsize
     one, run, vector = _mover(held, packed, 1), _mover(held, packed, lanes), _vector_mover(held, packed, lanes)
+    several, vectors = 4, _vector_mover(held, packed, lanes, 4)
     block = _transposer(held, packed, lanes, 2 if contiguous == 3 else 1)
     blocks = _joiner(held, packed, lanes, unit)
     apart = src_bytes * (2 if contiguous == 3 else 1)
@@ -286,9 +287,15 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
                 stored = a.width - c if c + count == last else count
                 at = image + _channel_offset(a.lies, first)
                 to, whole = dst + c * itemsize, count // lanes * lanes
-                for k in range(0, whole, lanes):
+                k = 0
+                while k < whole:
+                    some = k + several * lanes <= whole
                     for p in range(cols):
-                        vector(to + p * pixel + k * itemsize, at + p * step + k * src_bytes)
+                        if some:
+                            vectors(to + p * pixel + k * itemsize, at + p * step + k * src_bytes)
+                        else:
+                            vector(to + p * pixel + k * itemsize, at + p * step + k * src_bytes)
+                    k += several * lanes if some else lanes
                 for p in range(cols if stored > whole else 0):
                     for k in range(whole, stored, lanes):
                         run(to + p * pixel + k * itemsize, at + p * step + k * src_bytes, count - k, stored - k)
@@ -325,13 +332,15 @@ def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> An
     return join_blocks
 
 
-def _vector_mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
-    """move(dst, src): a vector, all of whose lanes exist."""
+def _vector_mover(held: ElementType, packed: ElementType, lanes: int, count: int = 1) -> Any:
+    """move(dst, src): so many vectors, all of whose lanes exist."""
 
     @emitted
     def move(builder: Any, dst: Any, src: Any) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
-        to.store(v.load(src), dst)
+        values = [v.load(builder.add(src, const(k * v.bytes))) for k in range(count)]
+        for k, value in enumerate(values):
+            to.store(value, builder.add(dst, const(k * to.bytes)))
 
     return move
 
