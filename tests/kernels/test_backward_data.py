@@ -76,7 +76,7 @@ def test_neighbouring_pixels_of_depthwise_convolutions(dtype: str) -> None:
         "ih14kh3sh2ph1",
         "ih5iw37kh4kw4sh2sw2ph2pw2",
         "ih9iw75kh5kw3sh3sw2ph2pw0dw1",
-        "ih6iw64kh1kw1sh2sw2",
+        "ih6iw64kh1kw1sh2sw4",
         "ih4iw3kh3kw3sh2sw2ph2pw2",
     )
     for k, text in enumerate(few):

@@ -194,7 +194,7 @@ def pack_channels(src, packed, lanes, contiguous, unit):
         a = PackRecord(record)
         rows, cols, ih, iw, height, length = a.rows, a.cols, a.ih, a.iw, a.height, a.length
         step, pixel = a.col_step, a.width * itemsize
-        is_whole = iw == 0 and cols == length and 0 <= ih and ih + rows <= height and step == a.row_step == 1
+        is_whole = iw == 0 and cols == length and ih >= 0 and ih + rows <= height and step == a.row_step == 1
         if not in_pairs and is_whole and a.lies.row == cols * a.lies.col and a.row_bytes == cols * pixel:
             # Rows that follow one another, in the image and packed, are one.
             rows, cols, ih, iw, height, length = 1, rows * cols, 0, ih * cols, 1, height * length

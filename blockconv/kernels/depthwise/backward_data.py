@@ -1,8 +1,9 @@
-"""The gradient of the input of a depthwise convolution of stride 2, where neighbouring pixels are contiguous.
+"""The gradient of the input of a depthwise convolution with a stride, where neighbouring pixels are contiguous.
 
-A vector is neighbouring pixels of one channel (NCHW), or of a block of a few (NCHW4). Taps of even and of odd columns
-reach different pixels of the input: their sums are two vectors, which are interleaved and stored. A step computes the
-`sh` rows of the input that the same rows of the output's gradient reach, so each of these is loaded once for all.
+A vector is neighbouring pixels of one channel (NCHW), or of a block of a few (NCHW4). Pixels of the input with the same
+remainder by the stride are reached by the same taps: their sums are a vector, and these are interleaved and stored. A
+step computes the `sh` rows of the input that the same rows of the output's gradient reach, so each of these is loaded
+once for all.
 
 Rows outside the gradient are read as a row of zeros, columns outside it by masks, which inner columns do not need.
 
@@ -21,7 +22,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.arguments import group, word
-from blockconv.jit.ir import const, emitted, fill_memory, shuffle, transpose
+from blockconv.jit.ir import const, emitted, fill_memory, shuffle
 from blockconv.kernels.common.activation import parameters_at
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.floats import Floats
@@ -34,6 +35,7 @@ from blockconv.runtime import Op
 __all__ = ["BACKWARD_DATA"]
 
 STEP_CYCLES = 8  # of a step, beside its products, loads and stores
+MOST_STRIDE = 4  # horizontal
 SPARE = 3  # registers beside weights, sums and what is loaded
 
 
@@ -66,6 +68,7 @@ class DataSpec(NamedTuple):
     kh: int
     kw: int
     sh: int
+    sw: int
     dh: int
     dw: int
     top: int
@@ -86,8 +89,8 @@ class DataSpec(NamedTuple):
 
     @property
     def cols(self) -> dict[tuple[int, int], int]:
-        """Likewise of columns: even or odd ones."""
-        return _reached(self.kw, 2, self.dw, self.left)
+        """Likewise of columns."""
+        return _reached(self.kw, self.sw, self.dw, self.left)
 
     @property
     def loads(self) -> int:
@@ -170,13 +173,13 @@ class _Code:
     def all(self) -> None:
         b, x, spec = self.b, self.x, self.spec
         steps = b.sdiv(b.add(x.ih, const(spec.sh - 1)), const(spec.sh))
-        columns = b.sdiv(b.add(x.iw, const(1)), const(2))
+        columns = b.sdiv(b.add(x.iw, const(spec.sw - 1)), const(spec.sw))
         offsets = sorted({*spec.cols.values()})
         with cgutils.for_range_slice(b, const(0), columns, const(spec.pixels)) as (col, _):
             at = b.add(col, x.left)
             begins = [b.add(at, const(k)) for k in (spec.first, offsets[-1] + spec.pixels if offsets else 0)]
             reads_inside = b.and_(b.icmp_signed(">=", begins[0], const(0)), b.icmp_signed("<=", begins[1], x.ow))
-            fits = b.icmp_signed("<=", b.mul(const(2), b.add(col, const(spec.pixels))), x.iw)
+            fits = b.icmp_signed("<=", b.mul(const(spec.sw), b.add(col, const(spec.pixels))), x.iw)
             with b.if_else(b.and_(reads_inside, fits)) as (inner, border):
                 with inner, cgutils.for_range(b, steps) as loop:
                     self.step(loop.index, col, {})
@@ -194,7 +197,7 @@ class _Code:
         return self.v.below(self.b.mul(pixels, const(self.spec.unit)))
 
     def step(self, number: Any, col: Any, masks: dict[int, Any], has_border: bool = False) -> None:
-        """The rows `sh * number` and on of the input, a vector of even and one of odd columns from `2 * col` on."""
+        """The rows `sh * number` and on of the input: a vector of each remainder, from column `sw * col` on."""
         b, x, spec = self.b, self.x, self.spec
         loaded = {}
         at = b.mul(b.add(b.add(col, x.left), const(spec.first)), const(spec.pixel_bytes))
@@ -206,7 +209,7 @@ class _Code:
                 mask = (masks[k], 0.0) if has_border else ()
                 loaded[row, k] = self.v.load(b.add(line, const((k - spec.first) * spec.pixel_bytes)), *mask)
         for rest in range(spec.sh):
-            found = [self.bias, self.bias]
+            found = [self.bias] * spec.sw
             for (of_row, h), row in spec.rows.items():
                 for (phase, w), k in spec.cols.items() if of_row == rest else ():
                     tap = h * spec.kw + w
@@ -216,13 +219,30 @@ class _Code:
                 found = [self.sums.clip(value, *self.bounds) for value in found]
             ih = b.add(b.mul(number, const(spec.sh)), const(rest))
             with b.if_then(b.icmp_signed("<", ih, x.ih)):
-                dst = b.add(b.add(x.dst, b.mul(ih, x.dst_row)), b.mul(col, const(2 * spec.unit * self.stored.itemsize)))
-                self.store(transpose(b, found, 2, spec.pixels, spec.unit), dst, col, has_border)
+                dst = b.add(
+                    b.add(x.dst, b.mul(ih, x.dst_row)), b.mul(col, const(spec.sw * spec.unit * self.stored.itemsize))
+                )
+                self.store(self.interleaved(found), dst, col, has_border)
+
+    def interleaved(self, vectors: list[Any]) -> list[Any]:
+        """The pixels of vectors of each remainder, in their order."""
+        spec, found = self.spec, []
+        for first in range(0, spec.sw * spec.pixels, spec.pixels):
+            value, at = vectors[0], [divmod(first + lane // spec.unit, spec.sw) for lane in range(spec.lanes)]
+            for rest, vector in enumerate(vectors):
+                lanes = [m * spec.unit + lane % spec.unit for lane, (m, _) in enumerate(at)]
+                taken = [
+                    spec.lanes + k if of == rest else lane
+                    for lane, (k, (_, of)) in enumerate(zip(lanes, at, strict=True))
+                ]
+                value = shuffle(self.b, value, vector, taken)
+            found.append(value)
+        return found
 
     def store(self, values: list[Any], dst: Any, col: Any, has_border: bool) -> None:
         b, spec = self.b, self.spec
         for k, value in enumerate(values):
-            rest = b.sub(self.x.iw, b.add(b.mul(col, const(2)), const(k * spec.pixels)))
+            rest = b.sub(self.x.iw, b.add(b.mul(col, const(spec.sw)), const(k * spec.pixels)))
             mask = (self.below(rest),) if has_border else ()
             self.stored.store(value, b.add(dst, const(k * self.stored.bytes)), *mask)
 
@@ -231,7 +251,13 @@ class _Code:
 def depthwise_data_of_pixels(*spec):
     """The loop over planes. spec: a `DataSpec`."""
     shape = DataSpec(*spec)
-    zeros, unit, sh, itemsize = shape.zeros, shape.unit, shape.sh, ElementType.of(shape.src).computed.itemsize
+    zeros, unit, sh, sw, itemsize = (
+        shape.zeros,
+        shape.unit,
+        shape.sh,
+        shape.sw,
+        ElementType.of(shape.src).computed.itemsize,
+    )
     taps = shape.kh * shape.kw
 
     @emitted
@@ -258,7 +284,7 @@ def depthwise_data_of_pixels(*spec):
                 a.ih,
                 a.iw,
                 a.ph // sh,
-                a.pw // 2,
+                a.pw // sw,
             )
             compute(plane)
 
@@ -280,8 +306,8 @@ def _why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | None:
     p, isa = request.problem, request.machine.isa
     if not p.is_depthwise or p.oc != p.ic:
         return "needs groups of one input channel and one output channel"
-    if p.sw != 2:
-        return f"needs a horizontal stride of 2, not {p.sw}"
+    if not 2 <= p.sw <= MOST_STRIDE:
+        return f"needs a horizontal stride from 2 to {MOST_STRIDE}, not {p.sw}"
     if not unit:
         return "needs vectors of contiguous pixels, of the same few channels in both arrays"
     if p.ic % unit:
@@ -296,11 +322,11 @@ def _why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | None:
 def _spec(request: Request, unit: int, clips: int) -> DataSpec:
     p, m = request.problem, request.machine
     lanes = m.lanes(request.types.acc.itemsize)
-    while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // 2) * unit):
+    while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // p.sw) * unit):
         lanes //= 2
-    codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.dh, p.dw)
-    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % 2, lanes, unit, holds=0, clips=clips)
-    needed = p.kh * p.kw + spec.loads + 2 + SPARE
+    codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.sw, p.dh, p.dw)
+    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % p.sw, lanes, unit, holds=0, clips=clips)
+    needed = p.kh * p.kw + spec.loads + p.sw + SPARE
     return spec._replace(holds=int(needed <= m.isa.registers))
 
 
@@ -322,8 +348,8 @@ def _make(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Re
     form = weights._replace(pieces=(TapsPiece(inner, weights, ((0, 1), (0, 1))),))
 
     def seconds() -> float:
-        each = max(p.kh * p.kw, spec.loads) + 2 * p.sh + STEP_CYCLES
-        steps = planes * -(-p.ih // p.sh) * -(-p.iw // (2 * spec.pixels))
+        each = max(p.kh * p.kw, spec.loads) + p.sw * p.sh + STEP_CYCLES
+        steps = planes * -(-p.ih // p.sh) * -(-p.iw // (p.sw * spec.pixels))
         sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
         return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
 
