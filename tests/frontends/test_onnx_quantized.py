@@ -44,6 +44,25 @@ def ends(scale: Any, zero_point: Any, dtype: str) -> tuple[Array, Array]:
     return np.asarray(scale, np.float32), np.asarray(zero_point, dtype)
 
 
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MatMul"])
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+@pytest.mark.parametrize("least", [-5, -120])
+def test_weights_have_scales_along_any_axis(op: str, axis: int, least: int) -> None:
+    """Less their zero points, some are beyond int8."""
+    m, shape = Model(), (6, 8) if op == "MatMul" else (8, 8, 2, 3)
+    axis %= len(shape)
+    scale = np.linspace(0.01, 0.02, shape[axis]).astype(np.float32)
+    wei, zero = integers(shape, "int8"), np.linspace(least, 7, shape[axis]).astype(np.int8)
+    x = m.rng.standard_normal((4, 6) if op == "MatMul" else (1, 8, 5, 6)).astype(np.float32)
+    along = (-1, *(1,) * (len(shape) - axis - 1))
+    real = (wei - zero.astype(np.float32).reshape(along)) * scale.reshape(along)
+    m.add(op, m.input("x", x.shape), m.add("DequantizeLinear", wei, scale, zero, axis=axis), name="y")
+    other = Model()
+    other.add(op, other.input("x", x.shape), real, name="y")
+    found, wanted = bc.load_onnx(m.proto("y")).evaluate(x)["y"], by_onnx_runtime(other.proto("y"), {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
 # ---------------------------------------------------------------- op by op
 
 

@@ -236,14 +236,16 @@ class Call(Translation):
         """A convolution of x, and the `others` after it, by `parameters`: the weight, and perhaps a bias.
 
         An int16 weight becomes a sum of int8 weights, side by side along the input channels. x is repeated as often, so
-        the sums stay exact. A depthwise one runs in floats: it would leave the depthwise kernels.
+        the sums stay exact. A depthwise one runs in floats: it would leave the depthwise kernels. So does one
+        with a scale for each input channel.
         """
         wei, groups = parameters[0], attributes.groups
         known = self.scope.dequantized.get(wei.name)
         integers = known.integers if known else self.scope.constants.get(wei.name)
         fits = len(x.shape) == 4 and x.shape[1] == groups * wei.shape[1]
         depthwise = known and groups > 1 and wei.shape[1] == 1
-        if integers is None or integers.dtype != np.int16 or depthwise or not fits:
+        by_inputs = known and known.attributes.src.scale.ndim and known.attributes.axis == 1
+        if integers is None or integers.dtype != np.int16 or depthwise or by_inputs or not fits:
             return self.emit(attributes, x, *others, parameters=parameters)
         parts: list[Array] = []
         while integers.any() or not parts:
