@@ -51,7 +51,7 @@ def compile_together(wanted: Sequence[jit.Wanted]) -> None:
     compiled by this process, when it is asked for.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
-    if count < 2 or not sys.executable or config.DISABLE_JIT:
+    if count < 2 or not sys.executable or config.DISABLE_JIT or not jit.disk_cache().usable():
         return
     own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
     children: list[subprocess.Popen[bytes]] = []

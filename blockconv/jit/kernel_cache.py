@@ -175,19 +175,24 @@ def find(fingerprint: str) -> KernelCache:
     """The first that can be used, in ``BLOCKCONV_CACHE_DIR``, else the user's cache; else in a temporary directory.
 
     That serves all of the user's processes; where it cannot be used, one of this process alone goes when that ends.
+    Where no directory can be written to, it is one that holds nothing.
     """
     import platformdirs
 
     asked = os.environ.get("BLOCKCONV_CACHE_DIR")
-    base = Path(asked) if asked else Path(platformdirs.user_cache_dir("blockconv"))
-    temporary = Path(tempfile.gettempdir()) / f"blockconv-{_user()}"
-    for cache in (
-        KernelCache(base.absolute(), fingerprint),
-        KernelCache(temporary.absolute(), fingerprint, shared=True),
-    ):
+    base = Path(asked or platformdirs.user_cache_dir("blockconv"))
+    if asked or base.is_absolute():  # a user without a home directory has "~"
+        cache = KernelCache(base.absolute(), fingerprint)
         if cache.usable():
             return cache
-    own = tempfile.mkdtemp(prefix="blockconv-")
+    try:
+        temporary = Path(tempfile.gettempdir()) / f"blockconv-{_user()}"
+        cache = KernelCache(temporary.absolute(), fingerprint, shared=True)
+        if cache.usable():
+            return cache
+        own = tempfile.mkdtemp(prefix="blockconv-")
+    except OSError:
+        return KernelCache(Path(os.devnull).absolute(), fingerprint)
     atexit.register(_remove_own, own, os.getpid())
     return KernelCache(Path(own).absolute(), fingerprint, shared=True)
 

@@ -319,6 +319,32 @@ def test_the_users_own_cache_is_the_default(run_python: Any, tmp_path: Path) -> 
     assert str(tmp_path) in done.stdout
 
 
+def test_without_a_place_to_write_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nowhere(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setenv("BLOCKCONV_CACHE_DIR", "/proc/blockconv")
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    found = kernel_cache.find("0" * 20)
+    found.write("entry", b"code")
+    assert found.read("entry") is None
+    assert not found.contents()
+    # A temporary directory is not looked for where the cache can be used.
+    monkeypatch.setenv("BLOCKCONV_CACHE_DIR", str(tmp_path))
+    assert kernel_cache.find("0" * 20).base == tmp_path
+
+
+def test_a_user_without_a_home_directory_keeps_kernels_in_a_temporary_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("BLOCKCONV_CACHE_DIR", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: f"~/.cache/{name}")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    assert kernel_cache.find("0" * 20).base.parent == tmp_path / "temporary"
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
+
+
 def test_loaded_code_does_what_compiled_code_does() -> None:
     logical = logical_bits((2, 17, 9, 11), 4)
     wanted = stored(logical, "NCHW16")
