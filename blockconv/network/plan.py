@@ -353,7 +353,8 @@ class Plan:
 
         image: an array (N, C, H, W): NumPy, a memory map, Zarr, or anything with `shape`, `dtype` and slices.
         tile: as in `tiling`.
-        out: None, or the array that is written, {output: array} for several: NumPy, a memory map, Zarr.
+        out: None, or the array that is written, {output: array} for several: NumPy, a memory map, Zarr. It must not
+            overlap the image.
         batch: tiles that run at once.
 
         Returns `out`, or new arrays. Memory: `tiling(...).nbytes`, and nothing of the image's size but `out`. With
@@ -370,7 +371,7 @@ class Plan:
             rule = f"has to have dtype {self.network.inputs[0].type.dtype}"
             raise ArgumentError("tiled", "image", str(dtype), rule)
         how = self.tiling(tuple(int(size) for size in np.shape(image)), tile, batch)
-        return run_tiled(self.by_name, how, image, checked_out(how, out))
+        return run_tiled(self.by_name, how, image, checked_out(how, out, image))
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
         """The plan for the sizes of what a call is given, its inputs as the plan reads them, and new outputs."""

@@ -261,8 +261,8 @@ def run_tiled(
     return results if len(names) > 1 else results[names[0]]
 
 
-def checked_out(how: Tiling, out: Any) -> dict[str, Any] | None:
-    """`out` by output. Raises ArgumentError for an array of another shape or type."""
+def checked_out(how: Tiling, out: Any, image: Any) -> dict[str, Any] | None:
+    """`out` by output. Raises ArgumentError for an array of another shape or type, or one that overlaps the image."""
     if out is None:
         return None
     names = how.network.outputs
@@ -274,4 +274,7 @@ def checked_out(how: Tiling, out: Any) -> dict[str, Any] | None:
         if (tuple(array.shape), np.dtype(array.dtype)) != wanted:
             shown = f"{array.dtype} {tuple(array.shape)}"
             raise ArgumentError("tiled", "out", shown, f"has to be {wanted[1]} {wanted[0]} for output {name!r}")
+        arrays = isinstance(array, np.ndarray) and isinstance(image, np.ndarray)
+        if array is image or (arrays and np.shares_memory(array, image)):  # tiles read pixels around their own
+            raise ArgumentError("tiled", "out", array, "must not overlap the image", "give another array")
     return given

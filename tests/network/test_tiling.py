@@ -352,6 +352,19 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
     assert all((array == 7).all() for array in out.values())
 
 
+def test_tiles_are_not_written_into_the_image_that_later_ones_read() -> None:
+    b = bc.NetworkBuilder("blur")
+    b.output(b.conv2d(b.input("x", (1, 1, 40, 40)), np.ones((1, 1, 3, 3), np.float32), padding=1))
+    plan, both = bc.compile(b.build(), threads=1), np.ones((1, 2, 90, 90), np.float32)
+    image = both[:, :1]
+    for out in (image, image[...], image[:, :, ::-1]):
+        with pytest.raises(bc.ArgumentError, match=r"out=.*must not overlap the image"):
+            plan.tiled(image, 40, out=out)
+    assert (both == 1).all()
+    plan.tiled(image, 40, out=both[:, 1:])
+    assert both[0, 1, 45, 45] == 9
+
+
 def test_the_cuts_can_be_pickled() -> None:
     how = tiling(u_net(np.random.default_rng(0)), (1, 3, 200, 132), 48)
     copied = pickle.loads(pickle.dumps(how))
