@@ -38,6 +38,7 @@ __all__ = [
     "counted",
     "default_library",
     "failed",
+    "graphs_of",
     "has_onnx_runtime",
     "joined",
     "named",

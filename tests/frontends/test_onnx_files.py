@@ -232,3 +232,30 @@ def test_more_than_two_gib(tmp_path: Path) -> None:
     network = bc.load_onnx(path)
     assert sum(value.nbytes for value in network.constants.values()) > 2 << 30
     assert [node.op for node in network.nodes] == ["conv2d", "conv2d", "activation"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_weights_of_branches_in_another_file(tmp_path: Path, known: bool) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "w.bin").write_bytes(W.tobytes())
+    constant = helper.make_node("Constant", [], ["w"], value=external("v", 1, W.shape, location="w.bin"))
+    ends = [helper.make_tensor_value_info(name, 1, None) for name in "cdy"]
+    convs = [helper.make_node("Conv", ["x", "w"], [name]) for name in "cd"]
+    branches = [
+        helper.make_graph([convs[0]], "t", [], ends[:1], [external("w", 1, W.shape, location="w.bin")]),
+        helper.make_graph([constant, convs[1]], "e", [], ends[1:2]),
+    ]
+    node = helper.make_node("If", ["yes"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    x, yes = helper.make_tensor_value_info("x", 1, X.shape), np.array(True)
+    fed = [] if known else [helper.make_tensor_value_info("yes", TensorProto.BOOL, [])]
+    held = [numpy_helper.from_array(yes, "yes")] if known else []
+    graph = helper.make_graph([node], "g", [x, *fed], ends[2:], held)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    network = bc.load_onnx(path)
+    for choice in (True,) if known else (True, False):
+        found = network.evaluate({"x": X} | ({} if known else {"yes": np.array(choice)}))["y"]
+        np.testing.assert_allclose(found, wanted(W), rtol=1e-5, atol=1e-5)
+    with pytest.raises(bc.NetworkError, match=r"node 'w'.*give load_onnx the model's path"):
+        bc.load_onnx(path.read_bytes())

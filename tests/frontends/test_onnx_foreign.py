@@ -499,6 +499,27 @@ def test_if(same_shape: bool) -> None:
     assert [n.op for n in bc.load_onnx(proto).nodes] == ["activation"] * 3
 
 
+def test_values_of_known_branches_have_their_own_names() -> None:
+    """Two branches, one inside a branch, and the model itself may use the same names."""
+
+    def chosen(output: str, *nodes: Any, **constants: Any) -> Any:
+        arrays = [numpy_helper.from_array(np.asarray(x), name) for name, x in constants.items()]
+        graph = helper.make_graph(nodes, "g", [], [value(nodes[-1].output[0])], arrays)
+        return node("If", "yes", output, then_branch=graph, else_branch=graph)
+
+    inner = chosen("b", node("Mul", "r w", "w2"), node("Add", "w2 x", "r2"), w=np.float32(7))
+    nodes = [
+        chosen("p", node("Mul", "x w", "r"), node("Relu", "r", "a"), w=np.float32(2)),
+        chosen("q", node("Mul", "x w", "r"), inner, node("Relu", "b", "a"), w=np.float32(5)),
+        node("Neg", "q", "r"),
+        node("Sub", "p r", "y"),
+    ]
+    feeds = {"x": image()}
+    proto = model(nodes, feeds, {"y": F32, "p": F32, "q": F32}, yes=np.array(True))
+    check(proto, feeds)
+    assert all(n.op != "foreign" for n in bc.load_onnx(proto).nodes)
+
+
 def test_loop() -> None:
     body = helper.make_graph(
         [node("Add", "state x", "next"), node("Identity", "cond", "on"), node("Identity", "next", "scan")],

@@ -60,6 +60,42 @@ def test_foreign_ops_in_random_networks(seed: int) -> None:
     assert not [one for one in found if one.verdict in ("crash", "wrong")] + refused
 
 
+def with_branches(case: Case, seed: int) -> Case:
+    """The case with some of its nodes in branches, whose own values have the same names. Some conditions are fed."""
+    made = onnx.ModelProto.FromString(case.model.SerializeToString())
+    graph, rng, nodes = made.graph, np.random.default_rng([seed, 61]), []
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    for one in graph.node:
+        if len(one.output) > 1 or rng.random() < 0.5:
+            nodes.append(one)
+            continue
+        inner, weights = onnx.NodeProto.FromString(one.SerializeToString()), []
+        inner.output[0] = "result"
+        for k, name in enumerate(one.input):
+            if name in held:
+                inner.input[k] = f"weight {k}"
+                weights.append(onnx.TensorProto.FromString(held[name].SerializeToString()))
+                weights[-1].name = inner.input[k]
+        ends = [onnx.ValueInfoProto(name="result")]
+        graphs = [onnx.helper.make_graph([inner], kind, [], ends, weights) for kind in ("then", "else")]
+        condition = str(rng.choice(["yes", "yes", "fed"]))
+        nodes.append(onnx.helper.make_node("If", [condition], [one.output[0]], f"if {one.output[0]}",
+                                           then_branch=graphs[0], else_branch=graphs[1]))  # fmt: skip
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    graph.input.append(onnx.helper.make_tensor_value_info("fed", onnx.TensorProto.BOOL, []))
+    return case._replace(model=made, feeds=tuple(feeds | {"fed": np.array(True)} for feeds in case.feeds))
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(8)
+@pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning")
+def test_branches_in_random_networks(seed: int) -> None:
+    found = fuzz_oracle.judge(with_branches(generate(seed), seed), plans=seed % 16 == 0)
+    assert not [one for one in found if one.verdict in ("crash", "wrong")]
+
+
 # ---------------------------------------------------------------- the fuzzer itself
 
 

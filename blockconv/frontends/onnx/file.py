@@ -16,8 +16,8 @@ from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, Unsup
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.external import Files
-from blockconv.frontends.onnx.rules import check_dims, check_tensor
-from blockconv.frontends.onnx.scope import OP, title
+from blockconv.frontends.onnx.rules import check_dims, check_tensor, tensors_of
+from blockconv.frontends.onnx.scope import OP
 
 __all__ = ["named", "read_attributes", "read_initializers", "read_model", "without_weights"]
 
@@ -122,14 +122,13 @@ def without_weights(proto: Any) -> Any:
 
 
 def read_attributes(skeleton: Any, files: Files) -> None:
-    """Put values of attributes that are in other files into the model."""
+    """Put values of attributes, and of graphs in attributes, that are in other files into the model."""
     for node in skeleton.graph.node:
-        for attribute in node.attribute:
-            for tensor in (attribute.t, *attribute.tensors):
-                if files.hold(tensor):
-                    tensor.raw_data = files.read(tensor, f"{title(node)}, attribute {attribute.name!r}").tobytes()
-                    tensor.data_location = onnx.TensorProto.DEFAULT
-                    del tensor.external_data[:]
+        for where, tensor in tensors_of(node):
+            if files.hold(tensor):
+                tensor.raw_data = files.read(tensor, where).tobytes()
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                del tensor.external_data[:]
 
 
 def _values(tensor: Any, reader: str, files: Files) -> Array:

@@ -23,7 +23,7 @@ from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, tit
 from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.foreign import captured, has_onnx_runtime, new_session, reads_of
+from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new_session, reads_of
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.rest import Rest
 
@@ -124,16 +124,23 @@ class Fallback:
             return None
         return next((a.g for a in node.attribute if a.name == ("then_branch" if known.item() else "else_branch")), None)
 
-    def _inline(self, node: Any, graph: Any) -> None:
-        """The nodes of a graph in place of the node that runs it."""
+    def _inline(self, node: Any, branch: Any) -> None:
+        """The nodes of a graph in place of the node that runs it. Its values get names of their own."""
+        graph = onnx.GraphProto()
+        graph.CopyFrom(branch)
+        made = [*(tensor.name for tensor in graph.initializer), *(name for one in graph.node for name in one.output)]
+        called = node.name or _first(node)
+        names = {name: self.scope.value_name(f"{called}.{name}") for name in made if name}
+        _rename(graph.node, names)
+        ends = [names.get(value.name, value.name) for value in graph.output]
         self.scope.read.update(name for inner in graph.node for name in reads_of(inner))
-        self.scope.read.update(value.name for value in graph.output)
+        self.scope.read.update(ends)
         for tensor in graph.initializer:
-            self.scope.constant(tensor.name, np.asarray(numpy_helper.to_array(tensor)))
+            self.scope.constant(names[tensor.name], np.asarray(numpy_helper.to_array(tensor)))
         for inner in graph.node:
             self.read(inner)
-        for name, value in zip(node.output, graph.output, strict=True):
-            self.read(helper.make_node("Identity", [value.name], [name], name=f"{node.name or name}.{value.name}"))
+        for name, end in zip(node.output, ends, strict=True):
+            self.read(helper.make_node("Identity", [end], [name], name=f"{called}.{name}"))
 
     # -- what runs natively
 
@@ -258,7 +265,7 @@ class Fallback:
 
         read(arrays, model, shapes): reads a model without weights as a network.
         """
-        names = [value.name for value in outputs]
+        names = list(dict.fromkeys(value.name for value in outputs))
         late = [name for name in names if name in self._unknown or isinstance(self.scope.values[name], Unknown)]
         if not late:
             return None, names
@@ -427,6 +434,20 @@ def _named(node: Any) -> Any:
     named.CopyFrom(node)
     named.name = _first(node)
     return named
+
+
+def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
+    """Rename what nodes read and make, also in their graphs, except the values of these graphs."""
+    for node in nodes:
+        for field in (node.input, node.output):
+            field[:] = [names.get(name, name) for name in field]
+        for graph in graphs_of(node):
+            own = {value.name for value in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            outer = {old: new for old, new in names.items() if old not in own}
+            _rename(graph.node, outer)
+            for value in graph.output:
+                value.name = outer.get(value.name, value.name)
 
 
 def _untyped(name: str) -> Any:

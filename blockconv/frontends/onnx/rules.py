@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -17,9 +17,10 @@ from onnx import AttributeProto, TensorProto, checker, defs, helper, numpy_helpe
 
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.frontends.onnx.scope import OP, title
+from blockconv.network.foreign import graphs_of
 from blockconv.network.graph import Tensor
 
-__all__ = ["Rules", "check_dims", "check_tensor", "domain_of"]
+__all__ = ["Rules", "check_dims", "check_tensor", "domain_of", "tensors_of"]
 
 Array = npt.NDArray[Any]
 
@@ -88,10 +89,10 @@ class Rules:
             seen.add(name)
             if attribute.type in (AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
                 raise UnsupportedError(f"{OP}: {title(node)}: {name} is a sparse tensor; export it dense")
-            for tensor in (attribute.t, *attribute.tensors) if attribute.type in _TENSORS else ():
-                check_tensor(tensor, title(node))
             if schema is not None:
                 self._check_attribute(node, attribute, known)
+        for where, tensor in tensors_of(node):
+            check_tensor(tensor, where)
         for name, definition in known.items():
             if definition.required and name not in seen:
                 rule = f"is required by {node.op_type} of opset {self.versions[domain_of(node)]}"
@@ -174,6 +175,18 @@ def _imported(imports: Any) -> dict[str, int]:
         rule = "has to name an operator set, which defines the ops"
         raise NetworkError(OP, "opset_import", [], rule, "export it with one (opset_version=17, say)")
     return versions
+
+
+def tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors in a node's attributes and in graphs there, with the names that errors have for them."""
+    for attribute in node.attribute:
+        for tensor in (attribute.t, *attribute.tensors) if attribute.type in _TENSORS else ():
+            yield f"{title(node)}, attribute {attribute.name!r}", tensor
+    for graph in graphs_of(node):
+        for tensor in graph.initializer:
+            yield f"{title(node)}, initializer {tensor.name!r}", tensor
+        for inner in graph.node:
+            yield from tensors_of(inner)
 
 
 def check_tensor(tensor: Any, where: str) -> None:
