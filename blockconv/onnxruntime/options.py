@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]
@@ -37,7 +37,7 @@ class ExecutionOrder(enum.IntEnum):
     MEMORY_EFFICIENT = 2
 
 
-@dataclass
+@dataclass(slots=True)  # a misspelt option is an AttributeError
 class SessionOptions:
     """Options of a session, by ONNX Runtime's names.
 
@@ -88,17 +88,20 @@ class SessionOptions:
     def log_unused(self) -> None:
         """Log the options that were set and have no effect."""
         default, used = SessionOptions(), ("intra_op_num_threads", "dimensions", "denotations", "log_severity_level")
-        unused = [f"{name}={value!r}" for name, value in vars(self).items()
-                  if name not in used and value != getattr(default, name)]  # fmt: skip
+        options = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in used}
+        unused = [f"{name}={value!r}" for name, value in options.items() if value != getattr(default, name)]
         if unused:
             _log.info("these options have no effect in blockconv: %s", ", ".join(unused))
 
 
-@dataclass
+@dataclass(slots=True)
 class RunOptions:
-    """Options of a run, by ONNX Runtime's names. None has an effect."""
+    """Options of a run, by ONNX Runtime's names.
 
-    log_severity_level: int = 2
+    terminate: runs with these options fail. A run that has begun goes on. The other options have no effect.
+    """
+
+    log_severity_level: int = -1
     log_verbosity_level: int = 0
     logid: str = ""
     only_execute_path_to_fetches: bool = False
@@ -106,5 +109,11 @@ class RunOptions:
     entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry. It has no effect."""
+        """Keep an entry, for `get_run_config_entry`. It has no other effect."""
         self.entries[key] = value
+
+    def get_run_config_entry(self, key: str) -> str:
+        """The value of an entry. Raises RuntimeError for a key without one."""
+        if key not in self.entries:
+            raise RuntimeError(f"RunOptions does not have configuration with key: {key}")
+        return self.entries[key]

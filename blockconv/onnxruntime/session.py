@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError
-from blockconv.frontends.onnx import load_onnx
+from blockconv.frontends.onnx import open_onnx
 from blockconv.network.plan import Plan, compile
 from blockconv.onnxruntime.errors import (
     Fail,
@@ -34,6 +32,7 @@ from blockconv.onnxruntime.values import (
     check_device,
     dtype_named,
     type_name,
+    type_text,
 )
 
 __all__ = ["PROVIDERS", "IOBinding", "InferenceSession"]
@@ -64,26 +63,36 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._source = _source(path_or_bytes)
+        source = _source(path_or_bytes)
         self._options = SessionOptions() if sess_options is None else sess_options
         self._options.log_unused()
         _check_providers(providers)
-        model = _read(self._source)
+        try:  # now and not at the first run: a file may be gone or another one by then
+            model, self._network_of = open_onnx(source)
+        except BlockconvError as error:
+            raise _as_theirs(error) from error
         held = {tensor.name for tensor in model.graph.initializer}
-        self._inputs = [_argument(value, self._options) for value in model.graph.input if value.name not in held]
+        needed, more = ([v for v in model.graph.input if (v.name in held) is initial] for initial in (False, True))
+        self._inputs = [_argument(value, self._options) for value in needed]
         self._outputs = [_argument(value, self._options) for value in model.graph.output]
-        self._overridable = [_argument(value, self._options) for value in model.graph.input if value.name in held]
+        # Up to version 3, every initializer has to be declared as an input, and is none.
+        self._overridable = [_argument(value, self._options) for value in more if model.ir_version > 3]
         self._declared = {one.name: one for one in self._inputs}
+        self._required = [one.name for one in self._inputs if not one.type.startswith("optional")]
         self._results = [one.name for one in self._outputs]
         self._passed: dict[str, tuple[Any, ...]] = {}  # the shape and dtype of each input's last array that was right
         self._meta = _metadata(model)
         self._plan: Plan | None = None
+        self._fed: dict[frozenset[str], Plan] = {}  # plans that read these initializers as inputs
         self._lock = threading.Lock()
-        if all(isinstance(size, int) for one in self._inputs for size in one.shape):
-            self._compiled({one.name: tuple(one.shape) for one in self._inputs})
+        of_any_rank = any(not value.type.tensor_type.HasField("shape") for value in needed if _is_tensor(value.type))
+        if not of_any_rank and all(isinstance(size, int) for one in self._inputs for size in one.shape):
+            plan = self._compiled({one.name: tuple(one.shape) for one in self._inputs})
+            self._outputs = [_completed(one, plan) for one in self._outputs]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        """Without plans, which hold the weights once more: the first run makes them again."""
+        return self.__dict__ | {"_lock": None, "_plan": None, "_fed": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -100,7 +109,7 @@ class InferenceSession:
         return self._outputs
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Initializers that are declared as inputs. Runs do not take them."""
+        """Initializers that are declared as inputs. A run may give other values of them."""
         return self._overridable
 
     def get_modelmeta(self) -> ModelMetadata:
@@ -131,7 +140,7 @@ class InferenceSession:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan, for `explain` and `report`. None before the first run of a model with symbolic dimensions."""
+        """The plan, for `explain` and `report`. None before the first run of a copy, or with symbolic dimensions."""
         return self._plan
 
     # -- running
@@ -144,42 +153,73 @@ class InferenceSession:
     ) -> list[Array]:
         """The outputs of these names, or all for None or an empty list, as row-major arrays.
 
-        input_feed: {input: array}. Types and shapes have to be the model's.
+        input_feed: {input: array}. Types and shapes have to be the model's. The first run that gives a value for an
+            initializer plans for it.
 
         Raises ValueError for a missing input, InvalidArgument for other names, types or shapes, and Fail for an error
-        inside the network.
+        inside the network, or if `run_options.terminate` is set.
         """
+        if run_options is not None and run_options.terminate:
+            raise Fail("Exiting due to terminate flag being set to true.")
         given = input_feed.keys()  # of what is no mapping, the error is ONNX Runtime's
-        missing = [name for name in self._declared if name not in given]
+        missing = [name for name in self._required if name not in given]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
-        for name in output_names or ():
+        if isinstance(output_names, str):
+            raise TypeError(f"output_names={output_names!r}: has to be a list of names")
+        wanted = [*(output_names or ())] or self._results
+        for name in wanted:
             if name not in self._results:
                 raise InvalidArgument(f"Invalid output name:{name}")
-        if len(input_feed) > len(self._declared):
-            self._refuse(input_feed)
+        declared, fed = self._declared, frozenset[str]()
+        if not given <= declared.keys():
+            overridden = self._overridden([name for name in given if name not in declared])
+            declared, fed = {**declared, **overridden}, frozenset(overridden)
         feeds = {}
-        for name, declared in self._declared.items():
-            x = input_feed[name]
+        for name, declaration in declared.items():
+            x = input_feed.get(name)
             if type(x) is not np.ndarray or (x.shape, x.dtype) != self._passed.get(name):
-                x = _checked(declared, x)
-                self._passed[name] = x.shape, x.dtype
+                x = _checked(declaration, x)
+                if type(x) is np.ndarray:
+                    self._passed[name] = x.shape, x.dtype
             feeds[name] = x
         try:
-            plan = self._plan or self._compiled({name: x.shape for name, x in feeds.items()})
+            plan = self._plan if not fed else self._fed.get(fed)
+            if plan is None:
+                plan = self._compiled({name: x.shape for name, x in feeds.items() if type(x) is np.ndarray}, fed)
             values = plan.by_name(**feeds)
         except NetworkError as error:  # the graph runs, but not on these elements
             raise InvalidArgument(str(error)) from error
         except BlockconvError as error:
             raise _as_theirs(error) from error
-        return [values[name] for name in output_names or self._results]
+        return [values[name] for name in wanted]
 
-    def _refuse(self, input_feed: Mapping[str, Any]) -> None:
-        """Raise for the first name that is no input."""
-        name = next(name for name in input_feed if name not in self._declared)
-        if name in [one.name for one in self._overridable]:
-            raise InvalidArgument(f"initializer {name} cannot be overridden: load it by load_onnx(..., constants=...)")
-        raise InvalidArgument(f"Invalid input name: {name}")
+    def _overridden(self, names: Collection[str]) -> dict[str, NodeArg]:
+        """The declarations of these initializers. Raises for the first name that is none."""
+        known = {one.name: one for one in self._overridable}
+        for name in names:
+            if name not in known:
+                raise InvalidArgument(f"Invalid input name: {name}")
+        return {name: known[name] for name in names}
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Array], Any, str], None],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """`run` in a thread, which then calls `callback(outputs, user_data, error)`. Outputs or error are empty."""
+
+        def work() -> None:
+            try:
+                found, said = self.run(output_names, input_feed, run_options), ""
+            except Exception as error:
+                found, said = [], str(error)
+            callback(found, user_data, said)
+
+        threading.Thread(target=work).start()
 
     def run_with_ort_values(
         self,
@@ -191,25 +231,31 @@ class InferenceSession:
         feeds = {name: value.numpy() for name, value in input_dict_ort_values.items()}
         return list(map(OrtValue, self.run(output_names, feeds, run_options)))
 
+    def end_profiling(self) -> str:
+        """ "": blockconv writes no file of a profile. `session.plan.profile` measures."""
+        return ""
+
     def io_binding(self) -> IOBinding:
         """A binding for this session."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run a binding of this session."""
-        iobinding.run()
+        iobinding.run(run_options)
 
-    def _compiled(self, shapes: Mapping[str, tuple[Any, ...]]) -> Plan:
-        """The plan, which the first call makes for these shapes of the inputs."""
+    def _compiled(self, shapes: Mapping[str, tuple[Any, ...]], fed: frozenset[str] = frozenset()) -> Plan:
+        """The plan that reads `fed` as inputs, which the first call makes for these shapes of the inputs."""
         with self._lock:
-            if self._plan is None:
+            plan = self._fed.get(fed)
+            if plan is None:
                 threads = min(self._options.intra_op_num_threads, target.affinity()) or None
                 try:
-                    network = load_onnx(self._source, dict(shapes))
-                    self._plan = compile(network, threads=threads)
+                    plan = compile(self._network_of(dict(shapes), fed=fed), threads=threads)
                 except BlockconvError as error:
                     raise _as_theirs(error) from error
-            return self._plan
+                self._fed[fed] = plan
+                self._plan = self._fed.get(frozenset())
+            return plan
 
 
 class IOBinding:
@@ -254,10 +300,10 @@ class IOBinding:
         """Bind an output to a value, whose memory a run writes."""
         self._outputs[self._known(name, self._session.get_outputs())] = value.numpy()
 
-    def run(self) -> None:
+    def run(self, run_options: RunOptions | None = None) -> None:
         """Run the session on what is bound."""
         names = list(self._outputs)
-        found = self._session.run(names, self._inputs) if names else []
+        found = self._session.run(names, self._inputs, run_options) if names else []
         for name, result in zip(names, found, strict=True):
             wanted = self._outputs[name]
             if wanted is not None and (wanted.shape, wanted.dtype) != (result.shape, result.dtype):
@@ -318,35 +364,30 @@ def _check_providers(providers: Sequence[Any] | None) -> None:
             warnings.warn(f"Specified provider '{name}' {rule}", stacklevel=3)
 
 
-def _read(source: str | bytes) -> onnx.ModelProto:
-    try:
-        if isinstance(source, bytes):
-            model = onnx.load_model_from_string(source)
-        else:
-            model = onnx.load(source, load_external_data=False)
-    except Exception as error:  # protobuf's DecodeError
-        raise InvalidProtobuf(f"Failed to load model because protobuf parsing failed: {error}") from error
-    if not model.graph.output:
-        raise InvalidProtobuf("Failed to load model: it holds no graph")
-    return model
+def _is_tensor(type: Any) -> bool:
+    return bool(type.HasField("tensor_type"))
 
 
 def _argument(value: Any, options: SessionOptions) -> NodeArg:
-    kind = value.type.tensor_type
-    if not value.type.HasField("tensor_type"):
-        return NodeArg(value.name, [], value.type.WhichOneof("value") or "")
+    held = value.type.optional_type.elem_type if value.type.HasField("optional_type") else value.type
     shape: list[int | str | None] = []
-    for dim in kind.shape.dim:
+    for dim in held.tensor_type.shape.dim if _is_tensor(held) else ():
         fixed = dim.HasField("dim_value") and dim.dim_value >= 0  # some exporters write -1 for any size
         size: int | str | None = dim.dim_value if fixed else dim.dim_param or None
         size = options.dimensions.get(dim.dim_param, size) if dim.dim_param else size
         shape.append(options.denotations.get(dim.denotation, size) if dim.denotation else size)
-    named = {TensorProto.STRING: "tensor(string)", TensorProto.BFLOAT16: "tensor(bfloat16)"}
-    name = named.get(kind.elem_type) or type_name(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    return NodeArg(value.name, shape, name)
+    return NodeArg(value.name, shape, type_text(value.type))
 
 
-def _metadata(model: onnx.ModelProto) -> ModelMetadata:
+def _completed(declared: NodeArg, plan: Plan) -> NodeArg:
+    """The declaration of an output, with the type and shape that a model does not say."""
+    tensor = plan.network.tensors.get(declared.name)
+    if tensor is None or (declared.type and declared.shape):
+        return declared
+    return NodeArg(declared.name, list(tensor.shape), declared.type or type_name(tensor.type.dtype))
+
+
+def _metadata(model: Any) -> ModelMetadata:
     entries = {entry.key: entry.value for entry in model.metadata_props}
     return ModelMetadata(
         model.producer_name,
@@ -359,10 +400,12 @@ def _metadata(model: onnx.ModelProto) -> ModelMetadata:
     )
 
 
-def _checked(declared: NodeArg, value: Any) -> Array:
+def _checked(declared: NodeArg, value: Any) -> Any:
     """The array of an input, checked against the declared type and shape. Lists become arrays of that type."""
     if isinstance(value, OrtValue):
         value = value.numpy()
+    if not declared.type.startswith("tensor("):  # the library that runs its nodes checks it
+        return value
     if isinstance(value, (list, tuple)):
         value = np.array(value, dtype=dtype_named(declared.type))
     if not isinstance(value, np.ndarray):
@@ -390,6 +433,8 @@ def _checked(declared: NodeArg, value: Any) -> Array:
 
 def _as_theirs(error: BlockconvError) -> Fail:
     """ONNX Runtime's exception for one of blockconv's."""
+    if isinstance(error, NetworkError) and error.argument == "model":  # the file, and not what it says
+        return InvalidProtobuf(f"Failed to load model because protobuf parsing failed: {error}")
     kinds: dict[type, type[Fail]] = {
         UnsupportedError: NotImplemented,
         NetworkError: InvalidGraph,

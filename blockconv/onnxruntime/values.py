@@ -13,10 +13,9 @@ from onnx import TensorProto, helper
 
 from blockconv.onnxruntime.errors import InvalidArgument
 
-__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "array_at", "check_device", "dtype_named", "type_name"]
+__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "array_at", "check_device", "dtype_named", "type_name", "type_text"]
 
 Array = npt.NDArray[Any]
-_NAMES = {"float32": "float", "float64": "double"}  # of ONNX Runtime, where NumPy has others
 
 
 @dataclass(frozen=True)
@@ -41,17 +40,39 @@ class ModelMetadata:
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
 
 
+def type_text(type: Any) -> str:
+    """A TypeProto as ONNX Runtime writes it: "tensor(float)", "seq(tensor(int64))"."""
+    kind = str(type.WhichOneof("value"))
+    held: Any = getattr(type, kind, None)
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        return kind.replace("_type", f"({_element(held.elem_type)})")
+    if kind == "map_type":
+        return f"map({_element(held.key_type)},{type_text(held.value_type)})"
+    return f"{kind.removesuffix('_type').replace('sequence', 'seq')}({type_text(held.elem_type)})" if held else ""
+
+
 def type_name(dtype: Any) -> str:
-    """The element type as ONNX Runtime writes it: tensor(float) for float32."""
-    name = np.dtype(dtype).name
-    return f"tensor({'string' if np.dtype(dtype).kind in 'OSU' else _NAMES.get(name, name)})"
+    """The element type of an array as ONNX Runtime writes it: "tensor(float)" for float32."""
+    dtype = np.dtype(dtype)
+    try:
+        return f"tensor({_element(TensorProto.STRING if dtype.kind in 'OSU' else _number(dtype))})"
+    except (KeyError, TypeError, ValueError):  # a type that ONNX does not have
+        return f"tensor({dtype.name})"
 
 
 def dtype_named(type: str) -> np.dtype[Any]:
     """The dtype of an element type as `type_name` writes it."""
-    name = type.removeprefix("tensor(").removesuffix(")")
-    ours = {theirs: ours for ours, theirs in _NAMES.items()} | {"string": "O"}
-    return np.dtype(ours.get(name, name))
+    kind = TensorProto.DataType.Value(type.removeprefix("tensor(").removesuffix(")").upper())
+    dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+    return dtype
+
+
+def _element(kind: int) -> str:
+    return str(TensorProto.DataType.Name(kind)).lower()
+
+
+def _number(dtype: np.dtype[Any]) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(dtype.newbyteorder("=")))
 
 
 def _dtype_of(element_type: Any) -> np.dtype[Any]:
@@ -76,7 +97,7 @@ class OrtValue:
     def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
         """A value that shares the array's memory."""
         check_device(device_type, device_id)
-        return OrtValue(np.ascontiguousarray(array))
+        return OrtValue(np.asarray(array, order="C"))
 
     @staticmethod
     def ortvalue_from_shape_and_type(
@@ -100,7 +121,7 @@ class OrtValue:
 
     def element_type(self) -> int:
         """ONNX's number of the element type."""
-        return int(helper.np_dtype_to_tensor_dtype(self._array.dtype))
+        return _number(self._array.dtype)
 
     def data_ptr(self) -> int:
         """The address of the first element."""
@@ -111,8 +132,29 @@ class OrtValue:
         return "cpu"
 
     def is_tensor(self) -> bool:
-        """Always True: sequences and maps stay inside a session."""
-        return True
+        """Whether it is an array."""
+        return isinstance(self._array, np.ndarray)
+
+    def is_tensor_sequence(self) -> bool:
+        """Whether it is a sequence of arrays, which `numpy` returns as a list."""
+        return isinstance(self._array, list)
+
+    def is_sparse_tensor(self) -> bool:
+        """Always False."""
+        return False
+
+    def tensor_size_in_bytes(self) -> int:
+        """The bytes of all elements."""
+        return self._array.nbytes
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self._array, dtype) if copy else np.asarray(self._array, dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
 
     def has_value(self) -> bool:
         """Always True."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import queue
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
-from onnx import parser  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import blockconv.onnxruntime as ours  # noqa: E402
 
@@ -46,6 +48,22 @@ def test_it_says_of_a_model_what_onnx_runtime_says(theirs: Any):
     assert a.get_provider_options() == b.get_provider_options()
     for field in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
         assert getattr(a.get_modelmeta(), field) == getattr(b.get_modelmeta(), field)
+
+
+def test_names_of_outputs_may_come_once_or_are_refused():
+    session = ours.InferenceSession(model())
+    assert len(session.run(iter(["z", "y"]), feeds())) == 2
+    with pytest.raises(TypeError, match="output_names='y': has to be a list of names"):
+        session.run("y", feeds())
+
+
+def test_a_model_may_list_an_output_twice(theirs: Any):
+    made = onnx.ModelProto.FromString(model(FIXED))
+    made.graph.output.append(made.graph.output[0])
+    x = np.ones((1, 2, 4, 4), np.float32)
+    a, b = (library.InferenceSession(made.SerializeToString()) for library in (ours, theirs))
+    assert [one.name for one in a.get_outputs()] == [one.name for one in b.get_outputs()] == ["y", "y"]
+    np.testing.assert_allclose(a.run(None, {"x": x}), b.run(None, {"x": x}), rtol=1e-6)
 
 
 @pytest.mark.parametrize("names", [None, [], ["y"], ["z", "y"], ["z", "z"]])
@@ -117,6 +135,144 @@ def test_an_index_that_the_data_does_not_have_is_an_invalid_argument(theirs: Any
         with pytest.raises(Exception, match="picked") as caught:
             session.run(None, {**given, "at": np.array(5)})
         assert type(caught.value).__name__ == "InvalidArgument"
+
+
+CONV = """<ir_version: 8, opset_import: ["": 17]>
+conv (float[n, 1, 4, 4] x) => (float[n, 1, 3, 3] y) <float[1, 1, 2, 2] k = {1, 2, 3, 4}> { y = Conv(x, k) }"""
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_session_outlives_the_files_of_its_model(theirs: Any, tmp_path: Path, external: bool):
+    x, found = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), []
+    for library in (ours, theirs):
+        path = tmp_path / f"{library.__name__}.onnx"
+        external_data = {"save_as_external_data": True, "location": f"{path.name}.data", "size_threshold": 0}
+        made = parser.parse_model(CONV)
+        for tensor in made.graph.initializer:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))  # as bytes
+        onnx.save(made, path, **external_data if external else {})
+        session = library.InferenceSession(str(path))
+        for file in tmp_path.iterdir():
+            file.unlink()
+        found.append(session.run(None, {"x": x})[0])
+    assert np.array_equal(*found)
+
+
+def graph(nodes: list[Any], inputs: list[Any], constants: dict[str, Any] | None = None, ir: int = 8) -> bytes:
+    """A model whose outputs are those of its last node, of any type and shape."""
+    outputs = [helper.ValueInfoProto(name=name) for name in nodes[-1].output]
+    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()]
+    made = helper.make_graph(nodes, "g", inputs, outputs, held)
+    imports = [helper.make_opsetid("", 18)]
+    model: bytes = helper.make_model(made, opset_imports=imports, ir_version=ir).SerializeToString()
+    return model
+
+
+def declared(name: str, shape: Any = None, kind: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def test_an_input_without_a_declared_rank_takes_any(theirs: Any):
+    text = graph([helper.make_node("Mul", ["x", "x"], ["y"])], [declared("x")])
+    a, b = (library.InferenceSession(text) for library in (ours, theirs))
+    for shape in ((1, 2, 4, 4), (3,), (), (2, 2), (0, 2)):
+        x = np.full(shape, 3, np.float32)
+        np.testing.assert_array_equal(a.run(None, {"x": x})[0], b.run(None, {"x": x})[0], strict=True)
+
+
+def test_a_run_may_give_other_values_of_declared_initializers(theirs: Any):
+    nodes = [helper.make_node("Conv", ["x", "k"], ["c"]), helper.make_node("Add", ["c", "b"], ["y"])]
+    inputs = [declared("x", ["n", 1, 4, 4]), declared("k", [1, 1, 2, 2]), declared("b", [1])]
+    held = {"k": np.ones((1, 1, 2, 2), np.float32), "b": np.ones(1, np.float32)}
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    text, said = graph(nodes, inputs, held), []
+    for library in (ours, theirs):
+        session = library.InferenceSession(text)
+        assert [one.name for one in session.get_overridable_initializers()] == ["k", "b"]
+        fed = ({}, {"b": held["b"] * 5}, {"k": held["k"] * 2, "b": held["b"]}, {}, {"b": held["b"] * 7})
+        said.append([session.run(None, {"x": np.repeat(x, n + 1, 0), **more})[0] for n, more in enumerate(fed)])
+        with pytest.raises(Exception, match="Got: 2 Expected: 1") as caught:
+            session.run(None, {"x": x, "b": np.ones(2, np.float32)})
+        assert type(caught.value).__name__ == "InvalidArgument"
+    for one, other in zip(*said, strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+def _sequence(element: int = TensorProto.FLOAT) -> Any:
+    return helper.make_sequence_type_proto(helper.make_tensor_type_proto(element, None))
+
+
+ODD: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "a sequence": (
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+        helper.make_value_info("s", _sequence()),
+        {"s": [np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)]},
+    ),
+    "an optional": (
+        helper.make_node("OptionalHasElement", ["o"], ["y"]),
+        helper.make_value_info("o", helper.make_optional_type_proto(helper.make_tensor_type_proto(1, [2]))),
+        {"o": np.ones(2, np.float32)},
+    ),
+    "strings": (
+        helper.make_node("Identity", ["t"], ["y"]),
+        declared("t", ["n"], TensorProto.STRING),
+        {"t": np.array(["a", "b"], object)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("node", "info", "fed"), ODD.values(), ids=ODD)
+def test_values_that_are_no_arrays_of_numbers_go_in(theirs: Any, node: Any, info: Any, fed: dict[str, Any]):
+    said = []
+    for library in (ours, theirs):
+        session = library.InferenceSession(graph([node], [info]))
+        said.append([[(one.name, one.shape, one.type) for one in session.get_inputs()], session.run(None, fed)[0]])
+    assert said[0][0] == said[1][0]
+    np.testing.assert_array_equal(said[0][1], said[1][1], strict=True)
+
+
+def test_an_optional_may_be_left_out(theirs: Any):
+    node, info, _ = ODD["an optional"]
+    for library in (ours, theirs):
+        session = library.InferenceSession(graph([node], [info]))
+        for fed in ({}, {"o": None}):
+            assert not session.run(None, fed)[0]
+
+
+def test_outputs_without_a_declaration_are_those_of_the_network(theirs: Any):
+    text = graph([helper.make_node("Flatten", ["x"], ["y"])], [declared("x", [2, 3, 4], TensorProto.DOUBLE)])
+    (a,), (b,) = (library.InferenceSession(text).get_outputs() for library in (ours, theirs))
+    assert (a.name, a.shape, a.type) == (b.name, b.shape, b.type) == ("y", [2, 12], "tensor(double)")
+
+
+def test_runs_of_options_that_terminate_fail(theirs: Any):
+    for library in (ours, theirs):
+        options, session = library.RunOptions(), library.InferenceSession(model(FIXED))
+        options.terminate = True
+        with pytest.raises(library.capi.onnxruntime_pybind11_state.Fail, match="terminate"):
+            session.run(None, {"x": np.zeros((1, 2, 4, 4), np.float32)}, options)
+        for made in (options, library.SessionOptions()):
+            with pytest.raises(AttributeError):
+                made.intra_op_num_thread = 2
+
+
+def test_runs_in_a_thread_call_back(theirs: Any):
+    x, said = np.ones((1, 2, 4, 4), np.float32), []
+    for library in (ours, theirs):
+        session, got = library.InferenceSession(model(FIXED)), queue.Queue[Any]()
+        session.run_async(None, {"x": x}, lambda *results, got=got: got.put(results), "mine")
+        (y,), data, error = got.get(timeout=60)
+        said.append((y.round(5).tolist(), data, error))
+    assert said[0] == said[1]
+
+
+def test_a_value_of_no_dimensions_keeps_none(theirs: Any):
+    shapes = [library.OrtValue.ortvalue_from_numpy(np.array(3, np.float32)).shape() for library in (ours, theirs)]
+    assert shapes == [[], []]
+    value = ours.OrtValue.ortvalue_from_numpy(np.arange(3.0))
+    assert np.shares_memory(np.asarray(value), value.numpy())
+    assert np.shares_memory(np.from_dlpack(value), value.numpy())
+    assert (value.is_tensor(), value.tensor_size_in_bytes()) == (True, 24)
 
 
 def test_lists_are_arrays_of_the_declared_type():

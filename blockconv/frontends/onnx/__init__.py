@@ -7,8 +7,10 @@ foreign (see `foreign`), or one error that lists it.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from blockconv.core.errors import NetworkError, SlowPathWarning, UnsupportedError
@@ -17,7 +19,7 @@ from blockconv.network.ops import Dequantize
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.integers import dequantized
 
-__all__ = ["load_onnx"]
+__all__ = ["load_onnx", "open_onnx"]
 
 Shape = tuple[int, ...]
 OP = "load_onnx"
@@ -56,26 +58,55 @@ def load_onnx(
     >>> network.inputs[0].shape
     (2, 3, 8, 8)
     """
+    _, network_of = open_onnx(model, constants)
+    return network_of(input_shapes, strict)
+
+
+def open_onnx(model: Any, constants: Mapping[str, Any] | None = None) -> tuple[Any, Callable[..., Network]]:
+    """Read the files of a model. Returns its ModelProto, and a function that makes networks without these files.
+
+    model, constants: as in `load_onnx`.
+
+    The function takes (input_shapes, strict=False, fed=()). fed: initializers, declared as inputs, that become inputs.
+    Both raise the errors of `load_onnx`.
+    """
     try:
         from blockconv.frontends.onnx import file as onnx_file
         from blockconv.frontends.onnx import functions as onnx_functions
-        from blockconv.frontends.onnx import graph as onnx_graph
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "onnx":
             raise
         raise UnsupportedError(f"{OP}: needs the onnx package: pip install 'blockconv[onnx]'") from None
-    try:
+    called = onnx_file.named(model)
+    with _utf8_names(called):
         proto, files = onnx_file.read_model(model)
         arrays = onnx_file.read_initializers(proto, constants, files)
         # A model is never larger than protobuf can serialize where functions are inlined: it has no weights then.
         skeleton = onnx_functions.inlined(onnx_file.without_weights(proto))
         onnx_file.read_attributes(skeleton, files)
-        network = onnx_graph.read_graph(skeleton, arrays, input_shapes, strict)
-    except UnicodeDecodeError as error:
-        rule = f"has a name that is not UTF-8: {error}"
-        raise NetworkError(OP, "model", onnx_file.named(model), rule) from error
+    return proto, functools.partial(_network, called, skeleton, arrays)
+
+
+def _network(
+    called: str, skeleton: Any, arrays: Mapping[str, Any], shapes: Any, strict: bool = False, fed: Collection[str] = ()
+) -> Network:
+    """The network of a model that was read. Two callers up is the user's line, which a warning names."""
+    from blockconv.frontends.onnx import graph as onnx_graph
+
+    with _utf8_names(called):
+        held = {name: array for name, array in arrays.items() if name not in fed}
+        network = onnx_graph.read_graph(skeleton, held, shapes, strict)
     _warn_of_floats(network)
     return network
+
+
+@contextmanager
+def _utf8_names(called: str) -> Iterator[None]:
+    """Raise NetworkError for names that protobuf cannot read."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise NetworkError(OP, "model", called, f"has a name that is not UTF-8: {error}") from error
 
 
 def _warn_of_floats(network: Network) -> None:
@@ -86,4 +117,4 @@ def _warn_of_floats(network: Network) -> None:
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         said = f"blockconv: {network.name}: no integer kernels exist for {shown}; these nodes run in float32"
-        warnings.warn(said, SlowPathWarning, stacklevel=3)
+        warnings.warn(said, SlowPathWarning, stacklevel=4)

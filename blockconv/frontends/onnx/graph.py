@@ -63,7 +63,7 @@ def read_graph(
     for node in graph.node:
         rules.check_node(node)
     needed, translate = _needed(graph, scope, unusual), functools.partial(_read, model=model, scope=scope, rules=rules)
-    rest, given = None, [value.name for value in graph.output]
+    rest, given = None, list(dict.fromkeys(value.name for value in graph.output))  # a model may name one twice
     if strict:
         refused = _Refused(graph if input_shapes is None else None)
         for node in needed:
