@@ -198,8 +198,8 @@ def _softsign(v: Any, x: Any) -> Any:
 
 
 def _of_library(name: str) -> Callable[..., Any]:
-    """A function of the C library, lane by lane."""
-    return lambda v, x: v.each_lane(name if v.itemsize == 8 else f"{name}f", x)
+    """A function of the C library, lane by lane. Its parameters are its second argument, and so on."""
+    return lambda v, x, *more: v.each_lane(name if v.itemsize == 8 else f"{name}f", x, *map(v.splat, more))
 
 
 def _of_llvm(name: str) -> Callable[..., Any]:
@@ -307,6 +307,7 @@ FUNCTIONS = {
     "floor": Definition("the largest integer that is at most x", np.floor, _of_llvm("floor"), onnx=("Floor", {})),
     "ceil": Definition("the smallest integer that is at least x", np.ceil, _of_llvm("ceil"), onnx=("Ceil", {})),
     "round": Definition("the nearest integer; of two, the even", np.rint, _of_llvm("nearbyint"), onnx=("Round", {})),
+    "pow": Definition("x ** exponent", np.power, _of_library("pow"), {"exponent": 1.0}),
 }
 NUMBERS = {
     name: number

@@ -323,9 +323,9 @@ class Translation:
         return self.emit(Binary("add"), y, self.reshape(most, y.shape))
 
     def power(self, x: Tensor, exponent: float) -> Tensor:
-        """x to the power -1, -0.5, 0.5, 1, 2 or 3. The power 0.5 of minus infinity is NaN, as its root is."""
+        """x to a power. The power 0.5 of minus infinity is NaN, as its root is."""
         if exponent not in (-1, -0.5, 0.5, 1, 2, 3):
-            raise Unsupported(f"the exponent {exponent}")
+            return self.emit(Activate(function("pow", exponent)), x)
         y = self.emit(Activate(function("sqrt")), x) if abs(exponent) == 0.5 else x
         for _ in range(int(exponent) - 1):
             y = self.binary("mul", y, x)

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from resize_oracle import HALF, coordinate, resized
+from resize_oracle import HALF, coordinate, resized, sampled
 
 import blockconv as bc
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.network import ops
+from blockconv.network.emitter import Translation
+from blockconv.network.sampling import Sampling
+from blockconv.network.sampling import sampled as sampled_network
 
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402
@@ -293,3 +296,46 @@ def test_linear_of_bytes_between_quantize_and_dequantize() -> None:
     np.testing.assert_allclose(plan(x), net.evaluate(x)["y"], atol=1e-6)
     np.testing.assert_allclose(plan(x), runtime(proto, x), atol=0.0301)
     assert [node.op for node in plan.network.nodes] == ["quantize", "resize", "dequantize"]
+
+
+# ---------------------------------------------------------------- points that flow
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("outside", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_images_at_points_that_flow(mode: str, outside: str, corners: int) -> None:
+    """By the definition, by ONNX Runtime, far outside and between all pixels; in one native call."""
+    runtime, rng = pytest.importorskip("onnxruntime"), np.random.default_rng(0)
+    options = {"mode": mode, "padding_mode": outside, "align_corners": corners}
+    one = helper.make_node("GridSample", ["x", "g"], ["y"], "one", **options)
+    for shape, size in (
+        ((2, 3, 5, 7), (4, 6)),
+        ((1, 17, 1, 4), (3, 2)),
+        ((3, 1, 6, 1), (1, 5)),
+        ((1, 2, 1, 1), (2, 2)),
+    ):
+        x, points = rng.standard_normal(shape, np.float32), rng.uniform(-4, 4, (shape[0], *size, 2)).astype(np.float32)
+        feeds = {"x": x, "g": points}
+        ends = [helper.make_tensor_value_info(name, 1, value.shape) for name, value in feeds.items()]
+        graph = helper.make_graph([one], "g", ends, [helper.make_empty_tensor_value_info("y")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        network, wanted = bc.load_onnx(model, strict=True), sampled(x, points, mode, outside, bool(corners))
+        (theirs,) = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
+        for found in (theirs, network.evaluate(feeds)["y"], bc.compile(network, threads=1)(**feeds)):
+            np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_points_outside_read_no_pixel() -> None:
+    """Not one that holds a NaN either, nor at points that are none."""
+    x, points = np.full((1, 2, 3, 3), np.nan, np.float32), np.full((1, 2, 2, 2), 9, np.float32)
+    points[0, 1] = [[np.inf, 0], [np.nan, -np.inf]]
+    for mode in ("linear", "nearest"):
+        b = bc.NetworkBuilder()
+        given = b.input("x", x.shape), b.input("g", points.shape)
+        call = Translation(b._emitter, "one", "one")
+        values = [b._emitter.values[name] for name in given]
+        b.output(sampled_network(call, *values, Sampling(mode, "zeros", True)).name)
+        network = b.build()
+        for found in (bc.compile(network, threads=1)(x, points), *network.evaluate({"x": x, "g": points}).values()):
+            np.testing.assert_array_equal(found, np.zeros((1, 2, 2, 2)))

@@ -59,6 +59,7 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("Unsqueeze", 13, {"a": ints(-1, 1)}, {}),
     ("Softmax", 11, {}, {"axis": -1}),
     ("Softmax", 13, {}, {"axis": 1}),
+    *(("LogSoftmax", 13, {}, {"axis": axis}) for axis in (1, -1)),
     ("ReduceMean", 13, {}, {"axes": [-1, 1]}),
     ("ReduceMean", 13, {}, {"axes": [2], "keepdims": 0}),
     ("ReduceMean", 13, {}, {}),
@@ -84,7 +85,7 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     *((op, 13, {}, {}) for op in ("Floor", "Ceil", "Round")),
     *((op, 13, {}, {}) for op in ("Log", "Sqrt", "Reciprocal")),
     *((op, 13, {}, {"alpha": 0.4}) for op in ("Elu", "Selu")),
-    *(("Pow", 13, {"e": np.array(e, np.float32)}, {}) for e in (2, 3, 1, -1, 0.5, [-0.5])),
+    *(("Pow", 13, {"e": np.array(e, np.float32)}, {}) for e in (2, 3, 1, -1, 0.5, [-0.5], 0.75, 4, -2.5, 0)),
     *(("PRelu", 16, {"s": s}, {}) for s in (weights(6, 1, 1), np.float32([0.3, -2, 1, 0.1]), np.float32([0.3]))),
     ("Gelu", 20, {}, {"approximate": "tanh"}),
     ("Flatten", 13, {}, {"axis": 2}),
@@ -132,8 +133,7 @@ def test_case(op: str, opset: int, constants: dict[str, Any], attributes: dict[s
 
 # What ONNX's own evaluator has wrong at some opset, or does not have.
 WRONG: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-    ("Softmax", 11, {}, {"axis": 1}),
-    ("Softmax", 11, {}, {"axis": 2}),
+    *((op, 11, {}, {"axis": axis}) for op in ("Softmax", "LogSoftmax") for axis in (1, 2)),
     *(("BatchNormalization", opset, {n: abs(weights(6)) for n in "sbmv"}, {"epsilon": 0.1}) for opset in (9, 13, 15)),
     ("LRN", 13, {}, {"size": 5, "alpha": 0.2, "beta": 0.6, "bias": 1.5}),
     ("AveragePool", 11, {}, {"kernel_shape": [2, 3], "auto_pad": "SAME_LOWER", "strides": [2, 1]}),

@@ -54,6 +54,8 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
     ("shuffle", ops.Shuffle(4), "NHWC", B, SELDOM),
     ("softmax", ops.Softmax(1), "NCHW", B, AS_OTHERS),
     ("softmax", ops.Softmax(1), "NCHW8", F, SELDOM),
+    ("log softmax", ops.Softmax(1, log=True), "NCHW", F, SELDOM),
+    ("log softmax", ops.Softmax(1, log=True), "NCHW8", B, SELDOM),
     ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW8", B, SELDOM),
     ("lrn", ops.Lrn(5, 0.3, 0.75, 1.0), "NCHW", F, SELDOM),
     ("norm", ops.GroupNorm(2), "NCHW8", B, SELDOM),

@@ -36,7 +36,7 @@ def normal(shape: tuple[int, ...], dtype: str = "float32") -> Array:
 
 
 def softmax(x: Array, axis: int, log: bool = False) -> Array:
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         rest = x.astype("f8") - x.max(axis, keepdims=True)
         total = np.exp(rest).sum(axis, keepdims=True)
         return (rest - np.log(total) if log else np.exp(rest) / total).astype(x.dtype)
@@ -52,23 +52,27 @@ def test_softmax(layout: str, shape: tuple[int, ...]) -> None:
         check("softmax", p, layout, [(x, layout)], wanted, exact=False, in_place=0)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NCHW16"])
+@pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.sampled(3)
 def test_log_softmax(layout: str) -> None:
-    for shape in SHAPES[:2]:
+    for shape in SHAPES:
         x = normal(shape)
-        p = SoftmaxProblem(shape, 1, log=True)
-        check("softmax", p, layout, [(x, layout)], softmax(x, 1, log=True), exact=False)
+        for axis in range(4) if layout in ("NCHW", "NHWC") else (1,):
+            p = SoftmaxProblem(shape, axis, log=True)
+            check("softmax", p, layout, [(x, layout)], softmax(x, axis, log=True), exact=False, threads=2)
 
 
+@pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_softmax_of_extremes(layout: str) -> None:
+def test_softmax_of_extremes(layout: str, log: bool) -> None:
     """What is far below is nothing, a lone largest is all; a NaN makes its whole row one, as do two infinities."""
     rows = [[0, -np.inf, -1e30, 0], [3e38, 0, -3e38, 0], [np.nan, 0, 1, 2], [np.inf, np.inf, 0, 0], [-np.inf] * 4,
             [-200, -100, 0, -90], [500, 500, 500, 500]]  # fmt: skip
     x = np.array(rows, np.float32).reshape(-1, 4, 1, 1)
     wide = np.repeat(np.repeat(x, 3, axis=2), 2, axis=3)
     for values in (x, wide):
-        check("softmax", SoftmaxProblem(values.shape), layout, [(values, layout)], softmax(values, 1), exact=False)
+        p = SoftmaxProblem(values.shape, log=log)
+        check("softmax", p, layout, [(values, layout)], softmax(values, 1, log), exact=False)
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 10), (4, 5, 6), (2, 3, 4, 5, 6)], ids=str)
@@ -93,6 +97,16 @@ def test_lrn(layout: str, shape: tuple[int, ...]) -> None:
     x = normal(shape)
     for p in (LrnProblem(shape, 5, 0.3, 0.75, 2.0), LrnProblem(shape, 4, 0.5, 0.6, 1.0), LrnProblem(shape, 9, 1.0)):
         check("lrn", p, layout, [(x, layout)], lrn(x, p), exact=False, tolerance=2e-6, threads=2)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW16"])
+def test_lrn_of_extremes(layout: str) -> None:
+    """A NaN and an infinity reach the channels whose window holds them, and no others."""
+    x = normal((1, 20, 3, 5))
+    x[0, 3, 1, 1], x[0, 12, 0, 4], x[0, 19, 2, 2] = np.nan, np.inf, -np.inf
+    p = LrnProblem(x.shape, 5, 0.3, 0.75, 2.0)
+    with np.errstate(invalid="ignore"):
+        check("lrn", p, layout, [(x, layout)], lrn(x, p), exact=False, tolerance=2e-6)
 
 
 def test_the_oracle_of_lrn_agrees_with_torch() -> None:
@@ -194,7 +208,7 @@ def test_resize_by_many_taps_in_every_layout(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW16"])
 def test_resize_by_many_taps_of_extremes_and_in_float64(layout: str) -> None:
     """A NaN or an infinity reaches the results whose taps it is, and no others."""
-    for how, value in zip(TAPS, (np.nan, np.inf, -np.inf, np.nan), strict=True):
+    for how, value in zip([*TAPS, {"mode": "linear"}], (np.nan, np.inf, -np.inf, np.nan, np.inf), strict=True):
         x = np.random.default_rng(0).standard_normal((1, 20, 9, 40))
         x[0, 3, 4, 5], x[0, 4, 0, 0], x[0, 19, 8, 39] = value, -value, value
         p = ResizeProblem(*x.shape, 4, 30, **how)

@@ -408,11 +408,11 @@ def _lrn(g: Graph) -> None:
     g.add("LRN", g.take(ranks=(4, 4, 3)), size=g.pick((1, 3, 5)), **{k: v for k, v in given.items() if g.chance(0.6)})
 
 
-@_op("Softmax")
-def _softmax(g: Graph) -> None:
+@_op("Softmax", "LogSoftmax")
+def _softmax(g: Graph, op: str) -> None:
     x = g.take(ranks=(4, 3, 2, 1))
     least = -x.rank if g.opset >= 11 else 0
-    g.add("Softmax", x, **({"axis": g.whole(least, x.rank - 1)} if g.chance(0.7) else {}))
+    g.add(op, x, **({"axis": g.whole(least, x.rank - 1)} if g.chance(0.7) else {}))
 
 
 @_op("Dropout")
@@ -849,6 +849,16 @@ def _resize(g: Graph, op: str) -> None:
         g.add(op, x, roi, scales[2:], axes=list(range(2, rank)), **more)
     else:
         g.add(op, x, roi, scales, **more)
+
+
+@_op("GridSample")
+def _grid_sample(g: Graph) -> None:
+    """No point is half-way between two pixels, where rounding decides."""
+    x = g.take(ranks=(4,))
+    points = g.array((x.shape[0], g.pick(SIDES), g.pick(SIDES), 2), x.dtype, 0.8)
+    names = ("bilinear", "nearest") if g.opset < 20 else ("linear", "nearest")
+    how = {"mode": g.pick(names), "padding_mode": g.pick(("zeros", "border", "reflection"))}
+    g.add("GridSample", x, g.add("Tanh", points) if g.chance(0.3) else points, align_corners=g.pick((0, 1)), **how)
 
 
 # ---------------------------------------------------------------- windows and products

@@ -220,10 +220,13 @@ def _resized(a: Any, x: Array, scales: Array | None = None) -> Array:
     return _onnx("Resize", x, np.zeros(0, "f4"), given, **more)
 
 
-def _flat_softmax(a: Any, x: Array) -> Array:
-    flat = x.reshape(int(np.prod(x.shape[: getattr(a, "axis", 1) % max(1, x.ndim)])), -1).astype("f8")
-    powers = np.exp(flat - flat.max(1, keepdims=True))
-    return (powers / powers.sum(1, keepdims=True)).reshape(x.shape).astype(x.dtype)
+def _flat_softmax(a: Any, x: Array, log: bool = False) -> Array:
+    # The evaluator's own default is that of the newest opset.
+    axis = next((one.i for one in a.onnx_node.attribute if one.name == "axis"), 1) % max(1, x.ndim)
+    flat = x.reshape(int(np.prod(x.shape[:axis])), -1).astype("f8")
+    rest = flat - flat.max(1, keepdims=True)
+    total = np.exp(rest).sum(1, keepdims=True)
+    return (rest - np.log(total) if log else np.exp(rest) / total).reshape(x.shape).astype(x.dtype)
 
 
 def _normalized(a: Any, x: Array, *parameters: Array) -> Array:
@@ -236,6 +239,7 @@ _OLD: dict[str, tuple[int, Callable[..., Array]]] = {  # before which opset, and
     "DequantizeLinear": (19, _dequantized),
     "BatchNormalization": (14, _normalized),
     "Softmax": (13, _flat_softmax),
+    "LogSoftmax": (13, lambda a, x: _flat_softmax(a, x, log=True)),
     "Resize": (11, _resized),
     "Upsample": (11, _resized),
 }

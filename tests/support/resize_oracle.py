@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -58,6 +59,31 @@ def resampled(
         terms = [x.take(min(max(k, 0), n - 1), axis) * w for k, w in parts.items()]
         made.append(sum(terms[1:], terms[0]))
     return np.stack(made, axis)
+
+
+def sampled(x: Array, points: Array, mode: str, outside: str, corners: bool) -> Array:
+    """Images at points, one after the other, in float64."""
+    n, c, h, w = x.shape
+    made = np.zeros((n, c, *points.shape[1:3]))
+    for image, row, column in np.ndindex(n, *points.shape[1:3]):
+        given = points[image, row, column].astype("f8")
+        at = [_place(float(g), size, outside, corners) for g, size in zip(given, (w, h), strict=True)]
+        sides = [
+            [(round(p), 1.0)] if mode == "nearest" else [(math.floor(p), 1 - p % 1), (math.floor(p) + 1, p % 1)]
+            for p in at
+        ]
+        for (j, by_column), (i, by_row) in itertools.product(*sides):
+            if 0 <= i < h and 0 <= j < w:
+                made[image, :, row, column] += by_row * by_column * x[image, :, i, j].astype("f8")
+    return made
+
+
+def _place(given: float, size: int, outside: str, corners: bool) -> float:
+    at = (given + 1) / 2 * (size - 1) if corners else ((given + 1) * size - 1) / 2
+    low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+    while outside == "reflection" and not low <= at <= high:
+        at = low if low == high else 2 * low - at if at < low else 2 * high - at
+    return at if outside == "zeros" else min(max(at, 0.0), size - 1.0)
 
 
 def resized(x: Array, p: Any) -> Array:

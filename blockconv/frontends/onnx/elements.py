@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
+from blockconv.network.sampling import Outside, Sampling, sampled
 
 __all__ = ["ELEMENT_OPS"]
 
@@ -174,6 +175,18 @@ def _reduction(call: Call) -> ScatterKind:
 def _scattered(call: Call, made: ops.ScatterAt) -> Tensor:
     types = () if made.kind == "none" else (*FLOATS, *_COUNTED)
     return call.emit(made, _number(call, 0, *types), _indices(call), _number(call, 2))
+
+
+@_op("GridSample", limits="2-D images of floats; no cubic mode", since=16)
+def _grid_sample(call: Call) -> Tensor:
+    modes: dict[str, Any] = {"bilinear": "linear", "linear": "linear", "nearest": "nearest"}
+    mode, outside = call.attribute("mode", "linear"), call.attribute("padding_mode", "zeros")
+    if mode not in modes:
+        raise Unsupported(f"mode={mode!r}")
+    if outside not in get_args(Outside):
+        raise call.error("padding_mode", outside, f"has to be one of {', '.join(get_args(Outside))}")
+    how = Sampling(modes[mode], outside, bool(call.attribute("align_corners", 0)))
+    return sampled(call, call.input(), call.input(1), how)
 
 
 # ---------------------------------------------------------------- along an axis

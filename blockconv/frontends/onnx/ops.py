@@ -98,7 +98,7 @@ def _number(call: Call, value: float) -> Tensor:
     return call.constant(np.asarray(value, call.input().type.dtype), "number")
 
 
-@_op("Pow", since=7, limits="floats; the exponent a constant number, one of -1, -0.5, 0.5, 1, 2, 3")
+@_op("Pow", since=7, limits="floats; the exponent a constant number")
 def _pow(call: Call) -> Tensor:
     exponent, x = call.array(1, "exponent"), _floats(call)
     if exponent.size != 1 or exponent.ndim > len(x.shape):
@@ -259,15 +259,15 @@ def _lrn(call: Call) -> Tensor:
     return call.emit(ops.Lrn(call.attribute("size"), alpha, beta, bias), call.input())
 
 
-@_op("Softmax")
+@_op("Softmax", "LogSoftmax")
 def _softmax(call: Call) -> Tensor:
-    x = call.input()
+    x, log = call.input(), call.node.op_type == "LogSoftmax"
     axis = call.axis(call.attribute("axis", -1 if call.opset >= 13 else 1), len(x.shape))
     if call.opset >= 13 or math.prod(x.shape[axis + 1 :]) == 1:
-        return call.emit(ops.Softmax(axis), x)
+        return call.emit(ops.Softmax(axis, log=log), x)
     # Before opset 13: over all axes from that one on.
     flat = call.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
-    return call.reshape(call.emit(ops.Softmax(1), flat), x.shape)
+    return call.reshape(call.emit(ops.Softmax(1, log=log), flat), x.shape)
 
 
 @_op("Dropout", limits="inference, where it is the identity")

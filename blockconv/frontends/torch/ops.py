@@ -177,13 +177,13 @@ def _factors(call: Call) -> tuple[Array, Array]:
     return np.ones(()) if scale is None else scale, np.zeros(()) if bias is None else bias
 
 
-@_op("_softmax", "softmax", "_safe_softmax")
+@_op("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax")
 def _softmax(call: Call) -> Tensor:
     x = call.input()
     if call.get("half_to_float") or call.get("dtype") is not None:
         raise Unsupported("a change of type")
-    is_safe = call.kind == "_safe_softmax"
-    return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape)), is_safe), x)
+    how = call.kind == "_safe_softmax", call.kind.endswith("log_softmax")
+    return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape)), *how), x)
 
 
 @_of_numbers("mean")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from blockconv.frontends.torch.shapes import transposed
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
+from blockconv.network.sampling import Outside, Sampling, sampled
 
 __all__ = ["WINDOW_OPS"]
 
@@ -210,6 +211,15 @@ def _antialiased(call: Call) -> Tensor:
     coordinates = "align_corners" if call["align_corners"] else "half_pixel"
     mode = "cubic" if "cubic" in call.kind else "linear"
     return _resize(call, mode, coordinates, antialias=True, exclude_outside=True, cubic=-0.5)
+
+
+@_op("grid_sampler_2d", "grid_sampler")
+def _grid_sampler(call: Call) -> Tensor:
+    if call["interpolation_mode"] not in (0, 1):
+        raise Unsupported("bicubic interpolation")
+    mode, outside = ("linear", "nearest")[call["interpolation_mode"]], get_args(Outside)[call["padding_mode"]]
+    how = Sampling(mode, outside, bool(call["align_corners"]))  # type: ignore[arg-type]
+    return sampled(call, call.input(), call.input("grid"), how)
 
 
 def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:

@@ -320,12 +320,12 @@ class Vectors:
             value = self.add(self.mul(value, x), self.c(k))
         return value
 
-    def each_lane(self, function: str, x: Any) -> Any:
-        """A function of the C library on each lane."""
+    def each_lane(self, function: str, *given: Any) -> Any:
+        """A function of the C library on each lane of its arguments."""
         out = ir.Constant(self.kind, ir.Undefined)
         for lane in range(self.lanes):
             at = ir.Constant(I32, lane)
-            value = call_llvm(self.b, function, self.element, [self.b.extract_element(x, at)])
+            value = call_llvm(self.b, function, self.element, [self.b.extract_element(x, at) for x in given])
             out = self.b.insert_element(out, value, at)
         return out
 

@@ -89,7 +89,7 @@ def softmax(x: Array, axis: int, zero_rows: bool) -> Array:
 
 @dataclass(frozen=True)
 class Softmax(_OfFloats):
-    """exp(src - max) / sum over one axis (0 or more).
+    """exp(src - max) / sum over one axis (0 or more), or the logarithm of this.
 
     zero_rows: see `SoftmaxProblem`.
     """
@@ -97,13 +97,18 @@ class Softmax(_OfFloats):
     op: ClassVar[str] = "softmax"
     axis: int
     zero_rows: bool = False
+    log: bool = False
 
     def problem(self, src: Shape) -> SoftmaxProblem:
         check_axis(self, self.axis, src)
-        return SoftmaxProblem(src, self.axis, zero_rows=self.zero_rows)
+        return SoftmaxProblem(src, self.axis, self.log, self.zero_rows)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return softmax(inputs[0], self.axis, self.zero_rows)
+        (x,) = inputs
+        if not self.log:
+            return softmax(x, self.axis, self.zero_rows)
+        rest = x - x.max(axis=self.axis, keepdims=True, initial=-math.inf)
+        return np.asarray(rest - np.log(np.exp(rest).sum(axis=self.axis, keepdims=True)))
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         return each_pixel(site, axes, self.axis)

@@ -86,7 +86,7 @@ def _is_attention(edit: Edit, node: Node) -> bool:
     if after is not None and _up_reshape(edit, after[0], found):
         found.gone.insert(0, after[0])
     softmax = edit.private(found.name, Softmax)
-    if softmax is None or softmax[1].axis != len(found.shape) - 1:
+    if softmax is None or softmax[1].log or softmax[1].axis != len(found.shape) - 1:
         return False
     found.gone.insert(0, softmax[0])
     found.name = softmax[0].inputs[0]

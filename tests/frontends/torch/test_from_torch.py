@@ -157,6 +157,7 @@ OPS = {
     "rounded": (lambda: Apply(lambda x: x.floor() + x.ceil() * 2 + x.round() * 3), IMAGE),
     "functions": (lambda: Apply(lambda x: x.abs().sqrt().log().exp() + x.erf() + x.sin() * x.cos()), IMAGE),
     "root": (lambda: Apply(lambda x: (x * x + 1) ** 0.5 + (x.abs() + 1).rsqrt() - x**3), IMAGE),
+    "powers": (lambda: Apply(lambda x: x.abs() ** (1 / 3) + x.abs().pow(-1.7) + x**4 - (x - 9) ** 5), IMAGE),
     "add": (lambda: Apply(lambda x, v: x + v[:, None, None] + 2 + torch.add(x, x, alpha=0.5), v=V6), IMAGE),
     "sub": (lambda: Apply(lambda x, v: 1 - (x - v[:, None, None]) - 2 * x.mean(1, True), v=V6), IMAGE),
     "mul": (lambda: Apply(lambda x, v: x * v[:, None, None] * 3 * x.mean((2, 3), True) * -x, v=V6), IMAGE),
@@ -216,6 +217,18 @@ OPS = {
         IMAGE,
     ),
     "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.Softmax2d()), IMAGE),
+    "log softmax": (lambda: nn.Sequential(nn.LogSoftmax(-1), nn.LogSoftmax(1)), IMAGE),
+    **{
+        f"grid sample {mode} {outside}": (
+            lambda m=mode, o=outside: Apply(
+                lambda x, g: F.grid_sample(x, g.sin() * 1.6 + x[:, 0, :1, None, :2], m, o, o == "border"),
+                g=torch.arange(2 * 5 * 7 * 2).view(2, 5, 7, 2) / 3,
+            ),
+            IMAGE,
+        )
+        for mode in ("bilinear", "nearest")
+        for outside in ("zeros", "border", "reflection")
+    },
     "reflected": (lambda: nn.Sequential(nn.ReflectionPad2d((1, 3, 0, 2)), nn.ReplicationPad2d((4, 0, 1, 1))), IMAGE),
     "pixel shuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)), IMAGE),
     "channel shuffle": (lambda: nn.ChannelShuffle(3), IMAGE),

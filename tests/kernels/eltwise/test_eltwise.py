@@ -145,6 +145,7 @@ def test_every_activation(name: str, dtype: str) -> None:
 
 
 FUNCTION_CASES = [*((name,) for name in FUNCTIONS), ("elu", 0.3), ("elu", 1.6732632, 1.050701)]
+FUNCTION_CASES += [("pow", exponent) for exponent in (0.75, -2.5, 4.0)]
 
 
 def by_torch(name: str, x: Array, parameters: tuple[float, ...]) -> Array:
@@ -156,6 +157,7 @@ def by_torch(name: str, x: Array, parameters: tuple[float, ...]) -> Array:
         "softsign": of.softsign,
         "gelu_tanh": lambda x: x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)),
         "elu": lambda x, alpha=1.0, gamma=1.0: gamma * of.elu(x, alpha),
+        "pow": lambda x, exponent=1.0: x.pow(exponent),
     }
     function = known.get(name) or getattr(torch, name)
     found: Array = function(torch.from_numpy(x.astype("f8")), *parameters).numpy()
