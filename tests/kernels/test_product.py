@@ -283,20 +283,26 @@ EQUATIONS = [
     ("bhid,bhjd->hbij", (2, 1, 5, 7), (1, 3, 4, 7)), ("bhid,bhjd->bhij", (2, 0, 5, 7), (2, 0, 4, 7)),
     ("ij,jk->ki", (3, 0), (0, 5)), ("ij,jk->ik", (0, 4), (4, 5)),
     ("abc,cbd->da", (2, 3, 4), (4, 3, 5)), ("ba , bc -> ca", (3, 4), (3, 5)),
+    # Axes of one operand that are summed, an ellipsis, one operand, several.
+    ("ij,jk->i", (3, 4), (4, 5)), ("ij,kl->jl", (3, 4), (2, 5)), ("...ij,jk->...ik", (2, 3, 4), (4, 5)),
+    ("...ij,...jk", (2, 1, 3, 4), (1, 5, 4, 6)), ("a...,...b->ab...", (2, 3, 4), (3, 4, 5)),
+    ("ij->ji", (3, 4)), ("ijk->j", (2, 3, 4)), ("...i->...", (2, 3, 4)), ("ij", (3, 4)), ("ji", (3, 4)),
+    ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)), ("ij,ik,jk->i", (2, 3), (2, 4), (3, 4)), ("i,i,i->", (5,), (5,), (5,)),
+    ("b...,b,...c->c...", (2, 3, 4), (2,), (3, 4, 5)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("equation", "a", "b"), EQUATIONS)
-def test_einsum_of_onnx(equation: str, a: Shape, b: Shape) -> None:
-    left, right = operands(a, b, "float32", True)
-    np.testing.assert_array_equal(
-        onnx_product("Einsum", left, right, equation=equation), np.einsum(equation, left, right)
-    )
+@pytest.mark.parametrize("case", EQUATIONS, ids=str)
+def test_einsum_of_onnx(case: Any) -> None:
+    equation, *shapes = case
+    given = [np.random.default_rng(k).integers(-4, 5, shape).astype("f4") for k, shape in enumerate(shapes)]
+    found = onnx_product("Einsum", *given, equation=equation)
+    np.testing.assert_array_equal(found, np.einsum(equation.replace(" ", ""), *given))
 
 
 @pytest.mark.parametrize(
     ("equation", "a", "b"),
-    [("ij,jk->i", (3, 4), (4, 5)), ("ii,ij->j", (3, 3), (3, 4)), ("...ij,jk->...ik", (2, 3, 4), (4, 5))],
+    [("ii,ij->j", (3, 3), (3, 4)), ("iji,jk->k", (3, 4, 3), (4, 5))],
 )
 def test_other_einsums_are_refused(equation: str, a: Shape, b: Shape) -> None:
     with pytest.raises(UnsupportedError, match="equation="):

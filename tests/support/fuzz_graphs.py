@@ -1015,7 +1015,10 @@ def _einsum(g: Graph) -> None:
     n, c, h, w = x.shape
     k = g.pick((1, 3, 8))
     equation, shape = g.pick(
-        (("nchw,nckw->nchk", (n, c, k, w)), ("nchw,nkhc->nhwk", (n, k, h, c)), ("nchw,kc->nkhw", (k, c)))
+        (
+            *(("nchw,nckw->nchk", (n, c, k, w)), ("nchw,nkhc->nhwk", (n, k, h, c)), ("nchw,kc->nkhw", (k, c))),
+            *(("nchw,kc->nk", (k, c)), ("...w,wk->...k", (w, k))),
+        )
     )
     y = g.input(shape, g.float) if g.chance(0.6) else g.array(shape, g.float)
     g.add("Einsum", x, y, equation=equation)

@@ -126,35 +126,71 @@ def _of_heads(call: Call, x: Tensor, name: str) -> Tensor:
     return call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True)
 
 
-@_op(
-    "Einsum",
-    limits="two operands of floats, each axis named once; no ellipsis, no sum over one operand's axis",
-    since=12,
-)
+@_op("Einsum", limits="floats; each operand names an axis once; at most 6 dimensions", since=12)
 def _einsum(call: Call) -> Tensor:
-    """A product of matrices of what both operands have and the result has not, by what one has, for what all have."""
+    """Operands are multiplied from the left. An axis that no other operand and no result has is summed before."""
+    terms, out = _equation(call)
+    values = [call.input(k) for k in range(len(call.inputs))]
+    if not all(x.type.is_float for x in values) or any(len({*of}) < len(of) for of in (*terms, out)):
+        raise Unsupported(f"equation={call.attribute('equation')!r} of {values[0].type}")
+    value, of = _summed(call, values[0], terms[0], {*"".join(terms[1:]), *out})
+    for k, (other, term) in enumerate(zip(values[1:], terms[1:], strict=True), start=2):
+        later = {*"".join(terms[k:]), *out}
+        other, term = _summed(call, other, term, {*of} | later)
+        value, of = _summed(call, value, of, {*term} | later)
+        value, of = _contracted(call, (value, of), (other, term), later)
+    perm = tuple(of.index(label) for label in out)
+    return value if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), value)
+
+
+def _equation(call: Call) -> tuple[list[str], str]:
+    """The labels of each operand's axes, and those of the result. Axes of an ellipsis have labels of their own."""
     equation = call.attribute("equation").replace(" ", "")
-    terms, arrow, out = equation.partition("->")
-    a, _, b = terms.partition(",")
+    named, arrow, out = equation.partition("->")
+    terms = named.split(",")
+    if len(terms) != len(call.inputs):
+        raise call.error("equation", equation, f"has to name {len(call.inputs)} operands")
     if not arrow:
-        out = "".join(label for label in sorted({*a, *b}) if (a + b).count(label) == 1)
-    named = [len(call.inputs) == 2 and len(x.shape) == len(of) for x, of in zip(call.inputs, (a, b), strict=False) if x]
-    once = all(len({*of}) == len(of) for of in (a, b, out)) and (a + b + out).isalpha()
-    alone = {*a, *b} - ({*a} & {*b}) - {*out}
-    if not once or alone or not all(named) or len(named) != 2 or not {*out} <= {*a, *b}:
-        raise Unsupported(f"equation={equation!r}")
-    x, y = call.input(), call.input(1)
+        plain = named.replace("...", "").replace(",", "")
+        out = "..." * ("..." in named) + "".join(label for label in sorted({*plain}) if plain.count(label) == 1)
+    more = [len(call.input(k).shape) - len(term.replace("...", "")) for k, term in enumerate(terms)]
+    if any(count < 0 or (count and "..." not in term) for count, term in zip(more, terms, strict=True)):
+        raise call.error(
+            "equation", equation, f"does not fit operands of {[len(x.shape) for x in call.inputs if x]} axes"
+        )
+    own = "".join(chr(0x100 + k) for k in range(max(more)))
+    terms = [term.replace("...", own[len(own) - count :]) for term, count in zip(terms, more, strict=True)]
+    out = out.replace("...", own)
+    if not {*out} <= {*"".join(terms)} or not "".join([*terms, out]).isalpha():
+        raise call.error("equation", equation, "names what is no axis of an operand")
+    return terms, out
+
+
+def _summed(call: Call, x: Tensor, of: str, kept: set[str]) -> tuple[Tensor, str]:
+    """A value without the axes whose labels are not kept: their sum."""
+    axes = tuple(k for k, label in enumerate(of) if label not in kept)
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise Unsupported(f"a sum over no elements of {x.shape}")
+    y = call.emit(ops.Reduce(axes, False, "sum"), x, helps=True) if axes else x
+    return y, "".join(label for label in of if label in kept)
+
+
+def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str], kept: set[str]) -> tuple[Tensor, str]:
+    """A product of matrices of what both operands have and nobody needs, by what one has, for what both have."""
+    (x, a), (y, b) = left, right
     sizes = dict(zip(a, x.shape, strict=True))
     for label, size in zip(b, y.shape, strict=True):
         known = sizes.setdefault(label, size)
-        if known != size and (label not in out or 1 not in (known, size)):
-            raise call.error("inputs", (x.shape, y.shape), f"do not fit the equation {equation!r}")
+        if known != size and (label not in kept or 1 not in (known, size)):
+            raise call.error("inputs", (x.shape, y.shape), f"do not fit in axis {label!r} of the equation")
         sizes[label] = size if known == 1 else known
-    batch = [label for label in out if label in a and label in b]
-    rows, columns = ([label for label in out if label in of and label not in batch] for of in (a, b))
-    summed = [label for label in a if label in b and label not in out]
-    if len(batch) > 4 or not x.type.is_float:
-        raise Unsupported(f"equation={equation!r} of {x.type} of shapes {x.shape} and {y.shape}")
+    batch, rows = ([label for label in a if label in kept and (label in b) is both] for both in (True, False))
+    columns, summed = (
+        [label for label in b if label not in a],
+        [label for label in a if label in b and label not in kept],
+    )
+    if len(batch) > 4:
+        raise Unsupported(f"{len(batch)} axes that both operands have")
 
     def matrices(operand: Tensor, of: str, first: list[str], last: list[str]) -> Tensor:
         perm = tuple(of.index(label) for label in (*batch, *first, *last))
@@ -163,9 +199,8 @@ def _einsum(call: Call) -> Tensor:
         return call.reshape(turned, (*(operand.shape[of.index(label)] for label in batch), *sides))
 
     made = call.multiplied(matrices(x, a, rows, summed), matrices(y, b, summed, columns))
-    found = call.reshape(made, tuple(sizes[label] for label in (*batch, *rows, *columns)))
-    perm = tuple([*batch, *rows, *columns].index(label) for label in out)
-    return found if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), found)
+    labels = "".join((*batch, *rows, *columns))
+    return call.reshape(made, tuple(sizes[label] for label in labels)), labels
 
 
 def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:
