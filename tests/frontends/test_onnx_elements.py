@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,9 @@ def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
 
 
 def check(
-    nodes: list[Any], feeds: dict[str, Any], constants: dict[str, Any], tolerance: float = 1e-5, **options: Any
-) -> None:
+    nodes: list[Any], feeds: dict[str, Any], constants: dict[str, Any], tolerance: float = 1e-5, opset: int = 17,
+    **options: Any,
+) -> None:  # fmt: skip
     """Outputs are those of the last node."""
     sides = [
         helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for k, x in feeds.items()
@@ -35,7 +38,7 @@ def check(
     gives = [helper.make_empty_tensor_value_info(name) for name in nodes[-1].output if name]
     arrays = [numpy_helper.from_array(np.asarray(x), k) for k, x in constants.items()]
     graph = helper.make_graph(nodes, "elements", sides, gives, arrays)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     wanted = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
     plan = bc.compile(bc.load_onnx(model, strict=True), threads=1, **options)
@@ -112,3 +115,58 @@ def test_fused_ops_of_onnx_runtime(one: Any) -> None:
     known = {"w": floats(8, 16, 3, 3), "b": floats(8), "v": floats(16, 16), "c": floats(16), "d": floats(16)}
     fed, known = ({k: x for k, x in some.items() if k in one.input} for some in (fed, known))
     check([one], fed, known)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        node("BatchNormalization", "x c d c v", "y", epsilon=0.1),
+        node("BatchNormalization", "rows c d c v", "y"),
+        node("InstanceNormalization", "x c d", "y", epsilon=0.1),
+        node("GroupNormalization", "x c d", "y", num_groups=4),
+        node("LayerNormalization", "line c d", "y", epsilon=0.1),
+        node("LayerNormalization", "line t", "y", axis=1),
+        node("RMSNormalization", "line t", "y", axis=-2),
+        node("PRelu", "x s", "y"),
+        node("PRelu", "line c", "y"),
+    ],
+    ids=lambda one: f"{one.op_type} of {one.input[0]}",
+)
+@pytest.mark.parametrize("flowing", ["all", "one"])
+def test_parameters_that_flow(one: Any, flowing: str) -> None:
+    fed = {"x": floats(2, 16, 4, 5), "rows": floats(7, 16), "line": floats(2, 5, 16), "c": floats(16), "d": floats(16)}
+    fed |= {"v": np.abs(floats(16)) + 0.5, "t": floats(5, 16), "s": floats(16, 1, 1)}
+    first, *rest = one.input
+    flow = {first, *rest} if flowing == "all" else {first, rest[0]}
+    known = {name: x for name, x in fed.items() if name in rest and name not in flow}
+    check([one], {name: fed[name] for name in flow}, known, opset=23)
+
+
+@pytest.mark.parametrize("level", ["BASIC", "EXTENDED", "ALL"])
+def test_models_that_onnx_runtime_saved(level: str, tmp_path: Path) -> None:
+    """Its own blocked layouts (level ALL) run there. All else that it fuses is native."""
+    wide = {"pads": [1] * 4}
+    nodes = [
+        node("Conv", "x w", "a", **wide),
+        node("Relu", "a", "b"),
+        node("Conv", "b v", "c", **wide),
+        node("Add", "c b", "d"),
+        node("Relu", "d", "e"),
+        node("MaxPool", "e", "f", kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", "f", "g"),
+        node("Flatten", "g", "h"),
+        node("Gemm", "h m n", "y", transB=1),
+    ]
+    known = {"w": floats(32, 3, 3, 3), "v": floats(32, 32, 3, 3) / 16, "m": floats(5, 32), "n": floats(5)}
+    ends = [helper.make_tensor_value_info("x", 1, (1, 3, 8, 8)), helper.make_empty_tensor_value_info("y")]
+    arrays = [numpy_helper.from_array(x, name) for name, x in known.items()]
+    graph = helper.make_graph(nodes, "saved", ends[:1], ends[1:], arrays)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options, path, x = ort.SessionOptions(), str(tmp_path / "saved.onnx"), floats(1, 3, 8, 8)
+    options.optimized_model_filepath = path
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    (wanted,) = ort.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        plan = bc.compile(bc.load_onnx(path, strict=level != "ALL"), threads=1)
+    np.testing.assert_allclose(plan(x), wanted, rtol=1e-4, atol=1e-4)

@@ -24,9 +24,9 @@ LIMITS: dict[str, tuple[Any, str]] = {
     "powers": (lambda x: node("Pow", x, x), "its exponent, .* is not constant"),
     "indices": (lambda x: node("MaxPool", x, outputs=("y", "i"), kernel_shape=[2, 2]), "its output 'i"),
     "training": (lambda x: node("Dropout", x, "", "t", outputs=("y",)), "training"),
-    "slopes": (lambda x: node("PRelu", x, "m"), "its slope, 'm', is not constant"),
+    "bias": (lambda x: node("Conv", x, "w", "m"), "its bias, 'm', is not constant"),
 }
-CONSTANTS = {"s": SCALES, "t": np.array(True), "z": np.array([0])}
+CONSTANTS = {"s": SCALES, "t": np.array(True), "z": np.array([0]), "w": np.ones((4, 4, 1, 1), np.float32)}
 
 
 def chain(*makes: Any, declared: dict[str, Any] | None = None, opsets: Any = OPSETS) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -106,10 +107,16 @@ def _pow(call: Call) -> Tensor:
     return call.power(x, float(exponent.item()))
 
 
-@_op("PRelu", since=7, limits="a constant slope")
+@_op("PRelu", since=7, limits="floats")
 def _prelu(call: Call) -> Tensor:
-    slope = call.array(1, "slope")
-    return call.leaky(_floats(call), slope)
+    x, slope = _floats(call), call.input(1)
+    if call.scope.is_constant(slope.name):
+        return call.leaky(x, call.array(1, "slope"))
+    above, below = (
+        call.emit(ops.Activate(activation(("clip", *bounds))), x, helps=True)
+        for bounds in ((0.0, math.inf), (-math.inf, 0.0))
+    )
+    return call.binary("add", above, call.binary("mul", below, slope))
 
 
 @_op("HardSwish")
@@ -199,12 +206,14 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return call.reshape(b, shape)
 
 
-@_op("BatchNormalization", limits="constant parameters; inference")
+@_op("BatchNormalization", limits="inference")
 def _batch_norm(call: Call) -> Tensor:
     if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
         raise Unsupported("training_mode=1: training" if call.attribute("training_mode", 0) else "spatial=0")
     only_output(call)
     names = ("scale", "bias", "mean", "variance")
+    if _flow(call, range(1, 5)):
+        return _batch_norm_by_values(call)
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
     with np.errstate(invalid="ignore", divide="ignore"):  # as ONNX has it, a negative variance gives NaN
         factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
@@ -215,42 +224,82 @@ def _batch_norm(call: Call) -> Tensor:
     return call.reshape(call.emit(ops.Affine(), wide, parameters=(parameters[0], parameters[1])), x.shape)
 
 
-_CONSTANT_FACTORS = "constant scale and bias"
+def _flow(call: Call, places: Iterable[int]) -> bool:
+    """Whether one of these inputs is no constant."""
+    return not all(call.scope.is_constant(call.input(k).name) for k in places if call.has(k))
 
 
-@_op("GroupNormalization", limits=_CONSTANT_FACTORS)
+def _of_channels(call: Call, k: int) -> Tensor:
+    """An input with a number for each channel, as one of the first input's rank and type."""
+    x, given = call.input(), call.input(k)
+    if given.shape != x.shape[1:2]:
+        raise call.error("inputs", given.shape, f"has to have a number for each of {x.shape[1:2]} channels")
+    return call.reshape(call.converted(given, x.type.name), (*given.shape, *(1,) * (len(x.shape) - 2)))
+
+
+def _batch_norm_by_values(call: Call) -> Tensor:
+    """Batch normalisation by parameters that flow: (x - mean) * (scale / deviation) + bias."""
+    x = _floats(call)
+    if len(x.shape) < 2:
+        raise Unsupported(f"input={x.shape}: {len(x.shape)} dimensions, with parameters that flow")
+    scale, bias, mean, variance = (_of_channels(call, k) for k in range(1, 5))
+    shifted = call.binary("add", variance, _number(call, call.attribute("epsilon", 1e-5)))
+    factor = call.binary("div", scale, call.emit(ops.Activate(function("sqrt")), shifted, helps=True))
+    return call.binary("add", call.binary("mul", call.binary("sub", x, mean), factor), bias)
+
+
+@_op("GroupNormalization", limits="before opset 21: constant scale and bias")
 def _group_norm(call: Call) -> Tensor:
-    x, groups, (scale, bias) = call.input(), call.attribute("num_groups"), _factors(call)
+    x, groups = call.input(), call.attribute("num_groups")
     # Opset 18 had one of each a group; opset 21 replaced it.
     each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
-    return call.normalise(x, groups, np.repeat(scale, each), np.repeat(bias, each), call.attribute("epsilon", 1e-5))
+
+    def norm(scale: Array, bias: Array) -> Tensor:
+        return call.normalise(x, groups, np.repeat(scale, each), np.repeat(bias, each), call.attribute("epsilon", 1e-5))
+
+    return _normalised(call, norm, _of_channels if each == 1 else None)
 
 
-@_op("InstanceNormalization", limits=_CONSTANT_FACTORS, since=6)
+@_op("InstanceNormalization", since=6)
 def _instance_norm(call: Call) -> Tensor:
-    x = call.input()
-    return call.normalise(x, max(1, x.shape[1]), *_factors(call), call.attribute("epsilon", 1e-5))
+    x, epsilon = call.input(), call.attribute("epsilon", 1e-5)
+    return _normalised(call, lambda s, b: call.normalise(x, max(1, x.shape[1]), s, b, epsilon), _of_channels)
 
 
-@_op("LayerNormalization", limits=_CONSTANT_FACTORS)
+@_op("LayerNormalization")
 def _layer_norm(call: Call) -> Tensor:
     only_output(call)
-    x = call.input()
-    axis = call.axis(call.attribute("axis", -1), len(x.shape))
-    return call.normalise_rows(x, axis, *_factors(call), call.attribute("epsilon", 1e-5))
+    return _norm_of_rows(call, True)
 
 
-@_op("RMSNormalization", limits=_CONSTANT_FACTORS)
+@_op("RMSNormalization")
 def _rms_norm(call: Call) -> Tensor:
-    x = call.input()
+    return _norm_of_rows(call, False)
+
+
+def _norm_of_rows(call: Call, centred: bool) -> Tensor:
+    x, epsilon = call.input(), call.attribute("epsilon", 1e-5)
     axis = call.axis(call.attribute("axis", -1), len(x.shape))
-    return call.normalise_rows(x, axis, *_factors(call), call.attribute("epsilon", 1e-5), centred=False)
+
+    def along(call: Call, k: int) -> Tensor:
+        given = call.input(k)
+        if np.broadcast_shapes(given.shape, x.shape[axis:]) != x.shape[axis:]:
+            raise call.error("scale", given.shape, f"has to broadcast to {x.shape[axis:]}, the axes from {axis} on")
+        return call.converted(given, x.type.name)
+
+    return _normalised(call, lambda s, b: call.normalise_rows(x, axis, s, b, epsilon, centred), along)
 
 
-def _factors(call: Call) -> tuple[Array, Array]:
+def _normalised(
+    call: Call, norm: Callable[[Array, Array], Tensor], along: Callable[[Call, int], Tensor] | None
+) -> Tensor:
+    """norm(scale, bias). If one flows, both are applied after it. along: gives that input as it broadcasts to x."""
     if call.attribute("stash_type", 1) != 1:
         raise Unsupported(f"stash_type={call.attribute('stash_type')}: statistics of another type than float32")
-    return call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(())
+    if along is None or not _flow(call, (1, 2)):
+        return norm(call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(()))
+    y = call.binary("mul", norm(np.ones(()), np.zeros(())), along(call, 1))
+    return call.binary("add", y, along(call, 2)) if call.has(2) else y
 
 
 @_op("LRN")
