@@ -50,15 +50,17 @@ __all__ = [
 Array = npt.NDArray[Any]
 # Ops that ONNX's own evaluator computes as ONNX Runtime does, by the tests: they run without ONNX Runtime too.
 _NUMPY = """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-    Ceil Celu Clip Concat Constant Cos Cosh CumProd DepthToSpace Div Einsum Elu Equal Erf Exp Expand EyeLike Flatten
-    Floor Gather GatherElements GatherND Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish Hardmax
-    Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
-    LpNormalization MatMul Max Mean Min Mish Mod Mul Neg NonZero Not Or PRelu Pad Pow RMSNormalization Reciprocal
-    ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
-    Relu Reshape ReverseSequence Round ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice
-    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose
-    Trilu Unsqueeze Where Xor
+    Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr
+    BitwiseXor CastLike Ceil Celu CenterCropPad Clip Col2Im Compress Concat Constant ConstantOfShape Cos Cosh
+    CumProd DeformConv DepthToSpace Det Div Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather
+    GatherElements GatherND Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Hardmax
+    Identity InstanceNormalization IsInf IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
+    LpNormalization MatMul Max Mean MeanVarianceNormalization Min Mish Mod Mul Neg NonMaxSuppression NonZero Not Or
+    PRelu Pad Pow RMSNormalization RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ReverseSequence RotaryEmbedding Round
+    ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign
+    SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh TensorScatter ThresholdedRelu Tile TopK Transpose Trilu Unique
+    Unsqueeze Where Xor
 """
 NUMPY_OPS = frozenset(_NUMPY.split())
 CHECKED = 4096  # elements of a constant that counts where a network is checked

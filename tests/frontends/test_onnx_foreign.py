@@ -260,6 +260,14 @@ def test_strict_refuses() -> None:
         bc.load_onnx(middle(), strict=True)
 
 
+def test_threads_of_parts_do_not_spin() -> None:
+    """Else they would hold up those that run the next native op."""
+    asked = foreign.new_session(middle().SerializeToString(), 2).get_session_options()
+    assert (asked.intra_op_num_threads, asked.inter_op_num_threads) == (2, 1)
+    entries = {asked.get_session_config_entry(f"session.{kind}_op.allow_spinning") for kind in ("intra", "inter")}
+    assert entries == {"0"}
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_eight_threads_call_one_plan(threads: int) -> None:
     plan, wanted, wrong = bc.compile(bc.load_onnx(middle()), threads=threads), {}, []
