@@ -7,6 +7,7 @@ import time
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from blockconv.core import text
+from blockconv.core.progress import SOLE_BAR
 
 __all__ = ["Steps"]
 
@@ -22,7 +23,7 @@ class Steps:
         self.console, self.total = text.console(stderr=True), total
         self._begun, self._start = 0, time.perf_counter()
         self._moving: Progress | None = None
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
+        if text.is_terminal():
             columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
             self._moving = Progress(*columns, console=self.console, transient=True)
             self._task = self._moving.add_task("", total=total)
@@ -39,9 +40,11 @@ class Steps:
 
     def __enter__(self) -> Steps:
         if self._moving is not None:
+            SOLE_BAR.acquire()
             self._moving.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._moving is not None:
             self._moving.stop()
+            SOLE_BAR.release()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
 __all__ = [
     "WIDTH",
@@ -21,10 +20,10 @@ __all__ = [
     "dims",
     "duration",
     "free_name",
+    "is_terminal",
     "megabytes",
     "microseconds",
     "paragraph",
-    "progress",
     "shortened",
     "table",
     "take_name",
@@ -102,6 +101,12 @@ def console(**options: Any) -> Console:
     return Console(**{"markup": False, "emoji": False, "highlight": False, **options})
 
 
+def is_terminal() -> bool:
+    """Whether the error stream is a terminal that can show what moves."""
+    shown = console(stderr=True)
+    return shown.is_terminal and not shown.is_dumb_terminal
+
+
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), rules: Iterable[int] = ()
 ) -> str:
@@ -133,16 +138,3 @@ def paragraph(head: str, text: str) -> str:
     """`head: text` in lines of at most WIDTH columns, the later ones indented."""
     whole = f"{head}: {text}"
     return textwrap.fill(whole, WIDTH, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
-
-
-def progress(what: str, *, counted: bool = False) -> Progress:
-    """Progress on the terminal's error stream, gone when it is done; none where that is no terminal.
-
-    what: a format of the task, ``{task.description}``. counted: how many of how many are done, and not a share.
-    """
-    from rich import progress
-
-    shown = console(stderr=True)
-    done = progress.MofNCompleteColumn() if counted else progress.TaskProgressColumn()
-    columns = progress.TextColumn(what, markup=False), progress.BarColumn(), done, progress.TimeElapsedColumn()
-    return progress.Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal)

@@ -1,7 +1,7 @@
 """From a kernel's Python body to machine code, and where that is kept."""
 
 from blockconv.jit.cache import cache_directory, disk_cache
-from blockconv.jit.families import Addressed, Kernel, KernelFamily, Wanted, collecting, compiling, kernel
+from blockconv.jit.families import Addressed, Kernel, KernelFamily, Wanted, collecting, compiling, kernel, telling
 
 __all__ = [
     "Addressed",
@@ -13,4 +13,5 @@ __all__ = [
     "compiling",
     "disk_cache",
     "kernel",
+    "telling",
 ]

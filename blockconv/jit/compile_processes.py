@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from numba import config
@@ -29,10 +30,12 @@ __all__ = ["compile_together"]
 FEWEST = 3  # kernels that are worth another process, which takes a second to start
 OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
 PATIENCE = 60.0  # seconds that a child may go on for when this process's own share is done
+WAIT = 0.25  # seconds between two looks at how far children are
 LAST_LINES = 6  # of a child's errors, which are shown
 
 _CHILD = """
-import importlib, importlib.util, json, sys
+import importlib, importlib.util, json, logging, sys
+logging.getLogger("blockconv").setLevel(logging.ERROR)
 job = json.load(sys.stdin)
 for name, value in job["sys"].items():
     setattr(sys, name, value)
@@ -44,11 +47,11 @@ for module, family, params in job["kernels"]:
 """
 
 
-def compile_together(wanted: Sequence[jit.Wanted]) -> None:
+def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = lambda: None) -> None:
     """Compile kernels in as many processes as there are processors; they meet in the disk cache.
 
     A child that fails costs nothing but time, and a SlowPathWarning with what it said: what is still missing is
-    compiled by this process, when it is asked for.
+    compiled by this process, when it is asked for. tell: called every `WAIT` seconds while it waits for children.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
     if count < 2 or not sys.executable or config.DISABLE_JIT or not jit.disk_cache().usable():
@@ -61,7 +64,7 @@ def compile_together(wanted: Sequence[jit.Wanted]) -> None:
                 children.append(_start(wanted[own + k :: count - 1]))
         for module, family, params in wanted[:own]:
             getattr(importlib.import_module(module), family)(*params)
-        failed = [said for child in children if (said := _wait(child)) is not None]
+        failed = [said for child in children if (said := _wait(child, tell)) is not None]
     except BaseException:
         for child in children:
             _stop(child)
@@ -113,13 +116,19 @@ def _import_path(library: Path) -> list[str]:
     return [entry for entry in texts if os.path.realpath(entry) != current] + [str(library)]
 
 
-def _wait(child: subprocess.Popen[bytes]) -> str | None:
+def _wait(child: subprocess.Popen[bytes], tell: Callable[[], None]) -> str | None:
     """None if it succeeded, else the last lines of what it said."""
-    try:
-        _, errors = child.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        _stop(child)
-        return f"(stopped after {PATIENCE:.0f} s)"
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            _, errors = child.communicate(timeout=max(0.0, min(WAIT, end - time.monotonic())))
+            break
+        except subprocess.TimeoutExpired:
+            if time.monotonic() < end:
+                tell()
+                continue
+            _stop(child)
+            return f"(stopped after {PATIENCE:.0f} s)"
     if child.returncode == 0:
         return None
     lines = errors.decode(errors="replace").splitlines()

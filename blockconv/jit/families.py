@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from numba import config
 
 from blockconv.core.errors import UnsupportedError
+from blockconv.core.progress import Progress
 from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
 
-__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "collecting", "compiling", "kernel"]
+__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "collecting", "compiling", "kernel", "telling"]
 
 _lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
 
@@ -89,10 +93,10 @@ class KernelFamily:
             )
         body = self._build(*params)
         body.__name__ = body.__qualname__ = name
-        with _lock:
+        with _lock, _told():
             code = generate(name, body)
             address = link(name, code.object)
-        cache.disk_cache().write(self.entry(*params), code.object)
+            cache.disk_cache().write(self.entry(*params), code.object)
         return Kernel(name, address, True, code)
 
     def _load(self, params: tuple[int, ...]) -> Kernel | None:
@@ -137,6 +141,51 @@ def _listing(wanted: dict[Wanted, None] | None) -> Iterator[None]:
         yield
     finally:
         _collected.kernels = around
+
+
+# ---------------------------------------------------------------- what is said of it
+
+PAUSE = 1.0  # seconds without a compilation, after which another work begins
+_unasked, _count, _ended = Progress("compiling kernels"), 0, -math.inf  # by calls, one after the other
+
+
+@contextlib.contextmanager
+def telling(wanted: Collection[Wanted]) -> Iterator[Callable[[], None]]:
+    """Inside, this thread says how many of these kernels are compiled, by whichever process, after each of its own, and
+    when the function is called."""
+    kept = cache.disk_cache()
+    entries = [getattr(sys.modules[module], family).entry(*params) for module, family, params in wanted]
+
+    def done() -> int:
+        return sum(map(kept.holds, entries))
+
+    with Progress("compiling kernels", len(wanted), _where()) as shown:
+        around, _collected.tell = getattr(_collected, "tell", None), functools.partial(shown.tick, done)
+        try:
+            yield _collected.tell
+        finally:
+            _collected.tell = around
+
+
+def _where() -> str:
+    return f"they are kept in {cache.disk_cache().base}"
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """One compilation. Outside `telling`, those that follow each other without a `PAUSE` are one work."""
+    global _unasked, _count, _ended
+    tell = getattr(_collected, "tell", None)
+    if tell is not None:
+        yield
+        tell()
+        return
+    begun = time.perf_counter()
+    if begun > _ended + PAUSE:
+        _unasked, _count = Progress("compiling kernels", note=_where(), begun=begun), 0
+    yield
+    _count, _ended = _count + 1, time.perf_counter()
+    _unasked.tick(_count)
 
 
 def _after_fork() -> None:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core import text
 from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.progress import Progress
 from blockconv.network.graph import Network
 from blockconv.network.ops.reach import PIXELS, Reach
 from blockconv.network.reach import reaches, windows
@@ -243,8 +243,7 @@ def run_tiled(
     results = out or {name: np.empty(how.outputs[name], tensors[name].type.dtype) for name in names}
     every = [(n, piece) for n in range(how.shape[0]) for piece in how.pieces]
     source = np.zeros((batch, how.shape[1], *how.tile), how.network.inputs[0].type.dtype)
-    with text.progress("tiles", counted=True) as shown:
-        task = shown.add_task("", total=len(every))
+    with Progress("computing tiles", len(every)) as shown:
         for at in range(0, len(every), batch):
             group = every[at : at + batch]
             for slot, (n, piece) in enumerate(group):
@@ -257,7 +256,7 @@ def run_tiled(
                     rows, columns = how.local(piece, name)
                     results[name][n, :, top:bottom, left:right] = values[name][slot, :, rows, columns]
             del values  # before the next tile's are made
-            shown.advance(task, len(group))
+            shown.tick(at + len(group))
     return results if len(names) > 1 else results[names[0]]
 
 

@@ -15,7 +15,8 @@ from blockconv.jit import compile_processes
 from blockconv.kernels.reorder.rows import reorder_copy
 
 TOGETHER = """
-import os, sys
+import logging, os, sys
+logging.getLogger("blockconv").setLevel(logging.WARNING)
 import blockconv as bc
 from blockconv.jit import compile_processes
 from blockconv import jit

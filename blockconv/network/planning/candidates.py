@@ -178,5 +178,6 @@ def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, th
         found = bound()
     if not wanted:
         return found
-    compile_together(list(wanted))
-    return bound()
+    with jit.telling(wanted) as tell:
+        compile_together(list(wanted), tell)
+        return bound()

@@ -13,6 +13,7 @@ import numpy as np
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
+from blockconv.core.progress import Progress
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.reorders import reorder_seconds
 from blockconv.machine.machine import host
@@ -214,19 +215,9 @@ def _solve(problem: Assignment, options: Options) -> Solution:
 
 
 def _optimal(problem: Assignment) -> Solution:
-    """`planner.optimal`, which remembers what took long, and shows on a terminal how far a long search is."""
-    shown = text.progress("searching for the best layouts")
-    task = shown.add_task("", total=STEPS)
-
-    def report(steps: int) -> None:
-        if steps > remembered.LEAST:  # shorter ones would only flicker
-            shown.start()
-            shown.update(task, completed=steps)
-
-    try:
-        return optimal(problem, report=report, solve=remembered.minimum)
-    finally:
-        shown.stop()
+    """`planner.optimal`, which remembers what took long, and says how far a long search is."""
+    with Progress("searching for the best layouts", STEPS) as shown:
+        return optimal(problem, report=shown.tick, solve=remembered.minimum)
 
 
 def prepared(network: Network, options: Options, every: bool) -> tuple[Network, Pricing]:
@@ -414,14 +405,12 @@ def measured(
     cheapest kernel for each pair of layouts stays. Times are kept on disk.
     """
     known = tuning.Costs()
-    done = []
-    with text.progress("timing {task.description}", counted=True) as shown:
-        task = shown.add_task("", total=len(found))
+    done: list[tuple[Candidate, ...]] = []
+    with Progress("timing kernels", len(found)) as shown:
         for node, options in zip(network.nodes, found, strict=True):
-            shown.update(task, description=node.name)
+            shown.tick(len(done), node.name)
             done.append(_timed(network, node, options, threads, costs, known))
             known.save()
-            shown.advance(task)
     return tuple(done)
 
 

@@ -1,0 +1,92 @@
+"""What is said of work that takes long: a bar on a terminal, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from blockconv.core import text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+__all__ = ["LOGGER", "SOLE_BAR", "Progress"]
+
+FIRST, NEXT, REFRESH = 2.0, 10.0, 0.1  # seconds before anything is said, between lines, between a bar's changes
+LOGGER = logging.getLogger("blockconv")
+SOLE_BAR = threading.Lock()  # whoever shows a bar holds it: a terminal has one
+
+
+class Progress:
+    """Work that says how far it is: after `FIRST` seconds a bar, or a line each `NEXT` seconds and a last one.
+
+    what: the work, such as "compiling kernels".
+    total: the number of its steps. None if it is not known: then there are only lines, and no last one.
+    note: what the first line adds.
+    begun: when it began, by `time.perf_counter`. The default is now.
+
+    A bar needs a terminal on the error stream. Lines go to the logger "blockconv", as INFO, if the program has set up
+    logging, else to the error stream. A level above INFO of this logger silences both.
+    """
+
+    def __init__(self, what: str, total: int | None = None, note: str = "", begun: float | None = None) -> None:
+        self._what, self._total, self._note = what, total, note
+        self._begun = time.perf_counter() if begun is None else begun
+        self._due = self._begun + FIRST
+        self._bar: Bar | None = None
+        self._says_lines = False
+
+    def tick(self, done: int | Callable[[], int], doing: str = "") -> None:
+        """So many steps are done. `done` is a function if it takes time to find out. doing: the step in progress."""
+        now = time.perf_counter()
+        if now < self._due or LOGGER.level > logging.INFO:
+            return
+        count = done() if callable(done) else done
+        if self._bar is None and not self._says_lines and self._total is not None and text.is_terminal():
+            self._bar = self._started()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=count, description=doing, refresh=True)
+            self._due = now + REFRESH
+            return
+        of = "" if self._total is None else f" of {self._total}"
+        note = "" if self._says_lines or not self._note else f"; {self._note}"
+        _say(f"{self._what}: {count}{of} after {now - self._begun:.0f} s{note}")
+        self._says_lines, self._due = True, now + NEXT
+
+    def _started(self) -> Bar | None:
+        """A bar on the terminal; None if there is another."""
+        if not SOLE_BAR.acquire(blocking=False):
+            return None
+        from rich import progress
+
+        columns = progress.TextColumn(f"{self._what} {{task.description}}", markup=False), progress.BarColumn()
+        counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+        console = text.console(stderr=True)
+        bar = progress.Progress(*columns, *counts, console=console, transient=True, auto_refresh=False)
+        bar.add_task("", total=self._total)
+        bar.start()
+        return bar
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+            SOLE_BAR.release()
+        elif self._says_lines:
+            _say(f"{self._what}: finished after {time.perf_counter() - self._begun:.0f} s")
+
+
+def _say(line: str) -> None:
+    if LOGGER.hasHandlers():
+        LOGGER.info(line)
+    elif sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or cannot write the name of a folder
+            print(f"blockconv: {line}", file=sys.stderr, flush=True)
