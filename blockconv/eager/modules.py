@@ -13,7 +13,7 @@ from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import traced
 from blockconv.eager import functional
-from blockconv.frontends.torch.reader import version
+from blockconv.frontends.torch.reader import version, warn_of_unseen
 
 __all__ = [
     "AdaptiveAvgPool2d",
@@ -56,9 +56,11 @@ class Conv2d(_Packing, torch.nn.Conv2d):  # type: ignore[misc]
         is_cast = weight.dtype is not torch.float32 and torch.is_autocast_enabled("cpu")
         if is_cast or traced(input, weight) or _gradient_needed(input, weight, bias):
             return functional.conv2d(input, weight, bias, *options)
-        key = version(weight), None if bias is None else version(bias), options
+        key = tuple(version(x) for x in (weight, bias) if x is not None), options
         held: Any = self.__dict__.get("_packed")
         if held is None or held[0] != key:
+            if held is not None:
+                warn_of_unseen("Conv2d", held[0][0], key[0])
             held = key, Packed(weight.detach(), None if bias is None else bias.detach(), *options), weight, bias
             self.__dict__["_packed"] = held
         return held[1](input)

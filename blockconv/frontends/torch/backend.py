@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import time
 import warnings
 import weakref
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
@@ -36,7 +33,16 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.decompositions import decompositions, kept_whole
 from blockconv.frontends.torch.ops import HEAVY, OPS
-from blockconv.frontends.torch.reader import Constant, Reader, Refused, hint, kind_of, stand_in, version
+from blockconv.frontends.torch.reader import (
+    Constant,
+    Reader,
+    Refused,
+    hint,
+    kind_of,
+    stand_in,
+    version,
+    warn_of_unseen,
+)
 from blockconv.frontends.torch.reports import Compiled, recorded
 from blockconv.frontends.torch.training import partition_step, place_ops
 from blockconv.network.graph import Tensor
@@ -51,11 +57,6 @@ KEPT = 8  # sizes of inputs that a part keeps plans for
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
 TYPES = tuple(name for name in NUMBERS if name != "float64")
 NHWC = Layout("NHWC")
-CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call
-UNSEEN = (
-    "weights changed, but their versions did not, as after a write to .data; they are packed anew. Without "
-    "BLOCKCONV_TORCH_CHECK this is not seen: call blockconv.torch.refresh(model)"
-)
 log = logging.getLogger("blockconv.torch")
 
 
@@ -370,7 +371,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *args: Any) -> Any:
         """The outputs, as a tuple."""
         weights = [args[k] for k in self.static]
-        versions = tuple(map(_version, weights))
+        versions = tuple(map(version, weights))
         key = tuple(_key(args[k]) for k in self.flows)
         plans = self._plans  # another thread may put others in their place
         made = plans.get(key) if plans.get("versions") == versions else None
@@ -392,8 +393,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         with self._lock:
             started = time.perf_counter()
             if versions != self.versions:
-                if CHECKED and [known[:3] for known in versions] == [known[:3] for known in self.versions]:
-                    warnings.warn(f"blockconv: {self.record.name}: {UNSEEN}", UserWarning, stacklevel=4)
+                warn_of_unseen(self.record.name, self.versions, versions)
                 self._plans = {"versions": versions}
                 self.weights, self.versions = weights, versions
                 self._memory = [weight.detach() for weight in weights]
@@ -445,15 +445,6 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         if not self._sizes_change:
             plan.release()
         return _Made(plan, tuple(orders))
-
-
-def _version(tensor: Any) -> tuple[int, ...]:
-    """A key of a parameter that changes with it, also in place."""
-    return (*version(tensor), _checksum(tensor)) if CHECKED else version(tensor)
-
-
-def _checksum(tensor: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(Constant(tensor, "weight").array).reshape(-1).view(np.uint8).data)
 
 
 def _key(value: Any) -> Any:

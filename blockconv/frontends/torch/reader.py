@@ -7,7 +7,10 @@ are computed by PyTorch itself during reading, so a transposed weight stays a vi
 from __future__ import annotations
 
 import operator
+import os
 import re
+import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -51,9 +54,15 @@ __all__ = [
     "stand_in",
     "title",
     "version",
+    "warn_of_unseen",
 ]
 
 Array = npt.NDArray[Any]
+CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call
+UNSEEN = (
+    "weights changed, but their versions did not, as after a write to .data; they are packed anew. Without "
+    "BLOCKCONV_TORCH_CHECK this is not seen: call blockconv.torch.refresh(model)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +88,17 @@ class Constant:
 
 def version(tensor: Any) -> tuple[int, ...]:
     """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version."""
-    return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+    known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+    if not CHECKED:
+        return known
+    values = np.ascontiguousarray(Constant(tensor, "weight").array).reshape(-1)
+    return *known, zlib.crc32(values.view(np.uint8).data)
+
+
+def warn_of_unseen(name: str, before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> None:
+    """Warn if only the checksums of weights changed. before, after: what `version` gave for each."""
+    if before != after and [known[:3] for known in before] == [known[:3] for known in after]:
+        warnings.warn(f"blockconv: {name}: {UNSEEN}", UserWarning, stacklevel=5)
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:

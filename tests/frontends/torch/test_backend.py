@@ -132,7 +132,7 @@ def test_writes_without_a_version_need_a_refresh_and_the_check_finds_them(monkey
         assert fast(x).equal(before)
         refresh(model)
         close(fast(x), model(x))
-        monkeypatch.setattr("blockconv.frontends.torch.backend.CHECKED", True)
+        monkeypatch.setattr("blockconv.frontends.torch.reader.CHECKED", True)
         refresh(model)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
