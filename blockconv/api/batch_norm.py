@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +19,11 @@ from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, to_layout
-from blockconv.dispatch.boundary import NCHW, images_like, keep
+from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
+from blockconv.dispatch.boundary import NCHW, check_out, checked_alias, dense_layout, images_like, keep
 from blockconv.runtime import Program, get_num_threads
 
-__all__ = ["UNBOUNDED", "batch_norm", "batch_norm_backward", "gradients", "normalized"]
+__all__ = ["UNBOUNDED", "Bound", "batch_norm", "batch_norm_backward", "bound_to", "gradients", "normalized"]
 
 UNBOUNDED = -math.inf, math.inf
 _RUNNING = "running_mean", "running_var"
@@ -37,6 +37,8 @@ def batch_norm(
     bias: AnyArray | None = None,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    out: Array | None = None,
 ) -> tuple[Array, Any, Any]:
     """torch.nn.functional.batch_norm with training=True, and what its gradient needs.
 
@@ -48,6 +50,8 @@ def batch_norm(
         and momentum of the mean, or of the variance with N * H * W - 1 in its denominator.
     weight, bias: None, or (C,): the output is (x - mean) * inverse * weight + bias. Default: 1 and 0.
     momentum, eps: as in PyTorch.
+    out: None, or the array to write and return as the output, of the input's kind, shape and dtype. It must not overlap
+        the input. Default: a new one.
 
     Statistics are float32, or float64 for float64 inputs, and have the same bits for any number of threads. The first
     of two passes takes them, in any native layout.
@@ -63,7 +67,7 @@ def batch_norm(
         None if each is None else as_numpy(each, "batch_norm", name, write=True)
         for name, each in zip(_RUNNING, (running_mean, running_var), strict=True)
     ]
-    y, mean, inverse, *updated = normalized(input, (weight, bias), kept, momentum, eps)
+    y, mean, inverse, *updated = normalized(input, (weight, bias), kept, momentum, eps, out=out)
     for running, new in zip(kept, updated, strict=True):
         if running is not None:
             running[...] = new
@@ -78,6 +82,7 @@ def normalized(
     eps: float,
     residual: Any = None,
     bounds: tuple[float, float] = UNBOUNDED,
+    out: Any = None,
 ) -> tuple[Any, ...]:
     """(the output, means, inverses, running means and variances as they become; None for those that are not given).
 
@@ -85,7 +90,8 @@ def normalized(
     outputs below the first are the first, those above the second are the second.
     """
     op = "batch_norm"
-    bound, (x, *added) = _bound(op, (("input", input), ("residual", residual)), float(eps), residual is not None)
+    options = (("extra", residual is not None),)
+    bound, (x, *added) = bound_to(op, {"input": input, "residual": residual}, op, _problem, (float(eps),), options)
     scale, shift = (bound.by_channel(op, *each) for each in zip(("weight", "bias"), parameters, (1, 0), strict=True))
     old = [
         None if each is None else bound.by_channel(op, name, each, 0)
@@ -93,13 +99,20 @@ def normalized(
     ]
     mean, inverse = bound.numbers(), bound.numbers()
     new = [None if each is None else bound.numbers() for each in old]
-    target = allocate(bound.shape, bound.layout, bound.dtype)
-    bound.run(x, scale, shift, target, mean, inverse, *(added or (None,)), *old, *new, _numbers(momentum, *bounds))
-    return _like(input, target), mean, inverse, *new
+    target = bound.target(op, input, out, {"input": x, "residual": added[0] if added else None})
+    numbers = _numbers(momentum, *bounds)
+    bound.run(x, scale, shift, target.storage, mean, inverse, *(added or (None,)), *old, *new, numbers)
+    return target.given_back(input), mean, inverse, *new
 
 
 def batch_norm_backward(
-    grad: AnyArray, input: Array, weight: AnyArray | None, mean: AnyArray, inverse: AnyArray
+    grad: AnyArray,
+    input: Array,
+    weight: AnyArray | None,
+    mean: AnyArray,
+    inverse: AnyArray,
+    *,
+    out: Array | None = None,
 ) -> tuple[Array, Any, Any]:
     """The gradients of `batch_norm`: of its input, of the weight and of the bias.
 
@@ -108,6 +121,8 @@ def batch_norm_backward(
 
     grad: (N, C, H, W), the gradient of the output, of the input's dtype. In another layout it is reordered.
     input, weight: those of `batch_norm`. mean, inverse: what it returned.
+    out: None, or the array to write and return as the gradient of the input, of its kind, shape and dtype. It must not
+        overlap input or grad. Default: a new one.
 
     Raises ArgumentError, or its subclass DtypeError, for a bad argument.
 
@@ -117,7 +132,7 @@ def batch_norm_backward(
     >>> bc.batch_norm_backward(x, x, None, mean, inverse)[1:]
     (array([2.], dtype=float32), array([4.], dtype=float32))
     """
-    of_input, of_weight, of_bias = gradients(grad, input, (weight, None), mean, inverse)
+    of_input, of_weight, of_bias = gradients(grad, input, (weight, None), mean, inverse, out=out)
     return of_input, like_any((input, grad), of_weight), like_any((input, grad), of_bias)
 
 
@@ -128,28 +143,61 @@ def gradients(
     mean: Any,
     inverse: Any,
     bounds: tuple[float, float] = UNBOUNDED,
+    out: Any = None,
 ) -> tuple[Any, Any, Any]:
     """(gradient of the input, of the weight, of the bias) of an output with these bounds: see `normalized`."""
     op = "batch_norm_backward"
-    bound, (x, of_output) = _bound(op, (("input", input), ("grad", grad)), 0.0, bounds != UNBOUNDED)
+    options = (("extra", bounds != UNBOUNDED),)
+    bound, (x, of_output) = bound_to(op, {"input": input, "grad": grad}, op, _problem, (0.0,), options)
     names = "weight", "bias", "mean", "inverse"
     given = [
         bound.by_channel(op, name, each, default)
         for name, each, default in zip(names, (*parameters, mean, inverse), (1, 0, 1, 1), strict=True)
     ]
-    found, target = (bound.numbers(), bound.numbers()), allocate(bound.shape, bound.layout, bound.dtype)
-    bound.run(x, of_output, *given, target, *found, _numbers(0.0, *bounds))
-    return _like(input, target), *found
+    found, target = (bound.numbers(), bound.numbers()), bound.target(op, input, out, {"input": x, "grad": of_output})
+    bound.run(x, of_output, *given, target.storage, *found, _numbers(0.0, *bounds))
+    return target.given_back(input), *found
 
 
-class _Bound(NamedTuple):
-    """A batch norm, or its gradient, of arrays of certain shapes and memory orders.
+class Target(NamedTuple):
+    """Where a result goes.
 
+    made: what kernels write.
+    order: the layout of the result.
+    written: the memory of `out`, if that was given.
+    """
+
+    made: BlockedArray
+    order: Layout
+    written: BlockedArray | None
+    out: Any
+
+    @property
+    def storage(self) -> Any:
+        """The array that kernels write."""
+        return self.made.storage
+
+    def given_back(self, input: Any) -> Any:
+        """The result as the kind of array that the input is; `out`, if that was given."""
+        if self.written is not None:
+            if self.written is not self.made:
+                to_layout(self.made, self.order, out=self.written)
+            return self.out
+        found = self.made if self.made.layout is self.order else to_layout(self.made, self.order)
+        return found if isinstance(input, BlockedArray) else images_like(input, found.storage, self.order, False)
+
+
+class Bound(NamedTuple):
+    """A normalisation, or its gradient, of arrays of certain shapes and memory orders.
+
+    order: the input's layout.
+    layout: as kernels read and write.
     held: the dtype of a number for each channel.
     is_read: whether kernels read the arrays where they are.
     """
 
     shape: tuple[int, ...]
+    order: Layout
     layout: Layout
     dtype: Any
     held: np.dtype[Any]
@@ -157,9 +205,9 @@ class _Bound(NamedTuple):
     room: int
     is_read: bool
 
-    def numbers(self) -> npt.NDArray[Any]:
-        """Memory for a number for each channel."""
-        return np.empty(self.shape[1], self.held)
+    def numbers(self, count: int | None = None) -> npt.NDArray[Any]:
+        """So many zeros; None: one for each channel."""
+        return np.zeros(self.shape[1] if count is None else count, self.held)
 
     def by_channel(self, op: str, name: str, given: Any, default: float) -> npt.NDArray[Any]:
         """A number for each channel, in the type that is computed with."""
@@ -170,19 +218,47 @@ class _Bound(NamedTuple):
             raise ArgumentError(op, name, array, f"has to have shape ({self.shape[1]},)")
         return np.ascontiguousarray(array, self.held)
 
+    def target(self, op: str, input: Any, out: Any, read: dict[str, Any]) -> Target:
+        """Where the result goes. read: what kernels read, by name.
+
+        Raises ArgumentError, or a subclass, for an `out` that does not fit, or that overlaps what is read.
+        """
+        if out is None:
+            made = allocate(self.shape, self.layout, self.dtype)
+            return Target(made, input.layout if isinstance(input, BlockedArray) else self.order, None, None)
+        written = _as_target(op, input, out, self.shape, self.dtype)
+        for name, each in read.items():
+            if each is not None:
+                checked_alias(op, each.storage if isinstance(each, BlockedArray) else each, written.storage, name)
+        fits = written.layout == self.layout
+        made = written if fits else allocate(self.shape, self.layout, self.dtype)
+        return Target(made, written.layout, written, out)
+
     def run(self, *arrays: Any) -> None:
         """Run on arrays, in the order of the kernels' buffers. None: there is none."""
         addresses = (0 if each is None else start_of(each) for each in arrays)
         self.program.run((*addresses, workspace.of(self.room)))
 
 
-_kept: dict[Any, _Bound] = {}
+_kept: dict[Any, Bound] = {}
 
 
-def _bound(op: str, given: Any, eps: float, extra: bool) -> tuple[_Bound, list[Any]]:
-    """An op for the arrays that are given by name, and these as the kernels read them."""
-    arrays = [(name, given_array(op, name, each)) for name, each in given if each is not None]
-    key = op, eps, extra, *(memory_order(each) for _, each in arrays), get_num_threads()
+def bound_to(
+    op: str,
+    given: dict[str, Any],
+    row: str,
+    problem: Callable[..., Any],
+    parameters: tuple[Any, ...],
+    options: tuple[tuple[str, Any], ...] = (),
+    layout_of: Callable[[Layout], Layout] | None = None,
+) -> tuple[Bound, list[Any]]:
+    """An op for the arrays that are given by name, the input first, and these as the kernels read them.
+
+    row: the op of the table's rows. problem(op, input, *parameters): what is solved. options: of the row. layout_of:
+    from the input's layout to the one that kernels read. None: that is the input's.
+    """
+    arrays = [(name, given_array(op, name, each)) for name, each in given.items() if each is not None]
+    key = op, parameters, options, *(memory_order(each) for _, each in arrays), get_num_threads()
     known = _kept.get(key)
     if known is not None and known.is_read:
         return known, [each for _, each in arrays]
@@ -192,12 +268,14 @@ def _bound(op: str, given: Any, eps: float, extra: bool) -> tuple[_Bound, list[A
             raise ArgumentError(op, name, others[k].shape, f"has to have the input's shape, {x.shape}")
         if others[k].dtype != x.dtype:
             raise DtypeError(op, name, str(others[k].dtype), f"has to have the input's dtype, {x.dtype}")
-    read = [x, *(each if each.layout is x.layout else to_layout(each, x.layout) for each in others)]
+    layout = x.layout if layout_of is None else layout_of(x.layout)
+    read = [each if each.layout is layout else to_layout(each, layout) for each in (x, *others)]
     if known is None:
         types = Types.all(x.dtype)
-        program, room = _program(op, _problem(op, x, eps), x.layout, types, extra, get_num_threads())
+        solved = problem(op, x, *parameters), layout, types, options, get_num_threads()
+        program, room = _program(row, *solved) if 0 not in x.shape else (Program(()), 0)
         is_read = all(start_of(a) == start_of(b) for (_, a), b in zip(arrays, read, strict=True))
-        known = _Bound(x.shape, x.layout, x.dtype, types.src.computed.dtype, program, room, is_read)
+        known = Bound(x.shape, x.layout, layout, x.dtype, types.src.computed.dtype, program, room, is_read)
         keep(_kept, key, known)
     return known, read
 
@@ -225,19 +303,24 @@ def _problem(op: str, x: BlockedArray, eps: float) -> BatchNormProblem:
         return BatchNormProblem(x.shape, eps)
 
 
-def _like(input: Any, target: BlockedArray) -> Any:
-    """The result as the kind of array that the input is, in its layout."""
+def _as_target(op: str, input: Any, out: Any, shape: tuple[int, ...], dtype: Any) -> BlockedArray:
+    """`out` as a BlockedArray of its memory. Raises ArgumentError if it does not fit the input."""
     if isinstance(input, BlockedArray):
-        return target if target.layout is input.layout else to_layout(target, input.layout)
-    return images_like(input, target.storage, target.layout, False)
+        check_out(op, out, BlockedArray, shape, dtype, None)
+        given: BlockedArray = out
+        return given
+    array = as_numpy(out, op, "out", write=True)
+    check_out(op, array, np.ndarray, shape, dtype, None)
+    layout = dense_layout(op, array, is_channels_last(array))
+    return BlockedArray(array.transpose(layout.outer), layout, shape)
 
 
 @functools.lru_cache(maxsize=1024)
 def _program(
-    op: str, problem: BatchNormProblem, layout: Layout, types: Types, extra: bool, threads: int
+    op: str, problem: Any, layout: Layout, types: Types, options: tuple[tuple[str, Any], ...], threads: int
 ) -> tuple[Program, int]:
-    """The program, and the bytes of its workspace. extra: an option of the rows."""
+    """The program, and the bytes of its workspace. options: of the row."""
     row = selection.choose(op, problem, layout, layout, types)
-    alone = row.prepare(problem, layout, layout, types, 1, extra=extra).seconds
-    primitive = row.prepare(problem, layout, layout, types, threads, extra=extra)
+    alone = row.prepare(problem, layout, layout, types, 1, **dict(options)).seconds
+    primitive = row.prepare(problem, layout, layout, types, threads, **dict(options))
     return Program(primitive.ops(), alone), sum(primitive.workspace)

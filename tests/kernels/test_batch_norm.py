@@ -128,6 +128,22 @@ def test_numbers_that_are_exact(layout: str | None) -> None:
     np.testing.assert_allclose(np.asarray(of_x), (grad - line / 48) / 2, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", [None, "NHWC", "NCHW16", "ABcd2a4b"])
+def test_out_is_written(layout: str | None) -> None:
+    """In the input's layout, and in another."""
+    x, grad, weight, bias = (each.astype(np.float32) for each in arrays((2, 20, 5, 7)))
+    given = [x, grad] if layout is None else [bc.to_layout(each, layout) for each in (x, grad)]
+    y, mean, inverse = bc.batch_norm(given[0], None, None, weight, bias)
+    of_x, *_ = bc.batch_norm_backward(given[1], given[0], weight, mean, inverse)
+    for other in (layout or "NCHW", "NHWC"):
+        out: Any = bc.empty(x.shape, other)
+        out = np.empty_like(x) if layout is None and other == "NCHW" else out.numpy() if layout is None else out
+        assert bc.batch_norm(given[0], None, None, weight, bias, out=out)[0] is out
+        assert np.array_equal(np.asarray(out), np.asarray(y))
+        assert bc.batch_norm_backward(given[1], given[0], weight, mean, inverse, out=out)[0] is out
+        assert np.array_equal(np.asarray(out), np.asarray(of_x))
+
+
 def test_what_is_refused() -> None:
     x = np.ones((2, 3, 4, 4), np.float32)
     for bad, what in (((x[:1, :, :1, :1],), "two elements"), ((x[0],), "N, C, H, W"), ((x[:, :0],), "two elements")):
