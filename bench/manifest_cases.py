@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blockconv.core.activation import IDENTITY, activation
-from blockconv.core.eltwise_problem import BatchNormProblem
+from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.problem import (
     Conv2dBackwardWeightsProblem,
     Conv2dProblem,
@@ -256,6 +256,9 @@ def _gradients(quick: bool) -> Iterator[Node | Direct]:
     norms = {"batch_norm": (x, each, each, y, out, out, out), "batch_norm_backward": (x, x, *[each] * 3, y, out, out)}
     for name, operands in norms.items():
         yield Direct(f"sample {name} 2x20x9x11", name, BatchNormProblem(_X), operands, pairs=SAME)
+    statistic, name = Operand((_X[0], 5)), "group_norm_backward"
+    operands = x, x, each, statistic, statistic, y, out, out
+    yield Direct(f"sample {name} 2x20x9x11", name, GroupNormProblem(_X, 5), operands, pairs=SAME)
 
 
 def _pairs(pairs: tuple[Pair, ...], dtype: str, quick: bool) -> tuple[Pair, ...]:

@@ -63,6 +63,7 @@ TABLE: tuple[Row, ...] = (
     *softmax.ROWS,
     *lrn.ROWS,
     *norm.ROWS,
+    norm.BACKWARD,
     *batch_rows.ROWS,
     *resize.ROWS,
     *reduce.ROWS,

@@ -1,8 +1,10 @@
-"""Group normalisation as vector code: sums over pixels for each channel, statistics of groups, results.
+"""Group normalisation and its gradient as vector code: sums over pixels for each channel, groups, results.
 
 A *span* is some channels of some pixels. A vector holds channels of one pixel. With a `period` (the channels of a
-pixel, fewer than a vector has lanes) pixels are contiguous, and a vector holds several. Statistics and factors are
-arrays of the type that is computed with, one element a channel.
+pixel, fewer than a vector has lanes) pixels are contiguous, and a vector holds several.
+
+Sums and terms are arrays of the type that is computed with, one element a channel. A result is (x - mean) * slope +
+shift. A gradient of the source is that, plus the gradient of the output times a factor.
 """
 
 from __future__ import annotations
@@ -12,156 +14,160 @@ from typing import Any, NamedTuple
 
 from numba.core import cgutils
 
-from blockconv.core.types import ElementType
-from blockconv.jit.ir import call_llvm, const, emitted
+from blockconv.core.types import ElementType, element
+from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Groups", "PixelSpan", "group_factors", "group_means", "normalised_span", "span_sums"]
+__all__ = [
+    "Groups",
+    "PixelSpan",
+    "add_parts",
+    "group_gradients",
+    "group_means",
+    "group_statistics",
+    "group_terms",
+    "normalised_span",
+    "span_sums",
+]
 
 UNROLL = 4  # vectors with accumulators of their own, so that an addition need not wait for the one before
+# Arrays by channel. Shifts take the place of sums, and a gradient's slopes that of products, when groups are summed.
+SUMS = SHIFTS = 0
+MEANS = 1
+PRODUCTS = SLOPES = 2
+FACTORS = 3
 
 
 class PixelSpan(NamedTuple):
     """Pixels with some channels.
 
-    src, dst: addresses of the first pixel.
+    src, grad, dst: addresses of the first pixel.
     pixels: how many.
     stride: bytes from a pixel to the next.
     channels: those that exist.
     width: with those that the destination has room for.
-    sums, means, factors, biases: arrays by channel.
+    arrays: the address of the first array by channel.
+    room: bytes from an array to the next.
     """
 
     src: int
+    grad: int
     dst: int
     pixels: int
     stride: int
     channels: int
     width: int
-    sums: int
-    means: int
-    factors: int
-    biases: int
+    arrays: int
+    room: int
 
 
 class Groups(NamedTuple):
-    """`groups` groups of `size` channels.
+    """`groups` groups of `size` channels of an image.
 
-    sums, means, factors, biases: arrays by channel.
+    arrays, room: as of `PixelSpan`.
     scale, shift: the op's parameters, from the first channel on.
-    inverse: 1 / elements of a group.
+    mean, inverse: of each group, from the first on: its mean, and 1 / sqrt(variance + epsilon). 0: these are not kept.
+    share: 1 / elements of a group.
     epsilon: float64 both.
     """
 
     groups: int
     size: int
-    sums: int
-    means: int
-    factors: int
-    biases: int
+    arrays: int
+    room: int
     scale: int
     shift: int
-    inverse: float
+    mean: int
+    inverse: int
+    share: float
     epsilon: float
 
 
-def span_sums(element: ElementType, lanes: int, period: int, squares: bool) -> Any:
-    """Code that adds to `sums` each channel's elements; squares: the squares of what they differ from `means`."""
+def _array(v: Vectors, given: Any, which: int) -> Any:
+    """The address of an array by channel, of a `PixelSpan` or of `Groups`."""
+    return v.b.add(given.arrays, v.b.mul(given.room, const(which)))
+
+
+def span_sums(element: ElementType, lanes: int, period: int, what: str) -> Any:
+    """Code that adds sums over pixels to the arrays of each channel. what: "elements"; "squares" of what they differ
+    from their means; "products" of this difference and the gradient, and the gradient itself."""
+    kept = (SUMS, PRODUCTS) if what == "products" else (SUMS,)
 
     @emitted
     def add_sums(builder: Any, s: PixelSpan) -> None:
-        v = Floats(builder, element, lanes)
+        b, v = builder, Floats(builder, element, lanes)
+        slots = [v.slots(UNROLL, v.zero) for _ in kept]
 
-        def summand(address: Any, mask: Any | None, mean: Any) -> Any:
-            x = v.load(address, mask)
-            if not squares:
-                return x
-            x = v.sub(x, mean)
-            x = v.mul(x, x)
-            return x if mask is None else builder.select(mask, x, v.zero)
+        def clear() -> None:
+            for slot in (slot for each in slots for slot in each):
+                b.store(v.zero, slot)
 
-        def added(at: Any, total: Any, mask: Any | None = None, count: int | None = None) -> None:
-            known = v.computed.load(at, mask, lanes=count)
-            v.computed.store(v.add(known, total), at, mask)
+        def add(offset: Any, mask: Any | None, k: int, mean: Any) -> None:
+            x = v.load(b.add(s.src, offset), mask)
+            values = [x]
+            if what == "squares":
+                apart = v.sub(x, mean)
+                values = [v.mul(apart, apart)]
+            elif what == "products":
+                grad = v.load(b.add(s.grad, offset), mask)
+                values = [grad, v.mul(grad, v.sub(x, mean))]
+            for each, value in zip(slots, values, strict=True):
+                exists = value if mask is None else b.select(mask, value, v.zero)
+                b.store(v.add(b.load(each[k]), exists), each[k])
 
         if period:
-            mean = v.computed.repeated(s.means, period)[0] if squares else None
-            slots = v.slots(UNROLL, v.zero)
-
-            def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
-                x = summand(builder.add(s.src, offset), mask, mean)
-                builder.store(v.add(builder.load(slots[k]), x), slots[k])
-
-            for slot in slots:
-                builder.store(v.zero, slot)
-            v.each(builder.mul(s.pixels, const(period)), vector, UNROLL)
-            total = v.fold(v.total(slots), v.add, period)
-            known = v.computed.repeated(s.sums, period)[0]
-            v.computed.store_first(v.add(known, total), s.sums, period)
+            mean = v.computed.repeated(_array(v, s, MEANS), period)[0]
+            clear()
+            v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: add(at, mask, k, mean), UNROLL)
+            for which, each in zip(kept, slots, strict=True):
+                total, array = v.fold(v.total(each), v.add, period), _array(v, s, which)
+                known = v.computed.repeated(array, period)[0]
+                v.computed.store_first(v.add(known, total), array, period)
             return
-
-        slots = v.slots(UNROLL, v.zero)
 
         def column(offset: Any, mask: Any | None) -> None:
             at = v.in_computed(offset)
-            mean = v.computed.load(builder.add(s.means, at), mask) if squares else None
-            for slot in slots:
-                builder.store(v.zero, slot)
-            _each_pixel(
-                v,
-                s.pixels,
-                lambda pixel, k: builder.store(
-                    v.add(
-                        builder.load(slots[k]),
-                        summand(builder.add(builder.add(s.src, offset), builder.mul(pixel, s.stride)), mask, mean),
-                    ),
-                    slots[k],
-                ),
-            )
-            added(builder.add(s.sums, at), v.total(slots), mask)
+            mean = v.computed.load(b.add(_array(v, s, MEANS), at), mask)
+            clear()
+            _each_pixel(v, s.pixels, lambda pixel, k: add(b.add(offset, b.mul(pixel, s.stride)), mask, k, mean))
+            for which, each in zip(kept, slots, strict=True):
+                array = b.add(_array(v, s, which), at)
+                known = v.computed.load(array, mask)
+                v.computed.store(v.add(known, v.total(each)), array, mask)
 
         v.each(s.channels, column)
 
     return add_sums
 
 
-def normalised_span(element: ElementType, lanes: int, period: int, ragged: bool) -> Any:
-    """Code that writes (x - mean) * factor + bias. ragged: channels may not exist; zeros are written for these."""
+def normalised_span(element: ElementType, lanes: int, period: int, ragged: bool, is_backward: bool = False) -> Any:
+    """Code that writes results, or the gradient of the source. ragged: channels may not exist; zeros are written."""
+    kept = (MEANS, SLOPES, SHIFTS, FACTORS) if is_backward else (MEANS, SLOPES, SHIFTS)
 
     @emitted
     def normalise(builder: Any, s: PixelSpan) -> None:
-        v = Floats(builder, element, lanes)
+        b, v = builder, Floats(builder, element, lanes)
+        arrays = [_array(v, s, which) for which in kept]
 
-        def result(address: Any, mask: Any | None, exist: Any | None, terms: list[Any]) -> Any:
-            x = v.load(address, mask)
+        def result(offset: Any, mask: Any | None, exist: Any | None, terms: list[Any]) -> None:
+            x = v.load(b.add(s.src, offset), mask)
             y = v.add(v.mul(v.sub(x, terms[0]), terms[1]), terms[2])
-            return y if exist is None else builder.select(exist, y, v.zero)
+            if is_backward:
+                y = v.add(v.mul(v.load(b.add(s.grad, offset), mask), terms[3]), y)
+            v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, offset), mask)
 
-        arrays = s.means, s.factors, s.biases
         if period:
             terms = [v.computed.repeated(array, period)[0] for array in arrays]
             exist = v.below(s.channels, period) if ragged else None
-
-            def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
-                v.store(result(builder.add(s.src, offset), mask, exist, terms), builder.add(s.dst, offset), mask)
-
-            v.each(builder.mul(s.pixels, const(period)), vector, UNROLL)
+            v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: result(at, mask, exist, terms), UNROLL)
             return
 
         def column(offset: Any, mask: Any | None) -> None:
             at = v.in_computed(offset)
-            terms = [v.computed.load(builder.add(array, at), mask) for array in arrays]
-            exist = None
-            if ragged:
-                exist = v.below(builder.sub(s.channels, builder.sdiv(offset, const(v.itemsize))))
-            src, dst = builder.add(s.src, offset), builder.add(s.dst, offset)
-
-            def pixel(index: Any, k: int) -> None:
-                step = builder.mul(index, s.stride)
-                v.store(result(builder.add(src, step), mask, exist, terms), builder.add(dst, step), mask)
-
-            _each_pixel(v, s.pixels, pixel)
+            terms = [v.computed.load(b.add(array, at), mask) for array in arrays]
+            exist = v.below(b.sub(s.channels, b.sdiv(offset, const(v.itemsize)))) if ragged else None
+            _each_pixel(v, s.pixels, lambda pixel, k: result(b.add(offset, b.mul(pixel, s.stride)), mask, exist, terms))
 
         v.each(s.width, column)
 
@@ -174,45 +180,134 @@ def group_means(element: ElementType, lanes: int) -> Any:
     @emitted
     def write_means(builder: Any, g: Groups) -> None:
         v = Vectors(builder, element.computed, lanes)
+        sums, means = (_array(v, g, which) for which in (SUMS, MEANS))
 
-        def group(first: Any) -> None:
-            mean = v.mul(_group_total(v, builder.add(g.sums, first), g.size), _splat(v, g.inverse))
-            v.each(g.size, lambda at, mask: v.store(mean, builder.add(builder.add(g.means, first), at), mask))
+        def group(first: Any, statistic: Any) -> None:
+            mean = v.mul(_group_total(v, builder.add(sums, first), g.size), _splat(v, g.share))
+            _fill(v, builder.add(means, first), g.size, mean)
 
         _each_group(v, g, group)
 
     return write_means
 
 
-def group_factors(element: ElementType, lanes: int) -> Any:
+def group_terms(element: ElementType, lanes: int) -> Any:
     """Code that writes scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
 
     @emitted
-    def write_factors(builder: Any, g: Groups) -> None:
-        v = Vectors(builder, element.computed, lanes)
+    def write_terms(builder: Any, g: Groups) -> None:
+        b, v = builder, Vectors(builder, element.computed, lanes)
+        sums, means, slopes, shifts = (_array(v, g, which) for which in (SUMS, MEANS, SLOPES, SHIFTS))
 
-        def group(first: Any) -> None:
-            variance = v.mul(_group_total(v, builder.add(g.sums, first), g.size), _splat(v, g.inverse))
-            base = v.add(variance, _splat(v, g.epsilon))
-            root = call_llvm(builder, f"llvm.sqrt.{v.suffix()}", v.kind, [base])
-            factor = builder.fdiv(v.c(1.0), root)
+        def group(first: Any, statistic: Any) -> None:
+            variance = v.mul(_group_total(v, b.add(sums, first), g.size), _splat(v, g.share))
+            inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, _splat(v, g.epsilon))))
+            with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
+                v.store_first(v.broadcast(b.add(means, first)), b.add(g.mean, statistic), 1)
+                v.store_first(inverse, b.add(g.inverse, statistic), 1)
 
             def channels(offset: Any, mask: Any | None) -> None:
-                at = builder.add(first, offset)
-                v.store(v.mul(v.load(builder.add(g.scale, at), mask), factor), builder.add(g.factors, at), mask)
-                v.store(v.load(builder.add(g.shift, at), mask), builder.add(g.biases, at), mask)
+                at = b.add(first, offset)
+                v.store(v.mul(v.load(b.add(g.scale, at), mask), inverse), b.add(slopes, at), mask)
+                v.store(v.load(b.add(g.shift, at), mask), b.add(shifts, at), mask)
 
             v.each(g.size, channels)
 
         _each_group(v, g, group)
 
-    return write_factors
+    return write_terms
 
 
-def _each_group(v: Vectors, g: Groups, body: Callable[[Any], None]) -> None:
-    """body(bytes to the group's first channel in an array)."""
+def group_statistics(element: ElementType, lanes: int) -> Any:
+    """Code that writes the mean of each group for its channels, as it was kept."""
+
+    @emitted
+    def write_means(builder: Any, g: Groups) -> None:
+        v = Vectors(builder, element.computed, lanes)
+        means = _array(v, g, MEANS)
+        _each_group(
+            v,
+            g,
+            lambda first, statistic: _fill(
+                v, builder.add(means, first), g.size, v.broadcast(builder.add(g.mean, statistic))
+            ),
+        )
+
+    return write_means
+
+
+def group_gradients(element: ElementType, lanes: int) -> Any:
+    """Code that writes the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale.
+
+    With the scaled gradient's mean a and its mean product with x - mean b, the source's gradient is
+    (scale * gradient - a - (x - mean) * b * inverse²) * inverse.
+    """
+
+    @emitted
+    def write_terms(builder: Any, g: Groups, parts: Any) -> None:
+        b, v = builder, Vectors(builder, element.computed, lanes)
+        arrays = [_array(v, g, which) for which in (SUMS, PRODUCTS, FACTORS)]
+        of_scale = b.add(parts, g.room)
+
+        def group(first: Any, statistic: Any) -> None:
+            inverse = v.broadcast(b.add(g.inverse, statistic))
+            totals = [v.slots(UNROLL, v.zero) for _ in range(2)]
+
+            def add(offset: Any, mask: Any | None, which: int = 0) -> None:
+                at = b.add(first, offset)
+                scale = v.load(b.add(g.scale, at), mask)
+                for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
+                    x = v.load(b.add(arrays[k], at), mask)
+                    b.store(v.add(b.load(totals[k][which]), v.mul(x, scale)), totals[k][which])
+                    x = x if factor is None else v.mul(x, factor)
+                    v.store(v.add(v.load(b.add(to, at), mask), x), b.add(to, at), mask)
+
+            for slot in (slot for each in totals for slot in each):
+                b.store(v.zero, slot)
+            v.each(g.size, add, UNROLL)
+            shift, slope = (v.mul(b.fneg(v.fold(v.total(each), v.add)), _splat(v, g.share)) for each in totals)
+            shift, slope = v.mul(shift, inverse), v.mul(v.mul(v.mul(slope, inverse), inverse), inverse)
+
+            def write(offset: Any, mask: Any | None) -> None:
+                at = b.add(first, offset)
+                factor = v.mul(v.load(b.add(g.scale, at), mask), inverse)
+                for array, value in zip(arrays, (shift, slope, factor), strict=True):
+                    v.store(value, b.add(array, at), mask)
+
+            v.each(g.size, write)
+
+        _each_group(v, g, group)
+
+    return write_terms
+
+
+def add_parts(kind: ElementType, lanes: int) -> Any:
+    """Code that adds `count` numbers to as many float64."""
+
+    @emitted
+    def add(builder: Any, totals: Any, parts: Any, count: Any) -> None:
+        b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
+
+        def vector(offset: Any, mask: Any | None) -> None:
+            to = b.add(totals, b.mul(offset, const(wide.itemsize // v.itemsize)))
+            part = v.load(b.add(parts, offset), mask)
+            part = part if v.itemsize == wide.itemsize else b.fpext(part, wide.kind)
+            wide.store(wide.add(wide.load(to, mask), part), to, mask)
+
+        v.each(count, vector)
+
+    return add
+
+
+def _each_group(v: Vectors, g: Groups, body: Callable[[Any, Any], None]) -> None:
+    """body(bytes to the group's first channel in an array, and to its statistics)."""
     with cgutils.for_range(v.b, g.groups) as loop:
-        body(v.b.mul(v.b.mul(loop.index, g.size), const(v.itemsize)))
+        body(v.b.mul(v.b.mul(loop.index, g.size), const(v.itemsize)), v.b.mul(loop.index, const(v.itemsize)))
+
+
+def _fill(v: Vectors, address: Any, size: Any, value: Any) -> None:
+    """Write a vector of equal elements to so many."""
+    v.each(size, lambda at, mask: v.store(value, v.b.add(address, at), mask))
 
 
 def _group_total(v: Vectors, address: Any, size: Any) -> Any:

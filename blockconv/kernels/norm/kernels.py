@@ -1,4 +1,4 @@
-"""Group normalisation's kernel."""
+"""The kernels of group normalisation and of its gradient."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import as_float64, fill_memory
-from blockconv.kernels.norm.codegen import Groups, PixelSpan, group_factors, group_means, normalised_span, span_sums
+from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
+from blockconv.kernels.norm.codegen import (
+    Groups,
+    PixelSpan,
+    add_parts,
+    group_gradients,
+    group_means,
+    group_statistics,
+    group_terms,
+    normalised_span,
+    span_sums,
+)
 
-__all__ = ["ARRAYS", "NormArgs", "group_norm"]
+__all__ = ["ARRAYS", "BACKWARD_ARRAYS", "NormArgs", "group_norm", "group_norm_backward", "group_norm_parameters"]
 
-ARRAYS = 4  # by channel of a unit: sums, means, factors, biases
+ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
 
 class NormArgs(Arguments):
@@ -21,11 +31,21 @@ class NormArgs(Arguments):
 
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
+    grad = word("the first element of the gradient of the output", "address")
     scale = word("the scale of each channel", "address")
     shift = word("the bias of each channel", "address")
+    mean = word("the mean of each group; 0: it is not kept", "address")
+    inverse = word("1 / sqrt(variance + epsilon) of each group", "address")
+    of_scale = word("the gradient of the scale of each channel", "address")
+    of_shift = word("the gradient of the bias", "address")
+    work = word("of each split and unit, its part of the gradients of bias and scale", "address")
     image = word("from an image to the next, in a block of images", "bytes")
     images = word("in a block of images")
     image_block = word("from a block of images to the next", "bytes")
+    all_images = word("whose statistics are apart")
+    split = word("images of a split; the last may have fewer")
+    splits = word("shares of the images")
+    groups = word("of an image")
     units = word("in an image")
     unit = word("channels of a unit; the last may have fewer")
     room = word("of a unit's arrays: channels with those that a last block lacks")
@@ -39,47 +59,60 @@ class NormArgs(Arguments):
     pixels = word("of one of these")
     pixel_stride = word("from a pixel to the next", "bytes")
     partial = word("pixels whose sum is added to the total at once")
-    inverse = word("1 / elements of a group", "bits of a float64")
+    share = word("1 / elements of a group", "bits of a float64")
     epsilon = word("what is added to a variance", "bits of a float64")
     centred = word("0: means stay 0, so that the variance is the mean of squares")
 
 
-def _passes(kind: ElementType, lanes: int, period: int, ragged: bool) -> Any:
-    """passed(args, step, src, dst, channels, scratch): one pass over a unit; step 0 sums, 1 squares, 2 results."""
-    held = kind.computed.itemsize
-    add_sums, add_squares = span_sums(kind, lanes, period, False), span_sums(kind, lanes, period, True)
-    normalise = normalised_span(kind, lanes, period, ragged)
+def _over_unit(held: int, apply: Any) -> Any:
+    """walked(args, at, channels, arrays): `apply` on all spans of a unit, which begins `at` bytes from the first."""
 
     @inline
-    def passed(a, step, src, dst, count, scratch):
-        room = a.room * held
+    def walked(a, at, count, arrays):
         for k in range((count + a.block - 1) // a.block):
             exist = min(a.block, count - k * a.block)
-            at, arrays = k * a.block_stride, scratch + k * a.block * held
             for row in range(a.rows):
                 for part in range((a.pixels + a.partial - 1) // a.partial):
                     pixel = part * a.partial
-                    offset = at + row * a.row_stride + pixel * a.pixel_stride
+                    offset = at + k * a.block_stride + row * a.row_stride + pixel * a.pixel_stride
                     span = PixelSpan(
-                        src=src + offset,
-                        dst=dst + offset,
+                        src=a.src + offset,
+                        grad=a.grad + offset,
+                        dst=a.dst + offset,
                         pixels=min(a.partial, a.pixels - pixel),
                         stride=a.pixel_stride,
                         channels=exist,
                         width=min(a.block, exist + a.padded),
-                        sums=arrays,
-                        means=arrays + room,
-                        factors=arrays + 2 * room,
-                        biases=arrays + 3 * room,
+                        arrays=arrays + k * a.block * held,
+                        room=a.room * held,
                     )
-                    if step == 0:
-                        add_sums(span)
-                    elif step == 1:
-                        add_squares(span)
-                    else:
-                        normalise(span)
+                    apply(span)
 
-    return passed
+    return walked
+
+
+@inline
+def _unit_at(a, image, start):
+    """Bytes from the first element to a unit's."""
+    return image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
+
+
+@inline
+def _groups(a, image, start, arrays, held):
+    """The groups of a unit, which begins with the channel `start`."""
+    statistic = (image * a.groups + start // a.group) * held
+    return Groups(
+        groups=min(a.unit, a.channels - start) // a.group,
+        size=a.group,
+        arrays=arrays,
+        room=a.room * held,
+        scale=a.scale + start * held,
+        shift=a.shift + start * held,
+        mean=a.mean + statistic if a.mean != 0 else 0,
+        inverse=a.inverse + statistic,
+        share=as_float64(a.share),
+        epsilon=as_float64(a.epsilon),
+    )
 
 
 @jit.kernel
@@ -90,37 +123,78 @@ def group_norm(element, lanes, period, ragged):
     block may not exist.
     """
     kind = ElementType.of(element)
-    held, passed = kind.computed.itemsize, _passes(kind, lanes, period, bool(ragged))
-    write_means, write_factors = group_means(kind, lanes), group_factors(kind, lanes)
+    held = kind.computed.itemsize
+    add_sums, add_squares = (_over_unit(held, span_sums(kind, lanes, period, what)) for what in ("elements", "squares"))
+    normalise = _over_unit(held, normalised_span(kind, lanes, period, bool(ragged)))
+    write_means, write_terms = group_means(kind, lanes), group_terms(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
         room = a.room * held
         for task in range(first, last):
             image, start = task // a.units, task % a.units * a.unit
-            count = min(a.unit, a.channels - start)
-            at = image // a.images * a.image_block + image % a.images * a.image
-            at += start // a.block * a.block_stride
-            src, dst = a.src + at, a.dst + at
-            groups = Groups(
-                groups=count // a.group,
-                size=a.group,
-                sums=scratch,
-                means=scratch + room,
-                factors=scratch + 2 * room,
-                biases=scratch + 3 * room,
-                scale=a.scale + start * held,
-                shift=a.shift + start * held,
-                inverse=as_float64(a.inverse),
-                epsilon=as_float64(a.epsilon),
-            )
+            at, count = _unit_at(a, image, start), min(a.unit, a.channels - start)
+            groups = _groups(a, image, start, scratch, held)
             fill_memory(scratch, ARRAYS * room, 0)
             if a.centred:
-                passed(a, 0, src, dst, count, scratch)
+                add_sums(a, at, count, scratch)
                 write_means(groups)
                 fill_memory(scratch, room, 0)
-            passed(a, 1, src, dst, count, scratch)
-            write_factors(groups)
-            passed(a, 2, src, dst, count, scratch)
+            add_squares(a, at, count, scratch)
+            write_terms(groups)
+            normalise(a, at, count, scratch)
+
+    return kernel
+
+
+@jit.kernel
+def group_norm_backward(element, lanes, period, ragged):
+    """A task is a unit of a split's images: for each image the sums over pixels, and the gradient of the source.
+
+    Scratch: `BACKWARD_ARRAYS` of a unit. period, ragged: as of `group_norm`.
+    """
+    kind = ElementType.of(element)
+    held = kind.computed.itemsize
+    add_products = _over_unit(held, span_sums(kind, lanes, period, "products"))
+    write_gradient = _over_unit(held, normalised_span(kind, lanes, period, bool(ragged), is_backward=True))
+    write_means, write_terms = group_statistics(kind, lanes), group_gradients(kind, lanes)
+
+    def kernel(args, first, last, scratch):
+        a = NormArgs(args)
+        room = a.room * held
+        for task in range(first, last):
+            split, start = task // a.units, task % a.units * a.unit
+            count, parts = min(a.unit, a.channels - start), a.work + 2 * room * task
+            fill_memory(parts, 2 * room, 0)
+            for image in range(split * a.split, min((split + 1) * a.split, a.all_images)):
+                at, groups = _unit_at(a, image, start), _groups(a, image, start, scratch, held)
+                fill_memory(scratch, BACKWARD_ARRAYS * room, 0)
+                write_means(groups)
+                add_products(a, at, count, scratch)
+                write_terms(groups, parts)
+                write_gradient(a, at, count, scratch)
+
+    return kernel
+
+
+@jit.kernel
+def group_norm_parameters(element, lanes):
+    """A task is a unit: the gradients of bias and scale, of the parts of all splits in their order.
+
+    Scratch: two float64 of each channel of a unit.
+    """
+    kind = ElementType.of(element)
+    held, add = kind.computed.itemsize, add_parts(kind, lanes)
+
+    def kernel(args, first, last, scratch):
+        a = NormArgs(args)
+        for unit in range(first, last):
+            fill_memory(scratch, 16 * a.room, 0)
+            for split in range(a.splits):
+                add(scratch, a.work + 2 * a.room * held * (split * a.units + unit), 2 * a.room)
+            for c in range(min(a.unit, a.channels - unit * a.unit)):
+                channel = (unit * a.unit + c) * held
+                store_f(a.of_shift + channel, load_f(scratch + 8 * c, 8), held)
+                store_f(a.of_scale + channel, load_f(scratch + 8 * (a.room + c), 8), held)
 
     return kernel

@@ -5,7 +5,11 @@ normalisation. By pixel, each pixel is an image of its own. A task reads some gr
 for the squares of what differs from them (so that a large mean loses no digits), and for the results.
 
 Buffers: source, scale and bias of each channel (of the type that is computed with), destination (which may be the
-source).
+source). With the option `statistics` also what the gradient needs: the mean of each image's groups, and
+1 / sqrt(variance + epsilon).
+
+The gradient's: source, gradient of the output, scale, mean, 1 / sqrt(variance + epsilon), destination, gradients of
+scale and bias, workspace. A task takes some images, and keeps its part of the last two in the workspace.
 """
 
 from __future__ import annotations
@@ -18,14 +22,22 @@ from blockconv.core.types import FLOATS, element
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
-from blockconv.kernels.norm.kernels import ARRAYS, NormArgs, group_norm
-from blockconv.kernels.table import Reason, Request, same_layout_row
+from blockconv.kernels.norm.kernels import (
+    ARRAYS,
+    BACKWARD_ARRAYS,
+    NormArgs,
+    group_norm,
+    group_norm_backward,
+    group_norm_parameters,
+)
+from blockconv.kernels.table import Primitive, Reason, Request, Row, same_layout_row
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["ROWS"]
+__all__ = ["BACKWARD", "ROWS"]
 
 PARTIAL = 64  # pixels of a partial sum: errors grow with the number of additions to it, and to the total
-PASSES = 3
+PASSES, BACKWARD_PASSES = 3, 4  # of vectors; a gradient reads two sources, twice
+SPLIT, TASKS = 64, 16  # images that share a part of gradients, at the most; tasks, where there are images enough
 VECTOR_CYCLES, SPAN_CYCLES = 1.5, 20  # of a vector in each pass; of a stretch of pixels in a block of channels
 
 
@@ -67,52 +79,121 @@ def _unit(channels: int, group: int, block: int) -> int:
     return min(channels, math.lcm(group, block))
 
 
-def _ops(request: Request) -> list[Op]:
-    p, layout, kind = request.problem, request.dst, request.types.src
-    if 0 in p.shape:
-        return []
-    lanes, channels, group = request.machine.lanes(kind.computed.itemsize), p.shape[1], p.shape[1] // p.groups
+class Cut(NamedTuple):
+    """How a request's elements are cut.
+
+    unit: channels of a unit.
+    units: of an image.
+    block, room, padded: as of `NormArgs`.
+    period: as of `group_norm`.
+    split, splits: as of `NormArgs`.
+    """
+
+    where: Where
+    unit: int
+    units: int
+    block: int
+    room: int
+    padded: int
+    period: int
+    split: int
+    splits: int
+
+
+def _cut(request: Request) -> Cut:
+    channels, lanes = request.problem.shape[1], request.machine.lanes(request.types.src.computed.itemsize)
     where = _where(request)
-    at, contiguous = where.at, where.block == channels
-    unit = _unit(channels, group, lanes if contiguous else where.block)
-    block = unit if contiguous else where.block
-    units, images = -(-channels // unit), layout.blocks[0] if layout.ndim == 4 else 1
+    contiguous = where.block == channels
+    unit = _unit(channels, channels // request.problem.groups, lanes if contiguous else where.block)
+    block, units = unit if contiguous else where.block, -(-channels // unit)
+    room = -(-(-(-unit // block) * block) // lanes) * lanes
+    period = where.period if not contiguous or unit == channels else 0
+    split = max(1, min(SPLIT, where.images // -(-TASKS // units)))
     padded = 0 if contiguous else -channels % block
-    strides = {a.step: a.stride * kind.itemsize for a in layout.axes(p.shape) if a.dim == 0}
+    return Cut(where, unit, units, block, room, padded, period, split, -(-where.images // split))
+
+
+def _args(request: Request, cut: Cut, buffers: tuple[str, ...]) -> NormArgs:
+    """buffers: the words that are buffers, in their order."""
+    p, layout, itemsize, where = request.problem, request.dst, request.types.src.itemsize, cut.where
+    images, group, bits = layout.blocks[0] if layout.ndim == 4 else 1, p.shape[1] // p.groups, element("float64").bits
+    strides = {a.step: a.stride * itemsize for a in layout.axes(p.shape) if a.dim == 0}
     image, block_of_images = strides[1], strides[images]
     if p.per_pixel:
-        images, image, block_of_images = where.images // p.shape[0], at.col, strides[1]
-    room, bits = -(-(-(-unit // block) * block) // lanes) * lanes, element("float64").bits
-    args = NormArgs(
-        src=Buffer(0),
-        scale=Buffer(1),
-        shift=Buffer(2),
-        dst=Buffer(3),
+        images, image, block_of_images = where.images // p.shape[0], where.at.col, strides[1]
+    pointers = dict.fromkeys(_POINTERS, 0) | {name: Buffer(k) for k, name in enumerate(buffers)}
+    return NormArgs(
+        **pointers,
         image=image,
         images=images,
         image_block=block_of_images,
-        units=units,
-        unit=unit,
-        room=room,
-        channels=channels,
+        all_images=where.images,
+        split=cut.split,
+        splits=cut.splits,
+        groups=p.groups,
+        units=cut.units,
+        unit=cut.unit,
+        room=cut.room,
+        channels=p.shape[1],
         group=group,
-        block=block,
-        block_stride=unit * kind.itemsize if contiguous else at.block,
-        padded=padded,
+        block=cut.block,
+        block_stride=cut.unit * itemsize if where.block == p.shape[1] else where.at.block,
+        padded=cut.padded,
         rows=where.rows,
         row_stride=where.row_stride,
         pixels=where.pixels,
-        pixel_stride=at.col,
-        partial=PARTIAL * (lanes // where.period if where.period else 1),
-        inverse=bits(1 / (group * where.rows * where.pixels)),
+        pixel_stride=where.at.col,
+        partial=PARTIAL * (_lanes(request) // where.period if where.period else 1),
+        share=bits(1 / (group * where.rows * where.pixels)),
         epsilon=bits(p.epsilon),
         centred=int(p.centred),
     )
-    period = where.period if not contiguous or unit == channels else 0
-    kernel = group_norm(kind.code, lanes, period, int(padded > 0))
-    tasks, nbytes = where.images * units, unit * where.rows * where.pixels * kind.itemsize
-    scratch = ARRAYS * room * kind.computed.itemsize
+
+
+_FORWARD, _STATISTICS = ("src", "scale", "shift", "dst"), ("mean", "inverse")
+_BACKWARD = "src", "grad", "scale", *_STATISTICS, "dst", "of_scale", "of_shift", "work"
+_POINTERS = {*_FORWARD, *_BACKWARD}
+
+
+def _lanes(request: Request) -> int:
+    return request.machine.lanes(request.types.src.computed.itemsize)
+
+
+def _ops(request: Request, statistics: bool = False) -> list[Op]:
+    if 0 in request.problem.shape:
+        return []
+    cut, kind = _cut(request), request.types.src
+    args = _args(request, cut, (*_FORWARD, *_STATISTICS * statistics))
+    kernel = group_norm(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
+    tasks, nbytes = cut.where.images * cut.units, cut.unit * cut.where.rows * cut.where.pixels * kind.itemsize
+    scratch = ARRAYS * cut.room * kind.computed.itemsize
     return [Op(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch=scratch)]
+
+
+def _backward_ops(request: Request, cut: Cut) -> list[Op]:
+    kind, args = request.types.src, _args(request, cut, _BACKWARD)
+    kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
+    scratch = BACKWARD_ARRAYS * cut.room * kind.computed.itemsize
+    parameters = group_norm_parameters(kind.code, _lanes(request))
+    return [
+        Op(kernel, args, cut.units * cut.splits, 1, scratch),
+        Op(parameters, args, cut.units, max(1, cut.units // 16), 16 * cut.room),
+    ]
+
+
+def _backward(request: Request) -> Primitive | Reason:
+    reason = _why_not(request)
+    if reason is not None:
+        return reason
+    if 0 in request.problem.shape:
+        return "needs at least one element"
+    if not request.problem.centred:
+        return "needs statistics with a mean"
+    cut = _cut(request)
+    work = 2 * cut.room * cut.units * cut.splits * request.types.src.computed.itemsize
+    return Primitive(
+        lambda: _seconds(request, 2, BACKWARD_PASSES), lambda: _backward_ops(request, cut), workspace=(work,)
+    )
 
 
 def _why_not(request: Request) -> Reason | None:
@@ -129,17 +210,22 @@ def _why_not(request: Request) -> Reason | None:
 
 
 def _cost(request: Request) -> float:
+    return _seconds(request, 1, PASSES if request.problem.centred else PASSES - 1)
+
+
+def _seconds(request: Request, sources: int, passes: int) -> float:
+    """sources: arrays that are read. passes: over vectors of elements."""
     m, p, kind = request.machine, request.problem, request.types.src
     size = request.dst.size(p.shape)
     if not size:
         return m.launch_seconds()
-    where, lanes = _where(request), m.lanes(kind.computed.itemsize)
+    where, lanes = _where(request), _lanes(request)
     part = lanes if where.period else where.block / -(-where.block // lanes)  # elements of a vector
     spans = where.images * where.rows * -(-p.shape[1] // where.block)
-    cycles = (PASSES if p.centred else PASSES - 1) * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES)
-    computed = cycles * m.cycle_seconds()
-    moved = m.move_seconds(kind.itemsize * size, kind.itemsize * size)
+    computed = passes * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES) * m.cycle_seconds()
+    moved = m.move_seconds(sources * kind.itemsize * size, kind.itemsize * size)
     return m.launch_seconds() + max(moved, computed) / min(request.threads, where.images * p.groups)
 
 
 ROWS = (same_layout_row("group_norm", "group_norm", FLOATS, _cost, _ops, _why_not),)
+BACKWARD = Row("group_norm_backward", "group_norm_backward", _backward, frozenset(FLOATS))
