@@ -27,6 +27,8 @@ __all__ = [
     "conv2d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "group_norm",
+    "layer_norm",
     "max_pool2d",
 ]
 
@@ -249,6 +251,23 @@ def batch_norm(
             if running is not None:
                 running.copy_(updated)
     return y
+
+
+def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    """torch.nn.functional.group_norm, with first derivatives. input: (N, C, *), a CPU tensor of floats.
+
+    Images are normalised in contiguous and channels_last memory. Raises ArgumentError for a bad argument.
+    """
+    return calls.group_norm(input, num_groups, weight, bias, eps)[0]
+
+
+def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    """torch.nn.functional.layer_norm, with first derivatives. input: a CPU tensor of floats.
+
+    The output is contiguous, as PyTorch's is. Raises ArgumentError for a bad argument.
+    """
+    sizes = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    return calls.layer_norm(input, sizes, weight, bias, eps)[0]
 
 
 def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from blockconv.api.batch_norm import UNBOUNDED, gradients, normalized
 from blockconv.api.functional import convolved
 from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
+from blockconv.api.group_norm import group_norm, group_norm_backward, layer_norm, layer_norm_backward
 from blockconv.api.modules import Conv2dCall
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
@@ -469,9 +470,72 @@ def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
     return of_x, of_weight, of_bias, None, None, None if y is None else grad, *(None,) * 4
 
 
-def _of_batch_norm_backward(ctx: Any, *_: Any) -> Any:
-    raise NotImplementedError("blockconv::batch_norm has first derivatives: give torch.nn.functional.batch_norm")
+def _of_norm_backward(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError("blockconv's norms have first derivatives: give those of torch.nn.functional")
 
 
 _differentiate("batch_norm", _keep_batch_norm, _of_batch_norm, autocast=False)
-_differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_batch_norm_backward, autocast=False)
+_differentiate("batch_norm_backward", lambda ctx, inputs, output: None, _of_norm_backward, autocast=False)
+
+
+# ---------------------------------------------------------------- group and layer normalisation
+
+
+def _group_norm(x: Any, groups: int, *given: Any) -> Any:
+    return group_norm(_dense(x) if x.dim() == 4 else x, groups, *given)
+
+
+def _group_norm_backward(grad: Any, x: Any, groups: int, *given: Any) -> Any:
+    return group_norm_backward(grad, _dense(x) if x.dim() == 4 else x, groups, *given)
+
+
+def _fake_norm(x: Any, over: Any, *_: Any) -> Any:
+    """over: the groups, or the sizes of a row."""
+    kind = torch.float64 if x.dtype is torch.float64 else torch.float32
+    is_rows = isinstance(over, (tuple, list))
+    shape = (*x.shape[: x.dim() - len(over)], *(1 for _ in over)) if is_rows else (x.shape[0], over)
+    y = x.new_empty(x.shape) if is_rows or x.dim() != 4 else _empty(x, x.shape, _layout(x))
+    return y, x.new_empty(shape, dtype=kind), x.new_empty(shape, dtype=kind)
+
+
+def _fake_norm_backward(grad: Any, x: Any, over: Any, weight: Any, mean: Any, inverse: Any) -> Any:
+    y, like, _ = _fake_norm(x, over)
+    shape = over if isinstance(over, (tuple, list)) else x.shape[1:2]
+    return y, like.new_empty(shape), like.new_empty(shape)
+
+
+def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.over, weight, bias, _ = inputs
+    ctx.types = [None if each is None else each.dtype for each in (weight, bias)]
+    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _of_norm(name: str) -> Callable[..., Any]:
+    def backward(ctx: Any, grad: Any, *_: Any) -> Any:
+        x, *known = ctx.saved_tensors
+        of_x, *rest = getattr(calls, f"{name}_backward")(grad, x, ctx.over, *known)
+        of_weight, of_bias = (None if kind is None else g.to(kind) for g, kind in zip(rest, ctx.types, strict=True))
+        return of_x, None, of_weight, of_bias, None
+
+    return backward
+
+
+# Each gives (output, means, inverses), as PyTorch's native_group_norm and native_layer_norm do.
+for _name, _over, _run, _backward in (
+    ("group_norm", "SymInt num_groups", _group_norm, _group_norm_backward),
+    ("layer_norm", "SymInt[] normalized_shape", layer_norm, layer_norm_backward),
+):
+    _define(
+        f"{_name}(Tensor input, {_over}, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+        _run,
+        _fake_norm,
+    )
+    _define(
+        f"{_name}_backward(Tensor grad, Tensor input, {_over}, Tensor? weight, Tensor mean, Tensor inverse)"
+        " -> (Tensor, Tensor, Tensor)",
+        _backward,
+        _fake_norm_backward,
+    )
+    _differentiate(_name, _keep_norm, _of_norm(_name), autocast=False)
+    _differentiate(f"{_name}_backward", lambda ctx, inputs, output: None, _of_norm_backward, autocast=False)

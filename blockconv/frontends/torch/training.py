@@ -267,6 +267,19 @@ def _batch_norm_backward(site: _Site) -> dict[int | None, Any]:
     return _as_types(site, dict(enumerate(_parts(site, made, 3))))
 
 
+# ---------------------------------------------------------------- group and layer norms
+
+
+def _other_norm(op: Any, *names: str) -> Callable[[_Site], dict[int | None, Any]]:
+    """A norm whose op has PyTorch's outputs. names: of its arguments."""
+
+    def place(site: _Site) -> dict[int | None, Any]:
+        made = site.emit(op.default, *(site.given[name] for name in names))
+        return _as_types(site, dict(enumerate(_parts(site, made, 3))))
+
+    return place
+
+
 # ---------------------------------------------------------------- batch norms with what follows them
 
 
@@ -414,12 +427,23 @@ def _as_types(site: _Site, results: dict[int, Any]) -> dict[int | None, Any]:
 
 _NORM, _NORM_BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 _CLIPPED = aten.hardtanh_backward.default
-_OWN_STATISTICS = {_NORM, _NORM_BACKWARD}
+_OTHER_NORMS = {
+    aten.native_group_norm.default: _other_norm(ops.group_norm, "input", "group", "weight", "bias", "eps"),
+    aten.native_group_norm_backward.default: _other_norm(
+        ops.group_norm_backward, "grad_out", "input", "group", "weight", "mean", "rstd"
+    ),
+    aten.native_layer_norm.default: _other_norm(ops.layer_norm, "input", "normalized_shape", "weight", "bias", "eps"),
+    aten.native_layer_norm_backward.default: _other_norm(
+        ops.layer_norm_backward, "grad_out", "input", "normalized_shape", "weight", "mean", "rstd"
+    ),
+}
+_OWN_STATISTICS = {_NORM, _NORM_BACKWARD, *_OTHER_NORMS}
 _PLACES: dict[Any, Callable[[_Site], dict[int | None, Any]]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     _NORM: _batch_norm,
     _NORM_BACKWARD: _batch_norm_backward,
+    **_OTHER_NORMS,
     aten.max_pool2d_with_indices.default: _max_pool,
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
     aten.avg_pool2d.default: _avg_pool,

@@ -650,3 +650,40 @@ def test_what_is_no_module_is_refused():
         with pytest.raises(bc.ArgumentError, match=r"has to be a torch\.nn\.Module"):
             function(3)
     assert str(report(Residual(3, 3))) == "no graph was compiled with blockconv"
+
+
+class Next(nn.Module):
+    """ConvNeXt's block between a layer norm over channels first and a group norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.depthwise = nn.Conv2d(3, 8, 2, 2), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.first, self.norm, self.last = nn.LayerNorm(8), nn.LayerNorm(8), nn.GroupNorm(2, 8)
+        self.wide, self.back, self.scale = nn.Linear(8, 16), nn.Linear(16, 8), nn.Parameter(torch.full((8,), 0.5))
+
+    def forward(self, x):
+        x = self.first(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        y = self.back(F.gelu(self.wide(self.norm(self.depthwise(x).permute(0, 2, 3, 1))))) * self.scale
+        return F.relu(self.last(x + y.permute(0, 3, 1, 2)))
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_layer_and_group_norms_train_on_blockconv(format, dtype, dynamic, monkeypatch):
+    graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
+    monkeypatch.setattr(
+        "blockconv.frontends.torch.backend.place_ops", lambda gm, record: (place(gm, record), graphs.append(gm))
+    )
+    theirs = made(Next).train().to(dtype).to(memory_format=format)
+    own, found = copy.deepcopy(theirs), []
+    for model, call in ((theirs, theirs), (own, torch.compile(own, backend=backend, dynamic=dynamic))):
+        x = images(2, 3, 12, 12).to(dtype).to(memory_format=format).requires_grad_()
+        y = call(x)
+        y.float().square().sum().backward()
+        found.append([y, x.grad, *(parameter.grad for parameter in model.parameters())])
+    for a, b in zip(*found, strict=True):
+        close(b.float(), a.float(), 1e-4 if dtype == torch.float32 else 0.06)
+    kinds = [str(node.target) for gm in graphs for node in gm.graph.nodes if node.op == "call_function"]
+    assert not [kind for kind in kinds if "native_" in kind]
+    assert sum(kind.startswith(("blockconv.layer_norm", "blockconv.group_norm")) for kind in kinds) == 6

@@ -9,6 +9,7 @@ import sys
 import types
 import unittest
 
+import numpy as np
 import pytest
 from torch_models import F, nn, torch
 
@@ -418,3 +419,47 @@ def test_batch_norm_as_an_op():
         of_x.sum().backward()
     evaluated = torch.zeros(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
     assert torch.equal(ours.batch_norm(x, *evaluated, weight, bias), F.batch_norm(x, *evaluated, weight, bias))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_group_and_layer_norms(seed):
+    """Random problems beside PyTorch in float64: ranks, strides, types, parameters that are not there."""
+    rng = np.random.default_rng(seed)
+    dtype = (torch.float32, torch.float64, torch.bfloat16)[seed % 3]
+    groups, each, *sizes = (int(k) for k in rng.integers(1, 8, 2 + seed % 4))
+    shape = int(rng.integers(1, 9)), groups * each, *sizes
+    x = (random(*shape, dtype=torch.float64, seed=seed).detach() + 3).to(dtype)
+    x = placed(x, PLACES[seed % 4] if x.dim() == 4 else "sliced")
+    over = x.shape[int(rng.integers(1, x.dim())) :]
+    for name, given, of in (("group_norm", groups, shape[1:2]), ("layer_norm", over, over)):
+        if math.prod(over if name == "layer_norm" else (each, *sizes)) < 2:
+            continue
+        weight, bias = (random(*of, seed=k).detach().to(dtype) if seed % 5 else None for k in (1, 2))
+        results = []
+        for module, kind in ((ours, dtype), (F, torch.float64)):
+            parts = [None if each is None else each.detach().to(kind).requires_grad_() for each in (x, weight, bias)]
+            y = getattr(module, name)(parts[0], given, *parts[1:], eps=1e-3)
+            given_back = random(*shape, grad=False, seed=3).to(dtype).to(kind)
+            results.append((y, *torch.autograd.grad(y, [each for each in parts if each is not None], given_back)))
+        for found, wanted in zip(*results, strict=True):
+            assert found.dtype == dtype
+            close(found.double(), wanted, BOUNDS[dtype])
+
+
+def test_group_and_layer_norms_as_ops():
+    x, weight, bias = random(2, 6, 3, 4, dtype=torch.float64), *(random(6, dtype=torch.float64, seed=k) for k in (1, 2))
+    last = x.detach().permute(0, 2, 3, 1).requires_grad_()
+    for function, op, y, over in (
+        (ours.group_norm, ops.group_norm, x, 3), (ours.layer_norm, ops.layer_norm, last, [6]),
+    ):  # fmt: skip
+        assert torch.autograd.gradcheck(
+            lambda *given, f=function, o=over: f(given[0], o, *given[1:]), (y, weight, bias)
+        )
+        for place in PLACES[:2]:
+            torch.library.opcheck(op, (placed(y, place), over, weight, bias, 1e-5))
+        (of_x,) = torch.autograd.grad(function(y, over, weight).square().sum(), y, create_graph=True)
+        with pytest.raises(NotImplementedError, match="first derivatives"):
+            of_x.sum().backward()
+    each = torch.func.vmap(torch.func.grad(lambda x: ours.layer_norm(x, (4,)).square().sum()))(x.detach())
+    wanted = torch.func.vmap(torch.func.grad(lambda x: F.layer_norm(x, (4,)).square().sum()))(x.detach())
+    close(each, wanted, 1e-9)
