@@ -11,7 +11,7 @@ from eltwise_lab import LAYOUTS, available, check, isa_layouts
 from resize_oracle import resized
 from storage_oracle import Array, stored
 
-from blockconv import Layout
+from blockconv import Layout, NetworkBuilder, compile
 from blockconv.core import target
 from blockconv.core.eltwise_problem import (
     LrnProblem,
@@ -24,6 +24,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
 from blockconv.kernels.resize import rows as resize_rows
+from blockconv.network import ops
 from blockconv.runtime import Program, address_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -249,6 +250,17 @@ def test_reduce_mean(shape: tuple[int, ...]) -> None:
         for axes in itertools.combinations(range(len(shape)), count):
             wanted = (x.astype("f8").mean(axes, keepdims=True) if axes else x).astype("f4")
             check("reduce_mean", ReduceMeanProblem(shape, axes), rank, [(x, rank)], wanted, exact=False, scale=15.0)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (1, 3, 4, 5), (2, 3, 4, 5, 2), (1, 2, 3, 4, 5, 2)], ids=str)
+def test_a_reduction_may_drop_any_axes(shape: tuple[int, ...]) -> None:
+    """Whatever the dimensions of both ends: those of four have several layouts, others one."""
+    x = normal(shape)
+    for count in range(1, len(shape)):
+        for axes in itertools.islice(itertools.combinations(range(len(shape)), count), 3):
+            b = NetworkBuilder()
+            b.output(b.add(ops.Reduce(axes, False, "max"), b.input("x", shape)))
+            assert np.array_equal(compile(b.build(), threads=1)(x), x.max(axes)), axes
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,9 @@ def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) ->
         for one in accepted(
             pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references
         ):
-            src = one.src if src_rank == 4 else row_major(src_rank)
-            dst = one.dst if dst_rank == 4 else row_major(dst_rank)
+            # A problem may have other dimensions than the values, such as axes of size 1.
+            src = one.src if one.src.ndim == src_rank else row_major(src_rank)
+            dst = one.dst if one.dst.ndim == dst_rank else row_major(dst_rank)
             found = a.src_layouts(site, src, dst)
             if found is not None:
                 yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, node))
