@@ -292,7 +292,7 @@ def _constants() -> dict[str, Broken]:
     twice = op("Conv", {"w": W})
     twice.graph.initializer.append(twice.graph.initializer[0])
     sparse = op("Relu")
-    values, places = helper.make_tensor("c", FLOAT, [1], [1.0]), helper.make_tensor("i", 7, [1], [3])
+    values, places = helper.make_tensor("c", FLOAT, [1], [1.0]), helper.make_tensor("i", 7, [1], [6])
     sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [6]))
     inside = model(
         [
@@ -320,8 +320,8 @@ def _constants() -> dict[str, Broken]:
             model([node("Constant", outputs=("c",), value=short), node("Add", "x", "c", name="b")]), "at least 0"
         ),
         "twice": Broken(twice, "'w': is the name of 2 initializers", "it takes the last"),
-        "sparse": Broken(sparse, "sparse initializers.*export them dense", "it has sparse ones"),
-        "sparse, in a node": Broken(inside, "sparse_value is a sparse tensor; export it dense", "it has sparse ones"),
+        "sparse, beyond its shape": Broken(sparse, "sparse tensor 'c'.*indices.*6 is out of bounds"),
+        "sparse in a node, beyond its shape": Broken(inside, "sparse tensor 'c'.*indices.*6 is out of bounds"),
         "an input of no type": Broken(
             changed(op("Relu"), lambda made: setattr(made.graph.input[0].type.tensor_type, "elem_type", 0)),
             "input 'x': elem_type=0",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
+from blockconv.core.errors import ArgumentError, DtypeError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.external import Files
@@ -90,14 +90,14 @@ def named(model: Any) -> str:
 def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files) -> dict[str, Array]:
     """Constants by name: those of the model, and those given in place of inputs."""
     graph = proto.graph
-    if graph.sparse_initializer:
-        names = [tensor.values.name for tensor in graph.sparse_initializer]
-        raise UnsupportedError(f"{OP}: sparse initializers: {names}; export them dense")
-    for name, count in collections.Counter(tensor.name for tensor in graph.initializer).items():
+    sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
+    names = [tensor.name for tensor in (*graph.initializer, *(one.values for one in graph.sparse_initializer))]
+    for name, count in collections.Counter(names).items():
         if count > 1 or not name:
             rule = f"is the name of {count} initializers" if name else "has to name the initializer"
             raise NetworkError(OP, "initializer", name, rule, "give each its own name")
     arrays = {tensor.name: _values(tensor, _reader(proto, tensor.name), files) for tensor in graph.initializer}
+    arrays |= {name: _dense(tensor, _reader(proto, name), files) for name, tensor in sparse.items()}
     inputs = {value.name: value for value in graph.input}
     for name in set(arrays) & set(inputs):
         _check_declared(name, arrays[name], inputs[name], _reader(proto, name))
@@ -118,12 +118,22 @@ def without_weights(proto: Any) -> Any:
         getattr(skeleton.graph, part).extend(getattr(proto.graph, part))
     for tensor in proto.graph.initializer:  # their names are taken, where functions are inlined
         skeleton.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    for sparse in proto.graph.sparse_initializer:
+        held = sparse.values
+        skeleton.graph.initializer.add(name=held.name, data_type=held.data_type, dims=sparse.dims)
     return skeleton
 
 
 def read_attributes(skeleton: Any, files: Files) -> None:
-    """Put values of attributes, and of graphs in attributes, that are in other files into the model."""
+    """Put values of attributes, and of graphs in attributes, that are in other files into the model.
+
+    Constants that are sparse are made dense.
+    """
     for node in skeleton.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                value = _dense(attribute.sparse_tensor, title(node), files)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(value)))
         for where, tensor in tensors_of(node):
             if files.hold(tensor):
                 tensor.raw_data = files.read(tensor, where).tobytes()
@@ -148,6 +158,23 @@ def _values(tensor: Any, reader: str, files: Files) -> Array:
         rule = f"its values cannot be read: {error}"
         remedy = "export the model again, with as many values of data_type as dims say"
         raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error
+
+
+def _dense(sparse: Any, reader: str, files: Files) -> Array:
+    """The array of a sparse tensor, whose indices are one number for each value, or one for each axis."""
+    check_dims(sparse, f"sparse tensor {sparse.values.name!r}, {reader}")
+    values, indices = (_values(tensor, reader, files) for tensor in (sparse.values, sparse.indices))
+    try:
+        made = np.zeros(tuple(sparse.dims), values.dtype)
+        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), made.shape)
+        if flat.shape != values.shape or flat.min(initial=0) < 0:
+            raise IndexError(f"{flat.shape} for {values.size} values, the least {flat.min(initial=0)}")
+        made.reshape(-1)[flat] = values
+    except (IndexError, ValueError, TypeError, MemoryError) as error:
+        rule = f"have to name an element of {tuple(sparse.dims)} for each value: {error}"
+        where = f"sparse tensor {sparse.values.name!r}, {reader}"
+        raise NetworkError(where, "indices", indices, rule, "export the tensor again") from error
+    return made
 
 
 def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
