@@ -400,6 +400,19 @@ def test_other_types(dtype):
     assert ("float64" in str(graph)) == (dtype == torch.float64)
 
 
+def test_other_devices_are_pytorchs():
+    """There is no CUDA here. The device "meta" stands for all others."""
+    model, x = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())), images(1, 3, 8, 8)
+    elsewhere = copy.deepcopy(model).to("meta")
+    fast = torch.compile(elsewhere, backend=backend)
+    with torch.no_grad(), pytest.warns(bc.SlowPathWarning, match="2 of 2 ops run in PyTorch: .*on meta"):
+        y = fast(x.to("meta"))
+    assert (y.device.type, y.shape) == ("meta", model(x).shape)
+    y = torch.compile(copy.deepcopy(elsewhere), backend=backend)(x.to("meta"))  # a step of training
+    y.sum().backward()
+    assert y.device.type == "meta"
+
+
 def test_inference_mode_and_options():
     model, x = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())), images(1, 3, 8, 8)
     fast = torch.compile(model, backend=backend, options={"threads": 1, "layouts": "NHWC"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import importlib.util
+import re
 import threading
 
 import pytest
@@ -166,8 +167,9 @@ import blockconv.torch
 from blockconv.jit.families import Kernel
 import torch
 
+warnings.simplefilter("ignore", bc.SlowPathWarning)
 model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(2)), torch.randn(2, 3, 10, 10)
-fast = torch.compile(model, backend=bc.torch.backend)
+fast = torch.compile(lambda x: model(x).logcumsumexp(1), backend=bc.torch.backend)
 with torch.no_grad():
     fast(x)
 fast(x).sum().backward()
@@ -177,12 +179,19 @@ print(len(kernels), sum(kernel.compiled for kernel in kernels))
 
 
 def test_a_second_process_compiles_nothing(tmp_path, run_python):
-    """Inference, forward and backward of a model whose kernels the first process left on disk."""
+    """Inference, forward and backward of a model whose kernels the first process left on disk.
+
+    The second one logs what became of each graph, as PyTorch's variable asks.
+    """
     cache, counts = tmp_path / "cache", []
-    for _ in range(2):
+    for logs in (None, "blockconv.torch"):
         before = {*cache.rglob("*")}
-        kernels, compiled = map(int, run_python(KEPT, BLOCKCONV_CACHE_DIR=str(cache)).stdout.split())
+        done = run_python(KEPT, BLOCKCONV_CACHE_DIR=str(cache), TORCH_LOGS=logs)
+        kernels, compiled = map(int, done.stdout.split())
         counts.append((kernels, compiled, len({*cache.rglob("*")} - before)))
+        said = re.findall(r"graph \S+, (\w+): \d+ of \d+ ops", done.stderr)
+        assert said == ([] if logs is None else ["inference", "forward", "backward"])
+        assert ("in PyTorch: aten.logcumsumexp: 1 node" in done.stderr) is (logs is not None)
     (kernels, _, new), (again, compiled, more) = counts
     assert kernels == again >= 5 <= new
     assert (compiled, more) == (0, 0)
