@@ -187,6 +187,71 @@ def test_errors(call: Any, told: str) -> None:
     assert told in str(caught.value)
 
 
+# ---------------------------------------------------------------- every kind of array, and out=
+
+W, MEAN = np.random.default_rng(20).standard_normal((8, 6, 3, 3), np.float32), np.full(6, 0.5, np.float32)
+X, LARGE, SMALL = (np.random.default_rng(k).standard_normal((2, c, 9, 10), np.float32) for k, c in enumerate((6, 8, 6)))
+POOLED = np.ascontiguousarray(SMALL[:, :, :4, :5])
+# From a way to give an array, and an `out`: the call whose first result is that.
+WRITES: dict[str, Any] = {
+    "conv_transpose2d": lambda a, out: bc.conv_transpose2d(a(LARGE), W, None, 2, 1, out=out),
+    "conv2d_backward_data": lambda a, out: bc.conv2d_backward_data(X.shape, W, a(LARGE), 1, 1, out=out),
+    "conv2d_backward_weights": lambda a, out: bc.conv2d_backward_weights(a(X), W.shape, a(LARGE), 1, 1, out=out),
+    "max_pool2d_backward": lambda a, out: bc.max_pool2d_backward(a(X), a(POOLED), 2, out=out),
+    "avg_pool2d_backward": lambda a, out: bc.avg_pool2d_backward(X.shape, a(POOLED), 2, out=out),
+    "adaptive_avg_pool2d_backward": lambda a, out: bc.adaptive_avg_pool2d_backward(X.shape, a(POOLED), out=out),
+    "batch_norm": lambda a, out: bc.batch_norm(a(X), out=out)[0],
+    "batch_norm_backward": lambda a, out: bc.batch_norm_backward(a(SMALL), a(X), None, MEAN, MEAN + 1, out=out)[0],
+}
+KINDS: dict[str, Any] = {
+    "array": np.array,
+    "tensor": torch.tensor,
+    "channels_last": lambda x: torch.tensor(x).to(memory_format=torch.channels_last),
+    "NCHW16": lambda x: bc.to_layout(np.array(x), "NCHW16"),
+}
+
+
+def unset(like: Any) -> Any:
+    """An array of the same kind."""
+    if isinstance(like, bc.BlockedArray):
+        made = bc.empty(like.shape, like.layout)
+        made.storage[...] = np.nan
+        return made
+    return torch.full_like(like, np.nan) if isinstance(like, torch.Tensor) else np.full_like(like, np.nan)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WRITES)
+def test_out_is_written_and_returned(name: str, kind: str) -> None:
+    """Of the first call for its arrays, and of the next one, which is bound; with the bits of what is allocated."""
+    call, plain = WRITES[name], np.asarray(WRITES[name](np.array, None))
+    found = call(KINDS[kind], None)
+    assert error(found, torch.from_numpy(plain)) < 1e-6
+    for _ in range(2):
+        out = unset(found)
+        assert call(KINDS[kind], out) is out
+        np.testing.assert_array_equal(np.asarray(out), np.asarray(found))
+    if isinstance(found, bc.BlockedArray):
+        assert found.layout == bc.Layout(kind)
+        assert not found.storage[:, :, :, :, plain.shape[1] :].any() or plain.shape[1] > 16
+    with pytest.raises(bc.ArgumentError, match="out"):
+        call(KINDS[kind], unset(found)[:1] if not isinstance(found, bc.BlockedArray) else plain)
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_backward", "avg_pool2d_backward"])
+def test_out_may_have_another_memory_order_and_overlaps_nothing(name: str) -> None:
+    wanted = np.asarray(WRITES[name](np.array, None))
+    out = unset(torch.tensor(wanted).to(memory_format=torch.channels_last))
+    assert WRITES[name](torch.tensor, out) is out
+    np.testing.assert_array_equal(np.asarray(out), wanted)
+    if name.startswith("batch_norm"):
+        x = np.array(X)
+        for _ in range(2):
+            with pytest.raises(bc.ArgumentError, match="must not overlap the input"):
+                WRITES[name](lambda given: x if given is X else np.array(given), x)
+        np.testing.assert_array_equal(x, X)
+
+
 # ---------------------------------------------------------------- pools
 
 
