@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gc
 import json
 import re
 import resource
@@ -35,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .machine import memory_added
 
 __all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "run_all", "samples", "summary"]
 
@@ -291,28 +292,6 @@ def _seconds(call: Callable[[], Any], timing: str, budget: float = 2.0) -> float
     return float(np.median(times)) if times else None
 
 
-def _memory() -> dict[str, int]:
-    """The bytes that the process has in memory, VmRSS, and the most that it had, VmHWM."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return {
-            line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))
-        }
-    return {}
-
-
-@contextlib.contextmanager
-def _added(found: Result, name: str) -> Iterator[None]:
-    """Peak memory beyond what is there before, as found[name]."""
-    gc.collect()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _memory()
-    yield
-    if before:
-        found[name] = _memory()["VmHWM"] - before["VmRSS"]
-
-
 def _planned(network: Any, found: Result, threads: int) -> Any:
     """A plan, and what is known of it before it runs."""
     import blockconv as bc
@@ -358,11 +337,11 @@ def _by_onnx(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray], thr
     found: Result = {}
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    with _added(found, "their_memory"):
+    with memory_added(found, "their_memory"):
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         feeds = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=False)}
         theirs = [np.asarray(x, np.float32) for x in session.run(None, feeds)]
-    with _added(found, "our_memory"):
+    with memory_added(found, "our_memory"):
         plan = _planned(bc.load_onnx(model), found, threads)
         values = plan.by_name(**feeds)
     ours = [np.asarray(values[one.name], np.float32) for one in session.get_outputs()]
@@ -400,7 +379,7 @@ def _by_from_torch(module: Any, inputs: tuple[Any, ...], wanted: list[np.ndarray
     start = time.perf_counter()
     network = bc.from_torch(module, inputs)
     found["read"] = time.perf_counter() - start
-    with _added(found, "our_memory"):
+    with memory_added(found, "our_memory"):
         plan = _planned(network, found, threads)
         ours = _flat(_drawn(plan, *inputs))
     return {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import multiprocessing
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ __all__ = [
     "caches",
     "flush_caches",
     "keep_freed_memory",
+    "memory_added",
     "pin",
     "processors",
     "record",
@@ -206,3 +209,25 @@ def _flush_buffer() -> np.ndarray:
     # Twice the largest cache; a virtual machine may be shown a giant that it shares with others.
     limit = min(1 << 30, int((_memory_gib() or 8) * 2**30) // 8)
     return np.ones(min(2 * max(caches().values(), default=64 << 20), limit), np.uint8)
+
+
+@contextlib.contextmanager
+def memory_added(found: dict[str, Any], name: str) -> Iterator[None]:
+    """Peak memory of this process beyond what it has before, in bytes, as found[name]; nothing where no file says."""
+    gc.collect()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    before = _memory()
+    yield
+    if before:
+        found[name] = _memory()["VmHWM"] - before["VmRSS"]
+
+
+def _memory() -> dict[str, int]:
+    """The bytes that the process has in memory, VmRSS, and the most that it had, VmHWM."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return {
+            line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))
+        }
+    return {}

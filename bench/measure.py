@@ -84,6 +84,8 @@ def _time_reorders(entries: Iterable[Entry], right: dict[str, Variant], timing: 
 def _checked(variant: Variant, expected: np.ndarray, tolerance: float) -> Entry:
     """An entry without a time."""
     entry: Entry = {"name": variant.name, "role": variant.role, "version": variant.version, "prepare": variant.prepare}
+    if variant.memory is not None:
+        entry["memory"] = variant.memory
     if variant.note:
         entry["note"] = variant.note
     try:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 import blockconv as bc
+from blockconv.core import text
 from blockconv.core.problem import Conv2dProblem
 
 from . import networks, roof
@@ -52,6 +53,7 @@ def _reorders(case: Case, entry: Entry) -> str:
 COLUMNS = (
     Column("reorders", _reorders),
     Column("images/s", lambda case, entry: f"{case['images'] / seconds(entry):.1f}"),
+    Column("memory", lambda case, entry: text.megabytes(entry["memory"]) if "memory" in entry else ""),
     Column("GFLOP/s", lambda case, entry: f"{case['flops'] / seconds(entry) / 1e9:.0f}"),
     Column("times best peer", speedup_text),
 )

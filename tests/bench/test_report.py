@@ -528,6 +528,8 @@ def test_networks_beside_their_peers(tmp_path):
     assert all(entry["verdict"] == "ok" for entry in one["entries"] if entry["role"] == "peer")
     assert one["flops"] == 2 * 8 * 3 * 9 * 64
     assert one["entries"][0]["about"]["reorders"] == 0
+    if Path("/proc/self/clear_refs").exists():
+        assert all(entry["memory"] >= 0 for entry in one["entries"] if entry["verdict"] == "ok")
 
 
 @pytest.mark.slow
