@@ -28,8 +28,9 @@ def has_images_of_one_pixel(problem: Any, src: Layout, dst: Layout) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def columns_problem(problem: Any) -> Any:
-    """The problem of one image, whose columns are the images."""
-    return dataclasses.replace(problem, n=1, iw=problem.n, sw=1, ph_r=0, pw_r=0)
+    """The problem of one image, whose columns are the images. Of an anchor's larger images one pixel counts."""
+    along = {f"{name}{x}": value for x in "hw" for name, value in (("k", 1), ("s", 1), ("d", 1), ("p", 0))}
+    return dataclasses.replace(problem, n=1, ih=1, iw=problem.n, ph_r=0, pw_r=0, **along)
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import random
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ from small_networks import values
 
 import blockconv as bc
 from blockconv import jit
+from blockconv.core.types import Types, element
 from blockconv.jit.families import KernelFamily
+from blockconv.kernels import TABLE
+from blockconv.kernels.table import Reason, Request
 from blockconv.network import ops
 from blockconv.network import plan as plans
 from blockconv.network.passes.fuse import fuse
@@ -426,3 +430,24 @@ def test_another_size_is_made_of_another_size() -> None:
         net = net.with_input_shapes(shape)
         fresh = bc.load_onnx(made, {"x": shape})
         assert (net.nodes, net.tensors) == (fresh.nodes, fresh.tensors)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_kernel_is_decided_for_any_size_by_any_anchor(data: st.DataObject) -> None:
+    """Kernels see sizes in other forms, images of one pixel as columns, and their anchors in the same form."""
+    draw, types = data.draw, Types.all("float32")._replace(wei=replace(element("float32"), finite=True))
+    kh, kw, sh, sw = (draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (1, 2), (1, 2)))
+    ph, pw = (draw(st.sampled_from((0, k // 2, k // 2, k - 1))) for k in (kh, kw))
+    window = {"kh": kh, "kw": kw, "sh": sh, "sw": sw, "ph": ph, "pw": pw}
+    least = max(1, kh - 2 * ph), max(1, kw - 2 * pw)
+    groups = draw(st.sampled_from((1, 8)))
+
+    def problem() -> bc.Conv2dProblem:
+        n, ih, iw = draw(st.integers(1, 3)), *(low + draw(st.sampled_from((0, 0, 9))) for low in least)
+        return bc.Conv2dProblem(n=n, ic=8, ih=ih, iw=iw, oc=8, g=groups, **window)
+
+    given, anchor = problem(), problem()
+    src, dst = (bc.Layout(draw(st.sampled_from(("NCHW", "NHWC", "NCHW8")))) for _ in range(2))
+    found = [row.decide(Request(given, src, dst, types, anchor=anchor)) for row in TABLE if row.op == "conv2d"]
+    assert not all(isinstance(one, Reason) for one in found)
