@@ -26,6 +26,7 @@ __all__ = [
     "feature_text",
     "first_level_cache",
     "first_level_ways",
+    "host_features",
     "isa",
     "last_level_cache",
     "omp_num_threads",
@@ -105,6 +106,15 @@ def feature_text() -> str:
     if not config.ENABLE_AVX:
         features.update({name: False for name in features if name.startswith("avx")})
     return str(features.flatten())
+
+
+@functools.cache
+def host_features() -> frozenset[str]:
+    """The CPU features that this machine has, by LLVM's names, whatever Numba compiles for."""
+    try:
+        return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    except RuntimeError:  # the system does not tell
+        return frozenset()
 
 
 @functools.cache

@@ -14,10 +14,13 @@ import ml_dtypes
 import numpy as np
 from onnx import TypeProto, checker, defs, helper, numpy_helper, shape_inference
 
-__all__ = ["MS", "OPS", "Case", "generate"]
+from blockconv.core import target
+
+__all__ = ["BLOCK", "MS", "OPS", "Case", "generate"]
 
 Array = np.ndarray[Any, Any]
 MS = "com.microsoft"
+BLOCK = 16 if not target.X86 or "avx512f" in target.host_features() else 8  # channels, in com.microsoft.nchwc
 FLOATS = {"float32": np.dtype("f4"), "float64": np.dtype("f8"), "float16": np.dtype("f2")} | {
     "bfloat16": np.dtype(ml_dtypes.bfloat16)
 }
@@ -190,13 +193,20 @@ class Graph:
         except (KeyError, checker.ValidationError, shape_inference.InferenceError, RuntimeError, ValueError):
             raise Skip from None
 
-    def contributed(self, op: str, like: tuple[Any, tuple[int, ...]], *operands: Any, **attributes: Any) -> Value:
-        """Adds a node of com.microsoft. like: the type and shape of its output."""
+    def contributed(
+        self, op: str, like: tuple[Any, tuple[int, ...]] | None, *operands: Any, domain: str = MS, **attributes: Any
+    ) -> Value:
+        """Adds a node of com.microsoft. like: the type and shape of its output; None: no other op may read it."""
         values = [v if v is None or isinstance(v, Value) else self.operand(v) for v in operands]
         name = self.name(op)
         given = ["" if v is None else v.name for v in values]
-        self.nodes.append(helper.make_node(op, given, [name], name, domain=MS, **attributes))
-        return self._keep(name, np.dtype(like[0]), like[1], any(v is not None and v.flows for v in values))
+        self.nodes.append(helper.make_node(op, given, [name], name, domain=domain, **attributes))
+        flows = any(v is not None and v.flows for v in values)
+        return (
+            Value(name, np.dtype("f4"), (), flows)
+            if like is None
+            else self._keep(name, np.dtype(like[0]), like[1], flows)
+        )
 
     def _keep(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], flows: bool) -> Value:
         if min(shape, default=0) < 0 or len(shape) > 6 or np.prod([max(1, s) for s in shape]) > 1 << 15:
@@ -1065,12 +1075,62 @@ def _fused_gelu(g: Graph, op: str) -> None:
     g.contributed(name, ("f4", x.shape), x, *bias, **more)
 
 
-@_op(f"{MS}.SkipLayerNormalization")
-def _skip_layer_norm(g: Graph) -> None:
-    x = g.take(np.float32, ranks=(3,))
-    factors = (g.array(x.shape[-1:], "f4") for _ in "gbc")
+@_op(f"{MS}.SkipLayerNormalization", f"{MS}.SkipSimplifiedLayerNormalization")
+def _skip_layer_norm(g: Graph, op: str) -> None:
+    x, name = g.take(np.float32, ranks=(3,)), op.removeprefix(f"{MS}.")
+    factors = (g.array(x.shape[-1:], "f4") for _ in ("gc" if "Simplified" in name else "gbc"))
     other = g.input(x.shape, np.float32) if g.chance(0.5) else g.array(x.shape, "f4")
-    g.contributed("SkipLayerNormalization", ("f4", x.shape), x, other, *factors, epsilon=1e-3)
+    g.contributed(name, ("f4", x.shape), x, other, *factors, epsilon=1e-3)
+
+
+@_op("SimplifiedLayerNormalization")
+def _simplified(g: Graph) -> None:
+    x = g.take(np.float32, ranks=(4, 3, 2))
+    g.contributed("SimplifiedLayerNormalization", ("f4", x.shape), x, g.array(x.shape[-1:], "f4"), domain="", axis=-1)
+
+
+_POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
+
+
+@_op(*(f"{MS}.nchwc.{name}" for name in (*_POOLS, "ReorderInput", "ReorderOutput", "Conv", "Upsample")))
+def _in_blocks(g: Graph, op: str) -> None:
+    """An op between two reorders, as other ops would see the blocks. Any weight of whole blocks is one in blocks.
+
+    Not of images without pixels, of which these ops end ONNX Runtime's process.
+    """
+    x, (domain, _, name) = g.take(np.float32, ranks=(4,)), op.rpartition(".")
+    if 0 in x.shape or any(0 in sizes for sizes in g.symbols.values()):
+        raise Skip
+    last, (n, c, h, w) = g.chance(0.3), x.shape
+    if last:
+        n, h, w, c = x.shape
+    wide = -(-c // BLOCK) * BLOCK
+    y = g.contributed("ReorderInput", None, x, domain=domain, channels_last=int(last))
+    if name == "Conv":
+        k, depthwise = g.pick((1, 3)), g.chance(0.3)
+        shape = (wide, 1, k, k) if depthwise else (g.pick((1, 2)) * BLOCK, wide, k, k)
+        given = {"pads": [k // 2] * 4, "kernel_shape": [k, k], "group": wide if depthwise else 1}
+        more = [g.array(shape[:1], "f4")] if g.chance(0.5) else []
+        activated = {"activation": g.pick(("Relu", "Tanh"))} if g.chance(0.5) else {}
+        y = g.contributed(
+            name, None, y, g.constant(g.array(shape, "f4", 0.3)), *more, domain=domain, **given, **activated
+        )
+        c = shape[0] - g.pick((0, 3))
+    elif name == "Upsample":
+        by = g.pick(((1, 2), (2, 2), (3, 1)))
+        mode = g.pick(
+            ({}, {"mode": "linear", "coordinate_transformation_mode": g.pick(("half_pixel", "align_corners"))})
+        )
+        y, h, w = g.contributed(name, None, y, domain=domain, scales=[1, 1, *by], **mode), h * by[0], w * by[1]
+    elif name.startswith("Global"):
+        y, h, w = g.contributed(name, None, y, domain=domain), 1, 1
+    elif name in _POOLS:
+        k = min(2, h, w)
+        y = g.contributed(name, None, y, domain=domain, kernel_shape=[k, k], strides=[k, k])
+        h, w = h // k, w // k
+    last = g.chance(0.3)
+    like = (n, h, w, c) if last else (n, c, h, w)
+    g.contributed("ReorderOutput", ("f4", like), y, domain=domain, channels=c, channels_last=int(last))
 
 
 @_op(f"{MS}.FusedConv")
@@ -1334,8 +1394,7 @@ def _case(g: Graph) -> Case:
     graph = helper.make_graph(g.nodes, "fuzz", sides, gives, constants)
     imports = [helper.make_opsetid("", g.opset)]
     ir = max(8, helper.find_min_ir_version_for(imports))
-    if any(node.domain == MS for node in g.nodes):
-        imports.append(helper.make_opsetid(MS, 1))
+    imports += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in g.nodes} - {""})]
     model = helper.make_model(graph, opset_imports=imports, ir_version=ir)
     dynamic = any(isinstance(d, str) for dims, _ in inputs.values() for d in dims)
     feeds = tuple(

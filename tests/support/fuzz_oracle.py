@@ -29,7 +29,7 @@ from unittest import mock
 
 import ml_dtypes
 import numpy as np
-from fuzz_graphs import MS, Case
+from fuzz_graphs import BLOCK, MS, Case
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -186,6 +186,7 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     ),
     "FusedGemm": lambda a, x, w, b: _activated(a, x @ (w.T if a.transB else w) + b),
     "SkipLayerNormalization": lambda a, x, y, w, b, c: _onnx("LayerNormalization", x + y + c, w, b, epsilon=a.epsilon),
+    "SkipSimplifiedLayerNormalization": lambda a, x, y, w, c: _rms(x + y + c, w, a.epsilon),
     "MatMulIntegerToFloat": lambda a, x, w, s, t, z=None, u=None, b=None: (
         _integers(x, s, z) @ _integers(w, t, u) + (0 if b is None else b)
     ).astype("f4"),
@@ -199,7 +200,55 @@ def _op_run(name: str, domain: str, mean: Callable[..., Array]) -> Any:
     return type(name, (OpRun,), {"op_domain": domain, "_run": run})
 
 
-_CONTRIBUTED = [_op_run(name, MS, mean) for name, mean in _MEANINGS.items()]
+def _rms(x: Array, scale: Array, epsilon: float) -> Array:
+    wide = x.astype("f8")
+    return (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + epsilon) * scale).astype("f4")
+
+
+def _filled(a: Any, x: Array) -> Array:
+    """Whole blocks of channels, channels first."""
+    x = np.moveaxis(x, -1, 1) if a.channels_last else x
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK), (0, 0), (0, 0)))
+
+
+def _unfilled(a: Any, x: Array) -> Array:
+    return np.moveaxis(x[:, : a.channels], 1, -1) if a.channels_last else x[:, : a.channels]
+
+
+def _blocked_conv(a: Any, x: Array, w: Array, b: Array | None = None) -> Array:
+    """Weights lie as (O, I, H, W, i, o) of blocks, or as (O, H, W, o) where there is one input channel."""
+    o, i, k, _ = w.shape
+    if i == 1:
+        w = np.moveaxis(w.reshape(o // BLOCK, i, k, k, BLOCK), -1, 1)
+    else:
+        w = np.einsum("OIhwio->OoIihw", w.reshape(o // BLOCK, i // BLOCK, k, k, BLOCK, BLOCK))
+    given = [x, w.reshape(o, i, k, k), *([] if b is None else [b])]
+    y = _onnx("Conv", *given, pads=a.pads, group=a.group)
+    return _activated(a, y) if getattr(a, "activation", None) else y
+
+
+def _upsampled(a: Any, x: Array) -> Array:
+    mode = getattr(a, "mode", None) or "nearest"
+    how = getattr(a, "coordinate_transformation_mode", None) or "asymmetric"
+    more = {"coordinate_transformation_mode": how, "nearest_mode": "floor", "mode": mode}
+    return _onnx("Resize", x, np.zeros(0, "f4"), np.array(a.scales, "f4"), **more)
+
+
+_IN_BLOCKS: dict[str, Callable[..., Array]] = {
+    "ReorderInput": _filled,
+    "ReorderOutput": _unfilled,
+    "Conv": _blocked_conv,
+    "Upsample": _upsampled,
+    "MaxPool": lambda a, x: _onnx("MaxPool", x, **_window(a)),
+    "AveragePool": lambda a, x: _onnx("AveragePool", x, **_window(a)),
+    "GlobalMaxPool": lambda a, x: x.max((2, 3), keepdims=True),
+    "GlobalAveragePool": lambda a, x: x.mean((2, 3), keepdims=True),
+}
+_CONTRIBUTED = [
+    *(_op_run(name, MS, mean) for name, mean in _MEANINGS.items()),
+    *(_op_run(name, f"{MS}.nchwc", mean) for name, mean in _IN_BLOCKS.items()),
+    _op_run("SimplifiedLayerNormalization", "", lambda a, x, w: _rms(x, w, 1e-5)),
+]
 
 
 def _missing(model: Any) -> list[Any]:
@@ -261,6 +310,8 @@ _SUMS = {
         "FusedConv",
         "FusedGemm",
         "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+        "SimplifiedLayerNormalization",
         "Gemm",
         "Einsum",
         "Conv",

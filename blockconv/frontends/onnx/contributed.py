@@ -6,11 +6,13 @@ Its quantizer writes some (see `quantized`). Others are what it fuses in the mod
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from blockconv.core.activation import activation, function
+from blockconv.core import target
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
 from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
@@ -28,7 +30,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["CONTRIBUTED_OPS"]
+__all__ = ["CONTRIBUTED_OPS", "SELU", "channel_block"]
 
 CONTRIBUTED_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, CONTRIBUTED_OPS)
@@ -141,17 +143,29 @@ def _qlinear_softmax(call: Call) -> Tensor:
 # ---------------------------------------------------------------- what ONNX Runtime fuses
 
 
+SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.0507010221}
+# Activations of fused nodes: their names here, and the attributes of ONNX's ops, with their defaults.
+_FUSED: dict[str, tuple[str, dict[str, float]]] = {
+    known.onnx[0]: (name, known.onnx[1])
+    for table in (ACTIVATIONS, FUNCTIONS)
+    for name, known in table.items()
+    if known.onnx
+} | {"Clip": ("clip", {}), "Elu": ("elu", {"alpha": 1.0}), "Selu": ("elu", SELU)}
+
+
 def _activated(call: Call, y: Tensor) -> Tensor:
-    """The activation that a fused node names, of its result."""
-    kind, given = call.attribute("activation", ""), call.attribute("activation_params", ())
-    numbers = given if isinstance(given, tuple) else (given,)
+    """The activation that a fused node names, of its result. FusedConv lists its parameters, FusedGemm names them."""
+    kind = call.attribute("activation", "")
     if not kind:
         return y
-    names = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "LeakyRelu": "leaky_relu", "Clip": "clip"}
-    names |= {"HardSigmoid": "hardsigmoid"}
-    if kind not in names:
+    if kind not in _FUSED:
         raise Unsupported(f"activation={kind!r}")
-    return call.emit(ops.Activate(activation((names[kind], *map(float, numbers)))), y)
+    name, defaults = _FUSED[kind]
+    given = call.attribute("activation_params") or [
+        call.attribute(f"activation_{key}", default) for key, default in defaults.items()
+    ]
+    made = function(name, *given) if name in FUNCTIONS else activation((name, *given))
+    return call.emit(ops.Activate(made), y)
 
 
 @_op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
@@ -186,14 +200,83 @@ def _gelu(call: Call) -> Tensor:
     return call.emit(ops.Activate(function("gelu_tanh") if kind == "FastGelu" else activation("gelu")), x)
 
 
-@_op("com.microsoft.SkipLayerNormalization", limits="constant scale and biases; no statistics")
+@_op(
+    "com.microsoft.SkipLayerNormalization",
+    "com.microsoft.SkipSimplifiedLayerNormalization",
+    limits="constant scale and biases; no statistics",
+)
 def _skip_layer_norm(call: Call) -> list[Tensor]:
-    """The layer normalisation of a sum of two values and a bias, and the sum."""
+    """The layer (or RMS) normalisation of a sum of two values and a bias, and the sum."""
     if any(name in call.scope.read for name in call.node.output[1:3] if name):
         raise Unsupported("its statistics")
+    centred = call.node.op_type == "SkipLayerNormalization"
+    bias_at = 4 if centred else 3
     total = call.binary("add", call.input(), call.input(1))
-    if call.has(4):
-        total = call.binary("add", total, call.input(4))
-    gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if call.has(3) else np.zeros(())
-    y = call.normalise_rows(total, len(total.shape) - 1, gamma, beta, call.attribute("epsilon", 1e-12))
+    if call.has(bias_at):
+        total = call.binary("add", total, call.input(bias_at))
+    gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
+    y = call.normalise_rows(total, len(total.shape) - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
     return [y, y, y, total]
+
+
+# ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels
+
+BLOCKED = "com.microsoft.nchwc"
+
+
+def channel_block(nodes: Iterable[Any], arrays: Mapping[str, Any]) -> int:
+    """The channels of a block, of which a model that ONNX Runtime saved does not tell.
+
+    It is this processor's: 16 with AVX-512 and on Arm, else 8. But it is 8 if a weight has no whole blocks of 16.
+    """
+    weights = (arrays.get(node.input[1]) for node in nodes if (node.domain, node.op_type) == (BLOCKED, "Conv"))
+    whole = all(weight is None or weight.shape[0] % 16 == 0 for weight in weights)
+    return 16 if whole and (not target.X86 or "avx512f" in target.host_features()) else 8
+
+
+for _name in ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"):
+    _op(f"{BLOCKED}.{_name}", limits=WINDOW_OPS[_name].limits)(WINDOW_OPS[_name].translate)
+
+
+@_op(f"{BLOCKED}.ReorderInput")
+def _reorder_input(call: Call) -> Tensor:
+    """Channels are filled up with zeros to whole blocks. The layout is the planner's business."""
+    x = call.input()
+    if call.attribute("channels_last", 0):
+        x = call.emit(ops.Transpose((0, 3, 1, 2)), x, helps=True)
+    more = -x.shape[1] % call.scope.channel_block
+    return call.emit(ops.Pad(((0, 0), (0, more), (0, 0), (0, 0)), 0.0), x) if more else x
+
+
+@_op(f"{BLOCKED}.ReorderOutput")
+def _reorder_output(call: Call) -> Tensor:
+    x, channels = call.input(), call.attribute("channels", 0)
+    if not 0 < channels <= x.shape[1]:
+        raise call.error("channels", channels, f"has to be one of 1 to {x.shape[1]}, the input's channels")
+    x = call.emit(ops.Slice(1, 0, channels), x, helps=True) if channels < x.shape[1] else x
+    return call.emit(ops.Transpose((0, 2, 3, 1)), x) if call.attribute("channels_last", 0) else x
+
+
+@_op(f"{BLOCKED}.Conv", limits="constant weight and bias")
+def _blocked_conv(call: Call) -> Tensor | list[Tensor]:
+    """A FusedConv whose weight is in blocks of output channels, and of input channels, if there are as many."""
+    block, weight = call.scope.channel_block, call.array(1, "weight")
+    if weight.ndim != 4 or weight.shape[0] % block or (weight.shape[1] > block and weight.shape[1] % block):
+        raise call.error("weight", weight, f"has to have four dimensions and whole blocks of {block} channels")
+    o, i, *taps = weight.shape
+    inner = 1 if i < block else block
+    blocks = weight.reshape(o // block, i // inner, *taps, inner, block)
+    call.inputs[1] = call.constant(blocks.transpose(0, 5, 1, 4, 2, 3).reshape(weight.shape), "weight")
+    return _fused_conv(call)
+
+
+@_op(f"{BLOCKED}.Upsample")
+def _upsample(call: Call) -> Tensor:
+    n, c, *scale = call.attribute("scales", (1, 1, 1, 1))
+    if (n, c) != (1, 1) or len(scale) != 2 or min(scale) < 1:
+        raise call.error("scales", (n, c, *scale), "have to be 1, 1, and whole numbers for H and W")
+    mode, coordinates = (
+        call.attribute("mode", "nearest"),
+        call.attribute("coordinate_transformation_mode", "asymmetric"),
+    )
+    return call.emit(ops.Resize(mode, None, (float(scale[0]), float(scale[1])), coordinates, "floor"), call.input())

@@ -16,6 +16,7 @@ from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
@@ -50,7 +51,7 @@ def read_graph(
     inputs = _inputs(graph, {*arrays, *unusual}, input_shapes)
     read = {name for node in graph.node for name in reads_of(node)} | {value.name for value in graph.output}
     scope = Scope(graph.name or "onnx", rules.versions.get("", 1), read)
-    scope.only_cast = _only_cast(graph)
+    scope.only_cast, scope.channel_block = _only_cast(graph), channel_block(graph.node, arrays)
     for node in graph.node:  # in the order in which values are made
         if node.op_type in ("Shape", "Size") or not scope.of_sizes.isdisjoint(node.input):
             scope.of_sizes.update(node.output)

@@ -17,7 +17,7 @@ from onnx import helper
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, numpy_dtype
-from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS
+from blockconv.frontends.onnx.contributed import CONTRIBUTED_OPS, SELU
 from blockconv.frontends.onnx.dynamic import DYNAMIC_OPS
 from blockconv.frontends.onnx.elements import ELEMENT_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS
@@ -73,7 +73,7 @@ for _name, _definition in ACTIVATIONS.items():
 for _name, _definition in FUNCTIONS.items():
     if _definition.onnx:
         _op(_definition.onnx[0], since=6, limits=_OF_FLOATS)(_function(_name, _definition.onnx[1]))
-_op("Selu", since=6, limits=_OF_FLOATS)(_function("elu", {"alpha": 1.67326319217681884765625, "gamma": 1.0507010221}))
+_op("Selu", since=6, limits=_OF_FLOATS)(_function("elu", SELU))
 
 
 @_op("Elu", since=6, limits=_OF_FLOATS)
@@ -272,8 +272,9 @@ def _layer_norm(call: Call) -> Tensor:
     return _norm_of_rows(call, True)
 
 
-@_op("RMSNormalization")
+@_op("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_norm(call: Call) -> Tensor:
+    only_output(call)
     return _norm_of_rows(call, False)
 
 

@@ -20,7 +20,7 @@ from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.foreign import graphs_of
 from blockconv.network.graph import Tensor
 
-__all__ = ["Rules", "check_dims", "check_tensor", "domain_of", "tensors_of"]
+__all__ = ["RUNTIMES", "Rules", "check_dims", "check_tensor", "domain_of", "tensors_of"]
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 _POSITIVE = ("kernel_shape", "strides", "dilations")
 # Ops that ONNX deprecated and later defined anew under the same name. Models of before are read, without ONNX's checks.
 _REPLACED = ("GroupNormalization",)
+# Ops that ONNX Runtime fuses, in ONNX's own domain, in models of any opset.
+RUNTIMES = ("LayerNormalization", "SimplifiedLayerNormalization")
 # Larger constants are operands whose values no shape depends on.
 _MOST_VALUES = 4096
 
@@ -63,7 +65,7 @@ class Rules:
         try:
             found = defs.get_schema(node.op_type, version, domain)
         except defs.SchemaError:
-            if not defs.has(node.op_type, domain):
+            if not defs.has(node.op_type, domain) or node.op_type in RUNTIMES:
                 return None
             since = min(s.since_version for s in _history(node.op_type, domain))
             rule = f"exists from opset {since} on, and the model imports opset {version}"

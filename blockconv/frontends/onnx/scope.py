@@ -83,6 +83,7 @@ class Scope(Emitter):
         self.read = read  # names that any node or output reads
         self.only_cast: set[str] = set()  # names that nothing but Cast to float32 reads
         self.of_sizes: set[str] = set()  # names of what is computed from shapes
+        self.channel_block = 8  # the channels of a block in com.microsoft.nchwc
         self.floats: set[str] = set()  # of these, sums of integers that are held as float32
         self.dequantized: dict[str, Dequantized] = {}
         self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes

@@ -7,6 +7,7 @@ import collections
 from onnx import defs
 
 from blockconv.frontends.onnx.ops import OPS
+from blockconv.frontends.onnx.rules import RUNTIMES
 
 __all__ = ["HEADINGS", "markdown", "rows"]
 
@@ -32,7 +33,7 @@ def _opsets(name: str, since: int) -> str:
         s.since_version: s.deprecated for s in defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", name)
     }
     if not history:
-        return ""
+        return "any, in models that ONNX Runtime saved" if name in RUNTIMES else ""
     first, last = max(since, min(history)), max(history)
     return f"{first} to {last - 1}" if history[last] else f"from {first}"
 
