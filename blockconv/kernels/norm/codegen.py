@@ -29,6 +29,7 @@ __all__ = [
     "group_terms",
     "normalised_span",
     "span_sums",
+    "splat_float64",
 ]
 
 UNROLL = 4  # vectors with accumulators of their own, so that an addition need not wait for the one before
@@ -183,7 +184,7 @@ def group_means(element: ElementType, lanes: int) -> Any:
         sums, means = (_array(v, g, which) for which in (SUMS, MEANS))
 
         def group(first: Any, statistic: Any) -> None:
-            mean = v.mul(_group_total(v, builder.add(sums, first), g.size), _splat(v, g.share))
+            mean = v.mul(_group_total(v, builder.add(sums, first), g.size), splat_float64(v, g.share))
             _fill(v, builder.add(means, first), g.size, mean)
 
         _each_group(v, g, group)
@@ -200,8 +201,8 @@ def group_terms(element: ElementType, lanes: int) -> Any:
         sums, means, slopes, shifts = (_array(v, g, which) for which in (SUMS, MEANS, SLOPES, SHIFTS))
 
         def group(first: Any, statistic: Any) -> None:
-            variance = v.mul(_group_total(v, b.add(sums, first), g.size), _splat(v, g.share))
-            inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, _splat(v, g.epsilon))))
+            variance = v.mul(_group_total(v, b.add(sums, first), g.size), splat_float64(v, g.share))
+            inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, splat_float64(v, g.epsilon))))
             with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
                 v.store_first(v.broadcast(b.add(means, first)), b.add(g.mean, statistic), 1)
                 v.store_first(inverse, b.add(g.inverse, statistic), 1)
@@ -265,7 +266,7 @@ def group_gradients(element: ElementType, lanes: int) -> Any:
             for slot in (slot for each in totals for slot in each):
                 b.store(v.zero, slot)
             v.each(g.size, add, UNROLL)
-            shift, slope = (v.mul(b.fneg(v.fold(v.total(each), v.add)), _splat(v, g.share)) for each in totals)
+            shift, slope = (v.mul(b.fneg(v.fold(v.total(each), v.add)), splat_float64(v, g.share)) for each in totals)
             shift, slope = v.mul(shift, inverse), v.mul(v.mul(v.mul(slope, inverse), inverse), inverse)
 
             def write(offset: Any, mask: Any | None) -> None:
@@ -329,6 +330,6 @@ def _each_pixel(v: Vectors, pixels: Any, body: Callable[[Any, int], None]) -> No
         body(b.add(done, loop.index), 0)
 
 
-def _splat(v: Vectors, value: Any) -> Any:
+def splat_float64(v: Vectors, value: Any) -> Any:
     """A float64 in every lane."""
     return v.splat(value if v.itemsize == 8 else v.b.fptrunc(value, v.element))

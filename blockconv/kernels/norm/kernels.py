@@ -20,8 +20,18 @@ from blockconv.kernels.norm.codegen import (
     normalised_span,
     span_sums,
 )
+from blockconv.kernels.norm.codegen_rows import RowSpan, gradient_of_row, normalised_row
 
-__all__ = ["ARRAYS", "BACKWARD_ARRAYS", "NormArgs", "group_norm", "group_norm_backward", "group_norm_parameters"]
+__all__ = [
+    "ARRAYS",
+    "BACKWARD_ARRAYS",
+    "NormArgs",
+    "group_norm",
+    "group_norm_backward",
+    "group_norm_parameters",
+    "layer_norm",
+    "layer_norm_backward",
+]
 
 ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
@@ -173,6 +183,57 @@ def group_norm_backward(element, lanes, period, ragged):
                 add_products(a, at, count, scratch)
                 write_terms(groups, parts)
                 write_gradient(a, at, count, scratch)
+
+    return kernel
+
+
+@inline
+def _row(a, row, parts, held):
+    """An image of one group and one pixel, whose channels are contiguous."""
+    at = row * a.image
+    return RowSpan(
+        src=a.src + at,
+        grad=a.grad + at,
+        dst=a.dst + at,
+        elements=a.channels,
+        scale=a.scale,
+        shift=a.shift,
+        mean=a.mean + row * held if a.mean != 0 else 0,
+        inverse=a.inverse + row * held,
+        parts=parts,
+        room=a.room * held,
+        share=as_float64(a.share),
+        epsilon=as_float64(a.epsilon),
+    )
+
+
+@jit.kernel
+def layer_norm(element, lanes, centred):
+    """A task is a row: an image of one group and one pixel, whose channels are contiguous."""
+    kind = ElementType.of(element)
+    held, normalise = kind.computed.itemsize, normalised_row(kind, lanes, bool(centred))
+
+    def kernel(args, first, last, scratch):
+        a = NormArgs(args)
+        for row in range(first, last):
+            normalise(_row(a, row, 0, held))
+
+    return kernel
+
+
+@jit.kernel
+def layer_norm_backward(element, lanes):
+    """A task is a split of the rows: the gradient of each, and their part of the gradients of bias and scale."""
+    kind = ElementType.of(element)
+    held, write_gradient = kind.computed.itemsize, gradient_of_row(kind, lanes)
+
+    def kernel(args, first, last, scratch):
+        a = NormArgs(args)
+        for split in range(first, last):
+            parts = a.work + 2 * a.room * held * split
+            fill_memory(parts, 2 * a.room * held, 0)
+            for row in range(split * a.split, min((split + 1) * a.split, a.all_images)):
+                write_gradient(_row(a, row, parts, held))
 
     return kernel
 

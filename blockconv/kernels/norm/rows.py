@@ -2,7 +2,8 @@
 
 Then it is scaled and shifted by channel. One channel a group is instance normalisation; one group, and no pixels, layer
 normalisation. By pixel, each pixel is an image of its own. A task reads some groups of an image three times: for means,
-for the squares of what differs from them (so that a large mean loses no digits), and for the results.
+for the squares of what differs from them (so that a large mean loses no digits), and for the results. Contiguous rows of
+one group (layer normalisation) have kernels of their own, without arrays by channel.
 
 Buffers: source, scale and bias of each channel (of the type that is computed with), destination (which may be the
 source). With the option `statistics` also what the gradient needs: the mean of each image's groups, and
@@ -29,6 +30,8 @@ from blockconv.kernels.norm.kernels import (
     group_norm,
     group_norm_backward,
     group_norm_parameters,
+    layer_norm,
+    layer_norm_backward,
 )
 from blockconv.kernels.table import Primitive, Reason, Request, Row, same_layout_row
 from blockconv.runtime import Buffer, Op
@@ -159,11 +162,22 @@ def _lanes(request: Request) -> int:
     return request.machine.lanes(request.types.src.computed.itemsize)
 
 
+def _is_rows(request: Request, args: NormArgs) -> bool:
+    """Whether images are contiguous rows of one group and one pixel, which are evenly apart."""
+    is_row = args.groups == 1 and args.rows * args.pixels == 1
+    is_contiguous = _where(request).block == args.channels == args.unit
+    return is_row and is_contiguous and args.image_block == args.images * args.image
+
+
 def _ops(request: Request, statistics: bool = False) -> list[Op]:
     if 0 in request.problem.shape:
         return []
     cut, kind = _cut(request), request.types.src
     args = _args(request, cut, (*_FORWARD, *_STATISTICS * statistics))
+    if _is_rows(request, args):
+        chunk = chunk_of(args.all_images, args.image, request.threads)
+        kernel = layer_norm(kind.code, _lanes(request), int(request.problem.centred))
+        return [Op(kernel, args, args.all_images, chunk)]
     kernel = group_norm(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
     tasks, nbytes = cut.where.images * cut.units, cut.unit * cut.where.rows * cut.where.pixels * kind.itemsize
     scratch = ARRAYS * cut.room * kind.computed.itemsize
@@ -172,13 +186,14 @@ def _ops(request: Request, statistics: bool = False) -> list[Op]:
 
 def _backward_ops(request: Request, cut: Cut) -> list[Op]:
     kind, args = request.types.src, _args(request, cut, _BACKWARD)
-    kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
-    scratch = BACKWARD_ARRAYS * cut.room * kind.computed.itemsize
-    parameters = group_norm_parameters(kind.code, _lanes(request))
-    return [
-        Op(kernel, args, cut.units * cut.splits, 1, scratch),
-        Op(parameters, args, cut.units, max(1, cut.units // 16), 16 * cut.room),
-    ]
+    scratch, parameters = BACKWARD_ARRAYS * cut.room * kind.computed.itemsize, group_norm_parameters
+    if _is_rows(request, args):
+        first = Op(layer_norm_backward(kind.code, _lanes(request)), args, cut.splits)
+    else:
+        kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
+        first = Op(kernel, args, cut.units * cut.splits, 1, scratch)
+    last = parameters(kind.code, _lanes(request))
+    return [first, Op(last, args, cut.units, max(1, cut.units // 16), 16 * cut.room)]
 
 
 def _backward(request: Request) -> Primitive | Reason:
