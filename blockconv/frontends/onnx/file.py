@@ -17,7 +17,7 @@ from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.external import Files
 from blockconv.frontends.onnx.rules import check_dims, check_tensor, tensors_of
-from blockconv.frontends.onnx.scope import OP
+from blockconv.frontends.onnx.scope import OP, title
 
 __all__ = ["named", "read_attributes", "read_initializers", "read_model", "without_weights"]
 
