@@ -14,12 +14,10 @@ Chunks follow from the problem. Their sums are float32, and are added in float64
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
@@ -28,10 +26,10 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, call_llvm, const, emitted, fill_memory, load_f, load_i64, shuffle, store_f
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.norm.codegen import UNROLL, each_column
 
 __all__ = ["BatchNormArgs", "batch_apply", "batch_sums", "batch_terms"]
 
-UNROLL = 4  # vectors with accumulators of their own: pixels, or columns of channels
 TERMS = 6  # arrays by channel: means, slope and shift of the output; slope, shift and factor of a gradient
 
 
@@ -139,46 +137,6 @@ class _Arrays:
         return low, high
 
 
-def _walk(v: Floats, s: BatchSpan, period: int, width: Any, body: Callable[..., Any]) -> None:
-    """body(arrays): what is done at a vector of channels: step(offset, mask, k) for each pixel, and finish() after it.
-
-    period: as of `batch_sums`. step's k is which of `UNROLL`.
-    """
-    b = v.b
-    if period:
-        step, finish = body(_Arrays(v, s, period, const(0), None))
-        v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: step(at, mask, k), UNROLL)
-        finish()
-        return
-
-    def columns(offsets: list[Any], mask: Any) -> None:
-        bodies = [body(_Arrays(v, s, period, offset, mask)) for offset in offsets]
-        unroll = max(1, UNROLL // len(offsets))
-
-        def pixel(number: Any, k: int) -> None:
-            at = b.mul(number, s.stride)
-            for offset, (step, _) in zip(offsets, bodies, strict=True):
-                step(b.add(offset, at), mask, k)
-
-        groups = b.sdiv(s.pixels, const(unroll))
-        with cgutils.for_range(b, groups) as loop:
-            for k in range(unroll):
-                pixel(b.add(b.mul(loop.index, const(unroll)), const(k)), k)
-        done = b.mul(groups, const(unroll))
-        with cgutils.for_range(b, b.sub(s.pixels, done)) as loop:
-            pixel(b.add(done, loop.index), 0)
-        for _, finish in bodies:
-            finish()
-
-    # Neighbouring columns at a time: memory is fetched by more than a line.
-    blocks = b.sdiv(width, const(UNROLL * v.lanes))
-    with cgutils.for_range(b, blocks) as loop:
-        first = b.mul(loop.index, const(UNROLL * v.bytes))
-        columns([b.add(first, const(k * v.bytes)) for k in range(UNROLL)], None)
-    first, rest = b.mul(blocks, const(UNROLL * v.bytes)), b.sub(width, b.mul(blocks, const(UNROLL * v.lanes)))
-    v.each(rest, lambda at, mask: columns([b.add(first, at)], mask))
-
-
 def _summing(kind: ElementType, lanes: int, period: int, what: str, bounded: bool = False) -> Any:
     """add(span): adds a chunk's sums to the totals. what: "means", of x; "squares", of x - mean and of its squares;
     "products", of the gradient and of its products with x - mean. bounded: as of `batch_sums`."""
@@ -217,7 +175,7 @@ def _summing(kind: ElementType, lanes: int, period: int, what: str, bounded: boo
 
             return step, finish
 
-        _walk(v, s, period, s.channels, body)
+        each_column(v, s, period, s.channels, lambda at, mask: body(_Arrays(v, s, period, at, mask)))
 
     return add
 
@@ -261,7 +219,7 @@ def _applying(kind: ElementType, lanes: int, period: int, ragged: bool, is_backw
 
             return step, lambda: None
 
-        _walk(v, s, period, s.width, body)
+        each_column(v, s, period, s.width, lambda at, mask: body(_Arrays(v, s, period, at, mask)))
 
     return apply
 

@@ -20,9 +20,11 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
+    "UNROLL",
     "Groups",
     "PixelSpan",
     "add_parts",
+    "each_column",
     "group_gradients",
     "group_means",
     "group_statistics",
@@ -32,7 +34,7 @@ __all__ = [
     "splat_float64",
 ]
 
-UNROLL = 4  # vectors with accumulators of their own, so that an addition need not wait for the one before
+UNROLL = 4  # vectors with accumulators of their own, pixels or columns: an addition need not wait for the one before
 # Arrays by channel. Shifts take the place of sums, and a gradient's slopes that of products, when groups are summed.
 SUMS = SHIFTS = 0
 MEANS = 1
@@ -98,46 +100,38 @@ def span_sums(element: ElementType, lanes: int, period: int, what: str) -> Any:
     @emitted
     def add_sums(builder: Any, s: PixelSpan) -> None:
         b, v = builder, Floats(builder, element, lanes)
-        slots = [v.slots(UNROLL, v.zero) for _ in kept]
 
-        def clear() -> None:
-            for slot in (slot for each in slots for slot in each):
-                b.store(v.zero, slot)
+        def column(first: Any, mask: Any | None) -> tuple[Any, Any]:
+            at = v.in_computed(first)
+            arrays, means = [b.add(_array(v, s, which), at) for which in kept], b.add(_array(v, s, MEANS), at)
+            mean = v.computed.repeated(means, period)[0] if period else v.computed.load(means, mask)
+            slots = [v.slots(UNROLL, v.zero) for _ in kept]
 
-        def add(offset: Any, mask: Any | None, k: int, mean: Any) -> None:
-            x = v.load(b.add(s.src, offset), mask)
-            values = [x]
-            if what == "squares":
-                apart = v.sub(x, mean)
-                values = [v.mul(apart, apart)]
-            elif what == "products":
-                grad = v.load(b.add(s.grad, offset), mask)
-                values = [grad, v.mul(grad, v.sub(x, mean))]
-            for each, value in zip(slots, values, strict=True):
-                exists = value if mask is None else b.select(mask, value, v.zero)
-                b.store(v.add(b.load(each[k]), exists), each[k])
+            def step(offset: Any, mask: Any | None, k: int) -> None:
+                x = v.load(b.add(s.src, offset), mask)
+                values = [x]
+                if what == "squares":
+                    apart = v.sub(x, mean)
+                    values = [v.mul(apart, apart)]
+                elif what == "products":
+                    grad = v.load(b.add(s.grad, offset), mask)
+                    values = [grad, v.mul(grad, v.sub(x, mean))]
+                for each, value in zip(slots, values, strict=True):
+                    exists = value if mask is None else b.select(mask, value, v.zero)
+                    b.store(v.add(b.load(each[k]), exists), each[k])
 
-        if period:
-            mean = v.computed.repeated(_array(v, s, MEANS), period)[0]
-            clear()
-            v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: add(at, mask, k, mean), UNROLL)
-            for which, each in zip(kept, slots, strict=True):
-                total, array = v.fold(v.total(each), v.add, period), _array(v, s, which)
-                known = v.computed.repeated(array, period)[0]
-                v.computed.store_first(v.add(known, total), array, period)
-            return
+            def finish() -> None:
+                for array, each in zip(arrays, slots, strict=True):
+                    total = v.total(each)
+                    if period:
+                        known = v.computed.repeated(array, period)[0]
+                        v.computed.store_first(v.add(known, v.fold(total, v.add, period)), array, period)
+                    else:
+                        v.computed.store(v.add(v.computed.load(array, mask), total), array, mask)
 
-        def column(offset: Any, mask: Any | None) -> None:
-            at = v.in_computed(offset)
-            mean = v.computed.load(b.add(_array(v, s, MEANS), at), mask)
-            clear()
-            _each_pixel(v, s.pixels, lambda pixel, k: add(b.add(offset, b.mul(pixel, s.stride)), mask, k, mean))
-            for which, each in zip(kept, slots, strict=True):
-                array = b.add(_array(v, s, which), at)
-                known = v.computed.load(array, mask)
-                v.computed.store(v.add(known, v.total(each)), array, mask)
+            return step, finish
 
-        v.each(s.channels, column)
+        each_column(v, s, period, s.channels, column)
 
     return add_sums
 
@@ -149,30 +143,65 @@ def normalised_span(element: ElementType, lanes: int, period: int, ragged: bool,
     @emitted
     def normalise(builder: Any, s: PixelSpan) -> None:
         b, v = builder, Floats(builder, element, lanes)
-        arrays = [_array(v, s, which) for which in kept]
 
-        def result(offset: Any, mask: Any | None, exist: Any | None, terms: list[Any]) -> None:
-            x = v.load(b.add(s.src, offset), mask)
-            y = v.add(v.mul(v.sub(x, terms[0]), terms[1]), terms[2])
-            if is_backward:
-                y = v.add(v.mul(v.load(b.add(s.grad, offset), mask), terms[3]), y)
-            v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, offset), mask)
+        def column(first: Any, mask: Any | None) -> tuple[Any, Any]:
+            arrays = [b.add(_array(v, s, which), v.in_computed(first)) for which in kept]
+            terms = [v.computed.repeated(at, period)[0] if period else v.computed.load(at, mask) for at in arrays]
+            exist = v.below(b.sub(s.channels, b.sdiv(first, const(v.itemsize))), period) if ragged else None
 
-        if period:
-            terms = [v.computed.repeated(array, period)[0] for array in arrays]
-            exist = v.below(s.channels, period) if ragged else None
-            v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: result(at, mask, exist, terms), UNROLL)
-            return
+            def step(offset: Any, mask: Any | None, k: int) -> None:
+                x = v.load(b.add(s.src, offset), mask)
+                y = v.add(v.mul(v.sub(x, terms[0]), terms[1]), terms[2])
+                if is_backward:
+                    y = v.add(v.mul(v.load(b.add(s.grad, offset), mask), terms[3]), y)
+                v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, offset), mask)
 
-        def column(offset: Any, mask: Any | None) -> None:
-            at = v.in_computed(offset)
-            terms = [v.computed.load(b.add(array, at), mask) for array in arrays]
-            exist = v.below(b.sub(s.channels, b.sdiv(offset, const(v.itemsize)))) if ragged else None
-            _each_pixel(v, s.pixels, lambda pixel, k: result(b.add(offset, b.mul(pixel, s.stride)), mask, exist, terms))
+            return step, lambda: None
 
-        v.each(s.width, column)
+        each_column(v, s, period, s.width, column)
 
     return normalise
+
+
+def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    """body(offset, mask): what is done at a vector of channels: step(offset, mask, k) for each pixel, and finish().
+
+    s: `pixels` and `stride` of a span. period: as of `span_sums`; all channels are one vector then. step's k is which
+    of `UNROLL` accumulators it may add to.
+    """
+    b = v.b
+    if period:
+        step, finish = body(const(0), None)
+        v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: step(at, mask, k), UNROLL)
+        finish()
+        return
+
+    def columns(offsets: list[Any], mask: Any) -> None:
+        bodies = [body(offset, mask) for offset in offsets]
+        unroll = max(1, UNROLL // len(offsets))
+
+        def pixel(number: Any, k: int) -> None:
+            at = b.mul(number, s.stride)
+            for offset, (step, _) in zip(offsets, bodies, strict=True):
+                step(b.add(offset, at), mask, k)
+
+        groups = b.sdiv(s.pixels, const(unroll))
+        with cgutils.for_range(b, groups) as loop:
+            for k in range(unroll):
+                pixel(b.add(b.mul(loop.index, const(unroll)), const(k)), k)
+        done = b.mul(groups, const(unroll))
+        with cgutils.for_range(b, b.sub(s.pixels, done)) as loop:
+            pixel(b.add(done, loop.index), 0)
+        for _, finish in bodies:
+            finish()
+
+    # Neighbouring columns at a time: memory is fetched by more than a line.
+    blocks = b.sdiv(width, const(UNROLL * v.lanes))
+    with cgutils.for_range(b, blocks) as loop:
+        first = b.mul(loop.index, const(UNROLL * v.bytes))
+        columns([b.add(first, const(k * v.bytes)) for k in range(UNROLL)], None)
+    first, rest = b.mul(blocks, const(UNROLL * v.bytes)), b.sub(width, b.mul(blocks, const(UNROLL * v.lanes)))
+    v.each(rest, lambda at, mask: columns([b.add(first, at)], mask))
 
 
 def group_means(element: ElementType, lanes: int) -> Any:
@@ -317,17 +346,6 @@ def _group_total(v: Vectors, address: Any, size: Any) -> Any:
     v.b.store(v.zero, slot)
     v.each(size, lambda at, mask: v.b.store(v.add(v.b.load(slot), v.load(v.b.add(address, at), mask)), slot))
     return v.fold(v.b.load(slot), v.add)
-
-
-def _each_pixel(v: Vectors, pixels: Any, body: Callable[[Any, int], None]) -> None:
-    """body(pixel, which accumulator)."""
-    b, groups = v.b, v.b.sdiv(pixels, const(UNROLL))
-    with cgutils.for_range(b, groups) as loop:
-        for k in range(UNROLL):
-            body(b.add(b.mul(loop.index, const(UNROLL)), const(k)), k)
-    done = b.mul(groups, const(UNROLL))
-    with cgutils.for_range(b, b.sub(pixels, done)) as loop:
-        body(b.add(done, loop.index), 0)
 
 
 def splat_float64(v: Vectors, value: Any) -> Any:
