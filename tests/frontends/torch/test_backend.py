@@ -680,9 +680,14 @@ class Next(nn.Module):
         return F.relu(self.last(x + y.permute(0, 3, 1, 2)))
 
 
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("format", "dtype", "dynamic"),
+    [
+        (torch.contiguous_format, torch.float32, True),
+        (torch.channels_last, torch.float32, False),
+        (torch.contiguous_format, torch.bfloat16, False),
+    ],
+)
 def test_layer_and_group_norms_train_on_blockconv(format, dtype, dynamic, monkeypatch):
     graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
     monkeypatch.setattr(
