@@ -72,6 +72,7 @@ class InferenceSession:
         except BlockconvError as error:
             raise _as_theirs(error) from error
         held = {tensor.name for tensor in model.graph.initializer}
+        held |= {tensor.values.name for tensor in model.graph.sparse_initializer}
         needed, more = ([v for v in model.graph.input if (v.name in held) is initial] for initial in (False, True))
         self._inputs = [_argument(value, self._options) for value in needed]
         self._outputs = [_argument(value, self._options) for value in model.graph.output]

@@ -160,7 +160,7 @@ def test_a_part_that_is_not_there_is_refused(tmp_path: Path, entries: dict[str, 
 
 @pytest.mark.parametrize("kind", ["INT4", "UINT4", "BFLOAT16", "FLOAT16", "INT8", "BOOL", "DOUBLE"])
 def test_values_of_every_type_are_read(tmp_path: Path, kind: str) -> None:
-    """Those of 4 bits are two in a byte."""
+    """Those of 4 bits are two in a byte. Sparse ones become dense."""
     from blockconv.frontends.onnx.file import read_initializers, read_model
 
     dtype, number = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(kind)), TensorProto.DataType.Value(kind)
@@ -168,11 +168,15 @@ def test_values_of_every_type_are_read(tmp_path: Path, kind: str) -> None:
     raw = numpy_helper.from_array(value).raw_data
     (tmp_path / "w.bin").write_bytes(raw)
     proto = model(external("w0", number, value.shape, location="w.bin"))
-    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    read, files = read_model(tmp_path / "m.onnx")
-    found = read_initializers(read, None, files)["w0"]
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found.astype("f4"), value.astype("f4"))
+    sparse, places = model(), numpy_helper.from_array(np.array([0, 1, 2, 4, 5, 6]))
+    parts = external("w0", number, (value.size,), location="w.bin"), places
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(*parts, (2, 4)))
+    for made, columns in ((proto, 0), (sparse, 1)):
+        (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+        read, files = read_model(tmp_path / "m.onnx")
+        found = read_initializers(read, None, files)["w0"]
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found.astype("f4"), np.pad(value.astype("f4"), ((0, 0), (0, columns))))
 
 
 def test_a_function_and_values_in_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

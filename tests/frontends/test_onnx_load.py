@@ -82,23 +82,6 @@ def test_weights_in_a_file_of_their_own(tmp_path):
         bc.load_onnx(path)
 
 
-@pytest.mark.parametrize("each_axis", [False, True])
-@pytest.mark.parametrize("inside", [False, True])
-def test_sparse_constants(each_axis, inside):
-    runtime, dense = pytest.importorskip("onnxruntime"), np.zeros((3, 4), np.float32)
-    dense[[0, 1, 2], [1, 3, 2]] = 5, -1, 2
-    at = np.argwhere(dense) if each_axis else np.flatnonzero(dense)
-    held = numpy_helper.from_array(dense[dense != 0], "s"), numpy_helper.from_array(at, "s.indices")
-    sparse = helper.make_sparse_tensor(*held, dense.shape)
-    nodes = [helper.make_node("Constant", [], ["s"], "s", sparse_value=sparse)] if inside else []
-    proto = model([*nodes, helper.make_node("Add", ["x", "s"], ["y"], "add")], {"x": [2, 3, 4]}, ["y"])
-    proto.graph.sparse_initializer.extend([] if inside else [sparse])
-    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    (wanted,) = runtime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
-    assert np.array_equal(bc.load_onnx(proto, strict=True).evaluate(x)["y"], wanted)
-    assert np.array_equal(wanted, x + dense)
-
-
 def test_open_sizes():
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
     proto = model(nodes, {"x": ["N", 3, "H", "W"]}, ["y"])

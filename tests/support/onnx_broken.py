@@ -97,6 +97,16 @@ def declared_input(name: str, element: int, shape: tuple[int, ...]) -> Any:
     return lambda made: made.graph.input.append(helper.make_tensor_value_info(name, element, shape))
 
 
+def sparse(values: np.ndarray, indices: np.ndarray, dims: tuple[int, ...] = (6,), name: str = "c") -> Any:
+    """A sparse tensor of these parts, whatever they are."""
+    made = numpy_helper.from_array(values, name), numpy_helper.from_array(indices, f"{name}.indices")
+    return helper.make_sparse_tensor(*made, dims)
+
+
+def has_sparse(tensor: Any) -> Any:
+    return lambda made: made.graph.sparse_initializer.append(tensor)
+
+
 def _attributes() -> dict[str, Broken]:
     axis = {"name": "axis", "type": INT}
     return {
@@ -291,15 +301,6 @@ def _constants() -> dict[str, Broken]:
     short.dims[0] = -1
     twice = op("Conv", {"w": W})
     twice.graph.initializer.append(twice.graph.initializer[0])
-    sparse = op("Relu")
-    values, places = helper.make_tensor("c", FLOAT, [1], [1.0]), helper.make_tensor("i", 7, [1], [6])
-    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [6]))
-    inside = model(
-        [
-            node("Constant", outputs=("c",), sparse_value=sparse.graph.sparse_initializer[0]),
-            node("Add", "x", "c", name="b"),
-        ]
-    )
     return {
         "too short": Broken(tensor(raw_data=W.tobytes()[:-4]), r"initializer 'w', read by node 'node' \(Conv\): dims"),
         "too long": Broken(tensor(raw_data=W.tobytes() + b"1234"), "initializer 'w'"),
@@ -320,8 +321,32 @@ def _constants() -> dict[str, Broken]:
             model([node("Constant", outputs=("c",), value=short), node("Add", "x", "c", name="b")]), "at least 0"
         ),
         "twice": Broken(twice, "'w': is the name of 2 initializers", "it takes the last"),
-        "sparse, beyond its shape": Broken(sparse, "sparse tensor 'c'.*indices.*6 is out of bounds"),
-        "sparse in a node, beyond its shape": Broken(inside, "sparse tensor 'c'.*indices.*6 is out of bounds"),
+        **{
+            f"sparse, {name}": Broken(
+                changed(model([node("Add", "x", "c")]), has_sparse(sparse(*parts))), f"initializer 'c', read by.*{says}"
+            )
+            for name, parts, says in (
+                ("beyond the end", (floats(1), ints(6)), r"indices=.*has to be inside \(6,\)"),
+                ("before the start", (floats(1), ints(-1)), r"has to be inside \(6,\)"),
+                ("beyond an axis", (floats(1), ints(0, 6)[None], (6, 6)), r"has to be inside \(6, 6\)"),
+                ("of other numbers", (floats(1, 2), ints(1)), r"needs 2 numbers with integers of shape"),
+                ("of fewer axes", (floats(1), ints(1)[None], (6, 6)), r"shape \(\(1,\), \(1, 2\)\)"),
+                ("of a negative size", (floats(), ints(), (-6,)), r"has to be inside \(-6,\)"),
+                ("of matrices", (floats(1)[None], ints(1)), r"needs 1 numbers"),
+            )
+        },
+        "sparse and dense": Broken(
+            changed(op("Add", {"c": floats(1)}), has_sparse(sparse(floats(1), ints(0)))), "'c': is the name of 2 init"
+        ),
+        "sparse, of a node": Broken(
+            model(
+                [
+                    node("Constant", outputs=("c",), sparse_value=sparse(floats(1), ints(6))),
+                    node("Add", "x", "c", name="b"),
+                ]
+            ),
+            r"node 'node' \(Constant\), attribute 'sparse_value': indices=.*has to be inside \(6,\)",
+        ),
         "an input of no type": Broken(
             changed(op("Relu"), lambda made: setattr(made.graph.input[0].type.tensor_type, "elem_type", 0)),
             "input 'x': elem_type=0",
@@ -394,6 +419,19 @@ BROKEN: dict[str, Broken] = {
     for name, case in cases.items()
 }
 
+
+def _sparse_nodes(x: str = "x", y: str = "y") -> list[Any]:
+    constant = node("Constant", outputs=("c",), sparse_value=sparse(floats(2), ints(4)))
+    return [constant, node("Add", x, "c", outputs=(y,), name="sum")]
+
+
+def _branch() -> Any:
+    nodes = [*_sparse_nodes("x", "s"), node("Mul", "s", "d", outputs=("m",), name="product")]
+    made = helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info("m", FLOAT, None)])
+    made.sparse_initializer.append(sparse(floats(3), ints(4), name="d"))
+    return made
+
+
 # Nothing is wrong with these.
 ODD: dict[str, Any] = {
     "domain ai.onnx": model([node("Relu", "x", domain="ai.onnx")]),
@@ -427,4 +465,19 @@ ODD: dict[str, Any] = {
         functions=(function("F", node("Relu", "a", outputs=("b",)), opsets=(helper.make_opsetid("", 13),)),),
     ),
     "IR 3": model([node("Relu", "x")], ir=3, opset=9),
+    **{
+        f"sparse: {name}": changed(model([node("Add", "x", "c")]), has_sparse(sparse(*parts)))
+        for name, parts in (
+            ("in order", (floats(2, -1), ints(0, 35), (6, 6))),
+            ("in no order, one twice", (floats(2, -1, 5), ints(35, 7, 35), (6, 6))),
+            ("by axes", (floats(2, -1), np.array([[0, 5], [3, 2]]), (6, 6))),
+            ("of 32-bit indices", (floats(2, -1), np.array([1, 4], np.int32))),
+            ("of nothing", (floats(), ints())),
+        )
+    },
+    "sparse: a constant": model(_sparse_nodes()),
+    "sparse: in a function": model(
+        [node("F", "x", domain="own")], opset=OWN, functions=(function("F", *_sparse_nodes("a", "b")),)
+    ),
+    "sparse: in a branch": model([node("If", "yes", then_branch=_branch(), else_branch=_branch())], {"yes": True}),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.external import Files
 from blockconv.frontends.onnx.rules import check_dims, check_tensor, tensors_of
 from blockconv.frontends.onnx.scope import OP, title
+from blockconv.network.foreign import graphs_of
 
 __all__ = ["named", "read_attributes", "read_initializers", "read_model", "without_weights"]
 
@@ -90,14 +92,13 @@ def named(model: Any) -> str:
 def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files) -> dict[str, Array]:
     """Constants by name: those of the model, and those given in place of inputs."""
     graph = proto.graph
-    sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
-    names = [tensor.name for tensor in (*graph.initializer, *(one.values for one in graph.sparse_initializer))]
-    for name, count in collections.Counter(names).items():
+    parts: list[tuple[str, Any, Callable[..., Array]]] = [(part.name, part, _values) for part in graph.initializer]
+    parts += [(part.values.name, part, _dense) for part in graph.sparse_initializer]
+    for name, count in collections.Counter(name for name, _, _ in parts).items():
         if count > 1 or not name:
             rule = f"is the name of {count} initializers" if name else "has to name the initializer"
             raise NetworkError(OP, "initializer", name, rule, "give each its own name")
-    arrays = {tensor.name: _values(tensor, _reader(proto, tensor.name), files) for tensor in graph.initializer}
-    arrays |= {name: _dense(tensor, _reader(proto, name), files) for name, tensor in sparse.items()}
+    arrays = {name: read(part, f"initializer {name!r}, {_reader(proto, name)}", files) for name, part, read in parts}
     inputs = {value.name: value for value in graph.input}
     for name in set(arrays) & set(inputs):
         _check_declared(name, arrays[name], inputs[name], _reader(proto, name))
@@ -119,21 +120,16 @@ def without_weights(proto: Any) -> Any:
     for tensor in proto.graph.initializer:  # their names are taken, where functions are inlined
         skeleton.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     for sparse in proto.graph.sparse_initializer:
-        held = sparse.values
-        skeleton.graph.initializer.add(name=held.name, data_type=held.data_type, dims=sparse.dims)
+        kind, name = sparse.values.data_type, sparse.values.name
+        skeleton.graph.initializer.add(name=name, data_type=kind, dims=sparse.dims)
     return skeleton
 
 
 def read_attributes(skeleton: Any, files: Files) -> None:
-    """Put values of attributes, and of graphs in attributes, that are in other files into the model.
-
-    Constants that are sparse are made dense.
-    """
+    """Put values of attributes, and of graphs in attributes, that are in other files into the model; sparse ones too,
+    as dense ones."""
+    _make_dense(skeleton.graph, files)
     for node in skeleton.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
-                value = _dense(attribute.sparse_tensor, title(node), files)
-                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(value)))
         for where, tensor in tensors_of(node):
             if files.hold(tensor):
                 tensor.raw_data = files.read(tensor, where).tobytes()
@@ -141,8 +137,43 @@ def read_attributes(skeleton: Any, files: Files) -> None:
                 del tensor.external_data[:]
 
 
-def _values(tensor: Any, reader: str, files: Files) -> Array:
-    where = f"initializer {tensor.name!r}, {reader}"
+def _make_dense(graph: Any, files: Files) -> None:
+    """Put dense tensors in place of sparse ones in what the nodes of a graph have: constants, and graphs."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "sparse_value" and node.op_type == "Constant":
+                value = _dense(attribute.sparse_tensor, f"{title(node)}, attribute {attribute.name!r}", files)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(value)))
+        for inner in graphs_of(node):
+            for sparse in inner.sparse_initializer:
+                name = sparse.values.name
+                value = _dense(sparse, f"{title(node)}, initializer {name!r}", files)
+                inner.initializer.append(numpy_helper.from_array(value, name))
+            inner.ClearField("sparse_initializer")
+            _make_dense(inner, files)
+
+
+def _dense(sparse: Any, where: str, files: Files) -> Array:
+    """The array of a sparse tensor: of values, and of as many indices, in the flat array or by axes."""
+    values, indices = (_values(part, where, files) for part in (sparse.values, sparse.indices))
+    dims, count = tuple(sparse.dims), values.size
+    shapes = (count,), (count, len(dims))
+    if values.ndim != 1 or indices.shape not in shapes or indices.dtype.kind not in "iu" or values.dtype.kind in "OSU":
+        rule = f"has values of {values.dtype} {values.shape}, and needs {count} numbers with integers of shape {shapes}"
+        raise NetworkError(where, "indices", indices, rule, "export it dense")
+    try:
+        at = indices.astype(np.int64)
+        flat = at if at.ndim == 1 else np.ravel_multi_index(tuple(at.T), dims)
+        if flat.size and not 0 <= flat.min() <= flat.max() < math.prod(dims):
+            raise ValueError
+        dense: Array = np.zeros(dims, values.dtype)
+        dense.reshape(-1)[flat] = values
+    except (ValueError, MemoryError):  # also for more elements than an array can have
+        raise NetworkError(where, "indices", indices, f"has to be inside {dims}", "export it dense") from None
+    return dense
+
+
+def _values(tensor: Any, where: str, files: Files) -> Array:
     (check_dims if files.hold(tensor) else check_tensor)(tensor, where)
     held = files.read(tensor, where) if files.hold(tensor) else None
     try:
@@ -158,23 +189,6 @@ def _values(tensor: Any, reader: str, files: Files) -> Array:
         rule = f"its values cannot be read: {error}"
         remedy = "export the model again, with as many values of data_type as dims say"
         raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error
-
-
-def _dense(sparse: Any, reader: str, files: Files) -> Array:
-    """The array of a sparse tensor, whose indices are one number for each value, or one for each axis."""
-    check_dims(sparse, f"sparse tensor {sparse.values.name!r}, {reader}")
-    values, indices = (_values(tensor, reader, files) for tensor in (sparse.values, sparse.indices))
-    try:
-        made = np.zeros(tuple(sparse.dims), values.dtype)
-        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), made.shape)
-        if flat.shape != values.shape or flat.min(initial=0) < 0:
-            raise IndexError(f"{flat.shape} for {values.size} values, the least {flat.min(initial=0)}")
-        made.reshape(-1)[flat] = values
-    except (IndexError, ValueError, TypeError, MemoryError) as error:
-        rule = f"have to name an element of {tuple(sparse.dims)} for each value: {error}"
-        where = f"sparse tensor {sparse.values.name!r}, {reader}"
-        raise NetworkError(where, "indices", indices, rule, "export the tensor again") from error
-    return made
 
 
 def _check_declared(name: str, array: Array, value: Any, reader: str) -> None:
