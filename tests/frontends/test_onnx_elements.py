@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,33 +138,3 @@ def test_parameters_that_flow(one: Any, flowing: str) -> None:
     flow = {first, *rest} if flowing == "all" else {first, rest[0]}
     known = {name: x for name, x in fed.items() if name in rest and name not in flow}
     check([one], {name: fed[name] for name in flow}, known, opset=23)
-
-
-@pytest.mark.parametrize("level", ["BASIC", "EXTENDED", "ALL"])
-def test_models_that_onnx_runtime_saved(level: str, tmp_path: Path) -> None:
-    """Its own blocked layouts (level ALL) run there. All else that it fuses is native."""
-    wide = {"pads": [1] * 4}
-    nodes = [
-        node("Conv", "x w", "a", **wide),
-        node("Relu", "a", "b"),
-        node("Conv", "b v", "c", **wide),
-        node("Add", "c b", "d"),
-        node("Relu", "d", "e"),
-        node("MaxPool", "e", "f", kernel_shape=[2, 2], strides=[2, 2]),
-        node("GlobalAveragePool", "f", "g"),
-        node("Flatten", "g", "h"),
-        node("Gemm", "h m n", "y", transB=1),
-    ]
-    known = {"w": floats(32, 3, 3, 3), "v": floats(32, 32, 3, 3) / 16, "m": floats(5, 32), "n": floats(5)}
-    ends = [helper.make_tensor_value_info("x", 1, (1, 3, 8, 8)), helper.make_empty_tensor_value_info("y")]
-    arrays = [numpy_helper.from_array(x, name) for name, x in known.items()]
-    graph = helper.make_graph(nodes, "saved", ends[:1], ends[1:], arrays)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options, path, x = ort.SessionOptions(), str(tmp_path / "saved.onnx"), floats(1, 3, 8, 8)
-    options.optimized_model_filepath = path
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
-    (wanted,) = ort.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bc.SlowPathWarning)
-        plan = bc.compile(bc.load_onnx(path, strict=level != "ALL"), threads=1)
-    np.testing.assert_allclose(plan(x), wanted, rtol=1e-4, atol=1e-4)
