@@ -71,8 +71,13 @@ __all__ = [
     "enable_telemetry_events",
     "get_all_providers",
     "get_available_providers",
+    "get_build_info",
     "get_device",
+    "get_version_string",
+    "has_collective_ops",
     "onnxruntime_pybind11_state",
+    "preload_dlls",
+    "set_default_logger_callback",
     "set_default_logger_severity",
     "set_default_logger_verbosity",
     "set_seed",
@@ -100,6 +105,29 @@ def enable_telemetry_events() -> None:
 
 def disable_telemetry_events() -> None:
     """Do nothing: blockconv sends nothing anywhere."""
+
+
+def get_version_string() -> str:
+    """The version of ONNX Runtime whose interface this is."""
+    return __version__
+
+
+def get_build_info() -> str:
+    """The version of blockconv."""
+    return f"blockconv {blockconv_version}"
+
+
+def has_collective_ops() -> bool:
+    """Always False: blockconv runs on one machine."""
+    return False
+
+
+def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, directory: Any = None) -> None:
+    """Do nothing: blockconv needs none of these libraries."""
+
+
+def set_default_logger_callback(callback: Any, severity: int = 2) -> None:
+    """Do nothing: see `set_default_logger_severity`."""
 
 
 def set_default_logger_severity(severity: int) -> None:

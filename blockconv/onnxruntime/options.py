@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from blockconv.onnxruntime import errors
+from blockconv.onnxruntime.values import OrtValue
+
 __all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]
 
+# Options that sessions read, or of which the default's number means the same.
+_USED = ("intra_op_num_threads", "dimensions", "denotations", "log_severity_level", "initializers", "external")
 _log = logging.getLogger("blockconv.onnxruntime")
 
 
@@ -43,8 +49,9 @@ class SessionOptions:
 
     intra_op_num_threads: the most threads of a run. 0 means `blockconv.get_num_threads`.
 
-    `add_free_dimension_override_by_name` and its twin by denotation fix symbolic dimensions. All other options are
-    accepted and have no effect: a session logs those that differ from their defaults ("blockconv.onnxruntime", INFO).
+    `add_free_dimension_override_by_name` and its twin by denotation fix symbolic dimensions. `add_initializer` and
+    `add_external_initializers` replace values of the model. All other options are accepted and have no effect: a
+    session logs those that differ from their defaults ("blockconv.onnxruntime", INFO).
     """
 
     intra_op_num_threads: int = 0
@@ -66,6 +73,38 @@ class SessionOptions:
     entries: dict[str, str] = field(default_factory=dict, repr=False, init=False)
     dimensions: dict[str, int] = field(default_factory=dict, repr=False, init=False)
     denotations: dict[str, int] = field(default_factory=dict, repr=False, init=False)
+    initializers: dict[str, Any] = field(default_factory=dict, repr=False, init=False)
+    external: set[str] = field(default_factory=set, repr=False, init=False)  # of these, what a model has to have
+
+    def add_initializer(self, name: str, value: OrtValue) -> None:
+        """Give an initializer another value, of its shape and type. A model without it ignores the value."""
+        if not isinstance(value, OrtValue):
+            raise TypeError(
+                f"add_initializer: value of {name!r} is a {type(value).__name__}, and has to be an OrtValue"
+            )
+        if name in self.initializers:
+            raise RuntimeError(f"An OrtValue for the initializer {name!r} has been added already")
+        self.initializers[name] = value.numpy()
+
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
+        """Give initializers values, whose own ones, in other files, are not read. The model has to have them."""
+        for name, value in zip(names, values, strict=True):
+            self.add_initializer(name, value)
+            self.external.add(name)
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Raise NotImplemented: blockconv runs no libraries of custom ops."""
+        rule = "blockconv runs no libraries of custom ops; run this model with onnxruntime"
+        raise errors.NotImplemented(f"register_custom_ops_library({path!r}): {rule}")
+
+    def add_provider(self, name: str, options: Mapping[str, str] | None = None) -> None:
+        """Accept CPUExecutionProvider. Raises RuntimeError for others."""
+        if name != "CPUExecutionProvider":
+            raise RuntimeError(f"Unknown Provider Type: {name}")
+
+    def has_providers(self) -> bool:
+        """Always False: sessions have one provider, whatever the options say."""
+        return False
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Keep an entry, for `get_session_config_entry`. It has no other effect."""
@@ -87,7 +126,7 @@ class SessionOptions:
 
     def log_unused(self) -> None:
         """Log the options that were set and have no effect."""
-        default, used = SessionOptions(), ("intra_op_num_threads", "dimensions", "denotations", "log_severity_level")
+        default, used = SessionOptions(), _USED
         options = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in used}
         unused = [f"{name}={value!r}" for name, value in options.items() if value != getattr(default, name)]
         if unused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -68,11 +69,14 @@ class InferenceSession:
         self._options.log_unused()
         _check_providers(providers)
         try:  # now and not at the first run: a file may be gone or another one by then
-            model, self._network_of = open_onnx(source)
+            model, self._network_of = open_onnx(source, initializers=self._options.initializers)
         except BlockconvError as error:
             raise _as_theirs(error) from error
         held = {tensor.name for tensor in model.graph.initializer}
         held |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+        unknown = sorted(self._options.external - held)
+        if unknown:
+            raise Fail(f"Failed to find existing initializer with name {unknown[0]}.")
         needed, more = ([v for v in model.graph.input if (v.name in held) is initial] for initial in (False, True))
         self._inputs = [_argument(value, self._options) for value in needed]
         self._outputs = [_argument(value, self._options) for value in model.graph.output]
@@ -83,6 +87,7 @@ class InferenceSession:
         self._results = [one.name for one in self._outputs]
         self._passed: dict[str, tuple[Any, ...]] = {}  # the shape and dtype of each input's last array that was right
         self._meta = _metadata(model)
+        self._begun = time.monotonic_ns()
         self._plan: Plan | None = None
         self._fed: dict[frozenset[str], Plan] = {}  # plans that read these initializers as inputs
         self._lock = threading.Lock()
@@ -235,6 +240,16 @@ class InferenceSession:
     def end_profiling(self) -> str:
         """ "": blockconv writes no file of a profile. `session.plan.profile` measures."""
         return ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When the session was made, by `time.monotonic_ns`."""
+        return self._begun
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Iterable[int], element_type: Any, device_type: str, device_id: int = 0
+    ) -> OrtValue:
+        """As `OrtValue.ortvalue_from_shape_and_type`."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
 
     def io_binding(self) -> IOBinding:
         """A binding for this session."""

@@ -107,6 +107,20 @@ class OrtValue:
         check_device(device_type, device_id)
         return OrtValue(np.empty(tuple(shape), _dtype_of(element_type)))
 
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(array: Array, onnx_element_type: int) -> OrtValue:
+        """A value that shares the array's memory, as elements of another type (ONNX's number) of the same size."""
+        dtype = _dtype_of(onnx_element_type)
+        if dtype.itemsize != array.dtype.itemsize:
+            rule = f"elements of {array.dtype} have {array.dtype.itemsize} bytes, those of {dtype} {dtype.itemsize}"
+            raise RuntimeError(f"ortvalue_from_numpy_with_onnx_type: {rule}")
+        return OrtValue(np.asarray(array, order="C").view(dtype))
+
+    @staticmethod
+    def from_dlpack(data: Any) -> OrtValue:
+        """A value that shares the memory of an array of another library."""
+        return OrtValue(np.from_dlpack(data))
+
     def numpy(self) -> Array:
         """The array."""
         return self._array
@@ -160,8 +174,9 @@ class OrtValue:
         """Always True."""
         return True
 
-    def update_inplace(self, array: Array) -> None:
-        """Copy an array of the same shape and type into the value's memory."""
+    def update_inplace(self, array: Array | OrtValue) -> None:
+        """Copy an array, or another value, of the same shape and type into the value's memory."""
+        array = array.numpy() if isinstance(array, OrtValue) else array
         if (array.shape, array.dtype) != (self._array.shape, self._array.dtype):
             rule = f"has to have shape {self._array.shape} and dtype {self._array.dtype}"
             raise InvalidArgument(f"update_inplace: an array of shape {array.shape}, dtype {array.dtype} {rule}")

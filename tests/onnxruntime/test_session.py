@@ -377,3 +377,85 @@ def test_threads_share_a_session_before_its_first_run():
 def test_a_missing_name_says_what_there_is():
     with pytest.raises(AttributeError, match="no 'TrainingSession'"):
         _ = ours.TrainingSession
+
+
+WEIGHTED = """<ir_version: 8, opset_import: ["": 17]>
+weighted (float[2, 3] x) => (float[2, 3] y) <float[3] w = {1, 2, 3}> { y = Mul(x, w) }"""
+
+
+def test_options_replace_values_of_the_model(theirs: Any):
+    """Those in other files are not read; ONNX Runtime needs `add_external_initializers` then."""
+    elsewhere = onnx.load_model_from_string(model(WEIGHTED))
+    (weight,) = elsewhere.graph.initializer
+    weight.ClearField("float_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="no such file")
+    x, w = np.ones((2, 3), np.float32), np.array([5, 6, 7], np.float32)
+    for library in (ours, theirs):
+        value = library.OrtValue.ortvalue_from_numpy(w)
+        inside, outside, unknown = (library.SessionOptions() for _ in range(3))
+        inside.add_initializer("w", value)
+        inside.add_initializer("of another model", value)
+        outside.add_external_initializers(["w"], [value])
+        unknown.add_external_initializers(["w", "q"], [value, value])
+        for options, given in ((inside, model(WEIGHTED)), (outside, elsewhere.SerializeToString())):
+            assert (library.InferenceSession(given, options).run(None, {"x": x})[0] == w).all()
+        with pytest.raises(Exception, match="existing initializer with name q") as caught:
+            library.InferenceSession(elsewhere.SerializeToString(), unknown)
+        assert type(caught.value).__name__ == "Fail"
+        with pytest.raises(RuntimeError, match=r"has been added|already"):
+            inside.add_initializer("w", value)
+    wrong = ours.SessionOptions()
+    wrong.add_initializer("w", ours.OrtValue(w.astype(np.float64)))
+    with pytest.raises(ours.InvalidGraph, match=r"initializer 'w', .*has to be of shape \(3,\) and of type FLOAT"):
+        ours.InferenceSession(model(WEIGHTED), wrong)
+
+
+def test_custom_ops_are_refused_by_name():
+    with pytest.raises(
+        ours.NotImplemented, match=r"register_custom_ops_library\('own.so'\): .* run this model with onnx"
+    ):
+        ours.SessionOptions().register_custom_ops_library("own.so")
+
+
+def test_values_share_memory_with_other_libraries(theirs: Any):
+    for library in (ours, theirs):
+        x = np.arange(3, dtype=np.float32)
+        value = library.OrtValue.from_dlpack(x)
+        assert (value.data_ptr(), value.shape(), value.data_type()) == (x.ctypes.data, [3], "tensor(float)")
+        value.update_inplace(library.OrtValue.ortvalue_from_numpy(x + 1))
+        assert x.tolist() == [1, 2, 3]
+        halves = library.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(3, np.uint16), TensorProto.BFLOAT16)
+        assert (halves.data_type(), halves.tensor_size_in_bytes()) == ("tensor(bfloat16)", 6)
+        with pytest.raises(RuntimeError):
+            library.OrtValue.ortvalue_from_numpy_with_onnx_type(x, TensorProto.BFLOAT16)
+
+
+# Names of ONNX Runtime that make no sense here, by how they begin.
+NOT_HERE = {
+    "onnxruntime": (
+        "Adapter", "Lora", "Model", "Ort", "SessionIOBinding", "SparseTensor", "contextlib", "copy_tensors", "cuda_",
+        "create_and_register_allocator", "get_ep_devices", "import_capi", "onnxruntime_validation", "package_name",
+        "print_debug_info", "register_execution", "set_global_thread_pool", "unregister_execution", "version",
+    ),
+    "InferenceSession": (
+        "get_input_ep", "get_input_memory", "get_output_memory", "get_provider_graph", "get_tuning", "set_tuning",
+        "release_captured_graph", "run_with_ortvaluevector", "set_ep_dynamic",
+    ),
+    "SessionOptions": (
+        "add_external_initializers_from_files_in_memory", "add_provider_for_devices", "clear_ep_context",
+        "set_ep_context", "set_load_cancellation", "set_provider_selection",
+    ),
+    "RunOptions": ("add_active_adapter",),
+    "IOBinding": ("get_outputs_as_ortvaluevector",),
+    "OrtValue": ("as_sparse_tensor", "ort_value_from_sparse_tensor"),
+    "ModelMetadata": (),
+    "NodeArg": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_every_name_of_onnx_runtime_is_there_or_listed(theirs: Any, name: str):
+    a, b = (library if name == "onnxruntime" else getattr(library, name) for library in (ours, theirs))
+    there = {*dir(a), *getattr(a, "__dataclass_fields__", ())}
+    assert not {one for one in dir(b) if not one.startswith(("_", *NOT_HERE[name]))} - there

@@ -62,10 +62,13 @@ def load_onnx(
     return network_of(input_shapes, strict)
 
 
-def open_onnx(model: Any, constants: Mapping[str, Any] | None = None) -> tuple[Any, Callable[..., Network]]:
+def open_onnx(
+    model: Any, constants: Mapping[str, Any] | None = None, initializers: Mapping[str, Any] | None = None
+) -> tuple[Any, Callable[..., Network]]:
     """Read the files of a model. Returns its ModelProto, and a function that makes networks without these files.
 
     model, constants: as in `load_onnx`.
+    initializers: {name: array} in place of values of the model, which are not read then.
 
     The function takes (input_shapes, strict=False, fed=()). fed: initializers, declared as inputs, that become inputs.
     Both raise the errors of `load_onnx`.
@@ -80,7 +83,7 @@ def open_onnx(model: Any, constants: Mapping[str, Any] | None = None) -> tuple[A
     called = onnx_file.named(model)
     with _utf8_names(called):
         proto, files = onnx_file.read_model(model)
-        arrays = onnx_file.read_initializers(proto, constants, files)
+        arrays = onnx_file.read_initializers(proto, constants, files, initializers or {})
         # A model is never larger than protobuf can serialize where functions are inlined: it has no weights then.
         skeleton = onnx_functions.inlined(onnx_file.without_weights(proto))
         onnx_file.read_attributes(skeleton, files)

@@ -6,6 +6,7 @@ import collections
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,10 @@ def named(model: Any) -> str:
     return "<ModelProto>" if isinstance(model, onnx.ModelProto) else str(getattr(model, "name", "<open file>"))
 
 
-def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files) -> dict[str, Array]:
-    """Constants by name: those of the model, and those given in place of inputs."""
+def read_initializers(
+    proto: Any, given: Mapping[str, Any] | None, files: Files, instead: Mapping[str, Array] = MappingProxyType({})
+) -> dict[str, Array]:
+    """Constants by name: those of the model, some with values `instead`, and those given in place of inputs."""
     graph = proto.graph
     parts: list[tuple[str, Any, Callable[..., Array]]] = [(part.name, part, _values) for part in graph.initializer]
     parts += [(part.values.name, part, _dense) for part in graph.sparse_initializer]
@@ -98,7 +101,10 @@ def read_initializers(proto: Any, given: Mapping[str, Any] | None, files: Files)
         if count > 1 or not name:
             rule = f"is the name of {count} initializers" if name else "has to name the initializer"
             raise NetworkError(OP, "initializer", name, rule, "give each its own name")
-    arrays = {name: read(part, f"initializer {name!r}, {_reader(proto, name)}", files) for name, part, read in parts}
+    arrays = {}
+    for name, part, read in parts:
+        where = f"initializer {name!r}, {_reader(proto, name)}"
+        arrays[name] = read(part, where, files) if name not in instead else _replaced(part, where, instead[name])
     inputs = {value.name: value for value in graph.input}
     for name in set(arrays) & set(inputs):
         _check_declared(name, arrays[name], inputs[name], _reader(proto, name))
@@ -151,6 +157,14 @@ def _make_dense(graph: Any, files: Files) -> None:
                 inner.initializer.append(numpy_helper.from_array(value, name))
             inner.ClearField("sparse_initializer")
             _make_dense(inner, files)
+
+
+def _replaced(part: Any, where: str, value: Array) -> Array:
+    """A value in place of an initializer's own."""
+    kind, dims = getattr(part, "values", part).data_type, tuple(part.dims)
+    if value.shape != dims or helper.np_dtype_to_tensor_dtype(value.dtype) != kind:
+        raise NetworkError(where, "initializers", value, f"has to be of shape {dims} and of type {_element(kind)}")
+    return value
 
 
 def _dense(sparse: Any, where: str, files: Files) -> Array:
