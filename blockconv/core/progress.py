@@ -29,15 +29,23 @@ class Progress:
     total: the number of its steps. None if it is not known: then there are only lines, and no last one.
     note: what the first line adds.
     begun: when it began, by `time.perf_counter`. The default is now.
+    is_long: it is known to take long, so the first `tick` is told.
 
     A bar needs a terminal on the error stream. Lines go to the logger "blockconv", as INFO, if the program has set up
     logging, else to the error stream. A level above INFO of this logger silences both.
     """
 
-    def __init__(self, what: str, total: int | None = None, note: str = "", begun: float | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        note: str = "",
+        begun: float | None = None,
+        is_long: bool = False,
+    ) -> None:
         self._what, self._total, self._note = what, total, note
         self._begun = time.perf_counter() if begun is None else begun
-        self._due = self._begun + FIRST
+        self._due = self._begun + (0.0 if is_long else FIRST)
         self._bar: Bar | None = None
         self._says_lines = False
 

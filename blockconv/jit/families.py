@@ -145,6 +145,7 @@ def _listing(wanted: dict[Wanted, None] | None) -> Iterator[None]:
 
 # ---------------------------------------------------------------- what is said of it
 
+MANY = 10  # kernels that are sure to take seconds
 PAUSE = 1.0  # seconds without a compilation, after which another work begins
 _unasked, _count, _ended = Progress("compiling kernels"), 0, -math.inf  # by calls, one after the other
 
@@ -159,9 +160,10 @@ def telling(wanted: Collection[Wanted]) -> Iterator[Callable[[], None]]:
     def done() -> int:
         return sum(map(kept.holds, entries))
 
-    with Progress("compiling kernels", len(wanted), _where()) as shown:
+    with Progress("compiling kernels", len(wanted), _where(), is_long=len(wanted) >= MANY) as shown:
         around, _collected.tell = getattr(_collected, "tell", None), functools.partial(shown.tick, done)
         try:
+            _collected.tell()
             yield _collected.tell
         finally:
             _collected.tell = around

@@ -44,6 +44,13 @@ def test_without_logging_lines_go_to_the_error_stream(
     told(monkeypatch, True, 4, None)  # without a total there is no bar
     assert capsys.readouterr().err.splitlines()[0] == "blockconv: counting: 2 after 2 s; by hand"
     told(monkeypatch, False, 2, 30)
+    with progress.Progress("counting", 30, is_long=True) as shown:
+        shown.tick(0)
+        shown.tick(1)
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "0 of 30 after 1 s",
+        "finished after 3 s",
+    ]
     progress.LOGGER.setLevel(logging.WARNING)
     try:
         told(monkeypatch, False, 30, 30)
@@ -104,6 +111,6 @@ def test_kernels_that_are_compiled_are_told_of_and_kept_ones_are_not(run_python:
     assert warm.stderr == "a call\n"
     network, call = cold.stderr.split("a call\n")
     kept = re.escape(f"; they are kept in {tmp_path}")
-    assert re.search(rf"^blockconv: compiling kernels: 1 of \d+ after \d+ s{kept}\n", network, re.MULTILINE)
+    assert re.search(rf"^blockconv: compiling kernels: 0 of \d+ after \d+ s{kept}\n", network, re.MULTILINE)
     assert network.splitlines()[-1].startswith("blockconv: compiling kernels: finished after")
     assert re.fullmatch(rf"blockconv: compiling kernels: 1 after \d+ s{kept}\n", call)
