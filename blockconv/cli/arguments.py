@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from blockconv.core.errors import ArgumentError
 from blockconv.frontends.onnx import load_onnx
 from blockconv.network.graph import Network
+from blockconv.network.plan import SUFFIXES
 from blockconv.network.resnet import resnet50
 
-__all__ = ["Parser", "add_model", "positive", "read_model"]
+__all__ = ["Parser", "add_model", "page", "positive", "read_model", "written"]
 
 Shape = tuple[int, ...]
 
@@ -29,6 +31,23 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} has to be at least 1")
     return number
+
+
+def written(text: str) -> Path:
+    """An argument that is a file to write. It is checked before long work begins."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        rule = "is a folder" if path.is_dir() else "cannot be written" if path.parent.exists() else "has no folder"
+        raise argparse.ArgumentTypeError(f"{text} {rule}")
+    return path
+
+
+def page(text: str) -> Path:
+    """An argument that is a file for `Plan.report`."""
+    path = written(text)
+    if path.suffix.lower() not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text} has to end in {' or '.join(SUFFIXES)}")
+    return path
 
 
 def add_model(

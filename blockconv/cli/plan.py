@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from rich.console import Console
 
-from blockconv.cli.arguments import add_model, positive, read_model
+from blockconv.cli.arguments import add_model, page, positive, read_model, written
 from blockconv.cli.steps import Steps
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FloatType
@@ -34,9 +34,11 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--costs", type=Path, metavar="JSON", help="a file with your own costs (see Plan.cost_table)")
     command.add_argument("--profile", action="store_true", help="measure every call of the plan")
     command.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the plan as an HTML page, or as data into a .json file"
+        "--report", type=page, metavar="FILE", help="write the plan as an HTML page, or as data into a .json file"
     )
-    command.add_argument("--save", type=Path, metavar="FILE", help="write the plan to a file, for blockconv.Plan.load")
+    command.add_argument(
+        "--save", type=written, metavar="FILE", help="write the plan to a file, for blockconv.Plan.load"
+    )
     command.set_defaults(run=_plan)
 
 
@@ -44,7 +46,7 @@ def add_tune(command: argparse.ArgumentParser) -> None:
     """The command line of `tune`."""
     add_model(command, "an ONNX model, whose candidate kernels are measured too")
     text = f"measure the profile of this machine and write it to FILE; {VARIABLE}=FILE then uses it for costs and tiles"
-    command.add_argument("--profile", type=Path, metavar="FILE", help=text)
+    command.add_argument("--profile", type=written, metavar="FILE", help=text)
     text = "the number of measured profiles; FILE gets the median of each time (default: 3)"
     command.add_argument("--runs", type=positive, default=3, help=text)
     command.set_defaults(run=_tune)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from blockconv.cli.arguments import add_model, read_model
+from blockconv.cli.arguments import add_model, page, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError
@@ -51,7 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--input", metavar="IMAGE|random", help="your own picture (needs pillow), or noise")
     command.add_argument("--batch", type=int, help="the number of pictures in a call (default: the model's, or 1)")
     command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="the fixed layouts to compare")
-    command.add_argument("--report", type=Path, metavar="HTML", help="write the chosen plan as an HTML page")
+    command.add_argument("--report", type=page, metavar="HTML", help="write the chosen plan as an HTML page")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import json
+import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -56,8 +59,26 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
     stored = (x.view(np.uint16) if x.dtype.name == "bfloat16" else x for x in network.constants.values())
     arrays = {f"c{k}": value for k, value in enumerate(stored)}
     arrays |= {f"r{k}": value for k, value in enumerate(rest.constants.values())} if rest is not None else {}
-    with open(path, "wb") as file:
+    with _replacing(Path(path)) as file:
         np.savez(file, network=np.frombuffer(json.dumps(described).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` once it is complete. If writing fails, what was there stays."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():  # a device
+        with open(path, "wb") as file:
+            yield file
+        return
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:

@@ -53,11 +53,12 @@ from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
 from blockconv.runtime import address_of, check_threads, get_num_threads
 
-__all__ = ["Plan", "compile"]
+__all__ = ["SUFFIXES", "Plan", "compile"]
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
 ACCURACIES = ("default", "strict")
+SUFFIXES = (".html", ".htm", ".json")  # of reports
 KEPT = 32  # sizes of inputs, beside its own, that a plan keeps itself bound for
 
 
@@ -240,9 +241,9 @@ class Plan:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the network with its weights, the options of `compile`, and the chosen kernels and layouts.
 
-        path: the file.
+        path: the file. A complete one takes its place, so others never read a part.
 
-        Raises NetworkError after `release`, and OSError if the file cannot be written.
+        Raises NetworkError after `release`, and OSError if the file cannot be written. Then the old file stays.
         """
         options = self._asked("save", str(path))
         asked: Any = options.layouts
@@ -597,7 +598,7 @@ class Plan:
         `profile`), and compares the plan with plans of fixed layouts.
         """
         suffix = Path(path).suffix.lower()
-        if suffix not in (".json", ".html", ".htm"):
+        if suffix not in SUFFIXES:
             raise ArgumentError("report", "path", path, "has to end in .html, or in .json for the data")
         data, bound = self.to_dict(), self._first
         if suffix == ".json":

@@ -318,6 +318,27 @@ def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.Ca
             main(wrong)
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "says"),
+    [
+        ("plan --report", "none/x.html", "none/x.html has no folder"),
+        ("plan --report", "x.txt", "x.txt has to end in .html or .htm or .json"),
+        ("plan --save", "none/x", "none/x has no folder"),
+        ("plan --save", ".", "is a folder"),
+        ("run --report", "none/x.html", "has no folder"),
+        ("tune --profile", "none/x.json", "has no folder"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_any_work(
+    words: str, name: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*words.split(), str(tmp_path / name)])
+    said = capsys.readouterr().err
+    assert says in said
+    assert " s  1 of" not in said
+
+
 def test_without_pillow_the_remedy_is_named(
     small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -379,6 +379,31 @@ def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
         bc.Plan.load(tmp_path / "other")
 
 
+def test_a_plan_that_cannot_be_saved_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, path = bc.compile(residual_network()), tmp_path / "plan"
+    plan.save(path)
+    (tmp_path / "link").symlink_to(path)
+    before = path.read_bytes()
+
+    def full(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("numpy.savez", full)
+        for name in ("plan", "link", "new"):
+            with pytest.raises(OSError, match="No space"):
+                plan.save(tmp_path / name)
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "plan"]
+    plan.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert bc.Plan.load(path).network.name == plan.network.name
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="No space"):
+            plan.save("/dev/full")
+
+
 def test_a_released_plan_runs_on_without_its_weights(tmp_path: Path) -> None:
     x = values((1, 3, 12, 12))
     plan = bc.compile(residual_network())
