@@ -264,14 +264,17 @@ def test_gemm_of_onnx(turned: tuple[int, int], c: Shape) -> None:
     np.testing.assert_array_equal(onnx_product("Gemm", *given, transA=turned[0], transB=turned[1]), a @ b)
 
 
-@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0)])
-def test_fused_matmul_of_onnx_runtime(turned: tuple[int, int]) -> None:
-    a, b = operands((2, 3, 7, 20), (3, 20, 9), "float32", True)
-    given = [
-        np.ascontiguousarray(x.swapaxes(-1, -2)) if is_turned else x
-        for x, is_turned in zip((a, b), turned, strict=True)
-    ]
-    more = {"transA": turned[0], "transB": turned[1]}
+@pytest.mark.parametrize("shapes", [((2, 3, 7, 20), (3, 20, 9)), ((2, 7, 20), (2, 20, 9)), ((7, 20), (20, 9))], ids=str)
+@pytest.mark.parametrize("rows_first", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_fused_matmul_of_onnx_runtime(turned: tuple[int, int], rows_first: tuple[int, int], shapes: Any) -> None:
+    """transBatch: the axis of rows, or with trans that of columns, is the first and the others follow."""
+    a, b = operands(*shapes, "float32", True)
+    given, more = [], {}
+    for x, side, is_turned, is_first in zip((a, b), "AB", turned, rows_first, strict=True):
+        more |= {f"trans{side}": is_turned, f"transBatch{side}": is_first}
+        x = x.swapaxes(-1, -2) if is_turned else x
+        given.append(np.ascontiguousarray(np.moveaxis(x, -2, 0) if is_first else x))
     found = onnx_product("FusedMatMul", *given, domain="com.microsoft", alpha=0.25, **more)
     np.testing.assert_array_equal(found, 0.25 * (a @ b))
 

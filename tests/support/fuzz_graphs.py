@@ -1062,9 +1062,12 @@ def _fused_matmul(g: Graph) -> None:
     x = g.take(np.float32, ranks=(2, 3, 4))
     turned = g.chance(0.5)
     given = {"alpha": g.number(0.3, 2)} if g.chance(0.5) else {}
-    k, n = x.shape[-1], x.shape[-2]
-    y = x if turned else g.input((k, n), np.float32)
-    g.contributed("FusedMatMul", ("f4", (*x.shape[:-1], n)), x, y, **given, **({"transB": 1} if turned else {}))
+    rows = x.shape[:-1]
+    if g.chance(0.3):  # the axis of rows is the first
+        rows = (*rows[1:], rows[0])
+        given |= {"transBatchA": 1, "transBatchB": int(turned)}
+    y = x if turned else g.input((x.shape[-1], rows[-1]), np.float32)
+    g.contributed("FusedMatMul", ("f4", (*rows, rows[-1])), x, y, **given, **({"transB": 1} if turned else {}))
 
 
 @_op(f"{MS}.Gelu", f"{MS}.BiasGelu", f"{MS}.FastGelu", f"{MS}.QuickGelu")

@@ -162,6 +162,11 @@ def _activated(a: Any, y: Array) -> Array:
     return np.maximum(y, 0) if a.activation == "Relu" else np.tanh(y)
 
 
+def _turned(a: Any, x: Array, side: str) -> Array:
+    x = np.moveaxis(x, 0, -2) if getattr(a, f"transBatch{side}") else x
+    return x.swapaxes(-1, -2) if getattr(a, f"trans{side}") else x
+
+
 _MEANINGS: dict[str, Callable[..., Array]] = {
     "QuantizeLinear": lambda a, x, s, z: _rounded(x, s, z),
     "DequantizeLinear": lambda a, x, s, z=None: _integers(x, s, z).astype("f4"),
@@ -176,7 +181,7 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     "NhwcMaxPool": _max_pool,
     "QGemm": _qgemm,
     "DynamicQuantizeMatMul": _dynamic_matmul,
-    "FusedMatMul": lambda a, x, y: (a.alpha or 1) * (x @ (y.swapaxes(-1, -2) if a.transB else y)),
+    "FusedMatMul": lambda a, x, y: (a.alpha or 1) * (_turned(a, x, "A") @ _turned(a, y, "B")),
     "Gelu": lambda a, x: _onnx("Gelu", x),
     "BiasGelu": lambda a, x, y: _onnx("Gelu", x + y),
     "FastGelu": lambda a, x, y=0: _onnx("Gelu", x + np.float32(y), approximate="tanh"),

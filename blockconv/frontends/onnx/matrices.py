@@ -41,18 +41,22 @@ def _fused_matmul(call: Call) -> Tensor:
 
 def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """a @ b, either of them transposed as attributes say, of Gemm and FusedMatMul."""
-    if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
-        raise Unsupported("transBatchA=1 or transBatchB=1")
-    turned = [call.attribute(name, 0) and len(x.shape) > 1 for name, x in (("transA", a), ("transB", b))]
-    if not any(turned):
+    orders = [_order(call, x, side) for x, side in ((a, "A"), (b, "B"))]
+    if not any(orders):
         return call.multiplied(a, b)
     if min(len(a.shape), len(b.shape)) < 2 or not a.type.is_float:
         raise Unsupported(f"matrices of {a.type} of shapes {a.shape} and {b.shape}")
-    orders = [
-        (*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2) if is_turned else None
-        for x, is_turned in zip((a, b), turned, strict=True)
-    ]
     return call.emit(ops.MatMul((*orders, None)), a, b)
+
+
+def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
+    """That of an operand's axes, or None for its own: "transBatchA" says that its rows are the first axis."""
+    order = list(range(len(x.shape)))
+    if call.attribute(f"transBatch{side}", 0) and len(order) > 1:
+        order = [*order[1:-1], 0, order[-1]]
+    if call.attribute(f"trans{side}", 0):
+        order[-2:] = order[:-3:-1]
+    return tuple(order) if order != sorted(order) else None
 
 
 def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
