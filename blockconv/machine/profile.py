@@ -271,6 +271,17 @@ class Profile:
 
         rows: whether of all, the next pixel's are farther than the next vector.
         """
+        found = self._transforms.get((m, stride, width, rows))
+        if found is None:
+            found = self._transforms[m, stride, width, rows] = self._transform(m, stride, width, rows)
+        return found
+
+    @functools.cached_property
+    def _transforms(self) -> dict[tuple[int, int, int, bool], tuple[float, float]]:
+        """The results of `transform`, which a plan for another size asks for at each of its convolutions."""
+        return {}
+
+    def _transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
         name = f"{m}x{m} stride {stride}"
         if width:
             of = [int(known.rpartition(" ")[2]) for known in self.transforms if known.startswith(f"{name} of ")]

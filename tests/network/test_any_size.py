@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import math
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from small_networks import values
 
@@ -24,6 +25,8 @@ from blockconv.core.types import Types, element
 from blockconv.jit.families import KernelFamily
 from blockconv.kernels import TABLE
 from blockconv.kernels.table import Reason, Request
+from blockconv.machine import machine as machines
+from blockconv.machine.profile import committed
 from blockconv.network import ops
 from blockconv.network import plan as plans
 from blockconv.network.passes.fuse import fuse
@@ -211,6 +214,45 @@ def test_the_kernels_of_all_sizes_are_few(kind: str, request: Any) -> None:
         counts.append(len(asked))
     assert counts[-1] <= 3 * few
     assert counts[-1] - counts[49] <= few // 2, "they are as good as all met after fifty sizes"
+
+
+@st.composite
+def asked_of_a_row(draw: Any) -> Request:
+    """A convolution of floats between two layouts, on any machine that has a profile, with an anchor or without."""
+    taps, groups = draw(st.sampled_from((1, 2, 3, 5))), draw(st.sampled_from((1, 1, 2, 8)))
+    channels, sizes = st.sampled_from((1, 3, 4, 8, 24, 64)), st.integers(5, 40)
+    ic, oc, (h, w, ah, aw) = draw(channels), draw(channels), (draw(sizes) for _ in range(4))
+    stride, dilation, pad, n = (draw(st.integers(low, high)) for low, high in ((1, 2), (1, 3), (0, 3), (1, 5)))
+    assume(dilation * (taps - 1) < 5 + 2 * pad)
+    windows = taps, taps, stride, stride, pad, pad, pad, pad, dilation, dilation, groups
+    problem, anchor = (bc.Conv2dProblem(n, groups * ic, *size, groups * oc, *windows) for size in ((h, w), (ah, aw)))
+    src, dst = (bc.Layout(draw(st.sampled_from(("NCHW", "NHWC", "NCHW16", "NCHW4", "CHWN4")))) for _ in range(2))
+    types, finite = Types.all(draw(st.sampled_from(("float32", "float32", "float64")))), draw(st.booleans())
+    types = types._replace(wei=dataclasses.replace(types.wei, finite=finite))
+    machine = machines.named(draw(st.sampled_from([known.name for known in committed()])))
+    return Request(problem, src, dst, types, 1, machine, draw(st.sampled_from((None, anchor))))
+
+
+@settings(max_examples=200, deadline=None)
+@given(asked_of_a_row())
+def test_no_kernel_is_predicted_to_take_less_than_its_bound(request: Request) -> None:
+    for row in (row for row in TABLE if row.op == "conv2d" and row.takes(request.types)):
+        found = row.decide(request)
+        assert isinstance(found, str) or row.least(request) <= found.seconds * (1 + 1e-9), row.name
+
+
+def test_bounds_change_no_choice(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, options = fuse(net), Options("auto", "optimal", False, 1, "default")
+    own = plan_layouts(fused, options)
+
+    def chosen() -> list[Any]:
+        found = [resized(fused.with_input_shapes(shape), options, own) for shape in sizes(12, 7, 200)]
+        return [planned and planned.chosen for planned in found]
+
+    with_bounds = chosen()
+    for row in TABLE:
+        monkeypatch.setitem(row.__dict__, "least", lambda request: 0.0)
+    assert chosen() == with_bounds
 
 
 # ---------------------------------------------------------------- networks of ONNX, for other sizes

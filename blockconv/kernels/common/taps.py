@@ -11,11 +11,15 @@ import functools
 import itertools
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from blockconv.core.types import Types
-
-__all__ = ["Kept", "TapRange", "kept_taps", "reached_problem", "reached_taps", "tap_ranges", "taps_in_bounds"]
+__all__ = [
+    "Kept",
+    "TapRange",
+    "kept_along",
+    "kept_taps",
+    "reached_problem",
+    "reached_taps",
+    "tap_ranges",
+]
 
 TapRange = tuple[int, int]  # the first tap, and past the last
 # The least part of the taps that is profitable to leave out. Tiles that leave out taps have longer loops, which costs 3
@@ -23,21 +27,10 @@ TapRange = tuple[int, int]  # the first tap, and past the last
 LEAST = 1 / 20
 
 
-def taps_in_bounds(at: Any, x: str, start: Any, extent: int) -> Any:
-    """(first, past the last) of the taps that some of `extent` outputs, from `start` on, find inside the image.
-
-    start: an output, or an array of them. With strides, a tap between the first and the last may be outside too.
-    """
-    size, taps, stride, begin, dilation = (getattr(at, name + x) for name in "ikspd")
-    first = start * stride - begin
-    last = first + (extent - 1) * stride
-    low = np.clip(-(last // dilation), 0, taps)
-    return low, np.clip(-((first - size) // dilation), low, taps)
-
-
 def tap_ranges(at: Any, x: str, extent: int) -> tuple[TapRange, ...]:
     """The range of each tile of `extent` outputs along an axis; the last tile is moved back to end with the image."""
-    return _tap_ranges(_Axis(*(getattr(at, name + x) for name in "oikspd")), extent)
+    runs = _tap_runs(_axis(at, x), extent)
+    return tuple(itertools.chain.from_iterable(itertools.repeat(taps, count) for taps, count in runs))
 
 
 class _Axis(NamedTuple):
@@ -51,18 +44,50 @@ class _Axis(NamedTuple):
     d: int
 
 
+def _axis(at: Any, x: str) -> _Axis:
+    return _Axis(*(getattr(at, name + x) for name in "oikspd"))
+
+
+def _in_bounds(axis: _Axis, start: int, extent: int) -> TapRange:
+    """(first, past the last) of the taps that some of `extent` outputs, from `start` on, find inside the image.
+
+    With strides, a tap between the first and the last may be outside too.
+    """
+    first = start * axis.s - axis.p
+    last = first + (extent - 1) * axis.s
+    low = min(max(-(last // axis.d), 0), axis.k)
+    return low, min(max(-((first - axis.i) // axis.d), low), axis.k)
+
+
 @functools.lru_cache(maxsize=1 << 14)
-def _tap_ranges(axis: _Axis, extent: int) -> tuple[TapRange, ...]:
-    starts = np.minimum(np.arange(0, max(1, axis.o), extent), max(0, axis.o - extent))
-    low, high = taps_in_bounds(axis, "", starts, extent)
-    return tuple(zip(low.tolist(), high.tolist(), strict=True))
+def _tap_runs(axis: _Axis, extent: int) -> tuple[tuple[TapRange, int], ...]:
+    """The ranges of an axis' tiles in their order, each with how many tiles have it one after the other.
+
+    Only tiles near the ends of the image are looked at. Those between have all taps.
+    """
+    tiles, last = -(-max(1, axis.o) // extent), max(0, axis.o - extent)
+
+    def taps(tile: int) -> TapRange:
+        return _in_bounds(axis, min(tile * extent, last), extent)
+
+    front = list(itertools.takewhile(lambda found: found[0] > 0, map(taps, range(tiles))))
+    others = map(taps, range(tiles - 1, len(front) - 1, -1))
+    back = list(itertools.takewhile(lambda found: found[1] < axis.k, others))[::-1]
+    middle = tiles - len(front) - len(back)
+    whole = [((0, axis.k), middle)] if middle else []
+    return (*((found, 1) for found in front), *whole, *((found, 1) for found in back))
+
+
+def kept_along(at: Any, x: str, extent: int) -> tuple[tuple[TapRange, ...], float]:
+    """The ranges of tiles of `extent` outputs along an axis that occur, in order, and the taps of one on average."""
+    return _kept_along(_axis(at, x), extent)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _kept_along(axis: _Axis, extent: int) -> tuple[tuple[TapRange, ...], float]:
-    """The ranges that occur, in order, and the taps of a tile on average."""
-    ranges = _tap_ranges(axis, extent)
-    return tuple(sorted(set(ranges))), sum(high - low for low, high in ranges) / len(ranges)
+    runs = _tap_runs(axis, extent)
+    total = sum((high - low) * count for (low, high), count in runs)
+    return tuple(sorted({taps for taps, _ in runs})), total / sum(count for _, count in runs)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,9 +102,9 @@ def reached_taps(problem: Any) -> tuple[TapRange, TapRange]:
         if taps == 1:
             found.append((0, 1))
             continue
-        low, high = taps_in_bounds(problem, x, 0, size)
-        low = min(int(low), taps - 1, begin // dilation)
-        found.append((low, max(int(high), low + 1)))
+        low, high = _in_bounds(_axis(problem, x), 0, size)
+        low = min(low, taps - 1, begin // dilation)
+        found.append((low, max(high, low + 1)))
     return found[0], found[1]
 
 
@@ -111,16 +136,16 @@ class Kept(NamedTuple):
         return tuple(itertools.product(self.rows, self.cols))
 
 
-def kept_taps(at: Any, types: Types, rows: int, pixels: int, each: int = 1) -> Kept:
+def kept_taps(at: Any, finite: bool, rows: int, pixels: int, each: int = 1) -> Kept:
     """The part of a `Space` that tiles of so many rows and columns reduce.
 
+    finite: whether weights are known to be (`Types.has_finite_weights`).
     each: taps of a row that a step takes. Columns are left out where it takes one.
     """
     count = at.kh * at.kw
-    if count > 1 and at.depth == 1 and types.has_finite_weights:
-        down, height = _kept_along(_Axis(at.oh, at.ih, at.kh, at.sh, at.ph, at.dh), rows)
-        columns = _Axis(at.ow, at.iw, at.kw, at.sw, at.pw, at.dw)
-        along, width = _kept_along(columns, pixels) if each == 1 else (((0, at.kw),), at.kw)
+    if count > 1 and at.depth == 1 and finite:
+        down, height = kept_along(at, "h", rows)
+        along, width = kept_along(at, "w", pixels) if each == 1 else (((0, at.kw),), at.kw)
         if height * width <= (1 - LEAST) * count:
             return Kept(down, along, height * width)
     return Kept((), (), at.depth * count)

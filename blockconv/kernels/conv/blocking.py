@@ -431,19 +431,17 @@ def tile_of_least_time(
     elements = -(-problem.ic // groups // dot.channels)
     steps = elements * problem.kh * problem.kw
     like = None if request.anchor is None else blocking(request.at_anchor).shape
-    best: tuple[bool, float, int, int, TileShape] | None = None
+    finite = request.types.has_finite_weights
+    best: tuple[bool, float, int, int, tuple[int, int, int]] | None = None
     for vectors, most in tiles_of(dot, m.isa):
         width = vectors * lanes
         if straddles_blocks(problem, dst, stored, lanes, width) or of not in (0, vectors):
             continue
-        is_far = are_far(m, steps, vectors)
-        for r, pixels in tile_sizes(at, most, like):
-            count_of_tiles = -(-at.oh // r) * -(-at.ow // pixels) * -(-oc // width)
-            step = rates.step(r * pixels, vectors, is_far=is_far)
-            reduced = elements * kept_taps(at, request.types, r, pixels).average
-            seconds = reduced * step + rates.end(r * pixels * vectors)
-            shape = TileShape(r, pixels, vectors)
-            seconds *= count_of_tiles * (1.0 if like is None else _unlike(shape, like, most))
+        is_far, ocbs = are_far(m, steps, vectors), -(-oc // width)
+        for r, pixels, taps, tiles in _tiles(at, finite, most, like and like.pixels):
+            reduced = elements * taps * rates.step(r * pixels, vectors, is_far=is_far)
+            seconds, shape = reduced + rates.end(r * pixels * vectors), (r, pixels, vectors)
+            seconds *= tiles * ocbs * (1.0 if like is None else _unlike(shape, like, most))
             if best is not None and not best[0] and seconds > 1.00001 * best[1]:
                 continue
             level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding
@@ -451,26 +449,39 @@ def tile_of_least_time(
             if best is None or score < best:
                 best = score
     assert best is not None
-    return best[4]
+    return TileShape(*best[4])
 
 
-def tile_sizes(at: Space, most: int, like: TileShape | None) -> Iterator[tuple[int, int]]:
+@functools.lru_cache(maxsize=4096)
+def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[int, int, float, int], ...]:
+    """(rows, pixels, taps on average, how many) of the tiles of `tile_sizes`, which layers of one size share.
+
+    finite: whether weights are known to be.
+    """
+    return tuple(
+        (rows, pixels, kept_taps(at, finite, rows, pixels).average, -(-at.oh // rows) * -(-at.ow // pixels))
+        for rows, pixels in tile_sizes(at, most, like)
+    )
+
+
+def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[tuple[int, int]]:
     """(rows, pixels) of tiles of at most so many pixels: that share rows evenly, or, with an anchor, for any size.
 
-    like: the anchor's tile, or None.
+    like: pixels of a row of the anchor's tile, or None.
     """
     least = -(-at.ow // most)
     sizes = [-(-at.ow // count) for count in range(least, least + 3)]
     if like is not None:
-        sizes = [size for size in (*shared_sizes(most), like.pixels) if size <= min(at.ow, most)]
+        sizes = [size for size in (*shared_sizes(most), like) if size <= min(at.ow, most)]
     for pixels in sizes:
         for rows in {min(at.oh, most // pixels), 1}:
             yield rows, pixels
 
 
-def _unlike(shape: TileShape, like: TileShape, most: int) -> float:
-    """How much more time a tile has to save to be taken in place of the anchor's, or of another with its weights."""
-    if shape == like:
+def _unlike(shape: tuple[int, int, int], like: TileShape, most: int) -> float:
+    """How much more time a tile (rows, pixels, vectors) has to save to be taken in place of the anchor's, or of another
+    with its weights."""
+    if (*shape, 0) == like:
         return 1.0
-    is_full = shape.rows * shape.pixels == most
-    return (1.04 if is_full else 1.1) if shape.vectors == like.vectors else 1.2
+    rows, pixels, vectors = shape
+    return (1.04 if rows * pixels == most else 1.1) if vectors == like.vectors else 1.2

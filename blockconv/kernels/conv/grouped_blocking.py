@@ -104,7 +104,7 @@ def _source_block(channels: int, length: int, lanes: int) -> int:
 def _tile(at: Space, registers: int, like: TileShape | None) -> tuple[int, int]:
     """(rows, pixels) that fit into so many accumulators, in the fewest tiles; a few more cost less than a tile."""
     best: tuple[float, tuple[int, int]] | None = None
-    for rows, pixels in tile_sizes(at, registers, like):
+    for rows, pixels in tile_sizes(at, registers, like and like.pixels):
         tiles = -(-at.oh // rows) * -(-at.ow // pixels)
         score = tiles * (max(rows * pixels, 4) + 1.0), (rows, pixels)
         if best is None or score < best:

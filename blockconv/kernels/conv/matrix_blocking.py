@@ -173,7 +173,7 @@ def shape_seconds(request: Request, shape: TileShape, cb: int, taps: int, dot: D
     rates, alone = m.profile.by(name), m.profile.by(f"{name}, one step")
     elements, vectors = -(-(p.ic // p.g) // cb), shape.rows * shape.pixels * shape.vectors
     at = space(p, request.src, request.dst)
-    steps = elements * kept_taps(at, request.types, shape.rows, shape.pixels, taps).average / taps
+    steps = elements * kept_taps(at, request.types.has_finite_weights, shape.rows, shape.pixels, taps).average / taps
     weights = p.oc * elements * p.kh * (p.kw // taps) * LINE_BYTES
     ways = 1 if weights <= m.second_level_cache else 2
     step = max(rates.step(LINES * blocks, shape.vectors), ways * shape.vectors * rates.latency)

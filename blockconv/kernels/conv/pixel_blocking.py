@@ -178,7 +178,7 @@ def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> f
     down, along = -(-at.oh // rows), -(-at.ow // cols)
     tasks, columns = at.images * p.g * down * along, -(-at.ow // tile.pixels) / along
     ocbs, tiles = -(-oc // tile.channels), -(-at.oh // tile.rows) / down * columns
-    steps = ic * kept_taps(at, request.types, tile.rows, tile.pixels).average
+    steps = ic * kept_taps(at, request.types.has_finite_weights, tile.rows, tile.pixels).average
     end = machine.profile.rates.end(tile.rows * tile.vectors * tile.channels) / machine.cycle_seconds()
     step = _step_cycles(machine, tile, itemsize, overlap=p.kh * p.kw > 1)
     reduced = ocbs * (tiles * (steps * step + end) + BLOCK_CYCLES)

@@ -18,6 +18,7 @@ Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `Til
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.register_tiles import are_far
-from blockconv.kernels.common.taps import Kept, kept_taps
+from blockconv.kernels.common.taps import Kept, kept_along, kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
@@ -97,7 +98,18 @@ def _kept(at: Space, request: Request, found: ConvBlocking) -> Kept:
     """
     if not (found.shared.dense or found.dot.is_matrix):
         return Kept((), (), at.depth * at.kh * at.kw)
-    return kept_taps(at, request.types, found.rows, found.pixels, found.shared.taps)
+    return kept_taps(at, request.types.has_finite_weights, found.rows, found.pixels, found.shared.taps)
+
+
+def _least(request: Request) -> float:
+    """Seconds of the multiply-adds of floats, in whole vectors, by the taps that fall inside the image."""
+    p, types = request.problem, request.types
+    if not types.acc.is_float or types.src.itemsize < types.acc.itemsize:
+        return 0.0
+    pixels = [kept_along(p, x, 1)[1] * getattr(p, "o" + x) for x in "hw"]
+    taps = math.prod(pixels) if types.has_finite_weights else p.kh * p.kw * p.oh * p.ow
+    products = p.n * p.oc * (p.ic // p.g) * taps
+    return products / request.machine.lanes(types.acc.itemsize) * request.machine.profile.fma
 
 
 def _weights_dense(found: ConvBlocking) -> WeightForm:
@@ -110,7 +122,7 @@ def _weights_dense(found: ConvBlocking) -> WeightForm:
 def _cost_direct(request: Request, found: ConvBlocking) -> float:
     """Seconds on one thread: tiles, packing of windows; or bytes moved."""
     at = space(request.problem, request.src, request.dst)
-    kept = kept_taps(at, request.types, found.rows, found.pixels).average
+    kept = kept_taps(at, request.types.has_finite_weights, found.rows, found.pixels).average
     packed = 0.0 if found.in_place else _packing(request, found)
     return _with_memory(_seconds_of_tiles(request, found, at, kept) + packed, request, found.dot)
 
@@ -198,6 +210,7 @@ DIRECT = Row(
     op="conv2d",
     dtypes=_DTYPES | {str(types) for types in INT4 | INT8 | HALVES},
     make=_tiled(blocking, _cost_direct, _weights_dense, _why_not_pairs),
+    least=_least,
 )
 
 
@@ -237,7 +250,7 @@ def _make_regions(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primit
     )
 
 
-REGIONS = Row(name="conv_regions", op="conv2d", dtypes=frozenset({"float32", "float64"}), make=_make_regions)
+REGIONS = Row("conv_regions", "conv2d", _make_regions, frozenset({"float32", "float64"}), least=_least)
 
 
 # ---------------------------------------------------------------- matrices
@@ -317,6 +330,8 @@ PIXELS = Row(
     op="conv2d",
     dtypes=_DTYPES,
     make=_tiled(pixel_blocking.blocking, _cost_pixels, _weights_dense, pixel_blocking.why_not),
+    # Without overlapping taps, the model counts cycles, and not the measured tiles.
+    least=lambda request: _least(request) if request.problem.kh * request.problem.kw > 1 else 0.0,
 )
 
 
@@ -370,6 +385,7 @@ GROUPED = Row(
     op="conv2d",
     dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
     make=_tiled(grouped_blocking.blocking, _cost_grouped, _weights_grouped, _why_not_grouped),
+    least=_least,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -201,6 +202,7 @@ def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: La
     return images if together and images >= LEAST_IMAGES else 0
 
 
+@functools.lru_cache(maxsize=4096)
 def blocking(
     machine: Machine,
     problem: Conv2dProblem,

@@ -19,7 +19,7 @@ from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import Machine, host
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops.rule import View
+from blockconv.network.ops.rule import Site, View
 from blockconv.runtime import Op
 
 __all__ = [
@@ -100,6 +100,7 @@ class Pricing:
     references: take reference kernels too where there are others.
     machine: that costs are for.
     dsts: the layouts that kernels write, if not all of `layouts`.
+    predicts: whether `price` is no less than what rows predict: a user gave no costs.
     """
 
     layouts: tuple[Layout, ...]
@@ -110,11 +111,15 @@ class Pricing:
     references: bool = False
     machine: Machine = field(default_factory=host)
     dsts: tuple[Layout, ...] = ()
+    predicts: bool = False
 
 
-def element_types(network: Network, node: Node) -> Types:
-    """The element types of a node's arrays; narrow weights only where this machine multiplies them faster."""
-    types = node.attributes.types_at(network.site(node))
+def element_types(network: Network, node: Node, site: Site | None = None) -> Types:
+    """The element types of a node's arrays; narrow weights only where this machine multiplies them faster.
+
+    site: the node's, if it is known.
+    """
+    types = node.attributes.types_at(site or network.site(node))
     if not (types.wei.narrow or types.wei.light):
         return types
     plain = types._replace(wei=replace(types.wei, narrow=False))

@@ -232,7 +232,8 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
     accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
     reorder = _ReorderCosts(network, options.costs)
     price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
-    return network, Pricing(_universe(network, options), price, reorder, accuracy, every or options.measure)
+    every, predicts = every or options.measure, not options.costs
+    return network, Pricing(_universe(network, options), price, reorder, accuracy, every, predicts=predicts)
 
 
 def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:

@@ -7,6 +7,7 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -59,29 +60,45 @@ def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[s
 def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like: Candidate) -> Iterator[Candidate]:
     a = node.attributes
     src, dst = like.srcs[a.leading(site)], like.dst
-    srcs, types = a.src_layouts(site, src, dst), element_types(network, node)
+    srcs, types = a.src_layouts(site, src, dst), element_types(network, node, site)
     if srcs is None:
         return
     for op, problem, (told, *_), (stored, *_) in a.asked(site, (src,), (dst,)):
         anchor = like.problem if type(like.problem) is type(problem) else problem
         request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
-        costs = {one.row: pricing.price(one, problem, node) for one in _taken(op, like.row, request, pricing.accuracy)}
+        costs = _costs(op, node, request, like.row, pricing)
         if costs:
             row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
             yield Candidate(row, problem, srcs, dst, costs[row], anchor=anchor)
 
 
-@functools.lru_cache(maxsize=1024)
-def _taken(op: str, like: Row | None, request: Request, accuracy: float) -> tuple[Taken, ...]:
-    """The rows that take a problem, which networks repeat: the anchor's, and direct ones beside Winograd, whose tiles
-    small images do not fill; if none does, others; references if none does."""
+def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:
+    """What the rows cost that take a request: the anchor's, and direct ones beside Winograd, whose tiles small images
+    do not fill. If none does, others; references if none does.
+
+    A row whose bound says that it is not taken in place of the anchor's is left out.
+    """
+
+    def price(one: Taken) -> float:
+        return pricing.price(one, request.problem, node)
+
     every = [row for row in TABLE if row.op == op]
     usual = [row for row in every if not row.reference]
     is_direct = like is None or like.algorithm == "direct"
     first = [row for row in usual if row is like or not (is_direct or row.algorithm != "direct")]
+    own = _taken(like, request, pricing.accuracy) if like in first and pricing.predicts else None
+    most = math.inf if own is None else price(own)
     for rows in (first, usual, every):
-        decided = [(row, selection.decide(row, request, accuracy)) for row in rows]
-        found = tuple(taken(row, request, one) for row, one in decided if not isinstance(one, Reason))
-        if found:
-            return found
-    return ()
+        asked = (row for row in rows if row is like or FASTER * row.least(request) < most)
+        found = {row: _taken(row, request, pricing.accuracy) for row in asked}
+        costs = {row: price(one) for row, one in found.items() if one is not None}
+        if costs:
+            return costs
+    return {}
+
+
+@functools.lru_cache(maxsize=4096)
+def _taken(row: Row, request: Request, accuracy: float) -> Taken | None:
+    """The row for a request, which networks repeat; None if it does not take it."""
+    found = selection.decide(row, request, accuracy)
+    return None if isinstance(found, Reason) else taken(row, request, found)
