@@ -23,7 +23,7 @@ from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.quantization import Quantization
 from blockconv.core.text import take_name
 from blockconv.core.types import BYTES, NIBBLES, NUMBERS, WHOLE, ElementType, FloatType, element
-from blockconv.network.graph import Network, Node, Tensor, computed, held, inferred, named_error
+from blockconv.network.graph import Network, Node, Tensor, computed, frozen, held, inferred, named_error
 from blockconv.network.ops import (
     Activate,
     Attention,
@@ -200,14 +200,21 @@ class Emitter:
         outputs: tuple[str, ...],
         remake: Callable[[dict[str, Shape]], Network] | None = None,
         rest: Rest | None = None,
+        like: Network | None = None,
     ) -> Network:
         """The network that gives these values, without constants that nothing reads.
 
         remake, rest: see `Network`.
+        like: the network for other shapes of the inputs. Nodes that are the same are not checked again.
         """
         read = {name for node in self.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
         constants = {name: value for name, value in self.constants.items() if name in read}
-        return Network(tuple(self.inputs), outputs, tuple(self.nodes), constants, self.name, remake, rest=rest)
+        nodes = tuple(self.nodes)
+        if like is not None and (like.nodes, like.outputs) == (nodes, outputs):
+            arrays = {name: frozen(constants[name]) for name in like.constants}
+            tensors = {name: _shaped(t, arrays.get(name, self.values[name]).shape) for name, t in like.tensors.items()}
+            return like.remade_by(remake, inputs=tuple(self.inputs), constants=arrays, tensors=tensors)
+        return Network(tuple(self.inputs), outputs, nodes, constants, self.name, remake, rest=rest)
 
     def _known(self, tensor: Tensor) -> Tensor:
         self._value_names.add(tensor.name)
@@ -218,6 +225,10 @@ class Emitter:
         value = self.array(name)
         assert value is not None, name
         return value
+
+
+def _shaped(tensor: Tensor, shape: Shape) -> Tensor:
+    return tensor if tensor.shape == shape else Tensor(tensor.name, shape, tensor.type)
 
 
 class Translation:
@@ -257,11 +268,17 @@ class Translation:
 
     # -- what several ops of models become
 
+    def have_one_shape(self, a: Tensor, b: Tensor) -> bool:
+        """Whether a and b have the same shape."""
+        return a.shape == b.shape
+
     def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
         """a and b, broadcast. Where neither has the result's shape, as kernels need it, a constant is repeated to that
         shape, or a is multiplied by ones of it. Arithmetic of integers wraps around."""
         if not (a.type.is_float or a.type.is_packed or (a.type.name in BYTES and kind in ("max", "min"))):
             return self.pointwise(kind, a, b)
+        if self.have_one_shape(a, b):
+            return self.emit(Binary(kind), a, b)
         try:
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:

@@ -26,7 +26,7 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.foreign import counted
-from blockconv.network.ops import Attributes, Dequantize, Shape
+from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
@@ -102,7 +102,7 @@ class Network:
             constants[name] = frozen(value)
         object.__setattr__(self, "constants", constants)
         object.__setattr__(self, "nodes", _ordered(self))
-        object.__setattr__(self, "tensors", _inferred(self))
+        object.__setattr__(self, "tensors", _inferred(self)[1])
 
     def __reduce__(self) -> tuple[object, ...]:
         """By the constructor, so that a copy is checked too, and its constants are read-only."""
@@ -217,15 +217,31 @@ class Network:
                 return True
         return False
 
-    def of_shapes(self, shapes: Mapping[str, Shape], remake: Callable[[dict[str, Shape]], Network] | None) -> Network:
+    def of_shapes(
+        self,
+        shapes: Mapping[str, Shape],
+        remake: Callable[[dict[str, Shape]], Network] | None,
+        known: Mapping[str, Tensor] | None = None,
+    ) -> Network:
         """The same nodes and constants for other shapes of some inputs, `remake` apart.
+
+        known: values for these shapes. A reshape makes those that it makes in their shapes.
 
         Raises NetworkError, which names the node, if the nodes do not take them.
         """
-        made = object.__new__(Network)
         inputs = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.inputs)
-        made.__dict__.update(self.__dict__, inputs=inputs, remake=remake)
-        made.__dict__["tensors"] = _inferred(made)
+        made = self.remade_by(remake, inputs=inputs)
+        nodes, made.__dict__["tensors"] = _inferred(made, self, known or {})
+        if nodes == list(self.nodes):
+            return made
+        return made.remade_by(remake, nodes=tuple(nodes))
+
+    def remade_by(self, remake: Callable[[dict[str, Shape]], Network] | None, **parts: Any) -> Network:
+        """The same network with another `remake`, and other parts, which fit together and are not checked."""
+        made = object.__new__(Network)
+        made.__dict__.update(self.__dict__, remake=remake, **parts)
+        for cached in ("producers", "readers") if "nodes" in parts else ():
+            made.__dict__.pop(cached, None)
         return made
 
     def named_shapes(self, shapes: Any) -> dict[str, Shape]:
@@ -409,20 +425,41 @@ def read_shape(name: str, argument: str, shape: Any) -> Shape:
     return sizes
 
 
-def _inferred(net: Network) -> dict[str, Tensor]:
+def _inferred(
+    net: Network, like: Network | None = None, known: Mapping[str, Tensor] | None = None
+) -> tuple[list[Node], dict[str, Tensor]]:
+    """(the nodes, with reshapes that make what is `known`; every value).
+
+    like: a network with constants of the same names. Those that are the same arrays are not looked at.
+    """
+    nodes, tensors = [], {t.name: t for t in net.inputs}
     for tensor in net.inputs:
         read_shape(net.name, tensor.name, tensor.shape)
         check_shape(net.name, tensor.name, tensor.shape, tensor.type.itemsize, NetworkError)
     for name, value in net.constants.items():
+        if like is not None and like.constants[name] is value:
+            tensors[name] = like.tensors[name]
+            continue
         if value.dtype.name in NIBBLES:
             rule = f"is {value.dtype}, and constants have at least 8 bits"
             raise NetworkError(net.name, f"constants[{name!r}]", value, rule, "give 8-bit integers")
-    tensors = {t.name: t for t in net.inputs}
-    tensors |= {name: Tensor(name, value.shape, element(value.dtype)) for name, value in net.constants.items()}
+        tensors[name] = Tensor(name, value.shape, element(value.dtype))
     for node in net.nodes:
         inputs, parameters = ([tensors[name] for name in names] for names in (node.inputs, node.parameters))
+        if known and isinstance(node.attributes, Reshape) and node.output in known:
+            node = _reshaping(node, inputs[0].shape, known[node.output].shape)
         tensors[node.output] = inferred(node, inputs, parameters)
-    return tensors
+        nodes.append(node)
+    return nodes, tensors
+
+
+def _reshaping(node: Node, src: Shape, dst: Shape) -> Node:
+    """A reshape that gives `dst`: as it is, where it does."""
+    try:
+        gives = node.attributes.infer((src,), ())
+    except ArgumentError:
+        gives = None
+    return node if gives == dst else replace(node, attributes=Reshape(dst))
 
 
 def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor], title: str = "") -> Tensor:
@@ -430,18 +467,18 @@ def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor],
 
     Raises NetworkError, which is caused by a DtypeError if the op does not take the element types.
     """
-    attributes, title = node.attributes, title or str(node)
+    attributes = node.attributes
     for argument, given in (("inputs", node.inputs), ("parameters", node.parameters)):
         taken: range = getattr(attributes, argument)
         if len(given) not in taken:
             counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
-            raise NetworkError(title, argument, given, f"{node.op} takes {counts}")
+            raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")
     try:
-        shape = attributes.infer(tuple(t.shape for t in inputs), tuple(t.shape for t in parameters))
-        type = attributes.infer_type(tuple(t.type for t in inputs), tuple(t.type for t in parameters))
+        shape = attributes.infer(tuple([t.shape for t in inputs]), tuple([t.shape for t in parameters]))
+        type = attributes.infer_type(tuple([t.type for t in inputs]), tuple([t.type for t in parameters]))
+        check_shape(node.op, "output", shape, type.itemsize)
     except ArgumentError as error:
-        raise named_error(title, error) from error
-    check_shape(title, "output", shape, type.itemsize, NetworkError)
+        raise named_error(title or str(node), error) from error
     return Tensor(node.output, shape, type)
 
 

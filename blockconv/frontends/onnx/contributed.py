@@ -85,7 +85,7 @@ def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
 def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
     """What the operand `at` is transposed of, and how; None if it is not."""
     x = call.input(at)
-    node = call.scope.maker(x.name)
+    node = call.maker(x.name)
     if node is None or not isinstance(node.attributes, ops.Transpose):
         return None
     perm = node.attributes.perm

@@ -65,12 +65,12 @@ def _found_at(call: Call, at: int) -> Tensor | None:
     """What was found, of which the operand `at` is the zero point; None if it is none such."""
     if not call.has(at):
         return None
-    node = call.scope.maker(call.input(at).name)
+    node = call.maker(call.input(at).name)
     for kind in (ops.Reshape, ops.Quantize, ops.Slice):
         if node is None or not isinstance(node.attributes, kind):
             return None
         name = node.inputs[0]
-        node = call.scope.maker(name)
+        node = call.maker(name)
     made = node is not None and isinstance(node.attributes, ops.FindQuantization)
     return Tensor(name, (2,), element("float32")) if made else None
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
@@ -21,11 +21,13 @@ from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
-from blockconv.frontends.onnx.scope import OP, Call, Scope, Unknown, UnknownValue, title
+from blockconv.frontends.onnx.scope import OP, Call, Scope, Step, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.foreign import check_foreign, reads_of
 from blockconv.network.graph import Network, Tensor, frozen
+from blockconv.network.ops import Foreign
 from blockconv.network.order import topological
+from blockconv.network.rest import Rest
 
 __all__ = ["read_graph"]
 
@@ -56,10 +58,11 @@ def read_graph(
         if node.op_type in ("Shape", "Size") or not scope.of_sizes.isdisjoint(node.input):
             scope.of_sizes.update(node.output)
     scope.reserve({name for node in graph.node for name in (*node.input, *node.output)})
-    for tensor in inputs:
-        scope.input(tensor)
     for name, value in arrays.items():
         scope.constant(name, value)
+    first = copy.copy(scope)
+    for tensor in inputs:
+        scope.input(tensor)
     _check_names(graph)
     for node in graph.node:
         rules.check_node(node)
@@ -82,19 +85,10 @@ def read_graph(
         if more:
             return read_graph(model, arrays, input_shapes, strict, abroad | more)
     _check_declared_types(graph, scope)
-    outputs = tuple(map(scope.output, given))
-    scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
-    network = scope.network(outputs, None, rest)
+    network = _network(scope, given, rest=rest)
     check_foreign(network)
-    return replace(network, remake=functools.partial(_read_again, model, arrays, network, strict))
-
-
-def _read_again(
-    model: Any, arrays: dict[str, Array], network: Network, strict: bool, shapes: dict[str, Shape]
-) -> Network:
-    """The network for other shapes of its inputs."""
-    again = functools.partial(_read_again, model, arrays, network, strict)
-    return _of_sizes(model, arrays, network, shapes, again) or read_graph(model, arrays, shapes, strict)
+    begun = (None, []) if rest else _begun(first, scope, needed)
+    return network.remade_by(_Again(model, arrays, strict, network, *begun))
 
 
 def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]) -> Network:
@@ -102,112 +96,69 @@ def _read_rest(arrays: dict[str, Array], model: Any, shapes: Mapping[str, Shape]
     return read_graph(model, arrays, shapes, strict=False)
 
 
-# ---------------------------------------------------------------- other sizes without reading
+# ---------------------------------------------------------------- other sizes
 
 
-def _of_sizes(
-    model: Any,
-    arrays: dict[str, Array],
-    network: Network,
-    shapes: dict[str, Shape],
-    remake: Callable[[dict[str, Shape]], Network],
-) -> Network | None:
-    """The network with the same nodes for other shapes of its inputs, if reading the model would give these; else None.
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """Reads a model for other shapes of its inputs.
 
-    A node gives the same if no shape of its operands changes, or if its translator looks at no sizes. remake: see
-    `Network`.
+    Only translators that look at sizes run again. ONNX's checks do not, and what depends on constants alone is known.
+
+    model, arrays, strict: as in `read_graph`, which reads a model with foreign nodes, and a model that is refused.
+    network: the model's, for the shapes that it was read for first.
+    scope: the values that depend on constants alone; None for a model with foreign nodes.
+    nodes: those that make others, in an order that can run, with what they became.
     """
-    if network.rest is not None or any(
-        v.version < 8 for v in model.opset_import if v.domain in ("", "ai.onnx")
-    ):  # other rules of broadcasting
-        return None
-    try:
-        made = network.of_shapes(shapes, remake)
-    except ArgumentError:
-        return None
-    before, after, known, fixed = network.tensors, made.tensors, dict(arrays), set(arrays)  # fixed: constants
-    passed: dict[str, str] = {}  # values that nodes pass on, by their other names
-    for node in model.graph.node:
-        read = [name for name in reads_of(node) if name]
-        if fixed.issuperset(read):
-            fixed.update(node.output)
-            if node.op_type == "Constant" and node.attribute[0].HasField("t"):
-                known[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
-            continue
-        flowing = [passed.get(name, name) for name in read if name not in fixed]
-        if any(name not in before for name in flowing):
+
+    model: Any
+    arrays: dict[str, Array]
+    strict: bool
+    network: Network
+    scope: Scope | None
+    nodes: list[tuple[Any, Step | None]]
+
+    def __call__(self, shapes: dict[str, Shape]) -> Network:
+        try:
+            made = self._translated(shapes)
+        except (ArgumentError, Unsupported, UnknownValue):
+            made = None
+        return made or read_graph(self.model, self.arrays, shapes, self.strict)
+
+    def _translated(self, shapes: dict[str, Shape]) -> Network | None:
+        if self.scope is None:
             return None
-        if node.op_type in ("Identity", "Dropout") and node.domain in ("", "ai.onnx"):
-            passed[node.output[0]] = flowing[0]
-            continue
-        if all(before[name] == after[name] for name in flowing):
-            continue
-        if not _looks_at_no_sizes(node, known, before[flowing[0]].shape, after[flowing[0]].shape):
-            return None
-        if node.op_type in _ARITHMETIC:
-            folded = {**network.constants, **known}
-            constants = [folded[name].shape if name in folded else None for name in read if name in fixed]
-            both = [constants + [of[name].shape for name in flowing] for of in (before, after)]
-            # Integers are reshaped to the rank of the result.
-            reshapes = not before[flowing[0]].type.is_float and len({len(s) for s in both[0] if s is not None}) > 1
-            if reshapes or not all(map(_has_the_result, both)):
-                return None
-    return made
+        graph, scope = self.model.graph, copy.copy(self.scope)
+        for tensor in _inputs(graph, {*self.arrays}, shapes):
+            scope.input(tensor)
+        for node, step in self.nodes:
+            if step is None or not scope.repeat(step):
+                _read(node, self.model, scope, None)
+        return _network(scope, [value.name for value in graph.output], self)
 
 
-_ARITHMETIC = "Add", "Sub", "Mul", "Div"
-_OF_ANY_RANK = (
-    *(known.onnx[0] for table in (ACTIVATIONS, FUNCTIONS) for known in table.values() if known.onnx),
-    *("Clip", "Elu", "Gelu", "Neg", "Reciprocal", "Selu", "Concat", "Transpose", *_ARITHMETIC),
-)
-_OF_IMAGES = "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool"
+def _network(scope: Scope, outputs: Iterable[str], again: _Again | None = None, rest: Rest | None = None) -> Network:
+    """The network that was read. again: what read it, if it was read before."""
+    given = tuple(map(scope.output, outputs))
+    scope.constants = {name: unpacked(value) for name, value in scope.constants.items()}
+    return scope.network(given, again, rest, like=None if again is None else again.network)
 
 
-def _has_the_result(shapes: list[Shape | None]) -> bool:
-    """Whether one of these operands has the shape of the result. If not, one is repeated, which looks at sizes."""
-    known = [shape for shape in shapes if shape is not None]
-    result = np.broadcast_shapes(*known)
-    return len(known) == len(shapes) and any((1,) * (len(result) - len(s)) + s == result for s in known)
-
-
-def _looks_at_no_sizes(node: Any, known: Mapping[str, Array], before: Shape, after: Shape) -> bool:
-    """Whether a node's translator looks at ranks, constants, and what stays of an operand's shape alone."""
-    kind, given = node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    rank = len(before)
-    if node.domain not in ("", "ai.onnx"):
-        return False
-    if kind in _OF_ANY_RANK or (kind in _OF_IMAGES and rank == 4):
-        return True
-    if kind == "Reshape":
-        return len(node.input) > 1 and node.input[1] in known and given.get("allowzero", 0) == 0
-    if kind == "Split":
-        axis = given.get("axis", 0)
-        return bool(-rank <= axis < rank and before[axis] == after[axis])
-    if kind == "Slice":
-        starts = known.get(node.input[1]) if len(node.input) > 1 else given.get("starts")
-        axes = known.get(node.input[3]) if len(node.input) > 3 and node.input[3] else given.get("axes")
-        if starts is None or not all(name in known for name in node.input[1:] if name):
-            return False
-        return all(-rank <= a < rank and before[a] == after[a] for a in (range(len(starts)) if axes is None else axes))
-    return rank == 4 and _are_windows_of_any_size(node, known, given)
-
-
-def _are_windows_of_any_size(node: Any, known: Mapping[str, Array], given: Mapping[str, Any]) -> bool:
-    """The same of what reads windows of an image. given: the node's attributes."""
-    if node.op_type in ("Resize", "Upsample"):
-        scales = known.get(node.input[min(2, len(node.input) - 1)], np.empty(0))
-        is_image = scales.size == 4 and bool((scales[:2] == 1).all()) and "axes" not in given
-        is_whole = len(node.input) < 4 and bool((scales == np.rint(scales)).all())
-        return is_image and is_whole and given.get("coordinate_transformation_mode") != b"tf_crop_and_resize"
-    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        return False
-    if node.op_type == "Conv":
-        weight = known.get(node.input[1])
-        return weight is not None and weight.dtype.kind == "f"
-    # The windows of a pool that are padding alone are errors: there are none, whatever the size.
-    kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())
-    inside = all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=False))
-    return node.op_type in ("MaxPool", "AveragePool") and inside and set(given.get("dilations", (1,))) == {1}
+def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | None, list[tuple[Any, Step | None]]]:
+    """`scope` and `nodes` of an `_Again`. first: the scope before nodes were read. nodes: the model's, in order."""
+    if any(isinstance(node.attributes, Foreign) for node in scope.nodes):
+        return None, []
+    fixed, others = set(first.values), []
+    for node in nodes:
+        made = [name for name in node.output if name in scope.values]
+        flows = [name for name in reads_of(node) if name not in fixed]
+        if not flows and all(scope.is_constant(scope.values[name].name) for name in made):
+            fixed.update(made)
+            first.share(scope, made)
+        else:
+            changes = any(scope.is_constant(scope.values[name].name) for name in flows)
+            others.append((node, None if changes else scope.steps.get(node.output[0])))
+    return first, others
 
 
 def _only_cast(graph: Any) -> set[str]:
@@ -401,15 +352,15 @@ class _NoOp(Unsupported):
     """There is no translator of this kind of node."""
 
 
-def _read(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
-    """Make ops, or constants, of a node."""
+def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
+    """Make ops, or constants, of a node. rules: None for a node that ONNX has checked already, for other sizes."""
     kind = _kind(node)
-    if rules.schema(node) is None and kind not in OPS:
+    if kind not in OPS and (rules is None or rules.schema(node) is None):
         raise _NoOp(kind)
     if keeps_integers(node, scope):
-        rules.infer(node, scope.values, scope.constants)
+        _check(node, scope, rules)
     elif _folds(node, scope):
-        rules.infer(node, scope.values, scope.constants)
+        _check(node, scope, rules)
         _fold(node, model, scope, rules)
     elif kind not in OPS:
         raise _NoOp(kind)
@@ -417,7 +368,12 @@ def _read(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
         _translate(Call(node, scope), rules)
 
 
-def _translate(call: Call, rules: Rules) -> None:
+def _check(node: Any, scope: Scope, rules: Rules | None) -> None:
+    if rules is not None:
+        rules.infer(node, scope.values, scope.constants)
+
+
+def _translate(call: Call, rules: Rules | None) -> None:
     """Make ops of a node, and give its values their names. Raises Unsupported, and NetworkError for a broken one."""
     try:
         op = OPS[_kind(call.node)]
@@ -425,10 +381,10 @@ def _translate(call: Call, rules: Rules) -> None:
             raise Unsupported(f"opset {call.opset}: supported from opset {op.since} on")
         results = op.translate(call)
         # After the translator, which says more of what it knows.
-        rules.infer(call.node, call.scope.values, call.scope.constants)
+        _check(call.node, call.scope, rules)
     except NetworkError as error:
         if isinstance(error.__cause__, DtypeError):  # ONNX's own inference says more of types
-            rules.infer(call.node, call.scope.values, call.scope.constants)
+            _check(call.node, call.scope, rules)
         raise
     except Unsupported:
         raise
@@ -438,6 +394,8 @@ def _translate(call: Call, rules: Rules) -> None:
     for name, tensor in zip(call.node.output, results if isinstance(results, list) else [results], strict=False):
         if name:
             call.give(name, tensor)
+    if rules is not None:
+        call.note()
 
 
 _IMPURE = ("Random", "Bernoulli", "Multinomial", "Dropout", "Optional", "Sequence")
@@ -450,7 +408,7 @@ def _folds(node: Any, scope: Any) -> bool:
     return all(scope.is_constant(scope.values[name].name) for name in node.input if name)
 
 
-def _fold(node: Any, model: Any, scope: Scope, rules: Rules) -> None:
+def _fold(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
     """Make constants of a node's values: by the ops that would compute them at run time, or by ONNX's own evaluator."""
     operands = [scope.values[name] for name in node.input if name]
     fits = all(len(t.shape) <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)

@@ -220,7 +220,9 @@ def _batch_norm(call: Call) -> Tensor:
     dtype = call.input().type.computed.dtype
     parameters = [call.constant(v.astype(dtype), w) for v, w in ((factor, "scale"), (bias - mean * factor, "shift"))]
     x = call.input()
-    wide = call.reshape(x, (*x.shape, 1)) if len(x.shape) == 1 else x  # of one dimension, there is one channel
+    if x.rank > 1:
+        return call.emit(ops.Affine(), x, parameters=(parameters[0], parameters[1]))
+    wide = call.reshape(x, (*x.shape, 1))  # of one dimension, there is one channel
     return call.reshape(call.emit(ops.Affine(), wide, parameters=(parameters[0], parameters[1])), x.shape)
 
 
@@ -312,7 +314,7 @@ def _lrn(call: Call) -> Tensor:
 @_op("Softmax", "LogSoftmax")
 def _softmax(call: Call) -> Tensor:
     x, log = call.input(), call.node.op_type == "LogSoftmax"
-    axis = call.axis(call.attribute("axis", -1 if call.opset >= 13 else 1), len(x.shape))
+    axis = call.axis(call.attribute("axis", -1 if call.opset >= 13 else 1), x.rank)
     if call.opset >= 13 or math.prod(x.shape[axis + 1 :]) == 1:
         return call.emit(ops.Softmax(axis, log=log), x)
     # Before opset 13: over all axes from that one on.

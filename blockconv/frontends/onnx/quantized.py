@@ -72,6 +72,8 @@ def zero_points(call: Call, at: int, dtype: Any) -> Array:
 
 def unpacked(value: Array) -> Array:
     """Integers of 4 bits, as ml_dtypes has them, as those of 8; others as they are."""
+    if value.dtype.kind != "V":  # which those of ml_dtypes are
+        return value
     return value.astype(PACKED.get(value.dtype.name, value.dtype), copy=False)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from onnx import helper
 from blockconv.core.quantization import real
 from blockconv.core.types import element
 from blockconv.network.emitter import Emitter, Translation, Unsupported
-from blockconv.network.graph import Node, Tensor
+from blockconv.network.graph import Node, Tensor, inferred
 from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize
 
 __all__ = [
@@ -71,10 +72,30 @@ class Dequantized(NamedTuple):
         return real(self.integers, self.attributes.src, self.attributes.axis)
 
 
+class Step(NamedTuple):
+    """What a translator that looks at no sizes made of a node of a model.
+
+    flows: the operands that are no constants: their names in the model, and their own.
+    alike: pairs of these, by their own names, and whether both have one shape.
+    nodes, constants, tensors, dequantized, dequantizing: what came into the scope; `tensors` are the constants'.
+    gives: the names of the node's values in the model, and their own.
+    """
+
+    flows: tuple[tuple[str, str], ...]
+    alike: tuple[tuple[str, str, bool], ...]
+    nodes: tuple[Node, ...]
+    constants: dict[str, Array]
+    tensors: dict[str, Tensor]
+    dequantized: dict[str, Dequantized]
+    dequantizing: set[str]
+    gives: tuple[tuple[str, str], ...]
+
+
 class Scope(Emitter):
     """The network while it is read. `values` has each value by ONNX's names too.
 
     dequantized: constants whose integers passes may take; there is a node for each that an op reads.
+    steps: what nodes became whose translators look at no sizes, by the first of their values.
     """
 
     def __init__(self, name: str, opset: int, read: set[str]) -> None:
@@ -87,6 +108,7 @@ class Scope(Emitter):
         self.floats: set[str] = set()  # of these, sums of integers that are held as float32
         self.dequantized: dict[str, Dequantized] = {}
         self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
+        self.steps: dict[str, Step] = {}
 
     def array(self, name: str) -> Array | None:
         return self.dequantized[name].array if name in self.dequantized else super().array(name)
@@ -112,6 +134,35 @@ class Scope(Emitter):
     def drop(self, first: int) -> None:
         self._dequantizing -= {node.output for node in self.nodes[first:]}
         super().drop(first)
+
+    def repeat(self, step: Step) -> bool:
+        """Make of a node what its translator made for other sizes. False, and nothing is done, if it may differ."""
+        values = self.values
+        if any(values[name].name != own or self.is_constant(own) for name, own in step.flows):
+            return False
+        if any((values[a].shape == values[b].shape) != same for a, b, same in step.alike):
+            return False
+        self.constants |= step.constants
+        self.dequantized |= step.dequantized
+        self._dequantizing |= step.dequantizing
+        self._value_names.update(step.tensors)
+        values |= step.tensors
+        for node in step.nodes:
+            inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
+            self.nodes.append(node)
+            self._node_names.add(node.name)
+            self._known(inferred(node, inputs, parameters))
+        values |= {name: values[own] for name, own in step.gives}
+        return True
+
+    def share(self, other: Scope, names: Iterable[str]) -> None:
+        """Take constants over from a scope that knows them."""
+        for name in names:
+            tensor = self.values[name] = other.values[name]
+            if tensor.name in other.dequantized:
+                self.dequantized[tensor.name] = other.dequantized[tensor.name]
+            else:
+                self.constants[tensor.name] = other.constants[tensor.name]
 
     def _dequantize(self, name: str) -> None:
         """Make a node for a constant of integers. Networks have no int16, so such a constant is one of floats."""
@@ -153,16 +204,84 @@ def registered(
     return register
 
 
+class Watched(Tensor):
+    """A value as a translator sees it. The call notes that the translator looks at sizes."""
+
+    call: Call
+    plain: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        self.call.looks = True
+        return self.plain.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.plain.shape)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.plain if isinstance(tensor, Watched) else tensor
+
+
 class Call(Translation):
-    """One node of a model, as its translator sees it."""
+    """One node of a model, as its translator sees it.
+
+    looks: whether the translator looked at sizes, but for ranks and `have_one_shape`.
+    """
 
     def __init__(self, node: Any, scope: Scope) -> None:
         super().__init__(scope, str(node.name or node.output[0]), title(node))
-        self.node, self.scope, self.opset = node, scope, scope.opset
-        self.inputs = [scope.values[name] if name else None for name in node.input]
+        self.node, self.scope, self.opset, self.looks = node, scope, scope.opset, False
+        self.inputs = [self._watched(scope.values[name]) if name else None for name in node.input]
         # What is read of the outputs after the first.
         self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
         self.attributes = {a.name: a for a in node.attribute}
+        self._alike: list[tuple[str, str, bool]] = []
+        self._before = len(scope.nodes), len(scope.constants), len(scope.dequantized)
+
+    def _watched(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, Unknown):
+            return tensor
+        made = object.__new__(Watched)
+        made.__dict__.update(name=tensor.name, type=tensor.type, call=self, plain=tensor)
+        return made
+
+    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
+        operands, constants = map(_plain, inputs), tuple(map(_plain, parameters))
+        return self._watched(super().emit(attributes, *operands, parameters=constants, helps=helps))
+
+    def give(self, name: str, tensor: Tensor) -> None:
+        super().give(name, _plain(tensor))
+
+    def have_one_shape(self, a: Tensor, b: Tensor) -> bool:
+        same = _plain(a).shape == _plain(b).shape
+        self._alike.append((a.name, b.name, same))
+        return same
+
+    def maker(self, name: str) -> Node | None:
+        """The node that makes a value; None for inputs and constants."""
+        self.looks = True
+        return self.scope.maker(name)
+
+    def note(self) -> None:
+        """Keep what the node became, for other sizes."""
+        scope, read = self.scope, [(name, self.scope.values[name].name) for name in self.node.input if name]
+        if self.looks or not {own for _, own in read}.issuperset(name for pair in self._alike for name in pair[:2]):
+            return
+        nodes, constants, dequantized = self._before
+        made, arrays = scope.nodes[nodes:], dict(itertools.islice(scope.constants.items(), constants, None))
+        integers = dict(itertools.islice(scope.dequantized.items(), dequantized, None))
+        scope.steps[self.node.output[0]] = Step(
+            tuple((name, own) for name, own in read if not scope.is_constant(own)),
+            tuple(self._alike),
+            tuple(made),
+            arrays,
+            {name: scope.values[name] for name in (*arrays, *integers)},
+            integers,
+            {name for name in (*(node.output for node in made), *arrays) if name in scope.dequantized},
+            tuple((name, scope.values[name].name) for name in self.node.output if name in scope.values),
+        )
 
     # -- what the node says
 
@@ -243,10 +362,10 @@ class Call(Translation):
         wei, groups = parameters[0], attributes.groups
         known = self.scope.dequantized.get(wei.name)
         integers = known.integers if known else self.scope.constants.get(wei.name)
-        fits = len(x.shape) == 4 and x.shape[1] == groups * wei.shape[1]
         depthwise = known and groups > 1 and wei.shape[1] == 1
         by_inputs = known and known.attributes.src.scale.ndim and known.attributes.axis == 1
-        if integers is None or integers.dtype != np.int16 or depthwise or by_inputs or not fits:
+        wide = integers is not None and integers.dtype == np.int16 and not depthwise and not by_inputs
+        if integers is None or not wide or x.rank != 4 or x.shape[1] != groups * wei.shape[1]:
             return self.emit(attributes, x, *others, parameters=parameters)
         parts: list[Array] = []
         while integers.any() or not parts:

@@ -102,14 +102,14 @@ def _unsqueeze(call: Call) -> Tensor:
 
 @_op("Transpose")
 def _transpose(call: Call) -> Tensor:
-    perm = call.attribute("perm", tuple(reversed(range(len(call.input().shape)))))
+    perm = call.attribute("perm", tuple(reversed(range(call.input().rank))))
     return call.emit(ops.Transpose(perm), call.input())
 
 
 @_op("Concat")
 def _concat(call: Call) -> Tensor:
     parts = [call.input(i) for i in range(len(call.inputs))]
-    axis = call.axis(call.attribute("axis", 1), len(parts[0].shape))
+    axis = call.axis(call.attribute("axis", 1), parts[0].rank)
     return call.emit(ops.Concat(axis), *parts)
 
 

@@ -26,10 +26,10 @@ class _Window:
         rank = len(kernel)
         if not 1 <= rank <= 3:
             raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
-        spatial = call.input().shape[2:]
-        if len(spatial) != rank:
-            rule = f"has {len(spatial)} image dimensions, and the window {kernel} has {rank}"
-            raise call.error("input", call.input().shape, rule)
+        x = call.input()
+        if x.rank != rank + 2:
+            rule = f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}"
+            raise call.error("input", x.shape, rule)
         stride = call.attribute("strides", (1,) * rank)
         dilation = call.attribute("dilations", (1,) * rank)
         flat = call.attribute("pads", (0,) * 2 * rank)
@@ -43,14 +43,17 @@ class _Window:
         if auto == "VALID":
             pads = ((0, 0),) * rank
         elif auto.startswith("SAME"):
-            pads = tuple(map(functools.partial(_same, auto), spatial, kernel, stride, dilation))
+            pads = tuple(map(functools.partial(_same, auto), x.shape[2:], kernel, stride, dilation))
         axes = max(2, rank)
-        self.rank = rank
-        self.image = (1, *spatial)[-axes:]
+        self.rank, self.source = rank, x
         self.kernel = (1, *kernel)[-axes:]
         self.stride = (1, *stride)[-axes:]
         self.dilation = (1, *dilation)[-axes:]
         self.pads = ((0, 0), *pads)[-axes:]
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        return (1, *self.source.shape[2:])[-max(2, self.rank) :]
 
     def depth(self, pads: Any = None) -> Depth:
         """The windows along D. pads: in place of the node's own."""
@@ -68,7 +71,7 @@ def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> tupl
 
 def _image(call: Call, x: Tensor) -> Tensor:
     """(N, C, L) as (N, C, 1, L)."""
-    return call.reshape(x, (*x.shape[:2], 1, x.shape[2])) if len(x.shape) == 3 else x
+    return call.reshape(x, (*x.shape[:2], 1, x.shape[2])) if x.rank == 3 else x
 
 
 def _row(call: Call, y: Tensor, rank: int) -> Tensor:
@@ -220,8 +223,8 @@ def _global_average_pool(call: Call) -> Tensor:
 
 def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     """One window over the whole image."""
-    if len(x.shape) not in (3, 4, 5):
-        raise Unsupported(f"input={x.shape}: {len(x.shape)} dimensions")
-    if len(x.shape) == 5:
+    if x.rank not in (3, 4, 5):
+        raise Unsupported(f"input={x.shape}: {x.rank} dimensions")
+    if x.rank == 5:
         return pooled(call, ops.Pool2d(kind), x, Depth(x.shape[2]))
-    return _row(call, call.emit(ops.Pool2d(kind), _image(call, x)), len(x.shape) - 2)
+    return _row(call, call.emit(ops.Pool2d(kind), _image(call, x)), x.rank - 2)

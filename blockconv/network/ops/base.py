@@ -67,7 +67,7 @@ class Attributes(Rule):
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         """The output's element type: that of all operands, unless an op says otherwise. Raises DtypeError."""
         given = (*inputs, *parameters)
-        if len(set(given)) > 1:
+        if given.count(given[0]) < len(given):
             raise DtypeError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
         return given[0]
 

@@ -41,6 +41,11 @@ class Tensor:
         """The number of logical elements."""
         return math.prod(self.shape)
 
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
 
 class Site(NamedTuple):
     """A node of a network with its values.

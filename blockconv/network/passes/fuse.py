@@ -8,7 +8,6 @@ are folded in float64 and rounded once, unless their type cannot hold the result
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -35,7 +34,6 @@ from blockconv.network.ops import (
     Pool2d,
     QuantizedConv2d,
     Reshape,
-    Shape,
     Shuffle,
     Slice,
     Transpose,
@@ -43,7 +41,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
 from blockconv.network.passes.residuals import adding_convolution
-from blockconv.network.passes.rewrite import Edit, refitted, rewritten
+from blockconv.network.passes.rewrite import Edit, Refit, rewritten
 from blockconv.network.passes.spelled import SPELLED
 from blockconv.network.passes.volumes import VOLUMES
 
@@ -63,12 +61,7 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
             if before.tensors[name] != fused.tensors[name]:
                 rule = f"changes {before.tensors[name]} to {fused.tensors[name]}"
                 raise NetworkError(network.name, "pass", step.__name__, rule, "please report it with the network")
-    return replace(fused, remake=functools.partial(_fused_again, network, fused, dtype))
-
-
-def _fused_again(network: Network, fused: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
-    other, again = network.with_input_shapes(shapes), functools.partial(_fused_again, network, fused, dtype)
-    return refitted(network, fused, other, again) or fuse(other, dtype)
+    return fused.remade_by(Refit(network, fused, functools.partial(fuse, dtype=dtype)))
 
 
 # ---------------------------------------------------------------- less of the same

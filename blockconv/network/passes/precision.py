@@ -8,7 +8,6 @@ float32, as accumulators are, and so do scales and shifts of channels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,8 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, numpy_dtype
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Reshape, Shape, Weighted
-from blockconv.network.passes.rewrite import Edit, refitted, rewritten
+from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Reshape, Weighted
+from blockconv.network.passes.rewrite import Edit, Refit, rewritten
 
 __all__ = ["conversions", "stored_as"]
 
@@ -38,12 +37,7 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
         return network
     _check(network, dtype)
     made = conversions(_all_stored(network, dtype))
-    return replace(made, remake=functools.partial(_stored_again, network, made, dtype))
-
-
-def _stored_again(network: Network, made: Network, dtype: FloatType, shapes: Mapping[str, Shape]) -> Network:
-    other, again = network.with_input_shapes(shapes), functools.partial(_stored_again, network, made, dtype)
-    return refitted(network, made, other, again) or stored_as(other, dtype)
+    return made.remade_by(Refit(network, made, functools.partial(stored_as, dtype=dtype)))
 
 
 def conversions(network: Network) -> Network:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Network, Node, same_array
 from blockconv.network.ops import Attributes, Reshape, Shape
 
-__all__ = ["Edit", "Rule", "refitted", "rewritten"]
+__all__ = ["Edit", "Refit", "Rule", "rewritten"]
 
 Array = npt.NDArray[Any]
 A = TypeVar("A", bound=Attributes)
@@ -199,36 +200,68 @@ def rewritten(network: Network, *rules: Rule) -> Network:
 # ---------------------------------------------------------------- the same for other sizes
 
 
-def refitted(
-    before: Network, after: Network, other: Network, remake: Callable[[dict[str, Shape]], Network]
-) -> Network | None:
-    """`after`, which rules made of `before`, for the sizes of `other`; None unless they make it of that as well.
+@dataclass(frozen=True, eq=False)
+class Refit:
+    """Makes a network that rules made of another one, for other shapes of the other's inputs.
 
-    Rules look at attributes, constants, ranks and channels, which have to be the same; and they compare sizes of a
-    node's values with each other, with 0 and with 1, which has to say the same. remake: see `Network`.
+    before, after: the other, and the one that was made of it.
+    make(network): makes it, where rules may decide otherwise for these shapes.
     """
-    constants = other.constants
-    if (
-        after.rest is not None
-        or other.rest is not None
-        or before.nodes != other.nodes
-        or before.outputs != other.outputs
-        or before.constants.keys() != constants.keys()
-    ):
-        return None
-    if not all(same_array(value, constants[name]) for name, value in before.constants.items()):
-        return None
-    if any(_compared(before, node) != _compared(other, node) for node in before.nodes):
-        return None
-    if not _divides_alike(before, other):
-        return None
-    try:
-        made = after.of_shapes({tensor.name: tensor.shape for tensor in other.inputs}, remake)
-    except ArgumentError:
-        return None
-    return (
-        made if all(made.tensors[name] == other.tensors[name] for name in made.tensors.keys() & other.tensors) else None
-    )
+
+    before: Network
+    after: Network
+    make: Callable[[Network], Network]
+
+    def __call__(self, shapes: Mapping[str, Shape]) -> Network:
+        other = self.before.with_input_shapes(shapes)
+        return self._fitted(other) or self.make(other)
+
+    @functools.cached_property
+    def _facts(self) -> list[list[object]]:
+        return _facts(self.before)
+
+    def _fitted(self, other: Network) -> Network | None:
+        """`after` for the sizes of `other`; None unless rules make it of that as well.
+
+        Rules look at attributes, constants, ranks and channels, which have to be the same; and they compare sizes of a
+        node's values with each other, with 0 and with 1, which has to say the same. The sizes that a reshape names are
+        those of its values.
+        """
+        before, after, constants = self.before, self.after, other.constants
+        if (
+            after.rest is not None
+            or other.rest is not None
+            or not _are_alike(before.nodes, other.nodes)
+            or before.outputs != other.outputs
+            or before.constants.keys() != constants.keys()
+        ):
+            return None
+        if not all(same_array(value, constants[name]) for name, value in before.constants.items()):
+            return None
+        if self._facts != _facts(other) or not _divides_alike(before, other):
+            return None
+        try:
+            made = after.of_shapes({tensor.name: tensor.shape for tensor in other.inputs}, self, known=other.tensors)
+        except ArgumentError:
+            return None
+        same = made.tensors.keys() & other.tensors
+        return made if all(made.tensors[name] == other.tensors[name] for name in same) else None
+
+
+def _are_alike(some: tuple[Node, ...], others: tuple[Node, ...]) -> bool:
+    """Whether nodes are the same but for the sizes of reshapes."""
+    if some is others:
+        return True
+
+    def are_alike(a: Node, b: Node) -> bool:
+        reshapes = isinstance(a.attributes, Reshape) and isinstance(b.attributes, Reshape)
+        return a is b or a == (replace(b, attributes=a.attributes) if reshapes else b)
+
+    return len(some) == len(others) and all(map(are_alike, some, others))
+
+
+def _facts(network: Network) -> list[list[object]]:
+    return [_compared(network, node) for node in network.nodes]
 
 
 def _channels(shape: Shape) -> Shape:
@@ -237,7 +270,7 @@ def _channels(shape: Shape) -> Shape:
 
 
 def _compared(network: Network, node: Node) -> list[object]:
-    """The facts that rules may learn about the sizes of a node's values: see `refitted`."""
+    """The facts that rules may learn about the sizes of a node's values: see `Refit`."""
     first, *others = shapes = [network.shape(name) for name in (*node.inputs, node.output)]
     if isinstance(node.attributes, Reshape):  # see `_divides_alike`
         return [_channels(shape) for shape in shapes]

@@ -198,7 +198,7 @@ def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], norm: 
     rows, normal = (edit.value_name(f"{node.output}.{word}") for word in ("rows", "normal"))
     return edit.replace(
         old,
-        Node(f"{node.name}.rows", Reshape((math.prod(shape[: axes[0]]), size)), (x,), rows),
+        Node(f"{node.name}.rows", Reshape((-1, size)), (x,), rows),
         Node(f"{node.name}.norm", norm, (rows,), normal, (ones, zeros)),
         Node(node.name, Reshape(shape), (normal,), node.output),
     )
