@@ -42,8 +42,9 @@ def check_extents(
     op: str, argument: str, value: object, extents: Iterable[int], error: type[ArgumentError] = ArgumentError
 ) -> None:
     """Raise an error that names `value` if one of its extents, in either direction, is more than MOST_EXTENT."""
-    if any(not -MOST_EXTENT <= extent <= MOST_EXTENT for extent in extents):
-        raise error(op, argument, value, "has to be at most 2^31 in every direction", "give smaller sizes")
+    for extent in extents:
+        if not -MOST_EXTENT <= extent <= MOST_EXTENT:
+            raise error(op, argument, value, "has to be at most 2^31 in every direction", "give smaller sizes")
 
 
 def check_bytes(op: str, argument: str, value: object, nbytes: int, error: type[ArgumentError] = ArgumentError) -> None:

@@ -55,7 +55,8 @@ def make_whole(problem: object, op: str, names: Iterable[str]) -> None:
         except TypeError:
             raise ArgumentError(op, name, value, "must be a whole number") from None
         check_extents(op, name, value, (number,))
-        set_field(problem, name, number)
+        if number is not value:
+            set_field(problem, name, number)
 
 
 def check_arrays(problem: Any, op: str, itemsize: int) -> None:

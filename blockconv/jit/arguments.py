@@ -30,6 +30,7 @@ Words are int64s: an address, a count, 0 or 1; a float is passed as its bits.
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import numbers
 import operator
@@ -81,15 +82,28 @@ class Word:
 
     def words(self, value: Any) -> Iterable[Any]:
         """The words that stand for this value of the field. Raises TypeError."""
-        if isinstance(value, (int, numbers.Integral, np.bool_)):
+        kind: Any = type(value)
+        if _is_whole(kind):
             return (int(value),)
-        if value is None or isinstance(value, (numbers.Number, str, Iterable)):
+        if _is_none(kind):
             raise TypeError(f"is one integer, or an address that is known later; it is given {value!r}")
         return (value,)  # a `Buffer`, or a value of LLVM
 
     def lines(self, first: int, prefix: str) -> Iterator[tuple[int, str, str, str]]:
         """Of each word: its index, its name, its unit and its meaning, in a block that begins with word `first`."""
         yield first + self.first, prefix + self.name, self.unit, self.meaning
+
+
+@functools.cache
+def _is_whole(kind: type) -> bool:
+    """Whether values of a type are integers."""
+    return issubclass(kind, (int, numbers.Integral, np.bool_))
+
+
+@functools.cache
+def _is_none(kind: type) -> bool:
+    """Whether values of a type that are no integers are no words either."""
+    return issubclass(kind, (numbers.Number, str, Iterable, type(None)))
 
 
 class Blocks(Word):
@@ -210,16 +224,16 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
     def __new__(cls: type[_A], *address: Any, **words: Any) -> _A:
         if address:
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
-        for name in words:
-            if name not in cls.fields:
-                raise TypeError(_no_word(cls, name))
-        missing = [name for name in cls.fields if name not in words]
-        if missing:
-            raise TypeError(f"{cls.__name__}: missing {', '.join(missing)}")
+        if words.keys() != cls.fields.keys():
+            raise TypeError(_wrong_words(cls, words))
         values: list[Any] = []
         for name, field in cls.fields.items():
+            value = words[name]
+            if type(value) is int and type(field) is Word:  # as most are
+                values.append(value)
+                continue
             try:
-                values.extend(field.words(words[name]))
+                values.extend(field.words(value))
             except TypeError as error:
                 raise TypeError(f"{cls.__name__}: {name} {error}") from None
         return _made(cls, values)
@@ -262,6 +276,13 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
 def _made(block: type[_A], words: Iterable[Any]) -> _A:
     """A block of words that are in order."""
     return tuple.__new__(block, words)
+
+
+def _wrong_words(block: type[Arguments], words: Iterable[str]) -> str:
+    for name in words:
+        if name not in block.fields:
+            return _no_word(block, name)
+    return f"{block.__name__}: missing {', '.join(name for name in block.fields if name not in words)}"
 
 
 def _no_word(block: type[Arguments], name: str) -> str:

@@ -110,15 +110,15 @@ def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> N
 def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[Segment]:
     """Programs, and foreign parts between them, with buffer `index` at an address."""
 
-    def fixed_word(word: int | Buffer) -> int | Buffer:
-        return word if isinstance(word, int) or word.index != index else address + word.offset
+    def fixed(args: Iterable[int | Buffer]) -> tuple[int | Buffer, ...]:
+        return tuple([w if isinstance(w, int) or w.index != index else address + w.offset for w in args])
 
     for part, run in itertools.groupby(actions, lambda action: action.part):
         if part is None:
             ops: Iterable[Op] = (op for action in run for op in action.ops)
-            yield Program([replace(op, args=tuple(map(fixed_word, op.args))) for op in ops])
+            yield Program([replace(op, args=fixed(op.args)) for op in ops])
         else:
-            yield part._replace(args=tuple(map(fixed_word, part.args)))
+            yield part._replace(args=fixed(part.args))
 
 
 def measured_runs(

@@ -221,14 +221,14 @@ class _Instance(jit.Addressed):
                 chunk=op.chunk,
                 counters=base + 8 * (counters + lines * LINE * i),
             )
+            end = at + len(op.args)
+            block[at:end] = [0 if isinstance(value, Buffer) else value for value in op.args]
             for index, value in enumerate(op.args, start=at):
                 if value is OWN_TABLE:
                     block[index] = address_of(op.table)
                 elif isinstance(value, Buffer):
                     self.patches.append((index, value.index, value.offset))
-                else:
-                    block[index] = value
-            at += len(op.args)
+            at = end
 
 
 class Program:
