@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import doctest
+import functools
 import importlib.util
 import inspect
 import re
@@ -304,12 +305,15 @@ def test_signatures_are_those_of_the_sources(docstrings: ModuleType) -> None:
 # ---------------------------------------------------------------- records and names inside the package
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+@functools.cache
+def classes() -> list[tuple[str, ast.ClassDef]]:
     """Every class of the package, and where it is."""
-    for path in sorted(Path(bc.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                yield f"{path}:{node.lineno}", node
+    return [
+        (f"{path}:{node.lineno}", node)
+        for path in sorted(Path(bc.__file__).parent.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def fields_of(node: ast.ClassDef) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -85,15 +86,20 @@ def place(name: str) -> int:
     return ORDER.index(max(lines, key=len))
 
 
+@functools.cache
+def imports(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imported(name: str) -> set[str]:
     """Modules that a module imports, wherever in it."""
     path = MODULES[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             # What is imported from a package is a module of it, or a name that the package's own file has.
@@ -210,7 +216,8 @@ def is_private(name: str) -> bool:
 
 def private_parts(path: Path) -> set[str]:
     """Private names of Numba and llvmlite that a file imports, or reads of what it imports."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    text = path.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(text))) if re.search("numba|llvmlite", text) else []
     found: set[str] = set()
     local: dict[str, str] = {}
     for node in nodes:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +32,13 @@ PUBLIC = {
 }  # fmt: skip
 
 
-def functions(path: Path) -> Iterator[tuple[str, Function]]:
+@functools.cache
+def functions(path: Path) -> list[tuple[str, Function]]:
     """Every function with its name, a method's with its class before it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    owners = {child: node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
-    for node in ast.walk(tree):
-        if isinstance(node, Function):
-            yield f"{owners[node]}.{node.name}" if node in owners else node.name, node
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    owners = {child: node.name for node in nodes if isinstance(node, ast.ClassDef) for child in node.body}
+    named = [node for node in nodes if isinstance(node, Function)]
+    return [(f"{owners[node]}.{node.name}" if node in owners else node.name, node) for node in named]
 
 
 def lines_by_folder() -> Counter[str]:

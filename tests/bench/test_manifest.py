@@ -189,6 +189,7 @@ for layout in ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "
 """
 
 
+@pytest.mark.slow
 def test_the_quick_cases_reach_every_row_and_layout_and_have_names_of_their_own(
     run_python: Any, tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ def test_layers_by_algorithm_are_shown_side_by_side(tmp_path):
     assert text.splitlines()[4] == "| 3x3 | 4 | 2 | **1** |  |"
 
 
+@pytest.mark.slow
 def test_the_figures_that_are_shown_are_generated():
     for page, text in publish.shown().items():
         assert page.read_text(encoding="utf-8") == text, f"run `python -m bench tables`: {page.name} differs"

@@ -56,7 +56,9 @@ def test_a_light_network_loads_with_the_shape_of_its_recorded_output(path):
     assert [net.shape(name) for name in net.outputs] == [wanted.shape]
 
 
-@pytest.mark.parametrize("name", ["shufflenet", "bvlc_alexnet", "inception_v1"])
+@pytest.mark.parametrize(
+    "name", ["shufflenet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bvlc_alexnet", "inception_v1"))]
+)
 def test_a_light_network_gives_its_recorded_output(name):
     """The cheap ones; all nine run through compiled plans."""
     path = next(path for path in LIGHT if path.stem == f"light_{name}")

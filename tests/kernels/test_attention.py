@@ -174,7 +174,7 @@ def problems(draw: Any) -> tuple[list[Array], Any, int]:
 
 
 @guarded
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_random_problems(given: tuple[list[Array], Any, int]) -> None:
     run(given[0], options=given[1], threads=given[2])

@@ -100,7 +100,7 @@ def masks(layout: str, shape: Shape, first: int) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_every_type(name: str) -> None:
     kinds = ["where", "equal", "less", "less_equal"]
     kinds += ["and", "or", "xor"] if name not in FLOATS else []
@@ -166,7 +166,7 @@ def problems(draw: Any) -> tuple[str, str, list[Shape]]:
     return draw(st.sampled_from(["where", "less", *(["mod"] if name == "int64" else [])])), name, shapes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problems(), st.integers(0, 99))
 def test_random_broadcasts(problem: tuple[str, str, list[Shape]], seed: int) -> None:
     kind, name, shapes = problem

@@ -156,7 +156,7 @@ def problems(draw: Any) -> tuple[Array, Array, Any, int]:
 
 
 @guarded
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_random_problems(given: tuple[Array, Array, Any, int]) -> None:
     a, b, orders, threads = given

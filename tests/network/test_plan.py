@@ -511,6 +511,7 @@ def test_a_planner_by_costs_is_as_good_as_greedy(make: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(2)
 def test_a_random_planner_gets_what_it_chose(seed: int, tmp_path: Path) -> None:
     network, asked = residual_network(), {}
 

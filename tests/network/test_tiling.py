@@ -254,7 +254,7 @@ def test_tiles_from_the_smallest_on_give_the_whole_images_results(build: Any, sh
     x = whole_numbers(np.random.default_rng(1), *shape)
     wanted, least = plan.by_name(x), least_tile(network, shape)
     assert len(plan.tiling(shape, least).pieces) > 20
-    for tile in (least, least + 1, least + 17, (least, least + 60), 2 * least, 400):
+    for tile in (least, least + 17, (least, least + 60), 400):
         found = plan.tiled(x, tile)
         for name, result in (found if isinstance(found, dict) else {network.outputs[0]: found}).items():
             np.testing.assert_array_equal(result, wanted[name])
@@ -282,7 +282,7 @@ def test_int8_is_the_whole_image_bit_for_bit() -> None:
     )
     b.output(b.conv2d(b.max_pool2d(y, 3, 2, 1), rng.normal(size=(8, 16, 3, 3)).astype("f4"), padding=1))
     network = bc.quantize(b.build(), [rng.normal(size=(1, 3, 64, 64)).astype(np.float32) for _ in range(2)])
-    plan = bc.compile(network, threads=1)
+    plan = bc.compile(network, "NHWC", threads=1)
     x = rng.normal(size=(1, 3, 150, 101)).astype(np.float32)
     np.testing.assert_array_equal(plan.tiled(x, 40), plan(x))
 

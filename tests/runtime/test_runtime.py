@@ -366,6 +366,7 @@ def test_a_pool_of_forked_processes(run_python: Any) -> None:
     )
 
 
+@pytest.mark.slow  # as a worker that is spawned in tests/api/test_copies.py is not
 def test_spawned_processes(run_python: Any, tmp_path: Any) -> None:
     path = tmp_path / "spawned.py"
     body = """
@@ -444,13 +445,13 @@ def test_the_layer_of_another_librarys_first_launch_is_kept(run_python: Any) -> 
 
 
 @needs_tbb
-def test_tbb_is_found_where_pip_put_it(run_python: Any) -> None:
+@pytest.mark.parametrize("asked", [None, pytest.param("safe", marks=pytest.mark.slow)])
+def test_tbb_is_found_where_pip_put_it(run_python: Any, asked: str | None) -> None:
     code = script("""
         assert right()
         assert threading_layer().name == "tbb" and os.path.exists(threading_layer().tbb)
     """)
-    for asked in (None, "safe"):
-        run_python(code, NUMBA_THREADING_LAYER=asked)
+    run_python(code, NUMBA_THREADING_LAYER=asked)
 
 
 def test_without_tbb_openmp_serves(run_python: Any) -> None:

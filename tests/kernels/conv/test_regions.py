@@ -57,7 +57,7 @@ def test_regions_cut_the_image_by_the_taps_inside(problem: Conv2dProblem) -> Non
     assert (count == 1).all()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS), act=st.sampled_from((None, "relu")),
     residual=st.booleans(), threads=st.integers(1, 3),
@@ -72,7 +72,7 @@ def test_random_problems(problem, src, dst, act, residual, threads) -> None:
 @pytest.mark.parametrize("descriptor", [ASPP, SIDES])
 @pytest.mark.parametrize(("src", "dst"), [*((x, x) for x in LAYOUTS), ("NHWC", "NCHW16"), ("NCHW", "NHWC")])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 def test_values(descriptor: str, src: str, dst: str, dtype: str) -> None:
     p = Conv2dProblem.from_descriptor(descriptor)
     wanted = data(p, dtype=dtype, act="relu", residual=True)
@@ -113,7 +113,7 @@ def test_a_pyramid_of_dilations_runs_by_regions() -> None:
     network = b.build()
     plan = bc.compile(network, accuracy="strict")
     assert sum(action.kernel == "conv_regions" for action in plan.actions) >= 2
-    for size in (33, 30, 9):  # other sizes have other regions
+    for size in (33, 9):  # another size has other regions
         image = np.random.default_rng(size).integers(-4, 5, (1, 64, size, size)).astype("f4")
         wanted = network.with_input_shapes(image.shape).evaluate(image)
         for found, exact in zip(plan(image).values(), wanted.values(), strict=True):

@@ -197,7 +197,7 @@ def weight_tags() -> list[str]:
 
 
 @pytest.mark.parametrize("tag", weight_tags())
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(11)
 def test_weights(arenas: Arenas, tag: str) -> None:
     plain = [t for t in ("abcd", "acdb", "cdba", "abcde", "abdec") if Layout(t).ndim == Layout(tag).ndim]
     shapes: list[Shape] = [(1, 1, 3, 3), (17, 3, 3, 3), (16, 16, 1, 1), (33, 65, 2, 1), (5, 20, 1, 2)]
