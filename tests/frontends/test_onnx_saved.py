@@ -240,6 +240,21 @@ def test_rms_normalization_is_fused_at_any_opset(simplified: bool, tmp_path: Pat
     np.testing.assert_allclose(bc.load_onnx(path, strict=True).evaluate(given)["y"], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_weights_of_4_bits_stay_in_one_node(tmp_path: Path) -> None:
+    int4 = pytest.importorskip("ml_dtypes").int4
+    m = Model(21)
+    weight = m.known("w", m.rng.integers(-8, 8, (32, 5)).astype(int4))
+    given = f"{m.floats('s', 2, 5)} {m.known('z', m.rng.integers(-2, 3, (2, 5)).astype(int4))}"
+    m("MatMul", f"x {m('DequantizeLinear', f'{weight} {given}', 'd', axis=0, block_size=16)}", "y")
+    m.constants["s"] = np.abs(m.constants["s"])
+    model, path, x = m.proto((3, 32), "y"), tmp_path / "bits.onnx", m.rng.standard_normal((3, 32)).astype("f4")
+    model.ir_version = 10
+    session(model, "ENABLE_EXTENDED", str(path))
+    assert "com.microsoft.MatMulNBits" in kinds(path)
+    (wanted,) = session(model, "DISABLE_ALL").run(None, {"x": x})  # the other one rounds x to 8 bits
+    np.testing.assert_allclose(bc.load_onnx(path, strict=True).evaluate(x)["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
 def in_blocks(weight: np.ndarray, block: int) -> np.ndarray:
     """A weight as ONNX Runtime saves it."""
     o, i, h, w = weight.shape

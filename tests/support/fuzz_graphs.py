@@ -1337,6 +1337,21 @@ def _matmul_to_float(g: Graph) -> None:
     g.contributed("MatMulIntegerToFloat", ("f4", (*x.shape[:-1], n)), x, wei, s, t, z, u, *more)
 
 
+@_op(f"{MS}.MatMulNBits")
+def _matmul_of_bits(g: Graph) -> None:
+    x, n, size, bits = g.take(np.float32, ranks=(2, 3)), g.pick((1, 5, 16)), g.pick((16, 32)), g.pick((4, 8))
+    k, blocks = x.shape[-1], -(-x.shape[-1] // size)
+    if not k or "w" in g.dynamic:  # the weight has as many rows
+        raise Skip
+    wei, scale = (
+        g.array((n, blocks, size * bits // 8), "u1"),
+        g.constant(g.rng.uniform(0.01, 0.1, n * blocks).astype("f4")),
+    )
+    more = [g.constant(g.array((n * -(-blocks * bits // 8),), "u1"))] if g.chance(0.5) else []
+    given = {"K": k, "N": n, "bits": bits, "block_size": size}
+    g.contributed("MatMulNBits", ("f4", (*x.shape[:-1], n)), x, g.constant(wei), scale, *more, **given)
+
+
 # ---------------------------------------------------------------- models
 
 _COMMON = ("Conv", "Add", "MaxPool", "AveragePool", "Resize", "Concat", "MatMul", "Relu", "Pad", "BatchNormalization")

@@ -126,6 +126,18 @@ def _dynamic_matmul(a: Any, x: Array, w: Array, t: Array, u: Any = None, b: Any 
     return (y + (0 if b is None else b)).astype("f4")
 
 
+def _matmul_of_bits(a: Any, x: Array, w: Array, s: Array, z: Array | None = None) -> Array:
+    def each(packed: Array) -> Array:
+        rows = packed.reshape(a.N, -1)
+        return rows if a.bits == 8 else np.dstack([rows % 16, rows // 16]).reshape(a.N, -1)
+
+    blocks = -(-a.K // a.block_size)
+    zero = np.full((a.N, blocks), 2 ** (a.bits - 1), "f4") if z is None else each(z)[:, :blocks].astype("f4")
+    size = a.block_size
+    whole = (each(w).astype("f4") - np.repeat(zero, size, 1)) * np.repeat(s.reshape(a.N, blocks), size, 1)
+    return (x @ whole[:, : a.K].T).astype("f4")
+
+
 def _softmax(a: Any, x: Array, *end: Array) -> Array:
     axis = getattr(a, "axis", -1)
     if getattr(a, "opset", 13) < 13:
@@ -192,6 +204,7 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     "FusedGemm": lambda a, x, w, b: _activated(a, x @ (w.T if a.transB else w) + b),
     "SkipLayerNormalization": lambda a, x, y, w, b, c: _onnx("LayerNormalization", x + y + c, w, b, epsilon=a.epsilon),
     "SkipSimplifiedLayerNormalization": lambda a, x, y, w, c: _rms(x + y + c, w, a.epsilon),
+    "MatMulNBits": _matmul_of_bits,
     "MatMulIntegerToFloat": lambda a, x, w, s, t, z=None, u=None, b=None: (
         _integers(x, s, z) @ _integers(w, t, u) + (0 if b is None else b)
     ).astype("f4"),
@@ -312,6 +325,7 @@ _SUMS = {
     *(
         "MatMul",
         "FusedMatMul",
+        "MatMulNBits",
         "FusedConv",
         "FusedGemm",
         "SkipLayerNormalization",

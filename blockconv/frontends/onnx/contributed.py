@@ -13,7 +13,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
-from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm
+from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm, matmul
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     QUANTIZED_OPS,
@@ -217,6 +217,35 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
     gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
     y = call.normalise_rows(total, len(total.shape) - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
     return [y, y, y, total]
+
+
+@_op("com.microsoft.MatMulNBits", limits="floats; constant B of 4 or 8 bits, scales and zero points; no g_idx")
+def _matmul_of_bits(call: Call) -> Tensor:
+    """A product with weights that have a scale, and perhaps a zero point, for each block of rows in each column."""
+    k, n, size = (call.attribute(name) for name in ("K", "N", "block_size"))
+    bits, blocks, x = call.attribute("bits", 4), -(-k // size), call.input()
+    if bits not in (4, 8) or call.has(4) or call.attribute("weight_prepacked", 0) or not x.type.is_float:
+        raise Unsupported(f"{bits} bits, {x.type}" + ", g_idx" * call.has(4))
+    try:
+        weight = _unpacked(call.array(1, "weight"), n, bits).reshape(n, blocks, size).astype(np.float32)
+        scale = call.array(2, "scales").reshape(n, blocks, 1).astype(np.float32)
+        zero: Any = np.float32(1 << (bits - 1))
+        if call.has(3):
+            given = call.array(3, "zero_points")
+            given = _unpacked(given, n, bits)[:, :blocks] if given.dtype == np.uint8 else given
+            zero = given.reshape(n, blocks, 1).astype(np.float32)
+    except ValueError as error:
+        raise call.error("B", call.input(1).shape, f"does not fit N={n}, K={k}, block_size={size}: {error}") from error
+    whole = ((weight - zero) * scale).reshape(n, -1)[:, :k]
+    call.inputs[1] = call.constant(whole.T.astype(x.type.dtype), "weight")
+    y = matmul(call, ops.Conv2d(), x, 1)
+    return call.binary("add", y, call.input(5)) if call.has(5) else y
+
+
+def _unpacked(packed: Any, rows: int, bits: int) -> Any:
+    """Bytes as numbers of so many bits, the low half of each first, in rows."""
+    given = packed.reshape(rows, -1)
+    return given if bits == 8 else np.stack([given & 15, given >> 4], -1).reshape(rows, -1)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels
