@@ -59,7 +59,6 @@ def _in_bounds(axis: _Axis, start: int, extent: int) -> TapRange:
     return low, min(max(-((first - axis.i) // axis.d), low), axis.k)
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def _tap_runs(axis: _Axis, extent: int) -> tuple[tuple[TapRange, int], ...]:
     """The ranges of an axis' tiles in their order, each with how many tiles have it one after the other.
 
@@ -83,7 +82,7 @@ def kept_along(at: Any, x: str, extent: int) -> tuple[tuple[TapRange, ...], floa
     return _kept_along(_axis(at, x), extent)
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 12)
 def _kept_along(axis: _Axis, extent: int) -> tuple[tuple[TapRange, ...], float]:
     runs = _tap_runs(axis, extent)
     total = sum((high - low) * count for (low, high), count in runs)

@@ -452,7 +452,7 @@ def tile_of_least_time(
     return TileShape(*best[4])
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[int, int, float, int], ...]:
     """(rows, pixels, taps on average, how many) of the tiles of `tile_sizes`, which layers of one size share.
 

@@ -202,7 +202,7 @@ def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: La
     return images if together and images >= LEAST_IMAGES else 0
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def blocking(
     machine: Machine,
     problem: Conv2dProblem,

@@ -97,7 +97,7 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
     return {}
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _taken(row: Row, request: Request, accuracy: float) -> Taken | None:
     """The row for a request, which networks repeat; None if it does not take it."""
     found = selection.decide(row, request, accuracy)
