@@ -30,7 +30,7 @@ from blockconv.machine.profile import committed
 from blockconv.network import ops
 from blockconv.network import plan as plans
 from blockconv.network.passes.fuse import fuse
-from blockconv.network.planning.candidates import Parameters, bind
+from blockconv.network.planning.candidates import Parameters, bind, bind_all
 from blockconv.network.planning.planned import Options, Planned, plan_layouts
 from blockconv.network.planning.resized import resized
 
@@ -199,6 +199,23 @@ def bound(planned: Planned | None) -> None:
     for node, one in zip(planned.network.nodes, planned.chosen, strict=True):
         if one.row is not None:
             bind(planned.network, node, one, held, 1)
+
+
+def test_convolutions_with_one_problem_share_their_ops(asked: set[Any]) -> None:
+    """But not those with another activation's kind, a residual, or another problem."""
+    b = bc.NetworkBuilder("blocks")
+    x = b.input("x", (1, 16, 20, 20))
+    weights = (values((16, 16, 3, 3), k) for k in range(5))
+    y = b.conv2d(x, next(weights), padding=1, activation=("clip", 0.0, 1.0))
+    y = b.conv2d(y, next(weights), padding=1, activation=("clip", -1.0, 6.0))
+    y = b.conv2d(y, next(weights), padding=1, activation="relu", residual=x)
+    y = b.conv2d(y, next(weights), padding=1, activation="silu")
+    b.output(b.conv2d(y, next(weights), padding=1, stride=2))
+    planned = plan_layouts(fuse(b.build()), Options(bc.Layout("NHWC"), "optimal", False, 1, "default"))
+    held = Unpacked(planned.network)
+    found = [one.ops for one in bind_all(planned.network, planned.chosen, held, 1) if one is not None]
+    assert found[0] is found[1]
+    assert len({id(ops) for ops in found}) == len(found) - 1
 
 
 @pytest.mark.parametrize("kind", ["net", "integers"])

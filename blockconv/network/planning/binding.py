@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from blockconv.core.layout import row_major
+from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import PLAIN, Quantizations, Requantization
-from blockconv.core.types import element
+from blockconv.core.types import Types, element
 from blockconv.dispatch.packing import activation_block
 from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
-from blockconv.kernels.table import Epilogue
+from blockconv.kernels.table import Epilogue, Primitive
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
 from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace, element_types
 from blockconv.network.planning.parameters import Parameters
-from blockconv.runtime import Buffer
+from blockconv.runtime import Buffer, Op
 
-__all__ = ["bind"]
+__all__ = ["Known", "bind"]
+
+Known = dict[Any, tuple[Primitive, tuple[Op, ...]]]
+Prepare = Callable[..., tuple[Primitive, tuple[Op, ...]]]
 
 
-def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
+def bind(
+    network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int, known: Known | None = None
+) -> BoundNode:
     """The ops of a candidate that has a kernel. The buffers are inputs, parameters, output, memory.
 
     A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
+
+    known: the kernels of convolutions that were bound before. Those with the same problem share their ops.
     """
     if isinstance(node.attributes, Weighted):
-        return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, threads)
+        prepare = functools.partial(_prepared, {} if known is None else known, candidate, threads)
+        return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, prepare)
     src, dst = node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
     types, options = element_types(network, node), node.attributes.options()
     primitive = candidate.prepare(src, dst, types, threads, **options)
@@ -38,43 +48,59 @@ def bind(network: Network, node: Node, candidate: Candidate, held: Parameters, t
     return BoundNode(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
 
 
-def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
+def _prepared(
+    known: Known, candidate: Candidate, threads: int, src: Layout, dst: Layout, types: Types, epilogue: Epilogue
+) -> tuple[Primitive, tuple[Op, ...]]:
+    """The kernel of a convolution, and its ops. Its activation's parameters are in a buffer, and not in the ops."""
+    key = candidate.row, candidate.problem, candidate.anchor, src, dst, types, epilogue
+    found = known.get(key)
+    if found is None:
+        primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue)
+        found = known[key] = primitive, primitive.ops()
+    return found
+
+
+def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare) -> BoundNode:
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
     types = element_types(network, node)
-    primitive = candidate.prepare(src, dst, types, threads, epilogue=Epilogue(act, residual))
+    primitive, made = prepare(src, dst, types, epilogue=Epilogue(act, residual))
     weight, bias = held.weights(node, problem, primitive.form, types)
     memory = map(Workspace, primitive.workspace)
-    return BoundNode(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
+    return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
 
-def _quantized_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
+def _quantized_conv2d(
+    network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
+) -> BoundNode:
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
     types, residual = element_types(network, node), len(node.inputs) > 1
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
     after = Requantization(a.activation, types, given, added)
-    primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue_of(after))
+    primitive, made = prepare(src, dst, types, epilogue=epilogue_of(after))
     weight, bias = held.quantized_weights(node, problem, primitive.form, after)
-    return BoundNode(primitive.ops(), (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
+    return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
 
-def _dynamic_conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int) -> BoundNode:
+def _dynamic_conv2d(
+    network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
+) -> BoundNode:
     """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
     types, residual, shifted = element_types(network, node), len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
-    primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue)
+    primitive, kernels = prepare(src, dst, types, epilogue=epilogue)
     weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
     scaled = types.is_requantized
     count = sums.size // (1 + scaled + shifted)
     first = dynamic_epilogue_op(count, scaled, shifted, Buffer(6), Buffer(7), Buffer(8))
     made = Workspace(sums.nbytes), OUTPUT, 2 if residual else OUTPUT, Workspace(EPILOGUE_BYTES)
-    return BoundNode((first, *primitive.ops()), (0, weight, *made, 1, sums, epilogue_block(after)))
+    return BoundNode((first, *kernels), (0, weight, *made, 1, sums, epilogue_block(after)))
 
 
 _CONVOLUTIONS = {

@@ -18,7 +18,7 @@ from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Site, View
-from blockconv.network.planning.binding import bind
+from blockconv.network.planning.binding import Known, bind
 from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Pricing, Taken, Workspace, element_types
 from blockconv.network.planning.parameters import Parameters
 
@@ -172,8 +172,8 @@ def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, th
     """
 
     def bound() -> list[BoundNode | None]:
-        pairs = zip(network.nodes, chosen, strict=True)
-        return [bind(network, node, one, held, threads) if one.row is not None else None for node, one in pairs]
+        pairs, known = zip(network.nodes, chosen, strict=True), Known()
+        return [bind(network, node, one, held, threads, known) if one.row is not None else None for node, one in pairs]
 
     with jit.collecting() as wanted:
         found = bound()
