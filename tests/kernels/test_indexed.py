@@ -251,6 +251,16 @@ def test_largest(name: str) -> None:
             assert np.array_equal(ops.Top(axis, count, smallest, last).evaluate([x], []), wanted)
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0), (0,)], ids=str)
+def test_largest_of_nothing(shape: tuple[int, ...]) -> None:
+    b = bc.NetworkBuilder()
+    b.output(b.add(ops.Top(len(shape) - 1, 0), b.input("x", shape)))
+    network, x = b.build(), np.empty(shape, np.float32)
+    for found in (network.evaluate(x), bc.compile(network, threads=1)(x)):
+        (found,) = found.values() if isinstance(found, dict) else (found,)
+        assert (found.shape, found.dtype) == ((*shape[:-1], 0), np.int64)
+
+
 def test_what_is_no_problem() -> None:
     for make, said in (
         (lambda: IndexProblem((3,), (2,), "along", 1), "must be one of the 1 axes"),

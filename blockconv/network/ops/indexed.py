@@ -194,8 +194,8 @@ class Top(_RowMajor):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         x = np.moveaxis(inputs[0], self.axis, -1)
-        lines = [np.asarray(self._order(line.tolist()), np.int64) for line in x.reshape(-1, x.shape[-1])]
-        found = np.array(lines, np.int64).reshape(*x.shape[:-1], self.count)
+        lines = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).tolist()
+        found = np.array([self._order(line) for line in lines], np.int64).reshape(*x.shape[:-1], self.count)
         return np.moveaxis(found, -1, self.axis)
 
     def _order(self, line: list[Any]) -> list[int]:
