@@ -20,6 +20,7 @@ __all__ = [
     "as_numpy",
     "first_tensor",
     "followed",
+    "follows_tangents",
     "gradients_from",
     "has_tangent",
     "like",
@@ -156,7 +157,7 @@ def _has_no_values(torch: Any, x: Any) -> bool:
 
 
 def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
-    """The function `op` with a gradient if one of the tensors requires one, or torch.compile traces; else None.
+    """The function `op` with a gradient if a tensor requires one or has a tangent, or torch.compile traces; else None.
 
     without: options that the function with a gradient does not have, which have to be None.
     """
@@ -170,7 +171,8 @@ def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
         return None
     is_traced = traced(*tensors)
     if not is_traced:
-        if not torch.is_grad_enabled() or not any(_is_tensor(x) and x.requires_grad for x in tensors):
+        enabled = torch.is_grad_enabled()
+        if not any(_is_tensor(x) and ((enabled and x.requires_grad) or has_tangent(x)) for x in tensors):
             return None
         for argument, x in zip(_TENSORS, tensors, strict=False):
             if x is not None and not _is_tensor(x):
@@ -188,10 +190,15 @@ def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
 _TENSORS = "input", "weight", "bias", "residual"  # in the order of the functions
 
 
+def follows_tangents() -> bool:
+    """Whether forward-mode differentiation follows calls: not inside a function that has a rule for it."""
+    torch = sys.modules["torch"]
+    return torch.autograd.forward_ad._current_level >= 0 and bool(torch._C._is_fwd_grad_enabled())
+
+
 def has_tangent(x: Any) -> bool:
     """Whether a tensor has a derivative of forward-mode differentiation beside its values."""
-    forward = sys.modules["torch"].autograd.forward_ad
-    return forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None
+    return follows_tangents() and sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
@@ -217,7 +224,8 @@ def _of_tensor(x: Any, op: str, argument: str) -> Array:
 def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
     if has_tangent(x):
         rule = "carries a tangent of forward-mode differentiation, which ends here"
-        raise ArgumentError(op, argument, x, rule, "differentiate in reverse mode, or call PyTorch's own function")
+        remedy = "call a function of blockconv.torch.functional, or PyTorch's own"
+        raise ArgumentError(op, argument, x, rule, remedy)
     if x.requires_grad and torch.is_grad_enabled():
         rule = "requires a gradient, which ends here"
         remedy = (

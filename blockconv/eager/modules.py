@@ -11,7 +11,7 @@ from torch.nn import functional as torch_functional
 from blockconv.api.modules import Conv2d as Packed
 from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
-from blockconv.core.interop import traced
+from blockconv.core.interop import has_tangent, traced
 from blockconv.eager import functional
 from blockconv.frontends.torch.reader import version, warn_of_unseen
 
@@ -37,7 +37,8 @@ class _Packing:
 
 
 def _gradient_needed(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    enabled = torch.is_grad_enabled()
+    return any(x is not None and ((enabled and x.requires_grad) or has_tangent(x)) for x in tensors)
 
 
 def _padded(module: Any, input: Any) -> tuple[Any, Any]:

@@ -250,24 +250,56 @@ def test_autograd_alone_does_not_wait_for_the_dispatcher(monkeypatch):
     assert w.grad is not None
 
 
-def test_a_tangent_does_not_end_in_silence():
-    """Forward-mode derivatives are refused, in all ways in which PyTorch asks for them."""
+def test_derivatives_in_forward_mode(on_one_thread):
+    """Alone, and forward over reverse, along random directions."""
+    x, w, b = small()
+    t = random(4, 3, 2, 2, dtype=x.dtype)
+    for function, given in (
+        (lambda x, w, b: ours.conv2d(x, w, b, **SMALL), (x, w, b)),
+        (lambda x, w: ours.conv_transpose2d(x, w, stride=2, output_padding=1), (x, t)),
+        (lambda x: ours.max_pool2d(x, 2), (x,)),
+        (lambda x: ours.avg_pool2d(x, 2, 1, 1), (x,)),
+        (lambda x: ours.adaptive_avg_pool2d(x, (3, 2)), (x,)),
+    ):
+        assert torch.autograd.gradcheck(function, given, fast_mode=True, check_forward_ad=True, check_backward_ad=False)
+        assert torch.autograd.gradgradcheck(
+            function,
+            given,
+            fast_mode=True,
+            check_fwd_over_rev=True,
+            check_rev_over_rev=False,
+            check_undefined_grad=False,
+        )
+
+
+def test_tangents_of_tensors_that_require_no_gradient():
     x, w, tangent = (random(2, 6, *size, grad=False) for size in ((7, 9), (3, 3), (7, 9)))
-    refused = pytest.raises(bc.ArgumentError, match=r"input=.*carries a tangent.*reverse mode")
-    calls = (
-        lambda x: ours.conv2d(x, w),
-        lambda x: bc.conv2d(x, w),
-        lambda x: ours.max_pool2d(x, 2),
-        lambda x: bc.max_pool2d(x, 2),
-        bc.torch.convert(nn.Conv2d(6, 2, 3)).requires_grad_(False),
-        lambda x: ours.batch_norm(x, None, None, training=True),
+    conv = nn.Conv2d(6, 2, 3).requires_grad_(False)
+    pairs = (
+        (lambda x: bc.conv2d(x, w), lambda x: F.conv2d(x, w)),
+        (lambda x: bc.conv2d(w, x[:, :, :2, :2]), lambda x: F.conv2d(w, x[:, :, :2, :2])),
+        (lambda x: bc.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2)),
+        (bc.torch.convert(copy.deepcopy(conv)), conv),
     )
-    for call in (*calls, bc.global_avg_pool2d):
-        with refused, torch.autograd.forward_ad.dual_level():
+    for own, theirs in pairs:
+        _, wanted = torch.func.jvp(theirs, (x,), (tangent,))
+        close(torch.func.jvp(own, (x,), (tangent,))[1], wanted)
+        with torch.autograd.forward_ad.dual_level():
+            found = torch.autograd.forward_ad.unpack_dual(own(torch.autograd.forward_ad.make_dual(x, tangent)))
+        close(found.primal, theirs(x))
+        close(found.tangent, wanted)
+
+
+def test_a_tangent_does_not_end_in_silence():
+    """Functions without forward-mode derivatives refuse it, in all ways in which PyTorch asks for them."""
+    x, w, tangent = (random(2, 6, *size, grad=False) for size in ((7, 9), (3, 3), (7, 9)))
+    norm = lambda x: ours.batch_norm(x, None, None, training=True)  # noqa: E731
+    op = lambda x: ops.conv2d(x, w, None, [1, 1], [0, 0], [1, 1], 1)  # noqa: E731
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(norm, (x,), (tangent,))
+    for call, error in ((bc.global_avg_pool2d, bc.ArgumentError), (op, bc.ArgumentError), (norm, NotImplementedError)):
+        with pytest.raises(error, match=r"tangent|jvp"), torch.autograd.forward_ad.dual_level():
             call(torch.autograd.forward_ad.make_dual(x, tangent))
-    for call in calls:
-        with pytest.raises(NotImplementedError, match="jvp"):
-            torch.func.jvp(call, (x,), (tangent,))
 
 
 def test_transforms_of_torch_func():
@@ -280,7 +312,8 @@ def test_transforms_of_torch_func():
         loss = lambda given, x, m=model: torch.func.functional_call(m, given, (x[None],)).square().sum()  # noqa: E731
         each = torch.func.vmap(torch.func.grad(loss), (None, 0))(given, x)
         twice = torch.func.jacrev(torch.func.jacrev(loss))(given, x[0])["0.weight"]["0.weight"]
-        found.append([*each.values(), twice])
+        hessian = torch.func.hessian(loss, 1)(given, x[0])
+        found.append([*each.values(), twice, hessian])
     for a, b in zip(*found, strict=True):
         close(a, b, 1e-10)
 
