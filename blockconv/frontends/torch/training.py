@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._functorch.partitioners import default_partition
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from blockconv.core.errors import BlockconvError
@@ -120,9 +121,13 @@ def _as_promised(site: _Site, made: Any, promised: Any, users: Sequence[Any]) ->
     return result
 
 
+def _is_as_large(a: Any, b: Any) -> bool:
+    return all(statically_known_true(one == other) for one, other in zip(a.shape, b.shape, strict=True))
+
+
 def _lies_as(found: Any, promised: Any) -> bool:
     pairs = zip(found.stride(), promised.stride(), found.shape, strict=True)
-    return all(have == want or size == 1 for have, want, size in pairs)
+    return all(statically_known_true(have == want) or statically_known_true(size == 1) for have, want, size in pairs)
 
 
 # ---------------------------------------------------------------- convolutions
@@ -236,13 +241,13 @@ def _adaptive_pool_backward(site: _Site) -> dict[int | None, Any]:
 
 
 def _check_norm(site: _Site) -> None:
-    """Raise if blockconv does not normalise the input."""
+    """Raise if blockconv does not normalise the input. Sizes that change are 2 or more."""
     given, shape = site.given, site.given["input"].meta["val"].shape
     if not given["training" if "training" in given else "train"]:
         raise _StaysError("statistics that are given")
-    if len(shape) != 4 or not all(isinstance(size, int) for size in shape):
-        raise _StaysError("no (N, C, H, W) of fixed sizes, as dynamic=False gives")
-    if shape[1] < 1 or math.prod(shape) // shape[1] < 2:
+    if len(shape) != 4:
+        raise _StaysError("no (N, C, H, W)")
+    if not all(map(statically_known_true, (shape[1] > 0, math.prod((shape[0], *shape[2:])) > 1))):
         raise _StaysError("fewer than two elements of a channel")
 
 
@@ -361,9 +366,9 @@ def _fusing_point(site: _Site, found: _Fused) -> Any:
     value, node = site.given["input"].meta["val"], site.node
     for other in (found.end, found.residual):
         kept = None if other is None else other.meta["val"]
-        if kept is not None and (kept.shape, kept.dtype, kept.device) != (value.shape, value.dtype, value.device):
+        if kept is not None and (kept.dim(), kept.dtype, kept.device) != (value.dim(), value.dtype, value.device):
             return None
-        if kept is not None and not _lies_as(kept, value):
+        if kept is not None and not (_is_as_large(kept, value) and _lies_as(kept, value)):
             return None
     exact = element(str(value.dtype).removeprefix("torch.")).dtype.type
     if any(exact(bound) != bound for bound in found.bounds):  # masks are found by comparing with values of this type

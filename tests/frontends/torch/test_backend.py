@@ -558,20 +558,37 @@ def test_a_batch_norm_with_other_readers_than_a_relu(what):
 
 
 def trained_alike(make, then=lambda y: y, sizes=((8, 8),), dtype=torch.float32, **options):
-    """A step of a compiled model is that of eager, for images of some sizes."""
+    """A step of a compiled model is that of eager, for images of some sizes, or shapes. Returns the model."""
     theirs = made(make).train().to(dtype)
     own, found = copy.deepcopy(theirs), []
     compiled = torch.compile(lambda x: then(own(x)), backend=backend, **options)
     for model, call in ((theirs, lambda x: then(theirs(x))), (own, compiled)):
         found.append([])
         for size in sizes:
-            x, y = images(2, 4, *size).to(dtype).requires_grad_(), ()
+            x, y = images(*(2, 4, *size)[-4:]).to(dtype).requires_grad_(), ()
             y = call(x)
             y = y if isinstance(y, tuple) else (y,)
             sum(part.float().square().sum() for part in y).backward()
             found[-1] += [*y, x.grad, *(parameter.grad.clone() for parameter in model.parameters())]
     for a, b in zip(*found, strict=True):
         close(b.detach().float(), a.detach().float(), 1e-4 if dtype == torch.float32 else 0.05)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"), [(((4, 4, 8, 8), (3, 4, 8, 8)), {}), (((8, 8), (12, 10)), {"dynamic": True})]
+)
+def test_batch_norms_stay_when_sizes_change(sizes, options, monkeypatch):
+    """A last, smaller batch, and images of any size: fused alike."""
+    graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
+    monkeypatch.setattr(
+        "blockconv.frontends.torch.backend.place_ops", lambda gm, record: (place(gm, record), graphs.append(gm))
+    )
+    own = trained_alike(Norms, sizes=sizes, **options)
+    assert [graph.refused for graph in report(own)] == [[]] * len(graphs)
+    kinds = [[str(node.target) for node in gm.graph.nodes if node.op == "call_function"] for gm in graphs[-2:]]
+    assert sum(kind.startswith(("aten.relu", "aten.hardtanh")) for kind in kinds[0]) == 2
+    assert sum(kind.startswith("aten") and "_backward" in kind for kind in kinds[1]) == 5
 
 
 def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
