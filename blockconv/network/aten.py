@@ -7,6 +7,7 @@ other are one part: JSON of the calls, of the values that each reads and makes, 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.core.types import numpy_dtype
 
-__all__ = ["TorchSession", "as_call", "computed", "joined_calls"]
+__all__ = ["TorchSession", "as_call", "computed", "joined_calls", "op_of"]
 
 Array = npt.NDArray[Any]
 _NAMED = ("dtype", "device", "memory_format", "layout")  # of torch, what JSON holds by name
@@ -44,6 +45,19 @@ def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: 
 
     named = {name: plain(value) for name, value in kwargs.items()}
     return json.dumps([str(target), plain(args), named, *[node] * _is_random(torch, target)]).encode()
+
+
+def op_of(title: str) -> Any:
+    """The overload of this name, such as "aten.add.Tensor". Raises UnsupportedError if nobody registered it."""
+    import torch
+
+    space, name, overload = title.split(".")
+    if space == __name__.partition(".")[0]:
+        importlib.import_module(f"{space}.torch")
+    try:
+        return getattr(getattr(getattr(torch.ops, space), name), overload)
+    except AttributeError:
+        raise UnsupportedError(f"PyTorch has no op {title} here; import the package that registers it") from None
 
 
 def _is_random(torch: Any, op: Any) -> bool:
@@ -120,8 +134,7 @@ class TorchSession:
 def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
     """The op of a call, with all arguments but the tensors. Raises UnsupportedError for one that writes its inputs."""
     title, args, kwargs = call[:3]
-    space, name, overload = title.split(".")
-    op = getattr(getattr(getattr(torch.ops, space), name), overload)
+    op = op_of(title)
     reads = any("Tensor" in str(a.type) for a in op._schema.arguments)
     if op._schema.is_mutable or not (reads or _is_random(torch, op)):
         raise UnsupportedError(f"{title} is no function of tensors")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from blockconv.core.errors import UnsupportedError
 from blockconv.network.graph import Network
+from blockconv.network.ops import Shape
 
-__all__ = ["from_torch"]
+__all__ = ["Pickled", "from_torch"]
 
 
 def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, strict: bool = False) -> Network:
@@ -15,9 +17,9 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
 
     module: a torch.nn.Module in eval mode, on the CPU; or what `torch.export.export` returned for one.
     example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
-    dynamic_shapes: sizes that may change, as in `torch.export.export`. Without it, a batch norm, a convolution or a
-        pool takes other sizes all the same, but a `view` keeps the sizes of the example. Inputs that do not fit
-        it raise a NetworkError.
+    dynamic_shapes: sizes that may change, as in `torch.export.export`; all others then stay fixed. Without it, a batch
+        norm, a convolution or a pool takes other sizes all the same, but a `view` keeps the sizes of the example.
+        Inputs that do not fit it raise a NetworkError. Copies and pickles of the network know it too.
     strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
         `compile` names them in one warning.
 
@@ -33,10 +35,36 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     >>> network.shape(network.outputs[0])
     (1, 8, 6, 6)
     """
+    made: Network = _export("from_torch").read_module(module, example_inputs, dynamic_shapes, strict)
+    return made
+
+
+def _export(op: str) -> Any:
+    """The module that imports torch. Raises UnsupportedError without it."""
     try:
         from blockconv.frontends.torch import export
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        raise UnsupportedError("from_torch: needs torch: pip install 'blockconv[torch]'") from None
-    return export.read_module(module, example_inputs, dynamic_shapes, strict)
+        raise UnsupportedError(f"{op}: needs torch: pip install 'blockconv[torch]'") from None
+    return export
+
+
+class Pickled:
+    """The program of a network in a pickle. PyTorch is imported for it when the network gets other sizes."""
+
+    def __init__(self, data: bytes, state: dict[str, Any]) -> None:
+        self.given = data, state
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """The function that reads the network for other shapes."""
+        return _export("a network of from_torch, for other sizes,").Program.loaded(*self.given)
+
+    def __call__(self, shapes: dict[str, Shape]) -> Network:
+        """See `Network.remake`."""
+        made: Network = self.program(shapes)
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Pickled, self.given

@@ -6,6 +6,7 @@ are computed by PyTorch itself during reading, so a transposed weight stays a vi
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import re
@@ -33,7 +34,7 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
 from blockconv.network.aten import as_call
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
-from blockconv.network.graph import Tensor
+from blockconv.network.graph import Tensor, frozen
 from blockconv.network.ops import Foreign, Reshape, Shape
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "arguments_of",
     "hint",
     "kind_of",
+    "module_of",
     "needed",
     "registered",
     "stand_in",
@@ -77,13 +79,13 @@ class Constant:
     tensor: Any
     name: str
 
-    @property
+    @functools.cached_property
     def array(self) -> Array:
-        """The tensor's memory as an array."""
+        """The tensor's memory as an array, read-only."""
         if isinstance(self.tensor, FakeTensor):
             shape = tuple(map(hint, self.tensor.shape))
             return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
-        return as_numpy(self.tensor.detach(), "from_torch", self.name)
+        return frozen(as_numpy(self.tensor.detach(), "from_torch", self.name))
 
 
 def version(tensor: Any) -> tuple[int, ...]:
@@ -171,14 +173,17 @@ def stand_in(node: Any, constant: bool = False) -> Value:
     return one(node.meta.get("val"))
 
 
+def module_of(node: Any) -> tuple[Any, Any]:
+    """The module that a node comes from, by its path and its class, as tracing wrote them."""
+    path, kind = [("", ""), *node.meta.get("nn_module_stack", {}).values()][-1]
+    return path, f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind
+
+
 def _path(node: Any) -> tuple[str, str]:
     """The module that a node comes from, by its name in the model, and its class."""
-    stack = [*node.meta.get("nn_module_stack", {}).values()]
-    if not stack:
-        return "", ""
-    path, kind = stack[-1]
+    path, kind = module_of(node)
     named = re.sub(r"_modules\['([^']*)'\]", r"\1", str(path))
-    return re.sub(r"^L\['\w+'\]\.?", "", named), getattr(kind, "__name__", str(kind).rpartition(".")[2])
+    return re.sub(r"^L\['\w+'\]\.?", "", named), str(kind).rpartition(".")[2]
 
 
 def kind_of(node: Any) -> str:

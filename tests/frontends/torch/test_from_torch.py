@@ -504,8 +504,22 @@ def test_sizes_change_as_the_exporter_was_told():
     for n in (2, 5):
         x = given((n, 3, 16, 16))
         assert error(plan(x), module(x)) < 1e-5
-    assert pickle.loads(pickle.dumps(network)).summary() == network.summary()
-    assert copy.deepcopy(network).with_input_shapes(x.shape).shape(network.outputs[0]) == (5, 10)
+    for other in ((1, 3, 16, 16), (65, 3, 16, 16), (2, 3, 16, 18)):  # as in PyTorch
+        with pytest.raises(
+            bc.NetworkError, match=r"axis [03] of 'input' has to be (from 2 to 64|16), .*dynamic_shapes"
+        ):
+            network.with_input_shapes(other)
+
+
+def test_sizes_that_follow_from_others():
+    batch = torch.export.Dim("batch", min=2, max=64)
+    module = Apply(lambda x, y, z: torch.cat([x, y]) + z)
+    several = tuple(given((n, 6)) for n in (3, 6, 9))
+    network = bc.from_torch(module, several, (({0: batch}, {0: 2 * batch}, {0: 3 * batch}),))
+    for found in (network, pickle.loads(pickle.dumps(network))):
+        assert found.with_input_shapes({"x_0": (4, 6), "x_1": (8, 6), "x_2": (12, 6)})
+        with pytest.raises(bc.NetworkError, match="axis 0 of"):
+            found.with_input_shapes({"x_0": (4, 6), "x_1": (8, 6), "x_2": (13, 6)})
 
 
 TRACED = {  # a module, the shape that it is traced with, and another
@@ -523,16 +537,43 @@ TRACED = {  # a module, the shape that it is traced with, and another
 def test_other_sizes_than_those_that_were_traced(name):
     make, shape, other = TRACED[name]
     module, x = made(make), given(other)
-    found = bc.from_torch(module, given(shape)).with_input_shapes(other).evaluate(x.numpy())
-    wanted = module(x)
-    for a, b in zip(found.values(), wanted if isinstance(wanted, tuple) else [wanted], strict=True):
-        assert error(a, b) < 1e-5
+    network, wanted = bc.from_torch(module, given(shape)), module(x)
+    again = pickle.loads(pickle.dumps(network))
+    for copied in (network, copy.deepcopy(network), again, pickle.loads(pickle.dumps(again))):
+        found = copied.with_input_shapes(other).evaluate(x.numpy())
+        for a, b in zip(found.values(), wanted if isinstance(wanted, tuple) else [wanted], strict=True):
+            assert error(a, b) < 1e-5
 
 
 def test_a_size_that_a_traced_view_does_not_take():
     network = bc.from_torch(Apply(lambda x: x.view(2, 48, 10)), given(IMAGE))
-    with pytest.raises(bc.NetworkError, match=r"traced:(.|\n)*view(.|\n)*dynamic_shapes"):
-        network.with_input_shapes((3, *IMAGE[1:]))
+    for copied in (network, pickle.loads(pickle.dumps(network))):
+        with pytest.raises(bc.NetworkError, match=r"traced:(.|\n)*view(.|\n)*dynamic_shapes"):
+            copied.with_input_shapes((3, *IMAGE[1:]))
+
+
+def test_a_pickle_holds_each_weight_once():
+    module = nn.Sequential(nn.Conv2d(6, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5))
+    weights = sum(parameter.numel() * 4 for parameter in module.parameters())
+    assert len(pickle.dumps(bc.from_torch(module, given((1, 6, 16, 16))))) < 1.1 * weights
+
+
+def test_plans_of_any_size_in_copies_and_files(tmp_path):
+    """Sizes that the trace excludes are refused by a plan, its copies and its file."""
+    module, x = Apply(lambda x, w: F.conv2d(x, w).flatten(1) * x.shape[0], w=given((4, 6, 1, 1))), given(IMAGE)
+    batch = torch.export.Dim("batch", min=2, max=8)
+    plan = bc.compile(bc.from_torch(module, (x,), (({0: batch},),)))
+    plan.save(tmp_path / "plan")
+    (joblib := pytest.importorskip("joblib")).dump(plan, tmp_path / "joblib")
+    copies = copy.deepcopy(plan), pickle.loads(pickle.dumps(plan)), joblib.load(tmp_path / "joblib")
+    for each in (plan, *copies, bc.Plan.load(tmp_path / "plan")):
+        for count in (2, 5, 9):
+            x = given((count, *IMAGE[1:]))
+            if each in (plan, *copies) and count < 9:
+                assert error(each(x), module(x)) < 1e-5
+            elif count > 2:
+                with pytest.raises(bc.NetworkError, match=r"axis 0 of|not those of the file|does not take it"):
+                    each(x)
 
 
 def test_several_inputs_and_outputs():
