@@ -415,6 +415,13 @@ class Plan:
         self._used[shapes] = next(self._calls)
         return bound
 
+    def bind(self, shapes: Shapes) -> None:
+        """Bind the plan for sizes of its inputs, as the first call with them does.
+
+        :meta private:
+        """
+        self._of(shapes)
+
     def _keep(self, shapes: Shapes, bound: BoundPlan) -> None:
         """Keep a size bound, and give up those that were not called for longest."""
         others = self._others

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,7 @@ from blockconv.frontends.torch.reader import (
     Constant,
     Reader,
     Refused,
+    arguments_of,
     hint,
     kind_of,
     stand_in,
@@ -45,7 +46,8 @@ from blockconv.frontends.torch.reader import (
 )
 from blockconv.frontends.torch.reports import Compiled, recorded
 from blockconv.frontends.torch.training import partition_step, place_ops
-from blockconv.network.graph import Tensor
+from blockconv.network.graph import Network, Tensor
+from blockconv.network.ops import Shape
 from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options
 from blockconv.runtime import check_threads, get_num_threads
@@ -53,10 +55,12 @@ from blockconv.runtime import check_threads, get_num_threads
 __all__ = ["Settings", "blockconv_backend"]
 
 OP = 'torch.compile(backend="blockconv")'
-KEPT = 8  # sizes of inputs that a part keeps plans for
+KEPT = 8  # plans that a part keeps, for memory formats and for numbers
+SIZES = 256  # sizes of inputs for which a part knows its results; their plan keeps fewer of them bound
 LEAST = 8  # nodes of a part that has neither convolution, nor pool, nor matrix
 TYPES = tuple(name for name in NUMBERS if name != "float64")
 NHWC = Layout("NHWC")
+Shapes = tuple[Shape, ...]
 log = logging.getLogger("blockconv.torch")
 
 
@@ -190,6 +194,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     started = time.perf_counter()
     static = _static()
     constant = _constants(gm.graph, static)
+    _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
     chosen = _partitions(gm, taken, refused)
     record.nodes = sum(_counts(node) and node not in constant for node in gm.graph.nodes)
@@ -245,7 +250,7 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
     reader, taken = Reader("graph", OPS, fake=True, types=TYPES), set()
     for node in graph.nodes:
         before = sum(map(len, reader.refused.nodes.values()))
-        if node.op == "call_function" and node not in constant:
+        if node.op == "call_function" and node not in constant and "number" not in node.meta:
             elsewhere = _elsewhere(node)
             if elsewhere:
                 reader.refused.add(node, elsewhere)
@@ -337,122 +342,206 @@ def _collect_leaves(node: Any, constant: set[Any], leaves: dict[Any, None]) -> N
         leaves[node] = None
 
 
+# ---------------------------------------------------------------- numbers
+
+# The operands that may be tensors or numbers alike.
+_OPERANDS = {
+    **dict.fromkeys(
+        ("add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "where"), ("self", "other")
+    ),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), ("min", "max")),
+}
+
+
+def _mark_numbers(graph: Any) -> None:
+    """Mark numbers that ops only calculate with, with the type that plans take them in. Sizes of inputs stay sizes."""
+    sizes = _symbols(node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+    for node in reversed(graph.nodes):
+        value = node.meta.get("val")
+        if not isinstance(value, (torch.SymInt, torch.SymFloat)) or _follows(value, sizes):
+            continue
+        if all("number" in user.meta or user.op == "output" or _calculates(user, node) for user in node.users):
+            node.meta["number"] = torch.int64 if isinstance(value, torch.SymInt) else torch.float32
+
+
+def _calculates(user: Any, number: Any) -> bool:
+    """Whether an op takes a number as one of its operands, and as nothing else."""
+    operands = _OPERANDS.get(kind_of(user).removeprefix("aten."), ())
+    if not operands or not isinstance(user.target, torch._ops.OpOverload):
+        return False
+    given = arguments_of(user, user.args, user.kwargs)
+    return given.get("rounding_mode") is None and {name for name in given if given[name] is number} <= {*operands}
+
+
+def _symbols(values: Iterable[Any]) -> set[Any]:
+    """The symbols that are sizes of tensors among these values."""
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return {size.node.expr for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_symbol}
+
+
+def _follows(value: Any, symbols: set[Any]) -> bool:
+    """Whether a number follows from these sizes."""
+    is_symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return is_symbolic and bool(value.node.expr.free_symbols <= symbols)
+
+
 # ---------------------------------------------------------------- one part
 
 
-class _Made(NamedTuple):
-    """A plan for arguments of one kind; None: they run in PyTorch, or all results are constants.
-
-    results: see `_result`; None: they run in PyTorch.
-    """
-
-    plan: Plan | None
-    results: tuple[Any, ...] | None
-
-
 class Part(torch.nn.Module):  # type: ignore[misc]
-    """Connected nodes of a graph, which run as a plan for each size of inputs; in PyTorch if there is none."""
+    """Connected nodes of a graph, which run as a plan, or in PyTorch if there is none.
+
+    Its tensors are inputs of the plan, and so are numbers that ops only calculate with. The plan takes all sizes of
+    inputs. Numbers that follow from sizes are computed from these. For each value of another number there is a plan.
+    """
 
     def __init__(self, module: Any, static: Sequence[bool], record: Compiled, settings: Settings) -> None:
         super().__init__()
         self.in_pytorch, self.record, self.settings = module, record, settings
+        self.holders = list(module.graph.find_nodes(op="placeholder"))
         self.static = [k for k, is_static in enumerate(static) if is_static]
-        self.flows = [k for k, is_static in enumerate(static) if not is_static]
-        given = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-        sizes = [size for value in given for size in getattr(value, "shape", (value,))]
-        self._sizes_change = any(isinstance(size, torch.SymInt) for size in sizes)
+        rest = [(k, node, node.meta["val"]) for k, node in enumerate(self.holders) if not static[k]]
+        # By its place among the arguments, the type of each input of the plan that is a number; None for a tensor.
+        taken = [(k, node.meta.get("number"), value) for k, node, value in rest]
+        self.flows = {k: kind for k, kind, value in taken if kind or isinstance(value, torch.Tensor)}
+        symbols = _symbols(value for _, _, value in rest)
+        numbers = {k: value for k, _, value in rest if k not in self.flows}
+        self.derived = {k: value.node for k, value in numbers.items() if _follows(value, symbols)}
+        self.numbers = [k for k in numbers if k not in self.derived]
+        sizes = [size for *_, value in rest for size in getattr(value, "shape", ())]
+        self._sizes_change = bool(numbers) or any(isinstance(size, torch.SymInt) for size in sizes)
         self._lock = threading.Lock()
         self.weights: list[Any] = []  # held, so that no other tensor can have their identities
         self._memory: list[Any] = []  # likewise their addresses, also after an assignment to `.data`
         self.versions: tuple[Any, ...] = ()
-        self._plans: dict[Any, Any] = {}  # by key; and the versions of the weights that they are for
+        self._variants: dict[Any, Any] = {}  # by formats and numbers; and the versions of the weights that they are for
         self._options: dict[Any, Options] = {}
 
     def forward(self, *args: Any) -> Any:
         """The outputs, as a tuple."""
         weights = [args[k] for k in self.static]
         versions = tuple(map(version, weights))
-        key = tuple(_key(args[k]) for k in self.flows)
-        plans = self._plans  # another thread may put others in their place
-        made = plans.get(key) if plans.get("versions") == versions else None
-        if made is None:
-            made = self._prepared(args, weights, versions, key)
-        if made.results is None:
+        flows = [_as_tensor(args[k], kind) for k, kind in self.flows.items()]
+        key, shapes = (*map(_is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
+        variants = self._variants  # another thread may put others in their place
+        variant = variants.get(key) if variants.get("versions") == versions else None
+        results: Any = () if variant is None else variant.results.get(shapes, ())
+        if results == ():
+            variant, results = self._prepared(args, weights, versions, key, shapes)
+        if variant is None or results is None:
             return self.in_pytorch(*args)
-        flows = (args[k] for k in self.flows if isinstance(args[k], torch.Tensor))
-        results = {} if made.plan is None else made.plan(*flows)
-        outputs = iter([results] if isinstance(results, torch.Tensor) else results.values())
-        return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else _own(one) for one in made.results)
+        made = {} if variant.plan is None else variant.plan(*flows)
+        outputs = iter([made] if isinstance(made, torch.Tensor) else made.values())
+        return tuple(_as_promised(next(outputs), one) if isinstance(one, tuple) else _own(one) for one in results)
 
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
         with self._lock:
-            self.versions, self._plans = (), {}
+            self.versions, self._variants = (), {}
 
-    def _prepared(self, args: Sequence[Any], weights: list[Any], versions: tuple[Any, ...], key: Any) -> _Made:
+    def _prepared(
+        self, args: Sequence[Any], weights: list[Any], versions: tuple[Any, ...], key: Any, shapes: Shapes
+    ) -> tuple[_Variant, Any]:
+        """The variant, ready for these shapes, and its results."""
         with self._lock:
             started = time.perf_counter()
             if versions != self.versions:
                 warn_of_unseen(self.record.name, self.versions, versions)
-                self._plans = {"versions": versions}
+                self._variants = {"versions": versions}
                 self.weights, self.versions = weights, versions
                 self._memory = [weight.detach() for weight in weights]
                 self.record.packed += 1
-            if key not in self._plans:
-                if len(self._plans) > KEPT:
-                    del self._plans[next(known for known in self._plans if known != "versions")]
+            given = [None if k in self.flows else x for k, x in enumerate(args)]
+            variant = self._variants.get(key) or _Variant(self, given)
+            if shapes not in variant.results:
+                variant.forget(SIZES)
                 try:
-                    self._plans[key] = self._planned(args, key)
+                    self._plan(variant, key, shapes)
                 except BlockconvError as error:
-                    self._plans[key] = _Made(None, None)
+                    variant.results[shapes] = None
                     self.record.failed.append(str(error))
                     text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
                     warnings.warn(text, SlowPathWarning, stacklevel=4)
+            if key not in self._variants and len(self._variants) > KEPT:
+                del self._variants[next(known for known in self._variants if known != "versions")]
+            self._variants[key] = variant
             self.record.seconds += time.perf_counter() - started
-            made: _Made = self._plans[key]
-            return made
+            return variant, variant.results[shapes]
 
-    def _planned(self, args: Sequence[Any], key: Any) -> _Made:
-        """A plan for these arguments. Kernels and layouts are chosen once for each key."""
-        graph = self.in_pytorch.graph
-        reader, ends = Reader(self.record.name, OPS, types=TYPES), {}
-        for k, (node, value) in enumerate(zip(graph.find_nodes(op="placeholder"), args, strict=True)):
-            if not isinstance(value, torch.Tensor):
-                reader.values[node] = value
-            elif k in self.static:
-                reader.values[node] = Constant(value, node.name)
-            else:
-                traced: Any = stand_in(node)
-                reader.values[node] = tensor = reader.input(node.name, tuple(value.shape), traced.type)
-                if _key(value)[1]:
-                    ends[tensor.name] = NHWC
-        reader.read(node for node in graph.nodes if node.op == "call_function")
-        reader.refused.report(OP)
-        (results,) = graph.output_node().args
-        known = [reader.values[node] for node in results]
-        names = reader.outputs(value for value in known if isinstance(value, Tensor))
-        orders = list(map(_result, known, results))
-        if not names:
-            return _Made(None, tuple(orders))
-        of_tensors = [order for order in orders if isinstance(order, tuple)]
-        ends |= {name: NHWC for name, order in zip(names, of_tensors, strict=True) if order == (0, 2, 3, 1)}
-        network = reader.emitter.network(names)
-        others = [made.plan for made in self._plans.values() if isinstance(made, _Made) and made.plan is not None]
-        like = others[0] if others and self._sizes_change else None
+    def _plan(self, variant: _Variant, key: Any, shapes: Shapes) -> None:
+        """Let a variant have a plan, bound for these shapes. Kernels and layouts are chosen once for each key."""
+        names = [self.holders[k].name for k in self.flows]
+        if variant.plan is not None:
+            variant.plan.bind(shapes)
+        if variant.plan is not None and shapes in variant.results:
+            return
+        network: Network | None = variant.read(dict(zip(names, shapes, strict=True)))
+        if variant.plan is not None or network is None:
+            return
+        ends = {name: NHWC for name, is_last in zip(names, key, strict=False) if is_last}
+        orders = [order for order in variant.results[shapes] or () if isinstance(order, tuple)]
+        ends |= {name: NHWC for name, order in zip(network.outputs, orders, strict=True) if order == (0, 2, 3, 1)}
+        others = [other.plan for other in self._variants.values() if isinstance(other, _Variant)]
+        like = next((plan for plan in others if plan is not None and self._sizes_change), None)
         options = self._options.get(key) or self.settings.options()
         plan = compile_between(network, ends, self.settings.precision, options, like)
         self._options[key] = plan.options_with_choices()
         if not self._sizes_change:
             plan.release()
-        return _Made(plan, tuple(orders))
+        variant.plan = plan
 
 
-def _key(value: Any) -> Any:
-    """The size of an argument, and whether it is channels_last and not contiguous."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    last = value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
-    return value.shape, last
+class _Variant:
+    """A part for some memory formats of its inputs, some numbers, and its weights.
+
+    given: its arguments, without those that flow.
+    plan: None: all results are constants, or PyTorch runs them.
+    results: by the shapes of inputs: see `_result`; None: PyTorch runs them.
+    """
+
+    def __init__(self, part: Part, given: list[Any]) -> None:
+        self.part, self.given = part, given
+        self.plan: Plan | None = None
+        self.results: dict[Shapes, tuple[Any, ...] | None] = {}
+
+    def read(self, shapes: Mapping[str, Shape]) -> Any:
+        """The network for these shapes of its inputs; None if none of its outputs depends on one."""
+        part, graph = self.part, self.part.in_pytorch.graph
+        reader, held = Reader(part.record.name, OPS, types=TYPES), [part.holders[k].meta["val"] for k in part.flows]
+        traced = [size for value in held for size in getattr(value, "shape", ())]
+        pairs = zip(traced, [size for shape in shapes.values() for size in shape], strict=True)
+        sizes = {size.node.expr: number for size, number in pairs if isinstance(size, torch.SymInt)}
+        for k, (node, value) in enumerate(zip(part.holders, self.given, strict=True)):
+            if k in part.flows:
+                reader.values[node] = reader.input(node.name, shapes[node.name], stand_in(node).type)
+            elif k in part.derived:
+                number = part.derived[k]
+                reader.values[node] = number.pytype(number.expr.subs(sizes))
+            else:
+                reader.values[node] = Constant(value, node.name) if k in part.static else value
+        reader.read(node for node in graph.nodes if node.op == "call_function")
+        reader.refused.report(OP)
+        (results,) = graph.output_node().args
+        known = [reader.values[node] for node in results]
+        names = reader.outputs(value for value in known if isinstance(value, Tensor))
+        self.results[tuple(shapes.values())] = tuple(map(_result, known, results))
+        return reader.emitter.network(names, self.read) if names else None
+
+    def forget(self, kept: int) -> None:
+        """Drop the results for the sizes that came first."""
+        while len(self.results) >= kept:
+            del self.results[next(iter(self.results))]
+
+
+def _as_tensor(value: Any, kind: Any) -> Any:
+    """An input of a plan. kind: the type of a number."""
+    return value if kind is None else torch.tensor(value, dtype=kind, device="cpu")
+
+
+def _is_last(tensor: Any) -> bool:
+    """Whether a tensor is channels_last and not contiguous."""
+    is_image = tensor.dim() == 4 and not tensor.is_contiguous()
+    return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _result(value: Any, node: Any) -> Any:

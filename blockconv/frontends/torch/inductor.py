@@ -36,7 +36,8 @@ class _Rest(OperatorSupportBase):  # type: ignore[misc]
         tensors = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
         on_cpu = all(x.device.type == "cpu" for x in tensors if isinstance(x, torch.Tensor))
         writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-        return node.op == "call_function" and "val" in node.meta and on_cpu and not writes
+        known = "val" in node.meta and "number" not in node.meta
+        return node.op == "call_function" and known and on_cpu and not writes
 
 
 def compile_rest(gm: Any) -> None:

@@ -159,7 +159,9 @@ def _element(dtype: Any) -> ElementType:
 
 
 def stand_in(node: Any, constant: bool = False) -> Value:
-    """A node's value, by the shapes and types that tracing found."""
+    """A node's value, by the shapes and types that tracing found. A number may be marked as a tensor of some type."""
+    if (dtype := node.meta.get("number")) is not None:
+        return Tensor(node.name, (), _element(dtype))
 
     def one(value: Any) -> Value:
         if isinstance(value, (tuple, list)):

@@ -65,6 +65,66 @@ def test_sizes_that_change_are_plans_of_one_graph():
     assert len(report(model)) <= 3
 
 
+def planned(monkeypatch):
+    """How often layouts are searched, from now on."""
+    found, plan = [], importlib.import_module("blockconv.network.plan").plan_layouts
+    monkeypatch.setattr("blockconv.network.plan.plan_layouts", lambda *args: found.append(args) or plan(*args))
+    return found
+
+
+def test_many_sizes_share_the_choices_of_one(monkeypatch):
+    class Sized(nn.Module):
+        """Numbers and a constant that depend on the size go out beside the convolution, which reads one too."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            y = self.conv(x)
+            return y.flatten(2) * y.shape[2], torch.arange(y.shape[3]) * 2, y.shape[2] * 3
+
+    model = made(Sized)
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        fast(images(2, 3, 8, 8)), fast(images(2, 3, 9, 8))
+        searches = planned(monkeypatch)
+        for k in 2 * [*range(12)]:
+            x = images(2, 3, 8 + k, 20 - k)
+            for found, wanted in zip(fast(x), model(x), strict=True):
+                assert found == wanted if isinstance(wanted, int) else torch.allclose(found, wanted, atol=1e-4)
+    assert not searches
+    assert not any(graph.failed for graph in report(model))
+
+
+class Steps(nn.Module):
+    """As a diffusion model, with a time step; and a threshold."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.each = nn.Conv2d(3, 4, 3), nn.Parameter(torch.linspace(0, 1, 4).view(1, 4, 1, 1))
+
+    def forward(self, x, t, bound):
+        y = self.conv(x) * (t / 10) + self.each * t
+        return torch.where(y > bound, y.clamp(-t, t), y - bound), t + 1
+
+
+def test_numbers_that_a_model_calculates_with_are_inputs_of_one_plan(monkeypatch):
+    model = made(Steps)
+    fast, x = torch.compile(model, backend=backend), images(2, 3, 8, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        for k in range(3):
+            fast(x, 3 + k, 0.25 * k)
+        searches = planned(monkeypatch)
+        for t, bound in ((7, 0.3), (12, -0.5), (2, 0.1), (40, 1.5)):
+            (found, after), (wanted, _) = fast(x, t, bound), model(x, t, bound)
+            close(found, wanted)
+            assert after == t + 1
+    assert not searches
+    assert not any(graph.failed for graph in report(model))
+
+
 def test_constants_that_depend_on_sizes_are_not_shared_between_plans():
     """A number for each channel is broadcast to the size of the image, under one name at each size."""
 
