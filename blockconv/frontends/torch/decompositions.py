@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch.nn import functional
 
 __all__ = ["decompositions", "kept_whole"]
@@ -49,6 +51,13 @@ def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: i
     return functional.linear(found, weight, bias), query.new_empty(0)
 
 
+def _of_sizes(op: Any, x: Any, size: Any, *others: Any) -> Any:
+    """Resampling to a size or by factors as the op that has both. PyTorch's own takes no sizes that change."""
+    *options, factors = others
+    sizes = upsample_compute_output_size(x.shape, size, factors)
+    return op(x, sizes, *options, *(factors or [None] * len(sizes)))
+
+
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
     """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
@@ -60,6 +69,8 @@ def kept_whole() -> Iterator[None]:
     for op in overloads:
         for alias in (key.Autograd, key.CompositeImplicitAutograd):
             op.py_kernels.pop(alias, None)
+            if op._overloadname == "vec":
+                op.py_kernels[alias] = functools.partial(_of_sizes, op.overloadpacket.default)
         op._dispatch_cache.clear()
     try:
         yield

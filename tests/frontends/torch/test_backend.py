@@ -82,7 +82,8 @@ def test_many_sizes_share_the_choices_of_one(monkeypatch):
 
         def forward(self, x):
             y = self.conv(x)
-            return y.flatten(2) * y.shape[2], torch.arange(y.shape[3]) * 2, y.shape[2] * 3
+            large = F.interpolate(y, size=x.shape[2:], mode="bilinear")
+            return y.flatten(2) * y.shape[2], torch.arange(y.shape[3]) * 2, y.shape[2] * 3, large
 
     model = made(Sized)
     fast = torch.compile(model, backend=backend, dynamic=True)
@@ -657,6 +658,7 @@ def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
         lambda y: F.adaptive_avg_pool2d(y, (y.shape[2] // 2, y.shape[3] - 1)),
         lambda y: F.avg_pool2d(y, y.shape[2:]),
         lambda y: F.conv2d(y, torch.ones(2, 4, 1, 1), padding=y.shape[2] // 4),
+        lambda y: F.interpolate(F.max_pool2d(y, 2), y.shape[2:]),
     ):
         torch._dynamo.reset()
         trained_alike(lambda: nn.Conv2d(4, 4, 1), then, sizes, dynamic=True)
