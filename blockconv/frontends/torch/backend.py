@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import threading
 import time
 import warnings
@@ -196,8 +197,9 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     constant = _constants(gm.graph, static)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
-    chosen = _partitions(gm, taken, refused)
-    record.nodes = sum(_counts(node) and node not in constant for node in gm.graph.nodes)
+    last = _last_views(gm.graph)
+    chosen = _partitions(gm, taken - last, refused)
+    record.nodes = sum(_counts(node) and node not in constant and node not in last for node in gm.graph.nodes)
     record.taken = sum(_counts(node) for nodes in chosen for node in nodes)
     record.plans, record.refused = len(chosen), refused.lines()
     names = [f"blockconv_{k}" for k in range(len(chosen))]
@@ -271,6 +273,19 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
             reader.refused.add(seen, "a view, whose memory as_strided reads")
             seen = seen.args[0]
     return taken, reader.refused
+
+
+def _last_views(graph: Any) -> set[Any]:
+    """Views that only the caller reads. PyTorch makes them: they share memory with other outputs, as in eager mode."""
+    found: set[Any] = set()
+    for node in reversed(graph.nodes):
+        maker = node.args[0] if node.target is operator.getitem else node
+        is_view = isinstance(maker.target, torch._ops.OpOverload) and any(
+            r.alias_info for r in maker.target._schema.returns
+        )
+        if is_view and not _writes(maker) and all(user.op == "output" or user in found for user in node.users):
+            found.add(node)
+    return found
 
 
 def _elsewhere(node: Any) -> str:

@@ -282,6 +282,26 @@ def test_what_blockconv_writes_into_tensors_has_a_new_version():
     assert out.equal(kept)
 
 
+def test_outputs_that_are_views_share_memory_as_in_eager_mode():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+
+    def call(x):
+        y = model(x)
+        return y, y.flatten(1), y[:, ::2], y.permute(0, 2, 3, 1).sigmoid().flatten(2), *y.mT.split(4, 1)
+
+    x, fast = images(2, 3, 9, 9), torch.compile(call, backend=backend)
+    with torch.no_grad():
+        found, wanted = fast(x), call(x)
+        for a, b in zip(found, wanted, strict=True):
+            close(a, b)
+            assert a.stride() == b.stride()
+        for y in (found, wanted):
+            y[0].zero_()
+        assert [a.any().item() for a in found] == [b.any().item() for b in wanted]
+    (graph,) = report(model)
+    assert (graph.taken, graph.refused) == (graph.nodes, [])
+
+
 def test_a_default_device_is_not_that_of_results():
     model = made(lambda: Apply(lambda x, w: F.conv2d(x, w).permute(3, 2, 0, 1), w=images(8, 3, 3, 3)))
     x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
