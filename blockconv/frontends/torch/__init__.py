@@ -17,9 +17,11 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
 
     module: a torch.nn.Module in eval mode, on the CPU; or what `torch.export.export` returned for one.
     example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
-    dynamic_shapes: sizes that may change, as in `torch.export.export`; all others then stay fixed. Without it, a batch
-        norm, a convolution or a pool takes other sizes all the same, but a `view` keeps the sizes of the example.
-        Inputs that do not fit it raise a NetworkError. Copies and pickles of the network know it too.
+    dynamic_shapes: sizes that may change, as in `torch.export.export`; all others then stay fixed. Without it, the
+        network takes all sizes that the module takes. For the first other size PyTorch traces the module again, which
+        takes seconds, unless its ops clearly hold no size (convolutions, small pools). An ExportedProgram keeps its
+        sizes. Copies, pickles and files take the sizes of the traces that exist, and of one with another batch.
+        Sizes that do not fit raise a NetworkError.
     strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
         `compile` names them in one warning.
 
@@ -51,19 +53,19 @@ def _export(op: str) -> Any:
 
 
 class Pickled:
-    """The program of a network in a pickle. PyTorch is imported for it when the network gets other sizes."""
+    """The traces of a network in a pickle. PyTorch is imported for it when the network gets other sizes."""
 
-    def __init__(self, data: bytes, state: dict[str, Any]) -> None:
-        self.given = data, state
+    def __init__(self, data: bytes, states: list[dict[str, Any]]) -> None:
+        self.given = data, states
 
     @functools.cached_property
-    def program(self) -> Any:
+    def traces(self) -> Any:
         """The function that reads the network for other shapes."""
-        return _export("a network of from_torch, for other sizes,").Program.loaded(*self.given)
+        return _export("a network of from_torch, for other sizes,").Traces.loaded(*self.given)
 
     def __call__(self, shapes: dict[str, Shape]) -> Network:
         """See `Network.remake`."""
-        made: Network = self.program(shapes)
+        made: Network = self.traces(shapes)
         return made
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import operator
 import pickle
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ShapesCollection
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph
 from torch.fx.node import map_aggregate, map_arg
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import like
 from blockconv.frontends.torch import Pickled
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
-from blockconv.frontends.torch.reader import Constant, Reader, hint, module_of, needed, stand_in
+from blockconv.frontends.torch.reader import Constant, Reader, arguments_of, hint, kind_of, module_of, needed, stand_in
 from blockconv.network.aten import op_of
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.ops import Shape
 
-__all__ = ["Program", "read_module"]
+__all__ = ["Traces", "read_module"]
 
 OP = "from_torch"
-REMEDY = "give from_torch dynamic_shapes"
 
 
 def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: bool) -> Network:
     """See `from_torch`."""
+    given: tuple[Any, ...] = ()
     if isinstance(module, ExportedProgram):
-        program = module
+        program = module.run_decompositions(decompositions())
     elif isinstance(module, torch.nn.Module):
         given = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
         for each in given:
             if isinstance(each, np.ndarray):
                 rule = "has to be tensors, and numbers where the module takes them"
                 raise ArgumentError(OP, "example_inputs", each, rule, "give torch.from_numpy(x)")
-        with torch.no_grad():
-            program = torch.export.export(module, given, dynamic_shapes=dynamic_shapes)
+        program = _traced(module, given, dynamic_shapes)
     else:
         rule = "has to be a torch.nn.Module or a torch.export.ExportedProgram"
         raise ArgumentError(OP, "module", module, rule)
-    program = program.run_decompositions(decompositions())
-    made = Program.of(program, "torch" if module is program else type(module).__name__, strict)({})
+    first = Program.of(program, "torch" if module is program else type(module).__name__, strict)
+    traces = Traces([first], (module, given) if given and dynamic_shapes is None else None)
+    made = first.read({}, traces)
+    traces.called = made.outputs
     if written := program.graph_signature.buffers_to_mutate:
         names = ", ".join(written.values())
         text = f"the module writes its buffers {names} when it is called, and a network has no state"
@@ -56,15 +61,95 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
     return made
 
 
+def _traced(module: Any, given: tuple[Any, ...], dynamic_shapes: Any) -> Any:
+    with torch.no_grad():
+        program = torch.export.export(module, given, dynamic_shapes=dynamic_shapes)
+        return program.run_decompositions(decompositions())
+
+
+class Traces:
+    """The traces of a module, each for some sizes of inputs. Networks keep them, and copies share them.
+
+    programs: the first is of the example's sizes.
+    again: the module and its arguments, for sizes that no program takes. Pickles are without it.
+    called: the names of the network's outputs, at all sizes.
+    """
+
+    def __init__(
+        self, programs: list[Program], again: tuple[Any, tuple[Any, ...]] | None = None, called: tuple[str, ...] = ()
+    ) -> None:
+        self.programs, self.again, self.called = programs, again, called
+        self._modes = {} if again is None else {part: part.training for part in again[0].modules()}
+
+    def __call__(self, shapes: Mapping[str, Shape]) -> Network:
+        """The network for these shapes of inputs. Raises NetworkError if the module takes none such."""
+        program = next((program for program in self.programs if not program.excludes(shapes)), None)
+        try:
+            return (program or self._for(shapes)).read(shapes, self, self.called)
+        except UnsupportedError as error:
+            raise self._refusal(shapes, f"does not fit the sizes that were traced: {error}") from error
+
+    def _refusal(self, shapes: Mapping[str, Shape], rule: str) -> NetworkError:
+        return NetworkError(self.programs[0].name, "input_shapes", dict(shapes), rule, "give from_torch dynamic_shapes")
+
+    def _for(self, shapes: Mapping[str, Shape]) -> Program:
+        """One more program, for all sizes like these: PyTorch takes a size of 1 for itself, others as symbols."""
+        first = self.programs[0]
+        if self.again is None:
+            raise self._refusal(shapes, self.programs[-1].excludes(shapes))
+        (module, given), sizes = self.again, iter(shapes.values())
+        leaves, spec = tree_flatten(given)
+        args = [torch.zeros(next(sizes), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
+        free = ShapesCollection()
+        for x in args:
+            if isinstance(x, torch.Tensor):
+                free[x] = [torch.export.Dim.AUTO] * x.dim()
+        now = {part: part.training for part in self._modes}
+        try:
+            for part in now:
+                part.training = self._modes[part]
+            program = _traced(module, tree_unflatten(args, spec), free)
+            made = Program.of(program, first.name, first.strict).named_like(first)
+        except Exception as error:  # of the module, or of PyTorch
+            raise self._refusal(shapes, f"cannot be traced: {error}") from error
+        finally:
+            for part, mode in now.items():
+                part.training = mode
+        known = {value.name: value for value in first.state.values()}  # also if the module has others by now
+        made.state.update({name: known.get(value.name, value) for name, value in made.state.items()})
+        self.programs.append(made)
+        return made
+
+    def __deepcopy__(self, memo: object) -> Traces:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """With a program for many sizes. Weights stay arrays, which a pickle shares with the network's constants."""
+        if self.again is not None:
+            own = self.programs[0].sizes
+            larger = {name: (max(2, shape[0]) + 1, *shape[1:]) if shape else () for name, shape in own.items()}
+            if all(program.excludes(larger) for program in self.programs):
+                with contextlib.suppress(NetworkError):
+                    self._for(larger)
+        data = pickle.dumps((self.called, [program.flat() for program in self.programs]))
+        return Pickled, (data, [{k: (c.name, c.array) for k, c in p.state.items()} for p in self.programs])
+
+    @classmethod
+    def loaded(cls, data: bytes, states: list[dict[str, Any]]) -> Traces:
+        """The programs of a pickle. Raises UnsupportedError for ops that this process does not have."""
+        called, programs = pickle.loads(data)
+        return cls([Program.loaded(*pair) for pair in zip(programs, states, strict=True)], None, called)
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A traced module, which is read as a network for inputs of any shapes. Networks keep it, and copies share it.
+    """A traced module, which is read as a network for inputs of some shapes.
 
     nodes: its placeholders, and the ops that its outputs need.
     outputs: the names of the nodes that it returns.
     state: for each placeholder but the caller's inputs, its constant.
     sizes: for each input, its sizes: numbers, and expressions (of sympy) of symbols for those that change.
-    ranges: for each symbol, the least and the largest size. Without any, the program is read for all sizes.
+    ranges: for each symbol, the least and the largest size.
     name, strict: as in `from_torch`.
     """
 
@@ -89,24 +174,25 @@ class Program:
         symbols = {symbol for shape in sizes.values() for size in shape for symbol in getattr(size, "free_symbols", ())}
         ranges = {symbol: _bounds(program.range_constraints.get(symbol)) for symbol in symbols}
         ops = [node for node in program.graph.nodes if node.op == "call_function"]
-        ops = needed(ops, [node for node in program.graph.nodes if node.name in outputs])
-        return cls([*holders, *ops], outputs, state, sizes, ranges, name, strict)
+        made = [node for node in program.graph.nodes if node.name in outputs]
+        return cls([*holders, *needed(ops, made)], outputs, state, sizes, ranges, name, strict)
 
-    def __call__(self, shapes: Mapping[str, Shape]) -> Network:
-        """The network for these shapes of inputs, the others as in the trace.
+    def named_like(self, other: Program) -> Program:
+        """With the names of another program where both have the same ops, beside those that compute numbers."""
+        named = {node: f"number_{k}" for k, node in enumerate(self.nodes) if not _makes_tensors(node)}
+        ops, theirs = ([node for node in each.nodes if _makes_tensors(node)] for each in (self, other))
+        if [*map(kind_of, ops)] == [*map(kind_of, theirs)]:
+            named |= {node: like.name for node, like in zip(ops, theirs, strict=True)}
+        returned = [node for name in self.outputs for node in self.nodes if node.name == name]
+        for node, name in named.items():
+            node.name = name
+        return replace(self, outputs=[node.name for node in returned])
 
-        Raises NetworkError if the trace does not hold for them.
+    def read(self, shapes: Mapping[str, Shape], remake: Any, called: Sequence[str] = ()) -> Network:
+        """The network for these shapes of inputs, the others as in the trace. Raises UnsupportedError.
+
+        called: the names of its outputs.
         """
-        self._check(shapes)
-        try:
-            return self._read(shapes)
-        except UnsupportedError as error:
-            if not shapes:
-                raise
-            rule = f"does not fit the sizes that were traced: {error}"
-            raise NetworkError(self.name, "input_shapes", dict(shapes), rule, REMEDY) from error
-
-    def _read(self, shapes: Mapping[str, Shape]) -> Network:
         reader = Reader(self.name, OPS, foreign=not self.strict)
         for node in self.nodes:
             if node.op == "placeholder":
@@ -117,41 +203,50 @@ class Program:
         reader.read(node for node in self.nodes if node.op != "placeholder")
         reader.refused.report(OP)
         by_name = {node.name: node for node in self.nodes}
-        values = [_tensor(reader, reader.values[by_name[name]]) for name in self.outputs]
-        return reader.emitter.network(reader.outputs(values), self)
+        names = list(reader.outputs(_tensor(reader, reader.values[by_name[name]]) for name in self.outputs))
+        for k, name in enumerate(called):
+            if names[k] != name:
+                other = reader.emitter.value_name(name)  # for a value that has this one
+                names = [other if each == name else each for each in names]
+                for old, new in ((name, other), (names[k], name)):
+                    if old in reader.emitter.values:
+                        reader.emitter.rename(old, new)
+                names[k] = name
+        return reader.emitter.network(tuple(names), remake)
 
-    def _check(self, shapes: Mapping[str, Shape]) -> None:
-        """Raise NetworkError for sizes that the trace excludes."""
+    @functools.cached_property
+    def _holds_for_all(self) -> bool:
+        return not self.ranges and not any(map(_may_hold_sizes, self.nodes))
+
+    def excludes(self, shapes: Mapping[str, Shape]) -> str:
+        """Why the trace does not hold for sizes; "" if it does."""
         known: dict[Any, int] = {}
         sizes = [
-            (name, axis, have, want)
-            for name, shape in (shapes.items() if self.ranges else ())
+            (f"axis {axis} of {name!r} has to be", have, want)
+            for name, shape in (() if self._holds_for_all else shapes.items())
             for axis, (have, want) in enumerate(zip(shape, self.sizes[name], strict=False))
         ]
-        for name, axis, have, want in sorted(sizes, key=lambda size: size[3] not in self.ranges):
+        for title, have, want in sorted(sizes, key=lambda size: size[2] not in self.ranges):
             for symbol in {*getattr(want, "free_symbols", ())} - known.keys():  # of a linear expression
                 zero, one = (int(want.subs({**known, symbol: number})) for number in (0, 1))
                 known[symbol] = (have - zero) // (one - zero)
+                low, high = self.ranges[symbol]
+                if not low <= known[symbol] <= high:
+                    more = "" if want == symbol else f"{want}, with {symbol} "
+                    return f"{title} {more}from {low} to {high}, as it was traced"
             wanted = want if isinstance(want, int) else int(want.subs(known))
-            low, high = self.ranges.get(want, (wanted, wanted))
-            if have != wanted or not low <= have <= high:
-                bounds = f"from {low} to {high}" if want in self.ranges and have == wanted else wanted
-                rule = f"axis {axis} of {name!r} has to be {bounds}, as it was traced"
-                raise NetworkError(self.name, "input_shapes", dict(shapes), rule, REMEDY)
+            if have != wanted:
+                return f"{title} {wanted}, as it was traced"
+        return ""
 
-    def __deepcopy__(self, memo: object) -> Program:
-        return self
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Weights stay arrays, which a pickle shares with the network's constants."""
-        nodes = [_flat(node) for node in self.nodes]
-        data = pickle.dumps((nodes, self.outputs, self.sizes, self.ranges, self.name, self.strict))
-        return Pickled, (data, {name: (value.name, value.array) for name, value in self.state.items()})
+    def flat(self) -> tuple[Any, ...]:
+        """Everything but the state, as plain values."""
+        return [*map(_flat, self.nodes)], self.outputs, self.sizes, self.ranges, self.name, self.strict
 
     @classmethod
-    def loaded(cls, data: bytes, state: Mapping[str, Any]) -> Program:
-        """A program of a pickle. Raises UnsupportedError for ops that this process does not have."""
-        nodes, *rest = pickle.loads(data)
+    def loaded(cls, flat: tuple[Any, ...], state: Mapping[str, Any]) -> Program:
+        """What `flat` gave. Raises UnsupportedError for ops that this process does not have."""
+        nodes, outputs, *rest = flat
         graph, known = Graph(), dict[str, Any]()
         for op, target, given, name, meta in nodes:
             args, kwargs = map_aggregate(given, lambda x: known[x.name] if isinstance(x, _Operand) else x)
@@ -162,7 +257,29 @@ class Program:
         with warnings.catch_warnings():  # of arrays that are read-only
             warnings.simplefilter("ignore")
             held = {name: Constant(like(torch.empty(0), array), called) for name, (called, array) in state.items()}
-        return cls([*known.values()], rest[0], held, *rest[1:])
+        return cls([*known.values()], outputs, held, *rest)
+
+
+# Ops whose numbers are no sizes of their operands, or are read from these again.
+_FREE = {
+    *("convolution", "_native_batch_norm_legit_no_training", "native_group_norm", "permute", "transpose", "cat"),
+    *("mean", "sum", "amax", "_softmax", "leaky_relu", "hardtanh", "elu", "celu", "pixel_shuffle", "pixel_unshuffle"),
+    *("channel_shuffle", "unsqueeze", "squeeze"),
+}
+
+
+def _may_hold_sizes(node: Any) -> bool:
+    """Whether numbers of a node may follow from sizes of the trace's inputs."""
+    kind, numbers = kind_of(node).removeprefix("aten."), list[Any]()
+    map_aggregate((node.args, node.kwargs), lambda x: numbers.append(x) if type(x) in (int, float) else None)
+    if node.op != "call_function" or not numbers or kind in _FREE or node.target is operator.getitem:
+        return False
+    if "adaptive" in kind:
+        return {*numbers} != {1}
+    if kind.startswith(("max_pool", "avg_pool")):  # unless the window is small
+        image = node.args[0].meta["val"].shape[2:]
+        return any(2 * window > size for window, size in zip(node.args[1], image, strict=False))
+    return not kind.startswith("upsample") or arguments_of(node, node.args, node.kwargs)["output_size"] is not None
 
 
 @dataclass(frozen=True)
@@ -185,6 +302,11 @@ def _flat(node: Any) -> tuple[Any, ...]:
     target = str(node.target).encode() if isinstance(node.target, torch._ops.OpOverload) else node.target
     meta = {"val": map_aggregate(node.meta.get("val"), described), "nn_module_stack": {"": module_of(node)}}
     return node.op, target, given, node.name, meta
+
+
+def _makes_tensors(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, (torch.Tensor, tuple, list)) or node.op == "placeholder"
 
 
 def _expression(size: Any) -> Any:

@@ -548,8 +548,54 @@ def test_other_sizes_than_those_that_were_traced(name):
 def test_a_size_that_a_traced_view_does_not_take():
     network = bc.from_torch(Apply(lambda x: x.view(2, 48, 10)), given(IMAGE))
     for copied in (network, pickle.loads(pickle.dumps(network))):
-        with pytest.raises(bc.NetworkError, match=r"traced:(.|\n)*view(.|\n)*dynamic_shapes"):
+        with pytest.raises(bc.NetworkError, match=r"(cannot be|as it was) traced(.|\n)*dynamic_shapes"):
             copied.with_input_shapes((3, *IMAGE[1:]))
+
+
+class Sized(nn.Module):
+    """What sizes may enter: an output size, a factor, a window, a shape, a constant, a branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(6, 4, 3, 2)
+
+    def forward(self, x):
+        y = F.interpolate(self.conv(x), size=x.shape[-2:]) * x.shape[2] ** -0.5
+        y = y + F.avg_pool2d(y, (1, x.shape[3])) + torch.arange(x.shape[3])
+        return y.view(x.shape[0], 2, -1) if x.shape[2] > 9 else y.flatten(1)
+
+
+def test_a_module_whose_numbers_follow_from_sizes():
+    module = made(Sized)
+    network = bc.from_torch(module, given((1, 6, 8, 11)))
+    copied = pickle.loads(pickle.dumps(network))
+    for net, others in ((network, ((4, 9), (1, 9), (1, 12), (3, 12))), (copied, ((4, 9), (2, 8)))):
+        for count, height in others:
+            x = given((count, 6, height, 11))
+            other = net.with_input_shapes(tuple(x.shape))
+            assert error(other.evaluate(x.numpy())[network.outputs[0]], module(x)) < 1e-5
+            if height <= 9:
+                assert [node.name for node in other.nodes] == [node.name for node in network.nodes]
+    with pytest.raises(bc.NetworkError, match=r"axis 2 of 'x' has to be from \d to 9, as it was traced"):  # a branch
+        copied.with_input_shapes((2, 6, 12, 11))
+
+
+def test_other_sizes_have_the_weights_and_the_mode_of_the_first():
+    module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.Dropout(), nn.Flatten()).eval()
+    network, other = bc.from_torch(module, given(IMAGE)), given((3, 6, 9, 7))
+    wanted = module(other)
+    module.train()
+    module[0].weight = nn.Parameter(module[0].weight.detach() * 2)
+    (found,) = network.with_input_shapes(tuple(other.shape)).evaluate(other.numpy()).values()
+    assert error(found, wanted) < 1e-5
+    assert module[1].training
+
+
+def test_a_program_of_fixed_sizes_takes_no_others():
+    module = Apply(lambda x: x.relu() * x.shape[2])
+    program = torch.export.export(module, (given(IMAGE),))
+    with pytest.raises(bc.NetworkError, match=r"axis 2 of 'x_0' has to be 8, as it was traced; .*dynamic_shapes"):
+        bc.from_torch(program, given(IMAGE)).with_input_shapes((2, 6, 9, 10))
 
 
 def test_a_pickle_holds_each_weight_once():
