@@ -572,7 +572,9 @@ def _own(value: Any) -> Any:
 
 
 def _order(fake: Any) -> tuple[int, ...]:
-    """The order of the axes of an output, outermost first, by the strides that tracing found."""
+    """The order of the axes of an output, outermost first, by the strides of the trace; row-major if data decide."""
+    if any(isinstance(stride, torch.SymInt) and stride.node.hint is None for stride in fake.stride()):
+        return tuple(range(fake.dim()))
     hints = [hint(stride) for stride in fake.stride()]
     return tuple(sorted(range(len(hints)), key=lambda axis: (-hints[axis], axis)))
 

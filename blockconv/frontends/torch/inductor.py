@@ -48,9 +48,22 @@ def compile_rest(gm: Any) -> None:
     fuse_by_partitions(gm, [dict(each.nodes) for each in found], prefix="inductor_", always_return_tuple=True)
     for call in gm.graph.find_nodes(op="call_module"):
         if call.target.startswith("inductor_"):
-            fakes = [argument.meta["val"] for argument in call.args]
-            traced = make_fx(gm.get_submodule(call.target), decomposition_table=select_decomp_table())(*fakes)
+            call.args = (*call.args, *_sizes_of(gm.graph, call.args))
+            fakes, module = [argument.meta["val"] for argument in call.args], gm.get_submodule(call.target)
+            count = len(module.graph.find_nodes(op="placeholder"))
+            called = lambda *args, module=module, count=count: module(*args[:count])  # noqa: E731
+            traced = make_fx(called, decomposition_table=select_decomp_table())(*fakes)
             gm.add_submodule(call.target, _Compiled(compile_fx_inner(traced, fakes, is_inference=True)))
+
+
+def _sizes_of(graph: Any, given: Sequence[Any]) -> list[Any]:
+    """The inputs of a graph that are symbols of sizes, such as s, where these arguments only have s - 2."""
+    values = [node.meta["val"] for node in given]
+    sizes = [size for x in values if isinstance(x, torch.Tensor) for size in (*x.shape, *x.stride())]
+    found = {s.node.expr for s in (*sizes, *values) if isinstance(s, torch.SymInt)}
+    missing = {symbol for expression in found for symbol in expression.free_symbols} - found
+    holders = [node for node in graph.find_nodes(op="placeholder") if isinstance(node.meta.get("val"), torch.SymInt)]
+    return [node for node in holders if node.meta["val"].node.expr in missing]
 
 
 class _Compiled(torch.nn.Module):  # type: ignore[misc]

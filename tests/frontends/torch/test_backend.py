@@ -302,6 +302,23 @@ def test_outputs_that_are_views_share_memory_as_in_eager_mode():
     assert (graph.taken, graph.refused) == (graph.nodes, [])
 
 
+def test_sizes_that_data_decide_are_row_major():
+    conv = made(lambda: nn.Conv2d(3, 8, 3))
+
+    def call(x, count):
+        k = count.item()
+        torch._check(k >= 1)
+        torch._check(k <= 4)
+        return conv(x)[:, :k] * k
+
+    fast, x = torch.compile(call, backend=backend), images(2, 3, 9, 9)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bc.SlowPathWarning)
+        for k in (1, 2, 3):
+            close(fast(x, torch.tensor(k)), call(x, torch.tensor(k)))
+            assert fast(x, torch.tensor(k)).is_contiguous()
+
+
 def test_a_default_device_is_not_that_of_results():
     model = made(lambda: Apply(lambda x, w: F.conv2d(x, w).permute(3, 2, 0, 1), w=images(8, 3, 3, 3)))
     x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
@@ -436,6 +453,8 @@ def test_inductor_compiles_what_is_left():
         close(fast(x), model(x))
     with torch.no_grad():
         assert any("CompiledFxGraph" in op for op in ops_of(lambda: fast(x)))
+        for height in (13, 15):
+            close(fast(images(2, 3, height, 12)), model(images(2, 3, height, 12)))
     own, found = copy.deepcopy(model.train()), []
     trained = torch.compile(own, backend=backend, options={"fallback": "inductor"})
     for each, call in ((model, model), (own, trained)):
