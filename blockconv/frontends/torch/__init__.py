@@ -37,7 +37,7 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     >>> network.shape(network.outputs[0])
     (1, 8, 6, 6)
     """
-    made: Network = _export("from_torch").read_module(module, example_inputs, dynamic_shapes, strict)
+    made: Network = _export("from_torch").read_module(module, example_inputs, dynamic_shapes, strict, Pickled)
     return made
 
 
@@ -61,7 +61,7 @@ class Pickled:
     @functools.cached_property
     def traces(self) -> Any:
         """The function that reads the network for other shapes."""
-        return _export("a network of from_torch, for other sizes,").Traces.loaded(*self.given)
+        return _export("a network of from_torch, for other sizes,").Traces.loaded(*self.given, Pickled)
 
     def __call__(self, shapes: dict[str, Shape]) -> Network:
         """See `Network.remake`."""

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import like
-from blockconv.frontends.torch import Pickled
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, arguments_of, hint, kind_of, module_of, needed, stand_in
@@ -35,8 +34,8 @@ __all__ = ["Traces", "read_module"]
 OP = "from_torch"
 
 
-def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: bool) -> Network:
-    """See `from_torch`."""
+def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: bool, pickled: Any) -> Network:
+    """See `from_torch`. pickled: see `Traces`."""
     given: tuple[Any, ...] = ()
     if isinstance(module, ExportedProgram):
         program = module.run_decompositions(decompositions())
@@ -51,7 +50,7 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
         rule = "has to be a torch.nn.Module or a torch.export.ExportedProgram"
         raise ArgumentError(OP, "module", module, rule)
     first = Program.of(program, "torch" if module is program else type(module).__name__, strict)
-    traces = Traces([first], (module, given) if given and dynamic_shapes is None else None)
+    traces = Traces([first], pickled, (module, given) if given and dynamic_shapes is None else None)
     made = first.read({}, traces)
     traces.called = made.outputs
     if written := program.graph_signature.buffers_to_mutate:
@@ -71,14 +70,19 @@ class Traces:
     """The traces of a module, each for some sizes of inputs. Networks keep them, and copies share them.
 
     programs: the first is of the example's sizes.
+    pickled: the class that holds them in a pickle.
     again: the module and its arguments, for sizes that no program takes. Pickles are without it.
     called: the names of the network's outputs, at all sizes.
     """
 
     def __init__(
-        self, programs: list[Program], again: tuple[Any, tuple[Any, ...]] | None = None, called: tuple[str, ...] = ()
+        self,
+        programs: list[Program],
+        pickled: Any,
+        again: tuple[Any, tuple[Any, ...]] | None = None,
+        called: tuple[str, ...] = (),
     ) -> None:
-        self.programs, self.again, self.called = programs, again, called
+        self.programs, self.pickled, self.again, self.called = programs, pickled, again, called
         self._modes = {} if again is None else {part: part.training for part in again[0].modules()}
 
     def __call__(self, shapes: Mapping[str, Shape]) -> Network:
@@ -132,13 +136,13 @@ class Traces:
                 with contextlib.suppress(NetworkError):
                     self._for(larger)
         data = pickle.dumps((self.called, [program.flat() for program in self.programs]))
-        return Pickled, (data, [{k: (c.name, c.array) for k, c in p.state.items()} for p in self.programs])
+        return self.pickled, (data, [{k: (c.name, c.array) for k, c in p.state.items()} for p in self.programs])
 
     @classmethod
-    def loaded(cls, data: bytes, states: list[dict[str, Any]]) -> Traces:
+    def loaded(cls, data: bytes, states: list[dict[str, Any]], pickled: Any) -> Traces:
         """The programs of a pickle. Raises UnsupportedError for ops that this process does not have."""
         called, programs = pickle.loads(data)
-        return cls([Program.loaded(*pair) for pair in zip(programs, states, strict=True)], None, called)
+        return cls([Program.loaded(*pair) for pair in zip(programs, states, strict=True)], pickled, None, called)
 
 
 @dataclass(frozen=True, eq=False)
