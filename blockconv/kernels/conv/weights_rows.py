@@ -38,6 +38,7 @@ from blockconv.kernels.common.register_tiles import are_far
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
+from blockconv.kernels.conv.weights_packing import pack_channels
 from blockconv.kernels.table import Primitive, Reason, Request, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
@@ -107,7 +108,7 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     lanes = m.lanes(request.types.acc.itemsize)
     # Vectors are made of blocks, where these are smaller.
     unit = lies.length if contiguous == 1 and 1 < lies.length < lanes and lanes % lies.length == 0 else 0
-    pack = kernels.pack_channels(type.code, packed.code, lanes, contiguous, unit)
+    pack = pack_channels(type.code, packed.code, lanes, contiguous, unit)
     return Images(
         first=INPUT if is_input else GRAD,
         lies=lies,
