@@ -292,3 +292,17 @@ def test_a_weight_without_whole_blocks_is_refused() -> None:
     model.opset_import.append(helper.make_opsetid(BLOCKED, 1))
     with pytest.raises(bc.NetworkError, match=r"node 'y' \(Conv\): weight=.*whole blocks of 8 channels"):
         bc.load_onnx(model)
+
+
+def test_what_reads_blocks_of_channels_does_not_run_elsewhere() -> None:
+    """A session would take the channels of a plan, which are in no blocks, for blocks."""
+    m = Model()
+    m("ReorderInput", "x", "i", domain=BLOCKED)
+    m("Conv", f"i {m('Abs', m.floats('w', 32, 32, 1, 1), 'flows')}", "c", domain=BLOCKED)
+    m("ReorderOutput", "c", "y", domain=BLOCKED, channels=32)
+    proto = m.proto((1, 32, 4, 4), "y")
+    proto.graph.input.append(helper.make_tensor_value_info("w", 1, (32, 32, 1, 1)))
+    proto.graph.ClearField("initializer")
+    proto.opset_import.append(helper.make_opsetid(BLOCKED, 1))
+    with pytest.raises(bc.UnsupportedError, match=r"node 'c' \(Conv\): com.microsoft.nchwc.Conv of such operands"):
+        bc.load_onnx(proto)

@@ -30,7 +30,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["CONTRIBUTED_OPS", "SELU", "channel_block"]
+__all__ = ["BLOCKED", "CONTRIBUTED_OPS", "SELU", "channel_block"]
 
 CONTRIBUTED_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, CONTRIBUTED_OPS)

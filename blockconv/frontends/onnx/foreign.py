@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper, shape_inference
 
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
 from blockconv.core.types import FLOATS, INTEGERS, Types, element
+from blockconv.frontends.onnx.contributed import BLOCKED
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.kernels import TABLE
@@ -109,6 +110,8 @@ class Fallback:
             runs = False
         except NetworkError as error:
             runs = not isinstance(error.__cause__, DtypeError) and self._folds_elsewhere(node, error)
+        if not runs and node.domain == BLOCKED:  # ONNX Runtime would take the channels' order for its own
+            raise UnsupportedError(f"{OP}: not supported: {title(node)}: {BLOCKED}.{node.op_type} of such operands")
         if not runs:
             self.scope.drop(first)
             self._foreign.add(place)
