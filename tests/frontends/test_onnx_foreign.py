@@ -528,6 +528,13 @@ def test_values_of_known_branches_have_their_own_names() -> None:
     assert all(n.op != "foreign" for n in bc.load_onnx(proto).nodes)
 
 
+def test_the_first_output_of_a_foreign_node_may_be_unread() -> None:
+    nodes = [node("Asinh", "x", "a"), node("MaxPool", "a", "m i", kernel_shape=[2, 2]), node("Cast", "i", "y", to=F32)]
+    nodes[1].output[:] = ["unread", "i"]
+    feeds = {"x": image()}
+    check(model(nodes, feeds, {"y": F32}), feeds)
+
+
 def test_loop() -> None:
     body = helper.make_graph(
         [node("Add", "state x", "next"), node("Identity", "cond", "on"), node("Identity", "next", "scan")],

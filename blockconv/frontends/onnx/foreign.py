@@ -367,7 +367,9 @@ class Fallback:
         return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 3))
 
     def _array(self, name: str) -> Array | None:
-        return None if name in self._unknown else self.scope.array(self.scope.values[name].name)
+        """A constant; None for a value that flows, or that nothing reads."""
+        value = None if name in self._unknown else self.scope.values.get(name)
+        return None if value is None else self.scope.array(value.name)
 
     def _infer(
         self, node: Any, nodes: Sequence[Any], reads: Sequence[str], wanted: Sequence[str]
