@@ -525,7 +525,11 @@ def test_values_of_known_branches_have_their_own_names() -> None:
     feeds = {"x": image()}
     proto = model(nodes, feeds, {"y": F32, "p": F32, "q": F32}, yes=np.array(True))
     check(proto, feeds)
-    assert all(n.op != "foreign" for n in bc.load_onnx(proto).nodes)
+    network = bc.load_onnx(proto)
+    assert all(n.op != "foreign" for n in network.nodes)
+    # For other sizes the branches are read again.
+    large, wanted = network.with_input_shapes((2, 3, 5, 4)), bc.load_onnx(proto, (2, 3, 5, 4))
+    assert large.nodes == wanted.nodes
 
 
 def test_the_first_output_of_a_foreign_node_may_be_unread() -> None:

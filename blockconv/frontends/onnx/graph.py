@@ -23,7 +23,7 @@ from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, Scope, Step, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
-from blockconv.network.foreign import check_foreign, reads_of
+from blockconv.network.foreign import check_foreign, graphs_of, reads_of
 from blockconv.network.graph import Network, Tensor, frozen
 from blockconv.network.ops import Foreign
 from blockconv.network.order import topological
@@ -107,7 +107,7 @@ class _Again:
 
     model, arrays, strict: as in `read_graph`, which reads a model with foreign nodes, and a model that is refused.
     network: the model's, for the shapes that it was read for first.
-    scope: the values that depend on constants alone; None for a model with foreign nodes.
+    scope: the values that depend on constants alone; None for a model with foreign nodes or branches.
     nodes: those that make others, in an order that can run, with what they became.
     """
 
@@ -146,7 +146,8 @@ def _network(scope: Scope, outputs: Iterable[str], again: _Again | None = None, 
 
 def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | None, list[tuple[Any, Step | None]]]:
     """`scope` and `nodes` of an `_Again`. first: the scope before nodes were read. nodes: the model's, in order."""
-    if any(isinstance(node.attributes, Foreign) for node in scope.nodes):
+    branches = any(True for node in nodes for _ in graphs_of(node))  # whose nodes have steps of their own
+    if branches or any(isinstance(node.attributes, Foreign) for node in scope.nodes):
         return None, []
     fixed, others = set(first.values), []
     for node in nodes:
