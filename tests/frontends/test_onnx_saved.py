@@ -306,3 +306,48 @@ def test_what_reads_blocks_of_channels_does_not_run_elsewhere() -> None:
     proto.opset_import.append(helper.make_opsetid(BLOCKED, 1))
     with pytest.raises(bc.UnsupportedError, match=r"node 'c' \(Conv\): com.microsoft.nchwc.Conv of such operands"):
         bc.load_onnx(proto)
+
+
+ATTENDED = {  # the op, the inputs beside x and its attributes
+    "joined": ("Attention", "w b", {}),
+    "joined, of a mask": ("Attention", "w b mask", {"mask_filter_value": -3.0}),
+    "joined, of masks of rows and more": ("Attention", "w b rows - added", {"unidirectional": 1}),
+    "joined, of widths": ("Attention", "wide wide_b", {"qkv_hidden_sizes": [16, 16, 8], "scale": 0.7}),
+    "three": ("MultiHeadAttention", "keys keys", {}),
+    "three of a bias and a mask": ("MultiHeadAttention", "keys values b2 hidden", {}),
+    "three of more": ("MultiHeadAttention", "x values2 - - added", {"unidirectional": 1, "scale": 0.3}),
+    "keys of heads": ("MultiHeadAttention", "heads heads", {}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENDED)
+def test_attention_that_onnx_runtime_fuses(case: str) -> None:
+    m, (op, others, attributes) = Model(), ATTENDED[case]
+    shapes = {"w": (16, 48), "b": (48,), "wide": (16, 40), "wide_b": (40,), "keys": (2, 7, 16), "values": (2, 7, 8)}
+    shapes |= {"b2": (40,), "values2": (2, 5, 8), "added": (1, 2, 5, 5), "heads": (2, 2, 7, 8)}
+    for name in sorted({*others.split()} & {*shapes}):
+        m.floats(name, *shapes[name])
+    masks = {"mask": np.array([[1, 0, 1, 1, 0], [0, 1, 1, 1, 2]]), "hidden": np.eye(7, dtype=int)[:2]}
+    masks["rows"] = np.tril(np.ones((2, 5, 5), int), 1)
+    for name in {*others.split()} & {*masks}:
+        m.known(name, masks[name].astype(np.int32))
+    m(op, f"x {others}", "y", domain="com.microsoft", num_heads=2, **attributes)
+    model, x = m.proto((2, 5, 16), "y"), m.rng.standard_normal((2, 5, 16)).astype("f4")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    (wanted,) = session(model, "DISABLE_ALL").run(None, {"x": x})
+    network = bc.load_onnx(model, strict=True)
+    np.testing.assert_allclose(network.evaluate(x)["y"], wanted, rtol=1e-5, atol=1e-6)
+    if "mask" in case:
+        np.testing.assert_allclose(bc.compile(network, threads=1)(x), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [(16, 16, 64), (16, 32), (48, 0, 0)], ids=str)
+def test_widths_of_attention_that_are_wrong(widths: tuple[int, ...]) -> None:
+    m = Model()
+    m("Attention", f"x {m.floats('w', 16, 48)}", "y", domain="com.microsoft", num_heads=2, qkv_hidden_sizes=widths)
+    model = m.proto((2, 5, 16), "y")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(
+        bc.NetworkError, match=r"\(Attention\): qkv_hidden_sizes=.*three sizes whose sum is the columns"
+    ):
+        bc.load_onnx(model, strict=True)

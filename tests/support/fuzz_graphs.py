@@ -1086,6 +1086,28 @@ def _skip_layer_norm(g: Graph, op: str) -> None:
     g.contributed(name, ("f4", x.shape), x, other, *factors, epsilon=1e-3)
 
 
+@_op(f"{MS}.Attention", f"{MS}.MultiHeadAttention")
+def _fused_attention(g: Graph, op: str) -> None:
+    x = g.take(np.float32, ranks=(3,))
+    n, rows, width = x.shape
+    if 0 in x.shape:
+        raise Skip
+    heads = 2 if width % 2 == 0 and g.chance(0.7) else 1
+    mask = g.input((n, rows), np.int32) if g.chance(0.5) else None
+    added = g.array((1, heads, rows, rows), "f4") if g.chance(0.3) else None
+    given = {"num_heads": heads, **({"scale": g.number(0.2, 1)} if g.chance(0.3) else {})}
+    given |= {"unidirectional": 1} if g.chance(0.3) else {}
+    given |= {"mask_filter_value": -30.0} if mask else {}  # of -10000, rows of hidden keys have rounding errors
+    bias = g.array((3 * width,), "f4")
+    if op.endswith(".Attention"):
+        weight = g.array((width, 3 * width), "f4", width**-0.5)
+        g.contributed("Attention", ("f4", x.shape), x, weight, bias, mask, None, added, **given)
+    else:
+        keys = x if g.chance(0.5) else g.input(x.shape, np.float32)
+        bias = bias if g.chance(0.5) else None
+        g.contributed("MultiHeadAttention", ("f4", x.shape), x, keys, keys, bias, mask, added, **given)
+
+
 @_op("SimplifiedLayerNormalization")
 def _simplified(g: Graph) -> None:
     x = g.take(np.float32, ranks=(4, 3, 2))

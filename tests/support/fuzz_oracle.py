@@ -22,7 +22,7 @@ import copy
 import ctypes
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -175,8 +175,20 @@ def _activated(a: Any, y: Array) -> Array:
 
 
 def _turned(a: Any, x: Array, side: str) -> Array:
-    x = np.moveaxis(x, 0, -2) if getattr(a, f"transBatch{side}") else x
-    return x.swapaxes(-1, -2) if getattr(a, f"trans{side}") else x
+    x = np.moveaxis(x, 0, -2) if getattr(a, f"transBatch{side}", 0) else x
+    return x.swapaxes(-1, -2) if getattr(a, f"trans{side}", 0) else x
+
+
+def _attended(a: Any, parts: Iterable[Array], mask: Array | None, added: Array | None) -> Array:
+    q, k, v = (x.reshape(*x.shape[:2], a.num_heads, -1).transpose(0, 2, 1, 3).astype("f8") for x in parts)
+    scores = q @ k.swapaxes(-1, -2) * getattr(a, "scale", q.shape[-1] ** -0.5)
+    scores = scores + np.where(mask > 0, 0, a.mask_filter_value)[:, None, None] if mask is not None else scores
+    scores = scores + (0 if added is None else added)
+    if getattr(a, "unidirectional", 0):
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    y = shares / shares.sum(-1, keepdims=True) @ v
+    return y.transpose(0, 2, 1, 3).reshape(len(y), y.shape[2], -1).astype("f4")
 
 
 _MEANINGS: dict[str, Callable[..., Array]] = {
@@ -193,7 +205,7 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     "NhwcMaxPool": _max_pool,
     "QGemm": _qgemm,
     "DynamicQuantizeMatMul": _dynamic_matmul,
-    "FusedMatMul": lambda a, x, y: (a.alpha or 1) * (_turned(a, x, "A") @ _turned(a, y, "B")),
+    "FusedMatMul": lambda a, x, y: getattr(a, "alpha", 1) * (_turned(a, x, "A") @ _turned(a, y, "B")),
     "Gelu": lambda a, x: _onnx("Gelu", x),
     "BiasGelu": lambda a, x, y: _onnx("Gelu", x + y),
     "FastGelu": lambda a, x, y=0: _onnx("Gelu", x + np.float32(y), approximate="tanh"),
@@ -203,6 +215,12 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     ),
     "FusedGemm": lambda a, x, w, b: _activated(a, x @ (w.T if a.transB else w) + b),
     "SkipLayerNormalization": lambda a, x, y, w, b, c: _onnx("LayerNormalization", x + y + c, w, b, epsilon=a.epsilon),
+    "Attention": lambda a, x, w, b, mask=None, past=None, added=None: _attended(
+        a, np.split(x @ w + b, 3, -1), mask, added
+    ),
+    "MultiHeadAttention": lambda a, q, k, v, b=None, mask=None, added=None: _attended(
+        a, map(np.add, (q, k, v), np.split(b, 3) if b is not None else (0,) * 3), mask, added
+    ),
     "SkipSimplifiedLayerNormalization": lambda a, x, y, w, c: _rms(x + y + c, w, a.epsilon),
     "MatMulNBits": _matmul_of_bits,
     "MatMulIntegerToFloat": lambda a, x, w, s, t, z=None, u=None, b=None: (
@@ -328,6 +346,7 @@ _SUMS = {
         "MatMulNBits",
         "FusedConv",
         "FusedGemm",
+        "MultiHeadAttention",
         "SkipLayerNormalization",
         "SkipSimplifiedLayerNormalization",
         "SimplifiedLayerNormalization",

@@ -6,6 +6,7 @@ Its quantizer writes some (see `quantized`). Others are what it fuses in the mod
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
-from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm, matmul
+from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm, matmul, of_heads, of_rows
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     QUANTIZED_OPS,
@@ -246,6 +247,65 @@ def _unpacked(packed: Any, rows: int, bits: int) -> Any:
     """Bytes as numbers of so many bits, the low half of each first, in rows."""
     given = packed.reshape(rows, -1)
     return given if bits == 8 else np.stack([given & 15, given >> 4], -1).reshape(rows, -1)
+
+
+@_op(
+    "com.microsoft.Attention",
+    "com.microsoft.MultiHeadAttention",
+    limits="floats; one output; constant weights and biases; masks of two or three dimensions; no past keys",
+)
+def _attention(call: Call) -> Tensor:
+    """Of one input, by weights side by side, or of queries, keys and values. A mask hides the keys where it is 0."""
+    joined = call.node.op_type == "Attention"
+    mask_at, kinds = (3, (0, 1, 2, 3, 5)) if joined else (4, range(6))
+    if (
+        call.extra_outputs
+        or call.attribute("do_rotary", 0)
+        or any(call.has(k) and k not in kinds for k in range(len(call.inputs)))
+    ):
+        raise Unsupported("past keys and values, rotation, or a second output")
+    parts = _side_by_side(call) if joined else _with_biases(call)
+    q, k, v = (of_heads(call, x, "num_heads") for x in parts)
+    scale = call.attribute("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
+    masks = [_hidden(call, call.input(mask_at), q)] if call.has(mask_at) else []
+    masks += [call.input(5)] if call.has(5) else []
+    mask = functools.reduce(functools.partial(call.binary, "add"), masks) if masks else None
+    causal = bool(call.attribute("unidirectional", 0))
+    return of_rows(call, call.attended(ops.Attention(scale, causal), q, k, v, mask))
+
+
+def _side_by_side(call: Call) -> list[Tensor]:
+    """Queries, keys and values: slices of a product and its bias."""
+    total = matmul(call, ops.Conv2d(), call.input(), 1)
+    total = call.binary("add", total, call.input(2)) if call.has(2) else total
+    widths = call.attribute("qkv_hidden_sizes", ()) or (total.shape[-1] // 3,) * 3
+    if len(widths) != 3 or min(widths) < 1 or sum(widths) != total.shape[-1]:
+        raise call.error("qkv_hidden_sizes", widths, f"has to be three sizes whose sum is the columns of {total.shape}")
+    return [call.emit(ops.Slice(2, sum(widths[:i]), width), total, helps=True) for i, width in enumerate(widths)]
+
+
+def _with_biases(call: Call) -> list[Tensor]:
+    """Queries, keys and values plus their shares of the biases, which are side by side."""
+    if not (call.has(1) and call.has(2)) or len(call.input().shape) != 3:
+        raise Unsupported("queries, keys and values in one input")
+    parts = [call.input(i) for i in range(3)]
+    if not call.has(3):
+        return parts
+    if any(len(x.shape) != 3 for x in parts):
+        raise Unsupported("a bias of keys of four dimensions")
+    ends = np.cumsum([x.shape[2] for x in parts])[:2]
+    shares = np.split(call.array(3, "bias"), ends)
+    return [call.binary("add", x, call.constant(b, "bias")) for x, b in zip(parts, shares, strict=True)]
+
+
+def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
+    """What is added to the scores of each key: 0 where the mask is positive."""
+    if len(mask.shape) not in (2, 3):
+        raise Unsupported(f"a mask of shape {mask.shape}")
+    mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - len(mask.shape)), *mask.shape[1:]))
+    shown = call.pointwise("less", call.constant(np.zeros((), mask.type.dtype), "zero"), mask)
+    ends = (0, call.attribute("mask_filter_value", -10000.0))
+    return call.pointwise("where", shown, *(call.constant(np.asarray(v, q.type.dtype), "added") for v in ends))
 
 
 # ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels

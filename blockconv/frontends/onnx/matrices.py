@@ -16,7 +16,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["MATRIX_OPS", "gemm", "matmul"]
+__all__ = ["MATRIX_OPS", "gemm", "matmul", "of_heads", "of_rows"]
 
 Array = npt.NDArray[Any]
 MATRIX_OPS: dict[str, OnnxOp] = {}
@@ -108,16 +108,20 @@ def _attention(call: Call) -> Tensor:
     if others or any(call.has(k) for k in range(4, len(call.inputs))) or call.extra_outputs:
         raise Unsupported(", ".join(others) or "past keys and values, or a second output")
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
-    q, k, v = (_of_heads(call, call.input(at), name) for at, name in enumerate(names))
+    q, k, v = (of_heads(call, call.input(at), name) for at, name in enumerate(names))
     scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
     mask = call.input(3) if call.has(3) else None
     y = call.attended(ops.Attention(scale, bool(call.attribute("is_causal", 0)), True), q, k, v, mask)
-    if len(call.input().shape) == 4:
-        return y
-    return call.reshape(call.emit(ops.Transpose((0, 2, 1, 3)), y), (*call.input().shape[:2], y.shape[1] * y.shape[3]))
+    return y if len(call.input().shape) == 4 else of_rows(call, y)
 
 
-def _of_heads(call: Call, x: Tensor, name: str) -> Tensor:
+def of_rows(call: Call, y: Tensor) -> Tensor:
+    """(batch, rows, heads * width) of (batch, heads, rows, width)."""
+    batch, heads, rows, width = y.shape
+    return call.reshape(call.emit(ops.Transpose((0, 2, 1, 3)), y), (batch, rows, heads * width))
+
+
+def of_heads(call: Call, x: Tensor, name: str) -> Tensor:
     """(batch, heads, rows, width) of this or (batch, rows, heads * width)."""
     if len(x.shape) not in (3, 4):
         raise call.error("inputs", x.shape, "has to have three or four dimensions")
