@@ -42,12 +42,12 @@ def batch_norm(
 ) -> tuple[Array, Any, Any]:
     """torch.nn.functional.batch_norm with training=True, and what its gradient needs.
 
-    Returns (output, mean, inverse). The output is of the input's kind, shape, layout and dtype. mean and inverse have
+    Returns (output, mean, inverse). The output has the input's kind, shape, layout and dtype. Mean and inverse have
     shape (C,): each channel's mean, and 1 / sqrt(variance + eps).
 
     input: (N, C, H, W), float32, float64, bfloat16 or float16, with at least two elements of each channel.
-    running_mean, running_var: None, or arrays of shape (C,), which the call updates: (1 - momentum) of the old value,
-        and momentum of the mean, or of the variance with N * H * W - 1 in its denominator.
+    running_mean, running_var: None, or arrays of shape (C,), which the call updates to (1 - momentum) * old + momentum
+        * new. The new variance has N * H * W - 1 in its denominator.
     weight, bias: None, or (C,): the output is (x - mean) * inverse * weight + bias. Default: 1 and 0.
     momentum, eps: as in PyTorch.
     out: None, or the array to write and return as the output, of the input's kind, shape and dtype. It must not overlap

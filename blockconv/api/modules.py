@@ -65,8 +65,8 @@ class Conv2d:
     bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32. Integer inputs take int32, whose scale
         is the input's scale times the weight's.
     stride: an int of at least 1, or a pair (height, width).
-    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
-        "same" (the output has the input's size; needs a stride of 1).
+    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
+        "valid" adds none. "same" gives an output of the input's size, and needs a stride of 1.
     dilation: an int of at least 1, or a pair (height, width).
     groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
     activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
@@ -79,11 +79,11 @@ class Conv2d:
     algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd where it is predicted to be faster.
         Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
         exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
-        a tile of up to 6x6 output pixels. Its intermediate values are larger than its results. They are sure to be
-        finite only while three numbers are below 2^120 (1.3e36): max|input|, max|weight|, and max|input| * sum|weight|
-        over the weights of an output channel. docs/reference/limits.md has the bounds by tile size.
-    accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
-        random data: a number, "default" (1e-5) or "strict" (no error: no Winograd for floats).
+        a tile of up to 6x6 output pixels. Its intermediate values are larger than its results. They may be infinite if
+        max|input|, max|weight| or max|input| * sum|weight| (over an output channel) is above 2^120 (1.3e36).
+        docs/reference/limits.md has the bounds by tile size.
+    accuracy: the largest error that Winograd may have: a number, "default" (1e-5) or "strict" (no Winograd for floats).
+        It is relative to the largest output, as measured against float64 on random data.
 
     Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
 
@@ -93,8 +93,8 @@ class Conv2d:
     residual_quantization: the residual's; a residual of a uint8, int8, uint4 or int4 output requires it.
     out_dtype: the output's dtype. "int32": sums plus bias. "float32": these times the scales of input and weight.
         "uint8", "int8", or "uint4" and "int4" packed in a BlockedArray: requantized. Default: the input's with an
-        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". 16-bit
-        inputs take their own dtype (default), or "float32" for sums that are not rounded.
+        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". For 16-bit
+        inputs: their own dtype (default), or "float32" for sums without rounding.
     rounding: to 8-bit and 4-bit integers: "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
 
     Copies and pickles hold the arguments only. A copy packs its own weights, in any process on any machine.

@@ -67,8 +67,8 @@ def quantize_linear(
     holds the zero point. Otherwise it is an array or a tensor in x's memory format. A NaN becomes the least value of
     the dtype.
 
-    x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor without gradient. float32, or uint8, int8 or
-        int32 with an `input_quantization`. Integers are requantized as if they were dequantized first.
+    x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor without gradient. Types: float32, and uint8,
+        int8 or int32 with an `input_quantization`. Integers are requantized as if they were dequantized first.
     quantization: the result's: one scale, one zero point.
     dtype: the result's: uint8 or int8.
     input_quantization: that of an integer x: one scale; zero point 0 for int32.

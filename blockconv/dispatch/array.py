@@ -272,8 +272,8 @@ def to_layout(
     """Reorder: `x` as a BlockedArray in `layout`.
 
     x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor without gradient. Its shape is logical: (N,
-        C, H, W) for activations, whatever `layout` is. 4-D strides mean NHWC if `is_channels_last`, else NCHW; strides
-        that are dense in neither order are copied once. Elements: numbers of 1, 2, 4 or 8 bytes; in a BlockedArray also
+        C, H, W) for activations, whatever `layout` is. 4-D strides mean NHWC if `is_channels_last`, else NCHW. An array
+        that is dense in neither order is copied once. Elements: numbers of 1, 2, 4 or 8 bytes; in a BlockedArray also
         packed 4-bit integers.
     layout: a `Layout`, or a name or tag in any notation that `Layout` reads.
     dtype: the result's dtype. Default: x's. float32, bfloat16 and float16 convert to each other in the same pass,

@@ -26,8 +26,8 @@ def get_num_threads() -> int:
 def set_num_threads(n: int | None) -> None:
     """Set the most threads that a call uses, for all threads of this process.
 
-    n: an int from 1 to the size of Numba's thread pool (NUMBA_NUM_THREADS, by default the number of processors), or
-        None for the default: the smallest of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS.
+    n: an int from 1 to the size of Numba's thread pool (NUMBA_NUM_THREADS, by default the number of processors). None
+        restores the default of `get_num_threads`.
 
     A call with little work uses fewer threads. A compiled `Plan` keeps the number from its compilation.
     Raises ArgumentError for another value.

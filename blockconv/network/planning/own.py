@@ -45,8 +45,8 @@ class LayoutProblem(Assignment):
     """The problem of a planner: choose a kernel and layouts for each step.
 
     steps: the ops, in an order that can run. A step has a `name`, the names of its `inputs` and of its `output`, and
-        its `choices`. A choice has a `kernel` (None for a view, which moves nothing), the layouts of the inputs
-        (`srcs`) and of the output (`dst`), and a `cost` in seconds.
+        its `choices`. A choice has a `kernel`, the layouts of the inputs (`srcs`) and of the output (`dst`), and a
+        `cost` in seconds. The kernel of a view, which moves nothing, is None.
     given: {input of the network: its layout}.
     wanted: {output of the network: its required layout}.
     reorder: a function: `reorder(value, src, dst)` is the seconds of a reorder, infinite if none exists.
