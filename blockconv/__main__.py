@@ -16,7 +16,7 @@ from blockconv.cli import doctor, output
 from blockconv.cli import plan as plan_command
 from blockconv.cli import run as compare_plans
 from blockconv.cli.arguments import Parser, positive
-from blockconv.core.errors import UnsupportedError
+from blockconv.core.errors import needing
 from blockconv.core.layout import Layout, known_layouts
 
 __all__ = ["layouts_markdown", "main"]
@@ -112,10 +112,8 @@ def _layouts(options: argparse.Namespace, console: Console) -> int:
 
 
 def _ops(options: argparse.Namespace, console: Console) -> int:
-    try:
+    with needing("ops", "onnx"):
         from blockconv.frontends.onnx import table as onnx_table
-    except ModuleNotFoundError:
-        raise UnsupportedError("ops: needs the onnx package: pip install 'blockconv[onnx]'") from None
     if options.markdown:
         sys.stdout.write(onnx_table.markdown())
         return 0

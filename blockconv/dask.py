@@ -2,7 +2,7 @@
 
     import blockconv.dask
 
-Needs Dask: pip install 'blockconv[dask]'. A task is one tile. Tasks are pure, so Dask may repeat or move them. A plan
+Needs Dask (pip install 'dask[array]'). A task is one tile. Tasks are pure, so Dask may repeat or move them. A plan
 goes to each worker process once, and is bound there. The processes of a machine share compiled kernels on its disk.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, Sizes
-from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.errors import ArgumentError, needing
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.ops.reach import PIXELS
 from blockconv.network.plan import Plan, compile
@@ -148,11 +148,9 @@ def _builder(op: str, array: Any) -> tuple[NetworkBuilder, str]:
 
 def _checked(op: str, array: Any) -> tuple[Any, Any]:
     """Dask and its arrays. Raises ArgumentError for what is no Dask array (N, C, H, W)."""
-    try:
+    with needing("blockconv.dask", "dask", "'dask[array]'"):
         import dask
         import dask.array as da
-    except ModuleNotFoundError:
-        raise UnsupportedError("blockconv.dask: needs Dask: pip install 'blockconv[dask]'") from None
     if not isinstance(array, da.Array) or array.ndim != 4:
         raise ArgumentError(op, "array", array, "has to be a Dask array (N, C, H, W)")
     return dask, da

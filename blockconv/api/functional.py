@@ -72,16 +72,16 @@ def conv2d(
     loop use `Conv2d`, which packs them once.
 
     input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW). An array, a torch CPU tensor (gradients flow), or a 4-D
-        BlockedArray. float32, float64, bfloat16 (`ml_dtypes`), float16, uint8, int8, or packed uint4 or int4 in a
-        BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once. Under
+        BlockedArray. Types: float32, float64, bfloat16 (`ml_dtypes`), float16, uint8, int8, and packed uint4 or int4 in
+        a BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once. Under
         `torch.autocast` a tensor is computed in autocast's dtype, as in PyTorch.
-    weight: (O, C / groups, KH, KW), an array or a tensor of the input's dtype. 16-bit inputs also take float32, which
-        is rounded to their dtype. Integer inputs take int8, or a BlockedArray of int4 in any layout.
+    weight: (O, C / groups, KH, KW), an array or a tensor of the input's dtype. With 16-bit inputs also float32, which
+        is rounded to their dtype. With integer inputs int8, or a BlockedArray of int4 in any layout.
     bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32. Integer inputs take int32, whose scale
         is the input's scale times the weight's.
     stride: an int of at least 1, or a pair (height, width).
-    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" (none), or
-        "same" (the output has the input's size; needs a stride of 1).
+    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
+        "valid" adds none. "same" gives an output of the input's size, and needs a stride of 1.
     dilation: an int of at least 1, or a pair (height, width).
     groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
     activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
@@ -96,8 +96,8 @@ def conv2d(
         Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
         exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
         a tile of up to 6x6 output pixels.
-    accuracy: the largest error that Winograd may have, relative to the largest output, as measured against float64 on
-        random data: a number, "default" (1e-5) or "strict" (no error: no Winograd for floats).
+    accuracy: the largest error that Winograd may have: a number, "default" (1e-5) or "strict" (no Winograd for floats).
+        It is relative to the largest output, as measured against float64 on random data.
 
     Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
 
@@ -107,8 +107,8 @@ def conv2d(
     residual_quantization: the residual's; a residual of a uint8, int8, uint4 or int4 output requires it.
     out_dtype: the output's dtype. "int32": sums plus bias. "float32": these times the scales of input and weight.
         "uint8", "int8", or "uint4" and "int4" packed in a BlockedArray: requantized. Default: the input's with an
-        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". 16-bit
-        inputs take their own dtype (default), or "float32" for sums that are not rounded.
+        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". For 16-bit
+        inputs: their own dtype (default), or "float32" for sums without rounding.
     rounding: to 8-bit and 4-bit integers: "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
 
     Sums of integers are exact. An output that sums more than 65,793 products (1,052,688 with int4 weights) is an error,
@@ -122,8 +122,7 @@ def conv2d(
 
     Like PyTorch, it computes a cross-correlation: it does not flip the weights. `scipy.ndimage.convolve` does: give
     weight[:, :, ::-1, ::-1] for its result, and pad the input first by the mode. With padding="same", a window of even
-    size k begins (k - 1) // 2 pixels before its output. scipy's `convolve` does the same; its `correlate` begins k // 2
-    before.
+    size k begins (k - 1) // 2 pixels before its output, like scipy's `convolve`. Its `correlate` begins k // 2 before.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -150,8 +149,8 @@ def conv2d(
             (input, weight, bias, residual),
             out=out,
             out_layout=out_layout,
-            algorithm=None if algorithm == "auto" else algorithm,
-            accuracy=None if accuracy == "default" else accuracy,
+            algorithm=algorithm,
+            accuracy=accuracy,
             input_quantization=input_quantization,
             weight_quantization=weight_quantization,
             out_quantization=out_quantization,
@@ -277,8 +276,7 @@ def conv1d(
     >>> bc.conv1d(np.ones((1, 2, 6), np.float32), np.ones((4, 2, 3), np.float32), padding="same")[0, 0]
     array([4., 6., 6., 6., 6., 4.], dtype=float32)
     """
-    chosen = None if algorithm == "auto" else algorithm
-    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=chosen)
+    differentiable = with_gradient("conv1d", (input, weight, bias), algorithm=algorithm)
     if differentiable is not None:
         kept: DenseArray = differentiable(input, weight, bias, stride, padding, dilation, groups, activation=activation)
         return kept

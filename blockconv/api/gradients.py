@@ -13,7 +13,7 @@ from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike
 from blockconv.api.bound import workspace
 from blockconv.api.functional import conv2d_like, convolved
 from blockconv.api.modules import Conv2d
-from blockconv.core.checks import read_sizes, whole
+from blockconv.core.checks import check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, as_numpy, like_any, with_gradient
 from blockconv.core.layout import Layout
@@ -161,8 +161,8 @@ def conv_transpose2d(
         (input, weight, bias),
         out=out,
         out_layout=out_layout,
-        algorithm=None if algorithm == "auto" else algorithm,
-        accuracy=None if accuracy == "default" else accuracy,
+        algorithm=algorithm,
+        accuracy=accuracy,
     )
     if differentiable is not None:
         kept: Array = differentiable(
@@ -246,8 +246,8 @@ def conv2d_backward_weights(
     grad: (N, O, OH, OW), the gradient of the convolution's output, of the input's dtype. Its layout may be another.
     stride, padding, dilation, groups: those of the convolution, as in `conv2d`.
     bias: whether the gradient of the bias is computed too, in the same pass.
-    out: None, or the array or tensor to write and return: of shape `weight_shape`, dense in NCHW or NHWC order, of the
-        input's dtype, or float32 for 16-bit inputs. It must not overlap input or grad.
+    out: None, or the array or tensor to write and return: of shape `weight_shape`, dense in NCHW or NHWC order. It has
+        the input's dtype, or float32 for 16-bit inputs. It must not overlap input or grad.
 
     Both arrays are read in every native layout; parts of them are packed, and no array is copied. 16-bit floats are
     summed in float32. With AVX512-BF16, denormal bfloat16 numbers may count as zeros. The sums have the same bits for
@@ -266,7 +266,8 @@ def conv2d_backward_weights(
     given: list[Any] = [given_array(_WEIGHTS, name, x) for name, x in (("input", input), ("grad", grad))]
     result: Any = None if out is None else as_numpy(out, _WEIGHTS, "out", write=True)
     arrays: list[Any] = given if out is None else [*given, result]
-    key = *map(memory_order, arrays), cache_key(options), bool(bias), get_num_threads()
+    bias = check_flag(_WEIGHTS, "bias", bias)
+    key = *map(memory_order, arrays), cache_key(options), bias, get_num_threads()
     known = _kept.get(key)
     if known is None:
         return _first_weights(input, grad, options, bias, out, (key, arrays))
@@ -346,7 +347,7 @@ def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, 
     if problem.n == 0:
         result[...] = 0
     else:
-        program, nbytes = _weights_program(problem, (x.layout, y.layout, layout), types, bool(bias), get_num_threads())
+        program, nbytes = _weights_program(problem, (x.layout, y.layout, layout), types, bias, get_num_threads())
     bound = _BoundWeights(problem.wei_shape, types.dst.dtype, problem.oc if bias else 0, program, nbytes)
     of_bias = bound.run(start, of_grad, result)
     if problem.n == 0:

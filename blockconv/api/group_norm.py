@@ -10,7 +10,7 @@ import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.batch_norm import Bound, bound_to
-from blockconv.core.checks import read_sizes, whole
+from blockconv.core.checks import check_flag, read_sizes, whole
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
@@ -242,7 +242,7 @@ def _grouping(op: str, num_groups: Any, x: Any, per_pixel: bool) -> tuple[int, b
         raise ArgumentError(
             op, "num_groups", num_groups, f"has to be a positive int that divides the {channels} channels"
         )
-    return groups, bool(per_pixel)
+    return groups, check_flag(op, "per_pixel", per_pixel)
 
 
 def _statistics_shape(x: Any, groups: int, per_pixel: bool) -> tuple[int, ...]:

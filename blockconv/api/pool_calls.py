@@ -102,7 +102,7 @@ def _check_sums(op: str, problem: Problem) -> None:
     covered = min(kh, problem.ih) * min(kw, problem.iw)
     if covered > MOST_SUMMED:
         rule = f"a window of integers may have at most {MOST_SUMMED} elements, so that their sum fits int32"
-        raise ArgumentError(op, "input", problem.src_shape, rule, "average parts first, or give floats")
+        raise ArgumentError(op, "input", problem.src_shape, rule, "average smaller windows first, or give floats")
 
 
 def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: int) -> BoundPool:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from blockconv.core.checks import check_extents, whole
+from blockconv.core.checks import check_extents, check_flag, whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
 from blockconv.dispatch.boundary import (
@@ -28,7 +28,7 @@ def _max_problem(shape: Shape, kernel: Any, stride: Any, padding: Any, dilation:
     n, c, h, w = shape
     dh, dw = pair(op, "dilation", dilation)
     windows = _windows(op, kernel, stride, padding)
-    return Pool2dProblem("max", n, c, h, w, **windows, dh=dh, dw=dw, ceil_mode=bool(ceil_mode))
+    return Pool2dProblem("max", n, c, h, w, **windows, dh=dh, dw=dw, ceil_mode=ceil_mode)
 
 
 def _avg_problem(
@@ -37,10 +37,11 @@ def _avg_problem(
     op = "avg_pool2d"
     if divisor is not None and whole(divisor) in (None, 0):
         raise ArgumentError(op, "divisor_override", divisor, "has to be an int other than zero, or None")
-    kind: PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
+    counts = check_flag(op, "count_include_pad", count_include_pad)
+    kind: PoolKind = "avg_include_padding" if counts else "avg_exclude_padding"
     n, c, h, w = shape
     windows = _windows(op, kernel, stride, padding)
-    return Pool2dProblem(kind, n, c, h, w, **windows, ceil_mode=bool(ceil_mode), divisor=divisor)
+    return Pool2dProblem(kind, n, c, h, w, **windows, ceil_mode=ceil_mode, divisor=divisor)
 
 
 def _windows(op: str, kernel_size: Any, stride: Any, padding: Any) -> dict[str, Any]:

@@ -7,12 +7,14 @@ number of threads does not change a bit.
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from blockconv.api.annotations import Array, PoolPadding, Sizes
 from blockconv.api.pool_calls import NOT_QUANTIZED, pool
+from blockconv.core.checks import check_flag
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
@@ -21,6 +23,18 @@ from blockconv.dispatch.array import BlockedArray
 __all__ = ["adaptive_avg_pool2d", "avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "max_pool2d"]
 
 _WITHOUT_GRADIENT = frozenset({np.ndarray, BlockedArray})  # asking by type takes a tenth of `with_gradient`'s time
+
+
+def _differentiable(
+    op: str, input: Any, out: Any, out_layout: Any, quantizations: tuple[Any, Any] = NOT_QUANTIZED
+) -> Callable[..., Any] | None:
+    """The function `op` with a gradient, if the input needs one; else None."""
+    if type(input) in _WITHOUT_GRADIENT:
+        return None
+    source, target = quantizations
+    options = {"out": out, "out_layout": out_layout, "input_quantization": source, "out_quantization": target}
+    found: Callable[..., Any] | None = with_gradient(op, (input,), **options)
+    return found
 
 
 @overload
@@ -71,17 +85,17 @@ def max_pool2d(
     OH = (H + top + bottom - dilation * (KH - 1) - 1) // stride + 1, and OW likewise.
 
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
-        BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an NCHW64
-        BlockedArray, which does not give indices. Strides are free; an array that is dense neither in NCHW nor in NHWC
-        order is copied once.
+        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
+        BlockedArray, without indices. Strides are free; an array that is dense neither in NCHW nor in NHWC order is
+        copied once.
     kernel_size: an int of at least 1, or a pair (height, width).
     stride: an int of at least 1, or a pair (height, width). Default: kernel_size.
-    padding: elements around the input that are smaller than any other, at most half of kernel_size on each side: an
-        int, a pair (height, width), or ((top, bottom), (left, right)).
+    padding: elements around the input, smaller than all others: an int, a pair (height, width), or ((top, bottom),
+        (left, right)). At most half of kernel_size on each side.
     dilation: an int of at least 1, or a pair (height, width).
     ceil_mode: round OH and OW up. Windows may then reach beyond the end padding, if they begin in input or padding.
-    return_indices: return (output, indices). indices: int64, of the output's kind, shape and layout: h * W + w of the
-        element in its plane; the first one of equal elements.
+    return_indices: return (output, indices). indices: int64, of the output's kind, shape and layout. An index is
+        h * W + w of the element in its plane, the first one of equal elements.
     out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
         input.
     out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
@@ -100,12 +114,11 @@ def max_pool2d(
            [13, 15]])
     """
     parameters = (kernel_size, stride, padding, dilation, ceil_mode)
-    if type(input) not in _WITHOUT_GRADIENT:
-        differentiable = with_gradient("max_pool2d", (input,), out=out, out_layout=out_layout)
-        if differentiable is not None:
-            found: Array | tuple[Array, Array] = differentiable(input, *parameters, return_indices)
-            return found
-    call = ("max_pool2d", parameters, bool(return_indices), NOT_QUANTIZED)
+    if (differentiable := _differentiable("max_pool2d", input, out, out_layout)) is not None:
+        found: Array | tuple[Array, Array] = differentiable(input, *parameters, return_indices)
+        return found
+    indices = return_indices is not False and check_flag("max_pool2d", "return_indices", return_indices)
+    call = ("max_pool2d", parameters, indices, NOT_QUANTIZED)
     pooled: Array | tuple[Array, Array] = pool(call, input, out, out_layout)
     return pooled
 
@@ -129,12 +142,12 @@ def avg_pool2d(
     Returns (N, C, OH, OW) of the input's kind and dtype: OH = (H + top + bottom - KH) // stride + 1, and OW likewise.
 
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor (gradients flow), or a 4-D
-        BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an NCHW64
+        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
     kernel_size: an int of at least 1, or a pair (height, width).
     stride: an int of at least 1, or a pair (height, width). Default: kernel_size.
-    padding: zeros around the input, at most half of kernel_size on each side: an int, a pair (height, width), or
-        ((top, bottom), (left, right)).
+    padding: zeros around the input: an int, a pair (height, width), or ((top, bottom), (left, right)). At most half
+        of kernel_size on each side.
     ceil_mode: round OH and OW up. Windows may then reach beyond the end padding, if they begin in input or padding.
     count_include_pad: True: divide each sum by the window's elements in the padded input. False: in the input alone.
     divisor_override: None, or an int other than zero, to divide every sum by instead.
@@ -160,24 +173,11 @@ def avg_pool2d(
     array([0.25, 0.5 , 0.25], dtype=float32)
     """
     parameters = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-    if type(input) not in _WITHOUT_GRADIENT:
-        differentiable = with_gradient(
-            "avg_pool2d",
-            (input,),
-            out=out,
-            out_layout=out_layout,
-            input_quantization=input_quantization,
-            out_quantization=out_quantization,
-        )
-        if differentiable is not None:
-            found: Array = differentiable(input, *parameters)
-            return found
-    pooled: Array = pool(
-        ("avg_pool2d", parameters, False, (input_quantization, out_quantization)),
-        input,
-        out,
-        out_layout,
-    )
+    quantizations = input_quantization, out_quantization
+    if (differentiable := _differentiable("avg_pool2d", input, out, out_layout, quantizations)) is not None:
+        found: Array = differentiable(input, *parameters)
+        return found
+    pooled: Array = pool(("avg_pool2d", parameters, False, quantizations), input, out, out_layout)
     return pooled
 
 
@@ -192,12 +192,13 @@ def adaptive_avg_pool2d(
 ) -> Array:
     """torch.nn.functional.adaptive_avg_pool2d: means of windows that divide the input into `output_size`.
 
-    Returns (N, C, OH, OW) of the input's kind and dtype. Output row i is the mean of the rows from i * H // OH up to,
-    but without, ceil((i + 1) * H / OH); columns likewise.
+    Returns (N, C, OH, OW) of the input's kind and dtype. The window of output row i begins at row i * H // OH and ends
+    before row ceil((i + 1) * H / OH). Columns likewise.
 
-    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. An array, a torch CPU tensor without
-        gradient, or a 4-D BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an
-        NCHW64 BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
+    input: (N, C, H, W), or (C, H, W) for an output without N; C may be 0. An array, a torch CPU tensor (gradients
+        flow), or a 4-D BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4
+        in an NCHW64 BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied
+        once.
     output_size: OH and OW: an int of at least 0 for both, or a pair; None in a pair keeps the input's size.
     out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
         input.
@@ -220,24 +221,11 @@ def adaptive_avg_pool2d(
     >>> bc.adaptive_avg_pool2d(np.arange(6, dtype=np.float32).reshape(1, 1, 1, 6), (1, 3))[0, 0]
     array([[0.5, 2.5, 4.5]], dtype=float32)
     """
-    if type(input) not in _WITHOUT_GRADIENT:
-        differentiable = with_gradient(
-            "adaptive_avg_pool2d",
-            (input,),
-            out=out,
-            out_layout=out_layout,
-            input_quantization=input_quantization,
-            out_quantization=out_quantization,
-        )
-        if differentiable is not None:
-            found: Array = differentiable(input, output_size)
-            return found
-    pooled: Array = pool(
-        ("adaptive_avg_pool2d", (output_size,), False, (input_quantization, out_quantization)),
-        input,
-        out,
-        out_layout,
-    )
+    quantizations = input_quantization, out_quantization
+    if (differentiable := _differentiable("adaptive_avg_pool2d", input, out, out_layout, quantizations)) is not None:
+        found: Array = differentiable(input, output_size)
+        return found
+    pooled: Array = pool(("adaptive_avg_pool2d", (output_size,), False, quantizations), input, out, out_layout)
     return pooled
 
 
@@ -254,7 +242,7 @@ def global_avg_pool2d(
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype.
 
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
-        BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an NCHW64
+        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
     out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
         input.
@@ -277,12 +265,8 @@ def global_avg_pool2d(
     >>> bc.global_avg_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([2., 5.], dtype=float32)
     """
-    pooled: Array = pool(
-        ("global_avg_pool2d", (), False, (input_quantization, out_quantization)),
-        input,
-        out,
-        out_layout,
-    )
+    quantizations = input_quantization, out_quantization
+    pooled: Array = pool(("global_avg_pool2d", (), False, quantizations), input, out, out_layout)
     return pooled
 
 
@@ -292,7 +276,7 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
     Returns (N, C, 1, 1), or (C, 1, 1), of the input's kind and dtype; NaN for a channel that holds one.
 
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
-        BlockedArray. float32, float64, bfloat16, float16, uint8, int8, or packed uint4 or int4 in an NCHW64
+        BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
     out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
         input.

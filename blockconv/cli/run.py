@@ -18,7 +18,7 @@ from rich.table import Table
 from blockconv.cli.arguments import add_model, page, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core import text
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, to_install
 from blockconv.core.layout import NATIVE, Layout
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.plan import Plan, compile
@@ -117,7 +117,8 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise ArgumentError("run", "--input", str(path), "needs the package pillow", "pip install pillow") from None
+        rule = "needs pillow, which is not installed"
+        raise ArgumentError("run", "--input", str(path), rule, to_install("pillow")) from None
     with Image.open(path) as picture:
         return np.asarray(picture.convert("RGB"), np.uint8)
 

@@ -1,4 +1,4 @@
-"""Rules that arguments share, whichever boundary they come in by: whole numbers, and how large an array may be.
+"""Rules that arguments share, whichever boundary they come in by: whole numbers, flags, how large an array may be.
 
 Sizes have bounds, so that an absurd number is refused by name where it came in. Later arithmetic stays within 64 bits,
 and no later step works for hours on an array that no machine could hold.
@@ -15,7 +15,16 @@ import numpy as np
 
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["MOST_BYTES", "MOST_EXTENT", "check_bytes", "check_extents", "check_shape", "read_sizes", "whole"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_EXTENT",
+    "check_bytes",
+    "check_extents",
+    "check_flag",
+    "check_shape",
+    "read_sizes",
+    "whole",
+]
 
 MOST_EXTENT = 1 << 31  # of an axis, a window, a stride, a dilation, a padding
 MOST_BYTES = 1 << 47  # of an array: what a process can address on x86-64
@@ -27,6 +36,13 @@ def whole(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def check_flag(op: str, argument: str, value: object) -> bool:
+    """A bool, NumPy's too; raises an error for anything else."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(op, argument, value, "has to be True or False")
+    return bool(value)
 
 
 def read_sizes(shape: Any) -> tuple[int, ...] | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import check_extents
+from blockconv.core.checks import check_extents, check_flag
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import (
     Shape,
@@ -351,8 +351,7 @@ class SoftmaxProblem(_OneShape):
         set_field(self, "shape", checked_shape(op, "shape", self.shape))
         set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
         for name in ("log", "zero_rows"):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(op, name, getattr(self, name), "must be a bool")
+            set_field(self, name, check_flag(op, name, getattr(self, name)))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ __all__ = [
     "NetworkError",
     "SlowPathWarning",
     "UnsupportedError",
+    "needing",
     "raised_by",
     "short",
+    "to_install",
 ]
 
 
@@ -60,15 +62,18 @@ class NetworkError(ArgumentError):
 
 
 class UnsupportedError(BlockconvError, NotImplementedError):
-    """blockconv cannot do this here: no kernel takes the problem, a network or model needs what is not supported, or
-    an optional package or a thread pool is missing. The text says which, and the remedy."""
+    """blockconv cannot do this here. The text says why, and the remedy.
+
+    Causes: no kernel takes the problem; a network or model needs a feature that does not exist; an optional package or
+    a thread pool is missing.
+    """
 
 
 class SlowPathWarning(UserWarning):
     """The call works, but on a slow path. The text says why.
 
     Causes: an input in a layout without kernels; a reorder element by element; a problem that only the reference kernel
-    takes; ops that another library runs; threads without TBB and OpenMP. Each cause is reported once.
+    takes; ops that another library runs; threads without TBB and OpenMP. Each cause warns once.
     ``warnings.simplefilter("error", bc.SlowPathWarning)`` makes it an error.
     """
 
@@ -80,6 +85,23 @@ def raised_by(op: str) -> Iterator[None]:
         yield
     except ArgumentError as error:
         raise type(error)(op, error.argument, error.value, error.rule, error.remedy) from None
+
+
+def to_install(package: str, name: str = "") -> str:
+    """The remedy for an optional package that is missing. name: what to call it, if not by the name of its package."""
+    return f"install {name or package}: pip install {package}"
+
+
+@contextmanager
+def needing(op: str, module: str, package: str = "") -> Iterator[None]:
+    """Raise UnsupportedError, with the remedy, if imports of the block miss `module`. package: what pip calls it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != module:
+            raise
+        remedy = to_install(package or module)
+        raise UnsupportedError(f"{op}: needs {module}, which is not installed; {remedy}") from None
 
 
 def short(value: object, limit: int = 120) -> str:

@@ -159,7 +159,7 @@ def _has_no_values(torch: Any, x: Any) -> bool:
 def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
     """The function `op` with a gradient if a tensor requires one or has a tangent, or torch.compile traces; else None.
 
-    without: options that the function with a gradient does not have, which have to be None.
+    without: options that the function with a gradient does not have, which must have their defaults.
     """
     for x in tensors:
         if x is not None and type(x) is not np.ndarray:
@@ -179,14 +179,16 @@ def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:
                 rule = "has to be a tensor, because another argument is one that requires a gradient"
                 raise ArgumentError(op, argument, x, rule, "give torch.from_numpy(x) for an array")
     for argument, value in without.items():
-        if value is not None and is_traced:
+        if value is None or (isinstance(value, str) and value in _DEFAULTS):
+            continue
+        if is_traced:
             raise ArgumentError(op, argument, value, "has no op of PyTorch's, and a trace or a transform needs one")
-        if value is not None:
-            rule = "has no gradient, and a tensor requires one"
-            raise ArgumentError(op, argument, value, rule, "for inference call it under torch.no_grad()")
+        rule = "has no gradient, and a tensor requires one"
+        raise ArgumentError(op, argument, value, rule, "for inference call it under torch.no_grad()")
     return getattr(_gradients[0](), op) if _gradients else None
 
 
+_DEFAULTS = "auto", "default"  # of algorithm and accuracy
 _TENSORS = "input", "weight", "bias", "residual"  # in the order of the functions
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
+from blockconv.core.checks import check_flag
 from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.problem_fields import (
@@ -270,6 +271,7 @@ class Pool2dProblem(_Pooled):
             raise ArgumentError(op, "kind", self.kind, f"must be one of {', '.join(POOL_KINDS)}")
         check_windows(self, op, ("ic",))
         self._check_divisor(op)
+        set_field(self, "ceil_mode", check_flag(op, "ceil_mode", self.ceil_mode))
         set_outputs(self, op, self.ceil_mode)
         set_field(self, "_ends", self._counted_ends())
         check_arrays(self, op, itemsize=1)
@@ -322,8 +324,8 @@ class AdaptivePool2dProblem(_Pooled):
     n, ic, oh, ow: images, channels, height and width of the destination; 0 or more.
     ih, iw: height and width of the source, in pixels; at least 1.
 
-    Output row o is the mean of rows floor(o * ih / oh) up to, but without, ceil((o + 1) * ih / oh); columns likewise.
-    Windows may overlap, and their sizes may differ.
+    The window of output row o begins at row floor(o * ih / oh) and ends before row ceil((o + 1) * ih / oh). Columns
+    likewise. Windows may overlap, and their sizes may differ.
     Raises ArgumentError, which names the field, for a bad value.
     """
 

@@ -124,7 +124,7 @@ def positive(name: str, measured: Callable[[], T], times: Callable[[T], Iterable
     for _ in range(ATTEMPTS):
         if min(times(found := measured())) > 0:
             return found
-    raise UnsteadyError(f"tune: {name} came out as taking no time in each of {ATTEMPTS} attempts; try again")
+    raise UnsteadyError(f"tune: {name} was measured as 0 s in each of {ATTEMPTS} attempts; try again")
 
 
 def _repeats(run: Callable[[], None]) -> int:

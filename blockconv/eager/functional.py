@@ -15,6 +15,7 @@ from torch.nn import functional as torch_functional
 
 from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
+from blockconv.core.checks import check_flag
 from blockconv.core.errors import ArgumentError
 from blockconv.eager.library import calls
 
@@ -173,11 +174,11 @@ def max_pool2d(
     return_indices: bool = False,
 ) -> Any:
     """torch.nn.functional.max_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
-    sizes = _window(kernel_size, stride, padding)
-    x = _batched("max_pool2d", input)
-    found = calls.max_pool2d(x, *sizes, _two(dilation), ceil_mode)
+    op, sizes = "max_pool2d", _window(kernel_size, stride, padding)
+    x, gives_both = _batched(op, input), check_flag(op, "return_indices", return_indices)
+    found = calls.max_pool2d(x, *sizes, _two(dilation), check_flag(op, "ceil_mode", ceil_mode))
     values, indices = found if input.dim() == 4 else (part.squeeze(0) for part in found)
-    return (values, indices) if return_indices else values
+    return (values, indices) if gives_both else values
 
 
 def avg_pool2d(
@@ -190,9 +191,10 @@ def avg_pool2d(
     divisor_override: int | None = None,
 ) -> Any:
     """torch.nn.functional.avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
-    sizes = _window(kernel_size, stride, padding)
-    x = _batched("avg_pool2d", input)
-    y = calls.avg_pool2d(x, *sizes, ceil_mode, count_include_pad, divisor_override)
+    op, sizes = "avg_pool2d", _window(kernel_size, stride, padding)
+    x = _batched(op, input)
+    flags = check_flag(op, "ceil_mode", ceil_mode), check_flag(op, "count_include_pad", count_include_pad)
+    y = calls.avg_pool2d(x, *sizes, *flags, divisor_override)
     return y if input.dim() == 4 else y.squeeze(0)
 
 
@@ -240,7 +242,12 @@ def batch_norm(
     Training with (N, C, H, W) of at least two elements a channel runs on blockconv's kernels, in contiguous and
     channels_last memory. Everything else runs in PyTorch.
     """
-    is_native = training and input.dim() == 4 and 0 not in input.shape and input[:, 0].numel() > 1
+    is_native = (
+        check_flag("batch_norm", "training", training)
+        and input.dim() == 4
+        and 0 not in input.shape
+        and input[:, 0].numel() > 1
+    )
     if not is_native or not input.is_floating_point():
         given = running_mean, running_var, weight, bias, training, momentum, eps
         return torch_functional.batch_norm(input, *given)

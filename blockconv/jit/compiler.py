@@ -66,7 +66,7 @@ def numba_way() -> ModuleType:
     if not target.public_numba():
         warnings.warn(
             f"blockconv: only Numba's public functions compile kernels, which takes about twice as long. "
-            f"Numba {numba.__version__} is unknown to blockconv ({missing}); 'pip install -U blockconv' may help",
+            f"Numba {numba.__version__} is unknown to blockconv ({missing}); use a newer blockconv or an older Numba",
             SlowPathWarning,
             stacklevel=2,
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.errors import NetworkError, UnsupportedError, to_install
 from blockconv.core.types import numpy_dtype
 
 __all__ = ["TorchSession", "as_call", "computed", "joined_calls", "op_of"]
@@ -96,10 +96,8 @@ class TorchSession:
         try:
             import torch
         except ModuleNotFoundError:
-            missing = f"blockconv has no op for {', '.join(kinds)}"
-            raise UnsupportedError(
-                f"{missing}; install PyTorch, which runs it: pip install 'blockconv[torch]'"
-            ) from None
+            remedy = to_install("torch", "PyTorch, which runs it")
+            raise UnsupportedError(f"blockconv has no op for {', '.join(kinds)}; {remedy}") from None
         last = {name: k for k, (_, reads, _) in enumerate(known["calls"]) for name in reads}
         self._calls = []
         for k, (call, reads, writes) in enumerate(known["calls"]):

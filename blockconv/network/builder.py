@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import check_shape
+from blockconv.core.checks import check_flag, check_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
@@ -199,7 +199,8 @@ class NetworkBuilder:
         name: str | None = None,
     ) -> str:
         """The mean of each window. stride: by default kernel_size."""
-        kind: ops.PoolKind = "avg_include_padding" if count_include_pad else "avg_exclude_padding"
+        counts = check_flag("avg_pool2d", "count_include_pad", count_include_pad)
+        kind: ops.PoolKind = "avg_include_padding" if counts else "avg_exclude_padding"
         return self._pool(kind, x, kernel_size, stride, padding, ceil_mode, name)
 
     def _pool(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.errors import NetworkError, UnsupportedError, to_install
 from blockconv.core.types import numpy_dtype
 from blockconv.network.aten import TorchSession, joined_calls
 from blockconv.network.order import topological
@@ -66,7 +66,7 @@ NUMPY_OPS = frozenset(_NUMPY.split())
 CHECKED = 4096  # elements of a constant that counts where a network is checked
 SHOWN = 8  # nodes that an error names
 LIBRARIES = {"onnxruntime": "ONNX Runtime", "numpy": "NumPy", "pytorch": "PyTorch"}
-REMEDY = "install ONNX Runtime, which runs it: pip install onnxruntime"
+REMEDY = to_install("onnxruntime", "ONNX Runtime, which runs it")
 
 
 @functools.cache

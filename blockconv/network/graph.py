@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import text
-from blockconv.core.checks import check_shape, read_sizes
+from blockconv.core.checks import check_flag, check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
@@ -271,14 +271,15 @@ class Network:
     def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, npt.NDArray[Any]]:
         """The outputs by name, computed in plain NumPy: slowly, and without the kernels.
 
-        inputs: {input: array}, or the array of the only input, with the network's shapes and dtypes. 4-bit integers are
-            one to a byte here, int8 or uint8.
+        inputs: {input: array}, or the array of the only input, with the network's shapes and dtypes. Each 4-bit integer
+            is one int8 or uint8.
         every: return every value, not only the outputs.
 
         Each op runs in float64 and rounds once. Fusion changes where a quantized network rounds, so a plan gives the
         bits of its own `plan.network.evaluate`.
         Raises NetworkError for inputs that do not fit the network, and for an index that its data does not have.
         """
+        every = check_flag(self.name, "every", every)
         odd = () if self.rest is None else self.rest.odd
         given = self._by_input(inputs, "inputs")
         values: dict[str, Array] = dict(self.constants)

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import whole
+from blockconv.core.checks import check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
@@ -77,9 +77,9 @@ def compile(
 
     network: a network of `load_onnx` or `NetworkBuilder.build`. It does not change.
     layouts: "auto": the planner chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A native
-        layout (`Layout.is_native`) or its name: each op uses this layout if it can. {node: layout}: these nodes write
-        these layouts, and the planner chooses the rest. The name of a node that fusion merged into another (a batch
-        norm, an activation) means that other node.
+        layout (`Layout.is_native`) or its name: each op uses this layout if it can. A dict {node: layout}: these nodes
+        write these layouts, and the planner chooses the rest. If fusion merged a node into another (a batch norm, an
+        activation), its name means the other node.
     planner: "optimal" (the least predicted cost), "greedy" (op by op), or your own function, as described below.
     measure: measure the candidates instead of predicting them. The first time is slow; times are kept on disk.
     input_shapes: the shape of the only input, or {input: shape}. Default: the network's.
@@ -91,8 +91,8 @@ def compile(
         values of a float32 network in this type, each rounded once, and sums in float32. Inputs and outputs keep the
         network's types. `plan.network.evaluate` rounds like the plan.
 
-    `compile` calls your own planner once, with a `LayoutProblem`: the ops after fusion, the choices of each op with
-    their costs, the costs of reorders, and the network. It returns {node: choice} or {node: layout}. Nodes that it
+    `compile` calls your own planner once, with a `LayoutProblem`. This has the ops after fusion, their choices with
+    costs, the costs of reorders, and the network. Your planner returns {node: choice} or {node: layout}. Nodes that it
     omits are planned optimally. Its answer also holds for other input sizes, if its choices exist there.
 
     Inputs and outputs are arrays of logical shape, (N, C, H, W) for images.
@@ -121,7 +121,8 @@ def compile(
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = stored_as(fuse(network, precision), precision)
     named = planner if isinstance(planner, str) else "optimal"
-    options = Options(read_layouts(network, layouts), named, measure, count, accuracy, read_costs(costs))
+    measures = check_flag("compile", "measure", measure)
+    options = Options(read_layouts(network, layouts), named, measures, count, accuracy, read_costs(costs))
     check_costs(network, options)
     plan = Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
     _warn_of_foreign(plan)
@@ -332,12 +333,12 @@ class Plan:
         """How `tiled` cuts images of a shape: the tiles, which pixels of each output they give, and their memory.
 
         shape: (N, C, H, W).
-        tile: pixels of a tile, an int or (height, width). The next size that suits the network is taken. Default: about
-            512, or more where cuts cost much.
+        tile: pixels of a tile, an int or (height, width), rounded up to a size that suits the network. Default: about
+            512, or more if the receptive field is large.
         batch: tiles that run at once.
 
-        Raises UnsupportedError, which names the node, for a network that needs whole images: global pools, softmax or
-        means over pixels, quantizations that are found at run time. Raises ArgumentError for a tile that is too small.
+        Raises UnsupportedError for a network whose pixels need the whole image, such as one with global pools. The
+        error names the node. Raises ArgumentError for a tile that is too small.
         """
         count = whole(batch)
         if count is None or count < 1:

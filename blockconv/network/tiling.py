@@ -171,12 +171,12 @@ def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int,
         if node.output not in known:
             continue
         if windows(image, node, known) != windows(small, same, known):
-            rule = "does something else for a tile than for the whole image, whose size decides a scale or padding"
+            rule = "depends on the size of the whole image, by a scale or padding, so that tiles give other results"
             raise UnsupportedError(f"{node}: {rule}; give an image of another size")
         for k, axis in enumerate(sorted(known[node.output])):
             less = image.inputs[0].shape[PIXELS[k]] - small.inputs[0].shape[PIXELS[k]]
             if image.shape(node.output)[axis] - small.shape(same.output)[axis] != less / known[node.output][axis].step:
-                rule = "gives a size that does not follow from the image's by its stride"
+                rule = "gives a size that is not the image's divided by the stride"
                 raise UnsupportedError(f"{node}: {rule}; give an image of another size")
 
 

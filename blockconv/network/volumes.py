@@ -68,7 +68,7 @@ def convolved(
         return _of_none(call, x, lambda one: convolved(call, made, one, weight, bias, depth, others))
     n, zero = x.shape[0], made.src.zero_point if isinstance(made, QuantizedConv2d) else 0
     if not isinstance(made, (Conv2d, QuantizedConv2d)) and any(depth.pads):
-        raise Unsupported("3-D windows with padding, of integers whose zero point flows")
+        raise Unsupported("3-D windows with padding, of integers whose zero point is found at run time")
     taps = [*_taps(call, _images(call, x), n, depth, float(zero))]
     if made.groups == 1:
         wide = call.emit(Concat(1), *taps, helps=True) if len(taps) > 1 else taps[0]

@@ -19,9 +19,9 @@ A session holds a `Plan` (`session.plan`), which explains and reports as usual.
 from typing import Any
 
 from blockconv._version import __version__ as blockconv_version
-from blockconv.core.errors import UnsupportedError
+from blockconv.core.errors import needing
 
-try:
+with needing("blockconv.onnxruntime", "onnx"):
     from blockconv.onnxruntime.capi import onnxruntime_pybind11_state
     from blockconv.onnxruntime.errors import (
         EPFail,
@@ -42,10 +42,6 @@ try:
     )
     from blockconv.onnxruntime.session import PROVIDERS, InferenceSession, IOBinding
     from blockconv.onnxruntime.values import ModelMetadata, NodeArg, OrtValue
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "onnx":
-        raise
-    raise UnsupportedError("blockconv.onnxruntime: needs the onnx package: pip install 'blockconv[onnx]'") from None
 
 __all__ = [
     "EPFail",

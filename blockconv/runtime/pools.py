@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError
+from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError, to_install
 from blockconv.runtime import openmp, threading_layer
 
 __all__ = ["POOLS", "VARIABLE", "Pool", "current", "get_threading", "set_threading"]
@@ -100,8 +100,8 @@ def set_threading(pool: Literal["auto", "tbb", "openmp", "workqueue"]) -> None:
     A forked child has no threads of the OpenMP runtimes that were loaded before, and does not use them. Its calls run
     on TBB, or without TBB on the calling thread alone, with a `SlowPathWarning`.
 
-    Raises ArgumentError for another name, and UnsupportedError if the pool is not available: it is not installed, Numba
-    runs another layer, or this process is a forked child. The previous choice then stays.
+    Raises ArgumentError for another name. Raises UnsupportedError if the pool is not installed, if Numba runs another
+    layer, or in a forked child. The previous choice then stays.
 
     >>> import blockconv as bc
     >>> bc.set_threading("auto")
@@ -159,7 +159,7 @@ def _pool_of(name: str, by: str) -> Pool:
         try:
             threading_layer.threading_layer(wanted)
         except UnsupportedError:
-            return _alone(f"{why}, and TBB was not found ('pip install tbb')")
+            return _alone(f"{why}, and TBB was not found; {to_install('tbb', 'TBB')}")
     return _on_numba(threading_layer.threading_layer(wanted), why, until_torch=name in ("auto", "openmp") and not torch)
 
 

@@ -21,7 +21,7 @@ import numba
 from numba import config
 
 from blockconv.core import target
-from blockconv.core.errors import SlowPathWarning, UnsupportedError
+from blockconv.core.errors import SlowPathWarning, UnsupportedError, to_install
 
 __all__ = ["LAYERS", "ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
 
@@ -122,7 +122,8 @@ def _running_layer() -> ThreadingLayer:
     if name == "workqueue":
         warnings.warn(
             "blockconv: threads run on Numba's workqueue layer, because you chose it, or TBB and OpenMP are missing: "
-            "it starts them about 80 times slower, and one call at a time; 'pip install tbb' if it exists here",
+            "it starts them about 80 times slower, and one call at a time; "
+            + to_install("tbb", "TBB, if it exists for this platform"),
             SlowPathWarning,
             stacklevel=2,
         )

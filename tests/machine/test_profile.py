@@ -220,7 +220,7 @@ def test_times_are_those_of_the_clock_at_the_beginning(monkeypatch: pytest.Monke
 def test_a_time_that_came_out_as_nothing_is_measured_again() -> None:
     found = iter([[1.0, 0.0], [0.0, 2.0], [1.0, 2.0], [3.0, 3.0]])
     assert turns.positive("two times", lambda: next(found), iter) == [1.0, 2.0]
-    with pytest.raises(turns.UnsteadyError, match="tune: a time came out as taking no time in each of 16 attempts"):
+    with pytest.raises(turns.UnsteadyError, match="tune: a time was measured as 0 s in each of 16 attempts"):
         turns.positive("a time", lambda: 0.0, lambda time: [time])
 
 

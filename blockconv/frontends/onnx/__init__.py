@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from blockconv.core.errors import NetworkError, SlowPathWarning, UnsupportedError
+from blockconv.core.checks import check_flag
+from blockconv.core.errors import NetworkError, SlowPathWarning, needing
 from blockconv.network.graph import Network
 from blockconv.network.ops import Dequantize
 from blockconv.network.passes.fuse import fuse
@@ -32,7 +33,7 @@ def load_onnx(
     constants: Mapping[str, Any] | None = None,
     strict: bool = False,
 ) -> Network:
-    """Read an ONNX model as a network, for `compile`. Needs the `onnx` package: pip install 'blockconv[onnx]'.
+    """Read an ONNX model as a network, for `compile`. Needs the package onnx (pip install onnx).
 
     model: the path of a file (str or os.PathLike), its bytes, a file open for reading bytes, or an onnx.ModelProto.
         Values in other files need a path, and are read from the model's folder. Links must end in that folder, or in
@@ -58,6 +59,7 @@ def load_onnx(
     >>> network.inputs[0].shape
     (2, 3, 8, 8)
     """
+    strict = check_flag(OP, "strict", strict)
     _, network_of = open_onnx(model, constants)
     return network_of(input_shapes, strict)
 
@@ -73,13 +75,9 @@ def open_onnx(
     The function takes (input_shapes, strict=False, fed=()). fed: initializers, declared as inputs, that become inputs.
     Both raise the errors of `load_onnx`.
     """
-    try:
+    with needing(OP, "onnx"):
         from blockconv.frontends.onnx import file as onnx_file
         from blockconv.frontends.onnx import functions as onnx_functions
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "onnx":
-            raise
-        raise UnsupportedError(f"{OP}: needs the onnx package: pip install 'blockconv[onnx]'") from None
     called = onnx_file.named(model)
     with _utf8_names(called):
         proto, files = onnx_file.read_model(model)

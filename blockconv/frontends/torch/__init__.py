@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from blockconv.core.errors import UnsupportedError
+from blockconv.core.checks import check_flag
+from blockconv.core.errors import needing
 from blockconv.network.graph import Network
 from blockconv.network.ops import Shape
 
@@ -25,11 +26,11 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
         `compile` names them in one warning.
 
-    The network shares the memory of the module's parameters, and names its constants like them. Changes of a parameter
-    in place reach neither a plan's packed weights nor what was folded: call `from_torch` and `compile` again.
-    None among the module's outputs is left out. Raises UnsupportedError without torch, for a module that writes its
-    buffers, and for ops that neither blockconv nor PyTorch runs; it lists them with their modules. Raises ArgumentError
-    for what is no module, and the errors of `torch.export.export` for a module that it cannot trace.
+    The network shares the memory of the module's parameters, and names its constants like them. If you change a
+    parameter in place, call `from_torch` and `compile` again: plans keep their packed and folded weights.
+    The network leaves out outputs that are None. Raises UnsupportedError without torch, and for a module that writes
+    its buffers. For ops that neither blockconv nor PyTorch runs, the error lists them with their modules. Raises
+    ArgumentError for an object that is no module, and the errors of `torch.export.export` if it cannot trace a module.
 
     >>> import torch, blockconv as bc
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
@@ -37,18 +38,15 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     >>> network.shape(network.outputs[0])
     (1, 8, 6, 6)
     """
+    strict = check_flag("from_torch", "strict", strict)
     made: Network = _export("from_torch").read_module(module, example_inputs, dynamic_shapes, strict, Pickled)
     return made
 
 
 def _export(op: str) -> Any:
     """The module that imports torch. Raises UnsupportedError without it."""
-    try:
+    with needing(op, "torch"):
         from blockconv.frontends.torch import export
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise UnsupportedError(f"{op}: needs torch: pip install 'blockconv[torch]'") from None
     return export
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.checks import check_flag
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
 from blockconv.core.types import INTEGERS, IntegerType, element
@@ -103,6 +104,7 @@ def quantize(
     kind = _checked_options(network, method, dtype, percentile, calibration)
     if weights not in ("int8", "int4"):
         raise ArgumentError(OP, "weights", weights, "has to be 'int8' or 'int4'")
+    flags = check_flag(OP, "per_channel", per_channel), check_flag(OP, "reduce_range", reduce_range)
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
         calibration = measured(network, fed or (), method, percentile, None)
@@ -110,7 +112,7 @@ def quantize(
     excluded, eight = _holders(fused, "float32", float32), _holders(fused, "int8", int8)
     shared = quantizable(fused, excluded, kind)
     values = _integers(shared, calibration, kind, _read_by(fused, eight))
-    how = WeightTarget(per_channel, reduce_range, "int4" if weights == "int4" else "int8", eight)
+    how = WeightTarget(*flags, "int4" if weights == "int4" else "int8", eight)
     made = fuse(rewritten(fused, values, excluded, how))
     report = _report(fused, made, values, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}

@@ -44,7 +44,7 @@ GRID = {
     "runs": sizes(n=2, ic=7, ih=9, iw=11, kh=5, kw=3, ph=1, ph_r=2, pw=3, pw_r=1, dh=2, dw=2),
     "runs cut": sizes(n=1, ic=2, ih=20, iw=131, kh=3, kw=5, ph=1, pw=2),
     "long rows": sizes(n=1, ic=5, ih=4, iw=150, kh=3, kw=3, sh=2, sw=2, ph=1, pw=1),
-    "ceil": sizes(n=1, ic=64, ih=8, iw=31, kh=3, kw=2, sh=2, sw=3, ph=1, pw=1, ceil_mode=1),
+    "ceil": sizes(n=1, ic=64, ih=8, iw=31, kh=3, kw=2, sh=2, sw=3, ph=1, pw=1, ceil_mode=True),
     "dilated": sizes(n=1, ic=33, ih=6, iw=5, kh=2, kw=3, sh=1, sw=2, ph=1, dh=2),
     "global": sizes(n=1, ic=18, ih=7, iw=7, kh=7, kw=7),
     "global wide": sizes(n=4, ic=130, ih=9, iw=26, kh=9, kw=26),
