@@ -21,7 +21,7 @@ from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
-from blockconv.frontends.onnx.scope import OP, Call, Scope, Step, Unknown, UnknownValue, title
+from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.foreign import check_foreign, graphs_of, reads_of
 from blockconv.network.graph import Network, Tensor, frozen
@@ -116,7 +116,7 @@ class _Again:
     strict: bool
     network: Network
     scope: Scope | None
-    nodes: list[tuple[Any, Step | None]]
+    nodes: list[tuple[Any, ReadStep | None]]
 
     def __call__(self, shapes: dict[str, Shape]) -> Network:
         try:
@@ -144,7 +144,7 @@ def _network(scope: Scope, outputs: Iterable[str], again: _Again | None = None, 
     return scope.network(given, again, rest, like=None if again is None else again.network)
 
 
-def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | None, list[tuple[Any, Step | None]]]:
+def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | None, list[tuple[Any, ReadStep | None]]]:
     """`scope` and `nodes` of an `_Again`. first: the scope before nodes were read. nodes: the model's, in order."""
     branches = any(True for node in nodes for _ in graphs_of(node))  # whose nodes have steps of their own
     if branches or any(isinstance(node.attributes, Foreign) for node in scope.nodes):

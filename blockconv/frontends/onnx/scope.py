@@ -72,7 +72,7 @@ class Dequantized(NamedTuple):
         return real(self.integers, self.attributes.src, self.attributes.axis)
 
 
-class Step(NamedTuple):
+class ReadStep(NamedTuple):
     """What a translator that looks at no sizes made of a node of a model.
 
     flows: the operands that are no constants: their names in the model, and their own.
@@ -108,7 +108,7 @@ class Scope(Emitter):
         self.floats: set[str] = set()  # of these, sums of integers that are held as float32
         self.dequantized: dict[str, Dequantized] = {}
         self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, ReadStep] = {}
 
     def array(self, name: str) -> Array | None:
         return self.dequantized[name].array if name in self.dequantized else super().array(name)
@@ -135,7 +135,7 @@ class Scope(Emitter):
         self._dequantizing -= {node.output for node in self.nodes[first:]}
         super().drop(first)
 
-    def repeat(self, step: Step) -> bool:
+    def repeat(self, step: ReadStep) -> bool:
         """Make of a node what its translator made for other sizes. False, and nothing is done, if it may differ."""
         values = self.values
         if any(values[name].name != own or self.is_constant(own) for name, own in step.flows):
@@ -272,7 +272,7 @@ class Call(Translation):
         nodes, constants, dequantized = self._before
         made, arrays = scope.nodes[nodes:], dict(itertools.islice(scope.constants.items(), constants, None))
         integers = dict(itertools.islice(scope.dequantized.items(), dequantized, None))
-        scope.steps[self.node.output[0]] = Step(
+        scope.steps[self.node.output[0]] = ReadStep(
             tuple((name, own) for name, own in read if not scope.is_constant(own)),
             tuple(self._alike),
             tuple(made),
