@@ -9,7 +9,7 @@ from blockconv.kernels.backward_data import backward_data_row
 from blockconv.kernels.conv import rows as conv
 from blockconv.kernels.conv.weights_rows import BACKWARD_WEIGHTS
 from blockconv.kernels.depthwise import rows as depthwise
-from blockconv.kernels.depthwise.backward_data import BACKWARD_DATA as DEPTHWISE_BACKWARD_DATA
+from blockconv.kernels.depthwise.backward_rows import BACKWARD_DATA as DEPTHWISE_BACKWARD_DATA
 from blockconv.kernels.depthwise.backward_rows import ROWS as DEPTHWISE_BACKWARD_WEIGHTS
 from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise

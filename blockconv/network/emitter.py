@@ -167,7 +167,9 @@ class Emitter:
         return self._known(made)
 
     def drop(self, first: int) -> None:
-        """Take back the nodes from that one on."""
+        """Take back the nodes from that one on, and their values."""
+        for node in self.nodes[first:]:
+            self.values.pop(node.output, None)
         del self.nodes[first:]
 
     def rename(self, old: str, new: str) -> Tensor:

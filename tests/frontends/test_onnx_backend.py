@@ -74,7 +74,7 @@ UNSUPPORTED = {
     "int2": 0,
     "integers of": 3,
     "past keys and values": 34,
-    "equation=": 6,
+    "equation=": 1,
     "softcap": 11,
     "window_size": 9,
     "int4": 10,

@@ -169,7 +169,8 @@ def _equation(call: Call) -> tuple[list[str], str]:
     own = "".join(chr(0x100 + k) for k in range(max(more)))
     terms = [term.replace("...", own[len(own) - count :]) for term, count in zip(terms, more, strict=True)]
     out = out.replace("...", own)
-    if not {*out} <= {*"".join(terms)} or not "".join([*terms, out]).isalpha():
+    labels = "".join(terms)
+    if not {*out} <= {*labels} or not (labels + "a").isalpha():
         raise call.error("equation", equation, "names what is no axis of an operand")
     return terms, out
 

@@ -49,7 +49,7 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
     else:
         rule = "has to be a torch.nn.Module or a torch.export.ExportedProgram"
         raise ArgumentError(OP, "module", module, rule)
-    first = Program.of(program, "torch" if module is program else type(module).__name__, strict)
+    first = Traced.of(program, "torch" if module is program else type(module).__name__, strict)
     traces = Traces([first], pickled, (module, given) if given and dynamic_shapes is None else None)
     made = first.read({}, traces)
     traces.called = made.outputs
@@ -77,7 +77,7 @@ class Traces:
 
     def __init__(
         self,
-        programs: list[Program],
+        programs: list[Traced],
         pickled: Any,
         again: tuple[Any, tuple[Any, ...]] | None = None,
         called: tuple[str, ...] = (),
@@ -96,7 +96,7 @@ class Traces:
     def _refusal(self, shapes: Mapping[str, Shape], rule: str) -> NetworkError:
         return NetworkError(self.programs[0].name, "input_shapes", dict(shapes), rule, "give from_torch dynamic_shapes")
 
-    def _for(self, shapes: Mapping[str, Shape]) -> Program:
+    def _for(self, shapes: Mapping[str, Shape]) -> Traced:
         """One more program, for all sizes like these: PyTorch takes a size of 1 for itself, others as symbols."""
         first = self.programs[0]
         if self.again is None:
@@ -113,7 +113,7 @@ class Traces:
             for part in now:
                 part.training = self._modes[part]
             program = _traced(module, tree_unflatten(args, spec), free)
-            made = Program.of(program, first.name, first.strict).named_like(first)
+            made = Traced.of(program, first.name, first.strict).named_like(first)
         except Exception as error:  # of the module, or of PyTorch
             raise self._refusal(shapes, f"cannot be traced: {error}") from error
         finally:
@@ -142,11 +142,11 @@ class Traces:
     def loaded(cls, data: bytes, states: list[dict[str, Any]], pickled: Any) -> Traces:
         """The programs of a pickle. Raises UnsupportedError for ops that this process does not have."""
         called, programs = pickle.loads(data)
-        return cls([Program.loaded(*pair) for pair in zip(programs, states, strict=True)], pickled, None, called)
+        return cls([Traced.loaded(*pair) for pair in zip(programs, states, strict=True)], pickled, None, called)
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class Traced:
     """A traced module, which is read as a network for inputs of some shapes.
 
     nodes: its placeholders, and the ops that its outputs need.
@@ -166,7 +166,7 @@ class Program:
     strict: bool
 
     @classmethod
-    def of(cls, program: Any, name: str, strict: bool) -> Program:
+    def of(cls, program: Any, name: str, strict: bool) -> Traced:
         """Raises ArgumentError for a program that does not return tensors."""
         held, outputs = {**program.state_dict, **program.constants}, [arg.name for arg in _returned(program)]
         given = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
@@ -181,7 +181,7 @@ class Program:
         made = [node for node in program.graph.nodes if node.name in outputs]
         return cls([*holders, *needed(ops, made)], outputs, state, sizes, ranges, name, strict)
 
-    def named_like(self, other: Program) -> Program:
+    def named_like(self, other: Traced) -> Traced:
         """With the names of another program where both have the same ops, beside those that compute numbers."""
         named = {node: f"number_{k}" for k, node in enumerate(self.nodes) if not _makes_tensors(node)}
         ops, theirs = ([node for node in each.nodes if _makes_tensors(node)] for each in (self, other))
@@ -248,7 +248,7 @@ class Program:
         return [*map(_flat, self.nodes)], self.outputs, self.sizes, self.ranges, self.name, self.strict
 
     @classmethod
-    def loaded(cls, flat: tuple[Any, ...], state: Mapping[str, Any]) -> Program:
+    def loaded(cls, flat: tuple[Any, ...], state: Mapping[str, Any]) -> Traced:
         """What `flat` gave. Raises UnsupportedError for ops that this process does not have."""
         nodes, outputs, *rest = flat
         graph, known = Graph(), dict[str, Any]()

@@ -17,26 +17,15 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.core.activation import ActivationKind
-from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, word
 from blockconv.jit.ir import const, emitted, fill_memory, shuffle
 from blockconv.kernels.common.activation import parameters_at
-from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import ConvSizes, Geometry, contiguous_unit
-from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
+from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, TapsPiece, WeightForm
-from blockconv.runtime import Op
 
-__all__ = ["BACKWARD_DATA"]
-
-STEP_CYCLES = 8  # of a step, beside its products, loads and stores
-MOST_STRIDE = 4  # horizontal
-SPARE = 3  # registers beside weights, sums and what is loaded
+__all__ = ["DataSpec", "DepthwiseDataArguments", "depthwise_data_of_pixels"]
 
 
 class DepthwiseDataArguments(ConvSizes):
@@ -289,91 +278,3 @@ def depthwise_data_of_pixels(*spec):
             compute(plane)
 
     return kernel
-
-
-# ---------------------------------------------------------------- the row
-
-
-def _unit(request: Request) -> int:
-    """Channels of a pixel that are contiguous and followed by the next pixel, in both arrays; else 0."""
-    types = request.types
-    unit = contiguous_unit(request.source, types.src.itemsize)
-    is_part = 2 * unit <= request.machine.lanes(types.acc.itemsize) and not unit & (unit - 1)
-    return unit if is_part and unit == contiguous_unit(request.destination, types.dst.itemsize) else 0
-
-
-def _why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | None:
-    p, isa = request.problem, request.machine.isa
-    if not p.is_depthwise or p.oc != p.ic:
-        return "needs groups of one input channel and one output channel"
-    if not 2 <= p.sw <= MOST_STRIDE:
-        return f"needs a horizontal stride from 2 to {MOST_STRIDE}, not {p.sw}"
-    if not unit:
-        return "needs vectors of contiguous pixels, of the same few channels in both arrays"
-    if p.ic % unit:
-        return f"needs a multiple of {unit} channels, not {p.ic}"
-    if isa.name != "avx512" and not (isa.name == "avx2" and request.types.src.itemsize >= 4):
-        return "needs loads and stores with masks"
-    if epilogue.residual or epilogue.activation == ActivationKind.OTHER:
-        return "adds no residual, and applies no activation but bounds"
-    return None
-
-
-def _spec(request: Request, unit: int, clips: int) -> DataSpec:
-    p, m = request.problem, request.machine
-    lanes = m.lanes(request.types.acc.itemsize)
-    while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // p.sw) * unit):
-        lanes //= 2
-    codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.sw, p.dh, p.dw)
-    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % p.sw, lanes, unit, holds=0, clips=clips)
-    needed = p.kh * p.kw + spec.loads + p.sw + SPARE
-    return spec._replace(holds=int(needed <= m.isa.registers))
-
-
-_NO_EPILOGUE = Epilogue()
-
-
-def _make(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
-    p, types, m = request.problem, request.types, request.machine
-    unit = _unit(request)
-    reason = _why_not(request, unit, epilogue)
-    if reason:
-        return reason
-    spec, planes = _spec(request, unit, epilogue.activation), p.n * (p.ic // unit)
-    weights = WeightForm(
-        Layout(f"Abcde{unit}a" if unit > 1 else "abcde"), 1, dot=WIDENED if types.src.is_half else MULTIPLY_ADD
-    )
-    # Only channels, groups and taps of this problem matter.
-    inner = Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
-    form = weights._replace(pieces=(TapsPiece(inner, weights, ((0, 1), (0, 1))),))
-
-    def seconds() -> float:
-        each = max(p.kh * p.kw, spec.loads) + p.sw * p.sh + STEP_CYCLES
-        steps = planes * -(-p.ih // p.sh) * -(-p.iw // (p.sw * spec.pixels))
-        sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
-        return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
-
-    def ops() -> list[Op]:
-        args = DepthwiseDataArguments(
-            src=SRC,
-            wei=WEI,
-            bia=BIA,
-            dst=DST,
-            activation=ACT,
-            source=request.source,
-            destination=request.destination,
-            blocks=p.ic // unit,
-            **ConvSizes.of(p),
-        )
-        chunk = max(1, planes // (16 * request.threads))
-        return [Op(depthwise_data_of_pixels(*spec), args, planes, chunk, spec.zeros)]
-
-    return Primitive(seconds, ops, weights=form)
-
-
-BACKWARD_DATA = Row(
-    "conv_backward_data_depthwise_pixels",
-    "conv2d_backward_data",
-    _make,
-    frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
-)

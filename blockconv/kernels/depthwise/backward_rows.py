@@ -1,6 +1,7 @@
-"""The rows of depthwise weights' gradients: vectors along channels (`backward_weights`) and pixels (`backward_pixels`).
+"""The rows of depthwise gradients: of weights, by vectors along channels (`backward_weights`) and pixels
+(`backward_pixels`), and of inputs by vectors along pixels (`backward_data`).
 
-Buffers and options: as those of `kernels.conv.weights_rows`.
+Buffers and options of the first two: as those of `kernels.conv.weights_rows`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ import math
 
 import numpy as np
 
+from blockconv.core.activation import ActivationKind
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, HALVES, Types
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.kernels.common import operands
+from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.geometry import ConvSizes, contiguous_unit, image_blocks
+from blockconv.kernels.depthwise.backward_data import DataSpec, DepthwiseDataArguments, depthwise_data_of_pixels
 from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
 from blockconv.kernels.depthwise.backward_weights import (
     ChannelVector,
@@ -19,16 +25,19 @@ from blockconv.kernels.depthwise.backward_weights import (
     depthwise_weights,
     finish_depthwise_weights,
 )
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, TapsPiece, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["ROWS"]
+__all__ = ["BACKWARD_DATA", "ROWS"]
 
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
 CONTIGUOUS = 4  # vectors of a pixel that a task reads, at the least, where there are more of them than tasks need
 SPARE = 4  # registers beside the sums
 BORDER = 0.5  # of a product's time, what it takes to see whether a tap is outside
+MOST_STRIDE = 4  # horizontal, of what gradients of inputs take
+DATA_SPARE = 3  # registers beside their weights, sums and what is loaded
+DATA_CYCLES = 8  # of a step of theirs, beside its products, loads and stores
 ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
 PIXELS_CYCLES = 2  # of a vector of pixels, beside its loads
 FOLD_CYCLES = 30  # to add the sums of a vector's pixels
@@ -74,12 +83,14 @@ def _splits(request: Request, vectors: int, along_pixels: bool) -> tuple[int, in
     return splits, min(vectors, groups)
 
 
-def _unit(request: Request) -> int:
-    """Channels of a pixel that are contiguous and followed by the next pixel, in both arrays; else 0."""
-    itemsize = request.types.src.itemsize
-    unit, other = (contiguous_unit(of, itemsize) for of in (request.source, request.destination))
+def _unit(request: Request, type: ElementType) -> int:
+    """Channels of a pixel that are contiguous and followed by the next pixel, in both arrays; else 0.
+
+    type: of the second array.
+    """
+    unit = contiguous_unit(request.source, request.types.src.itemsize)
     is_part = 2 * unit <= request.machine.lanes(request.types.acc.itemsize) and not unit & (unit - 1)
-    return unit if unit == other and is_part else 0
+    return unit if is_part and unit == contiguous_unit(request.destination, type.itemsize) else 0
 
 
 def _spec(request: Request, unit: int, bias: bool) -> PixelsSpec:
@@ -111,7 +122,7 @@ def _channels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> 
 
 
 def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Primitive | Reason:
-    unit, reason = _unit(request), _why_not(request)
+    unit, reason = _unit(request, request.types.src), _why_not(request)
     if reason is None and not unit:
         reason = "needs vectors of contiguous pixels, of the same few channels in both arrays"
     if reason is None and request.problem.sw > 2:
@@ -201,4 +212,84 @@ _DTYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVE
 ROWS = (
     Row("depthwise_backward_weights", "conv2d_backward_weights", _channels, _DTYPES),
     Row("depthwise_backward_weights_pixels", "conv2d_backward_weights", _pixels, _DTYPES),
+)
+
+
+# ---------------------------------------------------------------- gradients of inputs
+
+
+def _data_why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | None:
+    p, isa = request.problem, request.machine.isa
+    if not p.is_depthwise or p.oc != p.ic:
+        return "needs groups of one input channel and one output channel"
+    if not 2 <= p.sw <= MOST_STRIDE:
+        return f"needs a horizontal stride from 2 to {MOST_STRIDE}, not {p.sw}"
+    if not unit:
+        return "needs vectors of contiguous pixels, of the same few channels in both arrays"
+    if p.ic % unit:
+        return f"needs a multiple of {unit} channels, not {p.ic}"
+    if isa.name != "avx512" and not (isa.name == "avx2" and request.types.src.itemsize >= 4):
+        return "needs loads and stores with masks"
+    if epilogue.residual or epilogue.activation == ActivationKind.OTHER:
+        return "adds no residual, and applies no activation but bounds"
+    return None
+
+
+def _data_spec(request: Request, unit: int, clips: int) -> DataSpec:
+    p, m = request.problem, request.machine
+    lanes = m.lanes(request.types.acc.itemsize)
+    while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // p.sw) * unit):
+        lanes //= 2
+    codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.sw, p.dh, p.dw)
+    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % p.sw, lanes, unit, holds=0, clips=clips)
+    needed = p.kh * p.kw + spec.loads + p.sw + DATA_SPARE
+    return spec._replace(holds=int(needed <= m.isa.registers))
+
+
+_NO_EPILOGUE = Epilogue()
+
+
+def _data(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
+    p, types, m = request.problem, request.types, request.machine
+    unit = _unit(request, types.dst)
+    reason = _data_why_not(request, unit, epilogue)
+    if reason:
+        return reason
+    spec, planes = _data_spec(request, unit, epilogue.activation), p.n * (p.ic // unit)
+    weights = WeightForm(
+        Layout(f"Abcde{unit}a" if unit > 1 else "abcde"), 1, dot=WIDENED if types.src.is_half else MULTIPLY_ADD
+    )
+    # Only channels, groups and taps of this problem matter.
+    inner = Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
+    form = weights._replace(pieces=(TapsPiece(inner, weights, ((0, 1), (0, 1))),))
+
+    def seconds() -> float:
+        each = max(p.kh * p.kw, spec.loads) + p.sw * p.sh + DATA_CYCLES
+        steps = planes * -(-p.ih // p.sh) * -(-p.iw // (p.sw * spec.pixels))
+        sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
+        return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
+
+    def ops() -> list[Op]:
+        args = DepthwiseDataArguments(
+            src=operands.SRC,
+            wei=operands.WEI,
+            bia=operands.BIA,
+            dst=operands.DST,
+            activation=operands.ACT,
+            source=request.source,
+            destination=request.destination,
+            blocks=p.ic // unit,
+            **ConvSizes.of(p),
+        )
+        chunk = max(1, planes // (16 * request.threads))
+        return [Op(depthwise_data_of_pixels(*spec), args, planes, chunk, spec.zeros)]
+
+    return Primitive(seconds, ops, weights=form)
+
+
+BACKWARD_DATA = Row(
+    "conv_backward_data_depthwise_pixels",
+    "conv2d_backward_data",
+    _data,
+    frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES)),
 )

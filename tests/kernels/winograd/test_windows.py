@@ -44,10 +44,12 @@ def test_windows_cut_anyhow_give_the_same_bits(m, monkeypatch):
     shapes = set()
     for nbytes in (1, 4 << 10, 16 << 10, 1 << 20):
         monkeypatch.setattr(winograd_blocking, "WINDOW", nbytes)
+        blocking.cache_clear()
         window = blocking(host(), CUT, NHWC, m, 1).window
         shapes.add((window.rows, window.cols))
         for src in LAYOUTS:
             assert run(row(CUT, m), CUT, src, "NCHW", given).tobytes() == wanted, (src, nbytes)
+    blocking.cache_clear()
     assert len(shapes) > 2, "windows of one tile, of parts of a row, of rows"
 
 
