@@ -130,7 +130,8 @@ def _slots(request: Request) -> tuple[list[Any], int]:
     lanes = request.machine.lanes(itemsize)
     factors = np.zeros(-(-len(cols.first) // 2) * 2, request.types.src.computed.name)
     np.divide(1.0, cols.counted, out=factors[: len(cols.first)], where=cols.taps > 0)
-    if _repeated(request) or ((ih, *cols.taps) == (1, iw) and request.destination.col == itemsize):
+    is_one = (request.problem.src_shape[2], ih, *cols.taps) == (1, 1, iw)  # an adaptive pool may have more of one row
+    if _repeated(request) or (is_one and request.destination.col == itemsize):
         return [factors.view(np.int64), []], 0
     vectors = -(-iw // lanes)
     pixels = np.arange(vectors * lanes)

@@ -34,6 +34,7 @@ POOLS = (
     AdaptivePool2dProblem(2, 9, 8, 8, 2, 4),
     AdaptivePool2dProblem(1, 17, 3, 4, 5, 4),
     AdaptivePool2dProblem(2, 19, 5, 7, 1, 1),
+    AdaptivePool2dProblem(2, 3, 1, 5, 2, 1),  # two windows of all there is
     AdaptivePool2dProblem(1, 3, 2, 5, 3, 90),
     Pool2dProblem("max", 2, 18, 6, 40, 5, 5, 1, 1, 2, 2),
     Pool2dProblem("avg_exclude_padding", 2, 5, 6, 40, 3, 3, 2, 2, 1, 1),
