@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LOGGER", "SOLE_BAR", "Progress"]
 
 FIRST, NEXT, REFRESH = 2.0, 10.0, 0.1  # seconds before anything is said, between lines, between a bar's changes
+MOST_STEPS = 10_000  # that a line counts; of more it says the share
 LOGGER = logging.getLogger("blockconv")
 SOLE_BAR = threading.Lock()  # whoever shows a bar holds it: a terminal has one
 
@@ -62,6 +63,8 @@ class Progress:
             self._due = now + REFRESH
             return
         of = "" if self._total is None else f" of {self._total}"
+        if self._total is not None and self._total > MOST_STEPS:
+            count, of = 100 * count // self._total, " %"
         note = "" if self._says_lines or not self._note else f"; {self._note}"
         _say(f"{self._what}: {count}{of} after {now - self._begun:.0f} s{note}")
         self._says_lines, self._due = True, now + NEXT
