@@ -7,7 +7,7 @@ from typing import Any
 import guarded
 import numpy as np
 import pytest
-from guarded import Guarded
+from guarded import run_on_pages
 from storage_oracle import stored
 
 import blockconv as bc
@@ -16,7 +16,7 @@ from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.runtime import Program, address_of
+from blockconv.runtime import Program
 
 LAYOUTS = (*(str(layout) for layout in bc.NATIVE if layout.blocks[0] == 1), "abdc", "cdba", "bcda", "aBcd24b", "acBd4b")
 SHAPES = ((2, 20, 5, 7), (3, 3, 6, 9), (1, 70, 3, 3), (5, 33, 1, 1), (2, 1, 1, 40))
@@ -70,12 +70,7 @@ def run(
     else:
         written, buffers = (6, 7, 8), [source, given, scale, shift, means, inverses, result, *[per_channel] * 2]
         buffers += [numbers, work]
-    memories = [Guarded(array.nbytes) for array in buffers]
-    there = [m.take(a.nbytes, at).view(a.dtype) for m, a in zip(memories, buffers, strict=True)]
-    for to, array in zip(there, buffers, strict=True):
-        to[:] = array.reshape(-1)
-    Program(primitive.ops()).run([address_of(each) for each in there], threads)
-    assert all(memory.intact() for memory in memories)
+    there = run_on_pages(Program(primitive.ops()), buffers, at, threads)
     return [there[k].copy() for k in written]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import guarded
 import numpy as np
 import pytest
-from guarded import Guarded
+from guarded import run_on_pages
 from storage_oracle import stored
 
 import blockconv as bc
@@ -16,7 +16,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.runtime import Program, address_of
+from blockconv.runtime import Program
 
 LAYOUTS = (*(str(layout) for layout in bc.NATIVE if layout.blocks[0] == 1), "cdba", "aBcd24b")
 # Shape, groups: groups that end inside a vector and inside a block, one channel each, all channels, one pixel.
@@ -74,12 +74,7 @@ def run(
         of_channels = np.full(shape[1], np.nan, kind)
         written, buffers = (5, 6, 7), [source, given, scale, *statistics, result, of_channels, of_channels]
         buffers += [np.full(sum(primitive.workspace), 255, np.uint8)]
-    memories = [Guarded(array.nbytes) for array in buffers]
-    there = [m.take(a.nbytes, at).view(a.dtype) for m, a in zip(memories, buffers, strict=True)]
-    for to, array in zip(there, buffers, strict=True):
-        to[:] = array.reshape(-1)
-    Program(primitive.ops()).run([address_of(each) for each in there], threads)
-    assert all(memory.intact() for memory in memories)
+    there = run_on_pages(Program(primitive.ops()), buffers, at, threads)
     return [there[k].copy() for k in written]
 
 

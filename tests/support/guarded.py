@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.runtime import address_of
+
 PAGE = mmap.PAGESIZE
 CANARY = 0xA5
 WINDOW = 4096  # bytes on the open side of an array that are looked at afterwards
@@ -51,6 +53,17 @@ class Guarded:
 
     def intact(self) -> bool:
         return bool((self.bytes[self._around] == CANARY).all())
+
+
+def run_on_pages(program: Any, buffers: list[npt.NDArray[Any]], at: str, threads: int) -> list[npt.NDArray[Any]]:
+    """Run a program on copies of its buffers between such pages, and give these. at: as `Guarded.take` says."""
+    memories = [Guarded(array.nbytes) for array in buffers]
+    there = [m.take(a.nbytes, at).view(a.dtype) for m, a in zip(memories, buffers, strict=True)]
+    for to, array in zip(there, buffers, strict=True):
+        to[:] = array.reshape(-1)
+    program.run([address_of(each) for each in there], threads)
+    assert all(memory.intact() for memory in memories)
+    return there
 
 
 def last_line(run_python: Any, arguments: list[str]) -> str:

@@ -10,7 +10,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import const, emitted, fill_memory, join, shuffle, transpose
+from blockconv.jit.ir import const, emitted, fill_memory, shuffle, transpose
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.vectors import Vectors
@@ -198,8 +198,7 @@ def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> An
         b, each, (v, to) = builder, max(1, unit), _held_and_packed(builder, held, packed, lanes)
         with cgutils.for_range(b, cols if unit else const(0)) as loop:
             at = b.add(src, b.mul(loop.index, step))
-            parts = [v.load(b.add(at, b.mul(const(k), block)), lanes=each) for k in range(lanes // each)]
-            to.store(join(b, parts), b.add(dst, b.mul(loop.index, pixel)))
+            to.store(v.load_parts(at, each, block), b.add(dst, b.mul(loop.index, pixel)))
 
     return join_blocks
 
