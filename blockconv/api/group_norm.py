@@ -252,7 +252,7 @@ def _statistics_shape(x: Any, groups: int, per_pixel: bool) -> tuple[int, ...]:
 
 
 def _statistics(op: str, shape: tuple[int, ...], mean: Any, inverse: Any) -> list[Any]:
-    """What a forward op returned, of this shape."""
+    """The statistics that a forward op returned. They have to have this shape."""
     arrays = {name: as_numpy(each, op, name) for name, each in (("mean", mean), ("inverse", inverse))}
     for name, array in arrays.items():
         if array.shape != shape:

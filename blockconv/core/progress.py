@@ -1,4 +1,4 @@
-"""What is said of work that takes long: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of long work: a bar on a terminal, and lines elsewhere."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def _unpacked(packed: Any, rows: int, bits: int) -> Any:
     limits="floats; one output; constant weights and biases; masks of two or three dimensions; no past keys",
 )
 def _attention(call: Call) -> Tensor:
-    """Of one input, by weights side by side, or of queries, keys and values. A mask hides the keys where it is 0."""
+    """Attention of queries, keys and values, or of one input with weights side by side. A mask of 0 hides a key."""
     joined = call.node.op_type == "Attention"
     mask_at, kinds = (3, (0, 1, 2, 3, 5)) if joined else (4, range(6))
     if (
@@ -299,7 +299,7 @@ def _with_biases(call: Call) -> list[Tensor]:
 
 
 def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
-    """What is added to the scores of each key: 0 where the mask is positive."""
+    """The numbers that are added to the scores of each key. Where the mask is positive they are 0."""
     if len(mask.shape) not in (2, 3):
         raise Unsupported(f"a mask of shape {mask.shape}")
     mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - len(mask.shape)), *mask.shape[1:]))
