@@ -111,7 +111,8 @@ def fit_norms(module: Any, inputs: tuple[Any, ...]) -> None:
 
     class Fitting(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if op is torch.nn.functional.batch_norm and args[0].numel() >= 8 * args[0].shape[1]:
+            fits = op is torch.nn.functional.batch_norm and args[1] is not None
+            if fits and args[0].numel() >= 8 * args[0].shape[1]:
                 for held, found in zip(args[1:3], (torch.mean, torch.var), strict=True):
                     held.copy_(found(args[0], dim=[axis for axis in range(args[0].ndim) if axis != 1]))
             return op(*args, **(kwargs or {}))
