@@ -96,8 +96,9 @@ def conv2d(
         Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
         exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
         a tile of up to 6x6 output pixels.
-    accuracy: the largest error that Winograd may have: a number, "default" (1e-5) or "strict" (no Winograd for floats).
-        It is relative to the largest output, as measured against float64 on random data.
+    accuracy: the largest error that Winograd may have: a number, "default" (three times direct convolution's) or
+        "strict" (no Winograd for floats). It is relative to the largest output, as measured against float64 on random
+        data. 1e-5 allows tiles of 6x6 output pixels for up to 51 channels.
 
     Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,9 +50,6 @@ from blockconv.runtime import get_num_threads
 __all__ = ["Conv1dCall", "Conv2d", "Conv2dCall"]
 
 
-ACCURACIES = {"default": selection.ACCURACY, "strict": selection.STRICT}
-
-
 class Conv2d:
     """`conv2d` whose weights are packed once for each layout that it meets. Use it in a loop.
 
@@ -82,8 +78,9 @@ class Conv2d:
         a tile of up to 6x6 output pixels. Its intermediate values are larger than its results. They may be infinite if
         max|input|, max|weight| or max|input| * sum|weight| (over an output channel) is above 2^120 (1.3e36).
         docs/reference/limits.md has the bounds by tile size.
-    accuracy: the largest error that Winograd may have: a number, "default" (1e-5) or "strict" (no Winograd for floats).
-        It is relative to the largest output, as measured against float64 on random data.
+    accuracy: the largest error that Winograd may have: a number, "default" (three times direct convolution's) or
+        "strict" (no Winograd for floats). It is relative to the largest output, as measured against float64 on random
+        data. 1e-5 allows tiles of 6x6 output pixels for up to 51 channels.
 
     Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
 
@@ -150,7 +147,7 @@ class Conv2d:
         self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
-        self.algorithm, self.accuracy = algorithm, _accuracy(op, accuracy)
+        self.algorithm, self.accuracy = algorithm, selection.accuracy_of(op, accuracy)
         quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
         self._options = QuantizedOptions(*quantizations, out_dtype, rounding)
         self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, self._options)
@@ -408,17 +405,6 @@ class Conv1dCall(Conv2dCall):
     """The same for `conv1d`."""
 
     _op = "conv1d"
-
-
-def _accuracy(op: str, value: Any) -> float:
-    number: Any = ACCURACIES.get(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating, np.integer)) or not number >= 0:
-        rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
-        raise ArgumentError(op, "accuracy", value, rule)
-    try:
-        return float(number)
-    except OverflowError:  # an int that no float holds
-        return math.inf
 
 
 def _activation(spec: Any, op: str) -> Activation:

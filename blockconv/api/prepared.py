@@ -49,17 +49,17 @@ def prepared(
 ) -> Prepared:
     """weights: the layout that they are given in, if the program is to pack them."""
     prepare = functools.partial(row.prepare, problem, src, dst, types, anchor=selection.anchor_of(problem))
-    primitive = prepare(threads=threads, epilogue=epilogue)
-    alone = primitive if threads == 1 else prepare(threads=1, epilogue=epilogue)
+    primitive = prepare(threads=threads)
+    alone = primitive if threads == 1 else prepare(threads=1)
     workspace = sum(primitive.workspace)
     if weights is None:
-        return Prepared(primitive.form, Program(primitive.ops(), alone.seconds), None, workspace)
+        return Prepared(primitive.form, Program(primitive.ops(epilogue), alone.seconds), None, workspace)
     # One program, so that threads are woken once. The weights' buffers come after those of the convolution, and the
     # workspace after them.
     how = packing(problem, weights, primitive.form, primitive.form.dot.itemsize or types.wei.itemsize)
     first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
     seconds = alone.seconds + selection.packing_seconds(alone, Request(problem, src, dst, types))
-    ops = [op.with_buffers({6: 8}) for op in primitive.ops()]
+    ops = [op.with_buffers({6: 8}) for op in primitive.ops(epilogue)]
     return Prepared(primitive.form, Program([*first, *ops], seconds), how, workspace)
 
 
@@ -72,7 +72,7 @@ ALGORITHMS: dict[str, Callable[[Row], bool]] = {
 }
 
 
-def by_algorithm(function: str, op: str, algorithm: str, request: Request, accuracy: float) -> Row:
+def by_algorithm(function: str, op: str, algorithm: str, request: Request, accuracy: float | None) -> Row:
     """The cheapest kernel of an algorithm that the user of a function names. op: of the table's rows."""
     found = selection.decisions(op, request, accuracy)
     found = [c for c in found if ALGORITHMS[algorithm](c.row)]

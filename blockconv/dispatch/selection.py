@@ -8,19 +8,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from blockconv.core import text
-from blockconv.core.errors import SlowPathWarning, UnsupportedError
+from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.table import Primitive, Reason, Request
+from blockconv.kernels.table import Primitive, Reason, Request, decided
 from blockconv.machine.machine import Machine
 
 __all__ = [
-    "ACCURACY",
-    "STRICT",
+    "ACCURACIES",
     "Decision",
+    "accuracy_of",
     "anchor_of",
     "choose",
     "decide",
@@ -31,8 +33,10 @@ __all__ = [
     "why_not",
 ]
 
-ACCURACY = 1e-5  # the largest error, relative to the largest output, of a kernel that is taken unasked
-STRICT = 0.0  # none: only kernels that compute by the definition
+# The names of largest errors of a kernel, relative to the largest output. None is NEAR times direct convolution's. 0 is
+# none, so that kernels compute by the definition.
+ACCURACIES: dict[str, float | None] = {"default": None, "strict": 0.0}
+NEAR = 3.0
 
 # Widths of images in usual networks: 224, 256, 320, 384, 416, 640 pixels and their halves.
 COMMON_WIDTHS = frozenset(odd << k for odd in (1, 3, 5, 7, 13) for k in range(9))
@@ -55,18 +59,34 @@ class Decision:
         return None if isinstance(self.found, Reason) else self.found
 
 
-def decisions(op: str, request: Request, accuracy: float = ACCURACY) -> list[Decision]:
+def accuracy_of(op: str, value: Any) -> float | None:
+    """One of ACCURACIES, or a number. Raises ArgumentError, in the name of a function `op`."""
+    number: Any = value
+    if isinstance(value, str) and value in ACCURACIES:
+        return ACCURACIES[value]
+    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating, np.integer)) or not number >= 0:
+        rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
+        raise ArgumentError(op, "accuracy", value, rule)
+    try:
+        return float(number)
+    except OverflowError:  # an int that no float holds
+        return math.inf
+
+
+def decisions(op: str, request: Request, accuracy: float | None = None) -> list[Decision]:
     """Every row of the table for `op`, in the table's order, taken or rejected."""
     rows = [row for row in TABLE if row.op == op]
     return [Decision(row, request, decide(row, request, accuracy)) for row in rows]
 
 
-def decide(row: Row, request: Request, accuracy: float = ACCURACY) -> Primitive | Reason:
-    """`Row.decide`, which also rejects kernels whose stated error is more than `accuracy`."""
-    found = row.decide(request)
-    if isinstance(found, Reason) or row.error is None or row.error(request.problem) <= accuracy:
+def decide(row: Row, request: Request, accuracy: float | None = None) -> Primitive | Reason:
+    """`Row.decide`, which also rejects kernels whose stated error is more than `accuracy`; see ACCURACIES."""
+    found = decided(row, request)
+    if isinstance(found, Reason) or row.error is None:
         return found
-    return f"has an error of up to {row.error(request.problem):.1e} of the largest output, more than {accuracy:.1e}"
+    error, direct = row.error(request.problem)
+    most = NEAR * direct if accuracy is None else accuracy
+    return found if error <= most else f"has an error of up to {error:.1e} of the largest output, more than {most:.1e}"
 
 
 def anchor_of(problem: Any) -> Any:
@@ -80,7 +100,7 @@ def anchor_of(problem: Any) -> Any:
 
 
 def choose(
-    op: str, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float = ACCURACY, once: bool = False
+    op: str, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float | None = None, once: bool = False
 ) -> Row:
     """The row whose kernel is predicted to take the least time, of equals the first; a reference if there is no other.
 
@@ -142,7 +162,9 @@ def explain(
     return text.table(heads, rows, right=(2,), rules=starts[1:])
 
 
-def why_not(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float = ACCURACY) -> str | None:
+def why_not(
+    row: Row, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float | None = None
+) -> str | None:
     """Why a row does not take a problem on this machine with that accuracy; None if it does."""
     found = decide(row, Request(problem, src, dst, types), accuracy)
     return found if isinstance(found, Reason) else None

@@ -10,13 +10,11 @@ whose own engine becomes slower with each module that was ever added to it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import gc
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +24,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.errors import SlowPathWarning
+from blockconv.core.garbage import garbage_at_the_end
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
 
@@ -138,25 +137,7 @@ def _optimise(module: Any, name: str) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
-@contextlib.contextmanager
-def _garbage_at_the_end() -> Iterator[None]:
-    """What Numba makes inside, cycles by the ten thousand, is young at the end, and collected without the rest.
-
-    Else Python's collector promotes it, and visits all objects of the process about once a kernel: a fifth of the
-    time that a kernel takes in a process of 200,000 objects, and more in larger ones.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.collect(0)
-
-
-@_garbage_at_the_end()
+@garbage_at_the_end()
 def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
     """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
 

@@ -166,16 +166,14 @@ def backward_data_row(of: Row, fills: Row) -> Row:
     fills: the forward row that convolves padding, where no tap reaches a pixel.
     """
 
-    def make(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
-        if epilogue.residual:
-            return "adds no residual"
+    def make(request: Request) -> Primitive | Reason:
         made, interleaves = [], _has_planes(request)
         if interleaves and (images := _images_at_once(request)) < request.problem.n:
             parts = Parts.by(request.problem, request.src, request.dst, images)
-            inner = make(request.of(parts.problem, parts.src, parts.dst), epilogue)
+            inner = make(request.of(parts.problem, parts.src, parts.dst))
             return inner if isinstance(inner, Reason) else _of_parts(parts, inner, request)
         for part in _parts(request, interleaves):
-            found = (fills if part.taps is None else of).make(part.request, epilogue=epilogue)
+            found = (fills if part.taps is None else of).make(part.request)
             if isinstance(found, Reason):
                 return found
             made.append((part, found))
@@ -186,7 +184,7 @@ def backward_data_row(of: Row, fills: Row) -> Row:
         moved = request.machine.move_seconds(size, size) / request.threads
         return Primitive(
             cost=lambda: moved + sum(each.seconds for _, each in made),
-            make=lambda: _placed(request, form, made),
+            make=lambda epilogue=_NO_EPILOGUE: _placed(request, form, made, epilogue),
             weights=form,
             workspace=(_plane_offsets(request, [part for part, _ in made])[-1],) if interleaves else (),
         )
@@ -214,7 +212,7 @@ def _of_parts(parts: Parts, inner: Primitive, request: Request) -> Primitive:
     return replace(
         inner,
         cost=lambda: parts.seconds(request.machine, inner.seconds, request.types),
-        make=lambda: parts.ops(inner.ops(), "conv2d_backward_data", request.types, 0),
+        make=lambda *epilogue: parts.ops(inner.ops(*epilogue), "conv2d_backward_data", request.types, 0),
     )
 
 
@@ -236,8 +234,8 @@ def _plane_offsets(request: Request, parts: list[_Part]) -> list[int]:
     return list(itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
 
 
-def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]]) -> list[Op]:
-    """The ops of all parts, each on its part of the arrays."""
+def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]], epilogue: Epilogue) -> list[Op]:
+    """The ops of all parts, each on its part of the arrays. epilogue: without a residual."""
     p, types = request.problem, request.types
     src_end, dst_end = (
         type.nbytes(layout.size(shape))
@@ -255,7 +253,7 @@ def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitiv
             BIA.index: (bia * types.acc.itemsize, ends[1]),
             DST.index: dst if part.planes is None else (at, planes[-1]),
         }
-        ops = [op.with_offsets(moved) for op in primitive.ops()]
+        ops = [op.with_offsets(moved) for op in primitive.ops(epilogue)]
         found += [op.with_buffers({DST.index: _WORKSPACE}) for op in ops] if part.planes else ops
         inner = part.request.problem
         wei += -(-primitive.form.read_bytes(inner, weight) // ALIGNED) * ALIGNED

@@ -27,7 +27,7 @@ from blockconv.kernels.transposed import (
 )
 from blockconv.runtime import Op
 
-__all__ = ["Epilogue", "Primitive", "Reason", "Request", "Row", "Transform", "WeightForm", "same_layout_row"]
+__all__ = ["Epilogue", "Primitive", "Reason", "Request", "Row", "Transform", "WeightForm", "decided", "same_layout_row"]
 
 
 CONVOLUTIONS = ("conv2d", "conv2d_backward_data")  # whose buffers are those of `operands`
@@ -143,7 +143,8 @@ class Primitive:
 
     cost(): predicted seconds.
     weights: what to pack, for an op that has weights.
-    make(): the ops, whose kernels are compiled then, or read from the cache.
+    make(): the ops, whose kernels are compiled then, or read from the cache. Of a convolution, make(epilogue) gives
+        those with an `Epilogue`, which no decision depends on.
     blocking: how the kernel cuts the problem, where it does.
     workspace: bytes of memory that the ops need, one buffer each, after those of the operands.
     fails: whether the ops may fail. The last buffer of the workspace is then zero when they begin. An op that fails
@@ -151,15 +152,18 @@ class Primitive:
     """
 
     cost: Callable[[], float]
-    make: Callable[[], Sequence[Op]]
+    make: Callable[..., Sequence[Op]]
     weights: WeightForm | None = None
     blocking: Any = None
     workspace: tuple[int, ...] = ()
     fails: bool = False
 
-    def ops(self) -> tuple[Op, ...]:
-        """The ops to run, made anew at each call. Options and buffers belong to the op (see its family's rows)."""
-        return tuple(self.make())
+    def ops(self, *epilogue: Epilogue) -> tuple[Op, ...]:
+        """The ops to run, made anew at each call. Buffers belong to the op (see its family's rows).
+
+        epilogue: one at most, of a convolution.
+        """
+        return tuple(self.make(*epilogue))
 
     @functools.cached_property
     def seconds(self) -> float:
@@ -173,7 +177,7 @@ class Primitive:
         return self.weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One kernel, as tests, benchmarks, the dispatcher and `explain` see it.
 
@@ -185,8 +189,9 @@ class Row:
     whole_blocks: where images are in blocks, it takes these as dimensions like others, and a last one as if it were
         whole; images that do not exist are filled afterwards.
     algorithm: "direct", by the definition, or "winograd": what users ask for by name.
-    error(problem): for a kernel that does not compute by the definition, its largest error against float64, relative
-        to the largest output, as measured. Such a kernel may also spread a NaN or infinity over its neighbours.
+    error(problem): for a kernel that does not compute by the definition, its largest error against float64 and direct
+        convolution's, relative to the largest output, as measured. Such a kernel may also spread a NaN or infinity
+        over its neighbours.
     least(request): predicted seconds that no tile goes below, on one thread: a bound that costs less than a decision.
     """
 
@@ -197,7 +202,7 @@ class Row:
     reference: bool = False
     whole_blocks: bool = False
     algorithm: str = "direct"
-    error: Callable[[Any], float] | None = None
+    error: Callable[[Any], tuple[float, float]] | None = None
     least: Callable[[Request], float] = lambda request: 0.0
 
     def takes(self, types: Types) -> bool:
@@ -224,7 +229,8 @@ class Row:
 
         anchor: as in `Request`.
         """
-        found = self.decide(Request(problem, src, dst, types, threads, anchor=anchor), **options)
+        request = Request(problem, src, dst, types, threads, anchor=anchor)
+        found = self.decide(request, **options) if options else decided(self, request)
         if isinstance(found, Reason):
             raise UnsupportedError(f"{self.name} from {src} to {dst}, {types}: {found}")
         return found
@@ -274,8 +280,14 @@ class Row:
         return lambda part: replace(
             part,
             cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
-            make=lambda: parts.ops(part.ops(), self.op, request.types, fill),
+            make=lambda *epilogue: parts.ops(part.ops(*epilogue), self.op, request.types, fill),
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def decided(row: Row, request: Request) -> Primitive | Reason:
+    """`Row.decide` without options, remembered: who chooses a row asks again to bind it, and networks repeat layers."""
+    return row.decide(request)
 
 
 class Rewritten(NamedTuple):

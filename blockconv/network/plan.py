@@ -19,10 +19,12 @@ import numpy.typing as npt
 
 from blockconv.core.checks import check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
+from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
 from blockconv.core.types import FloatType
 from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.selection import accuracy_of
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive, foreign
 from blockconv.network.arrays import End
@@ -57,7 +59,6 @@ __all__ = ["SUFFIXES", "Plan", "compile"]
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
-ACCURACIES = ("default", "strict")
 SUFFIXES = (".html", ".htm", ".json")  # of reports
 KEPT = 32  # sizes of inputs, beside its own, that a plan keeps itself bound for
 
@@ -69,7 +70,7 @@ def compile(
     measure: bool = False,
     input_shapes: Any = None,
     threads: int | None = None,
-    accuracy: str = "default",
+    accuracy: str | float = "default",
     costs: str | PathLike[str] | Mapping[str, float] | None = None,
     precision: FloatType = "float32",
 ) -> Plan:
@@ -84,7 +85,8 @@ def compile(
     measure: measure the candidates instead of predicting them. The first time is slow; times are kept on disk.
     input_shapes: the shape of the only input, or {input: shape}. Default: the network's.
     threads: the most threads that a call of the plan uses. Default: `get_num_threads` now.
-    accuracy: "default", or "strict": no Winograd kernels.
+    accuracy: the largest error that a convolution may have, relative to its largest output: "default", "strict" (no
+        Winograd kernels) or a number, as in `conv2d`.
     costs: your own costs in seconds, which override all others: a mapping with keys of `Plan.cost_table`, or a JSON
         file with one. A key that is unknown to the network is an error.
     precision: "float32": every value has the network's type. "bfloat16" or "float16": the plan stores the weights and
@@ -117,7 +119,7 @@ def compile(
     check_network("compile", network)
     if input_shapes is not None:
         network = _of_shapes(network, input_shapes)
-    check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
+    accuracy = check_options("compile", "optimal" if callable(planner) else planner, accuracy, precision)
     count = get_num_threads() if threads is None else check_threads("compile", "threads", threads)
     network = stored_as(fuse(network, precision), precision)
     named = planner if isinstance(planner, str) else "optimal"
@@ -164,14 +166,16 @@ def compile_between(
     return Plan(network, replace(options, layouts=read_layouts(network, layouts), ends=ends), like)
 
 
-def check_options(op: str, planner: object, accuracy: object, precision: object = "float32") -> None:
+def check_options(op: str, planner: object, accuracy: Any, precision: object = "float32") -> str | float:
+    """Raises ArgumentError. Returns the accuracy, numbers as Python's."""
     for argument, value, words, remedy in (
         ("planner", planner, get_args(Planner), "compile also takes your own function"),
-        ("accuracy", accuracy, ACCURACIES, ""),
         ("precision", precision, get_args(FloatType), ""),
     ):
         if not isinstance(value, str) or value not in words:
             raise ArgumentError(op, argument, value, f"has to be {' or '.join(map(repr, words))}", remedy)
+    number = accuracy_of(op, accuracy)
+    return accuracy if number is None or isinstance(accuracy, str) else number
 
 
 # ---------------------------------------------------------------- the plan
@@ -408,13 +412,18 @@ class Plan:
             with self._lock:
                 bound = self._planned.get(shapes) or self._others.get(shapes)
                 if bound is None:
-                    network = self._with_shapes(shapes)
-                    planned = resized(network, self.options, self._first.planned)
-                    # Where the choices do not do, as where a size is 0, the size is planned.
-                    bound = self._bound(planned or plan_layouts(network, replace(self.options, chosen=None)))
+                    bound = self._resized(shapes)
                     self._keep(shapes, bound)
         self._used[shapes] = next(self._calls)
         return bound
+
+    @garbage_at_the_end()
+    def _resized(self, shapes: Shapes) -> BoundPlan:
+        """The plan for sizes that were not planned; see `resized`."""
+        network = self._with_shapes(shapes)
+        planned = resized(network, self.options, self._first.planned)
+        # Where the choices do not do, as where a size is 0, the size is planned.
+        return self._bound(planned or plan_layouts(network, replace(self.options, chosen=None)))
 
     def bind(self, shapes: Shapes) -> None:
         """Bind the plan for sizes of its inputs, as the first call with them does.

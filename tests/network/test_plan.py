@@ -7,6 +7,7 @@ import doctest
 import gc
 import itertools
 import json
+import pickle
 import random
 import threading
 import tracemalloc
@@ -565,6 +566,21 @@ def test_strict_accuracy_takes_no_winograd() -> None:
     assert kernels["strict"] == "conv_direct"
 
 
+def test_the_largest_tiles_of_winograd_are_taken_if_their_error_is_allowed() -> None:
+    b = bc.NetworkBuilder("narrow")
+    b.output(b.conv2d(b.input("x", (1, 32, 72, 72)), values((32, 32, 3, 3)), padding=1))
+    network = b.build()
+    kernels = {a: bc.compile(network, "NCHW16", accuracy=a).actions[1].kernel for a in ("default", np.float32(1e-5))}
+    assert "f6" not in kernels["default"]
+    plan = bc.compile(network, "NCHW16", accuracy=np.float64(1e-5))
+    assert "f6" in plan.actions[1].kernel
+    assert pickle.loads(pickle.dumps(plan)).options.accuracy == 1e-5
+    with pytest.raises(
+        bc.ArgumentError, match=r"compile: accuracy=-1: has to be a number of at least 0, or one of default"
+    ):
+        bc.compile(network, accuracy=-1)
+
+
 def test_threads_share_a_plan() -> None:
     network = residual_network()
     plan = bc.compile(network)
@@ -622,7 +638,7 @@ def test_what_is_refused() -> None:
         plan.profile(values((1, 3, 12, 12)), runs=0)
     with pytest.raises(bc.ArgumentError, match="a mapping of seconds"):
         bc.compile(network, costs=lambda *_: 1.0)  # type: ignore[arg-type]
-    with pytest.raises(bc.ArgumentError, match="'default' or 'strict'"):
+    with pytest.raises(bc.ArgumentError, match="one of default, strict"):
         bc.compile(network, accuracy=np.array(["default", "strict"]))  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="'optimal' or 'greedy'"):
         bc.compile(network, planner="best")  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     )
     added_type = None if made.residual is None else element(made.residual)
     after = Requantization(act, types, given, added_type, steps.away)
-    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads, epilogue=epilogue_of(after))
+    primitive = row.prepare(p, Layout(src), Layout(dst), types, threads)
     form = primitive.form
     here = functools.partial(_placed, memory)
     rng = np.random.default_rng(5)
@@ -167,7 +167,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     out = here("destination", paired(np.full(size, 0x55, np.uint8).astype(held(steps.dst)), steps.dst))
     added = out if residual is None else here("residual", paired(stored(residual, dst, 99), made.residual))
     block = epilogue_block(after)
-    program = runtime.Program(primitive.ops())
+    program = runtime.Program(primitive.ops(epilogue_of(after)))
     scratch = _scratch_in(memory, program, threads)
     addresses = [runtime.address_of(array) for array in (source, weights, bias, out, added, block)]
     try:

@@ -70,7 +70,7 @@ class Settings(NamedTuple):
 
     threads: int | None = None
     layouts: Any = "auto"
-    accuracy: str = "default"
+    accuracy: str | float = "default"
     precision: Any = "float32"
     fallback: str = "eager"
 
@@ -81,7 +81,7 @@ class Settings(NamedTuple):
             if name not in cls._fields:
                 raise ArgumentError(OP, "options", {name: value}, f"has to be among {', '.join(cls._fields)}")
         made = cls(**given or {})
-        check_options(OP, "optimal", made.accuracy, made.precision)
+        made = made._replace(accuracy=check_options(OP, "optimal", made.accuracy, made.precision))
         if made.fallback not in ("eager", "inductor"):
             raise ArgumentError(OP, "fallback", made.fallback, "has to be 'eager' or 'inductor'")
         if made.threads is not None:

@@ -13,7 +13,7 @@ planes with the roles of source and weights exchanged (`matrix_pixel_tile`).
 
 Along pixels: from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
-Options of `make`: epilogue, the `Epilogue`; tile, of direct convolution, a `TileShape` in place of the chosen one.
+Options of `make`: tile, of direct convolution, a `TileShape` in place of the chosen one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _tiled(
     weights(blocking): the form of the weights. why_not(request): the reason beside a window that is too large.
     """
 
-    def make(request: Request, epilogue: Epilogue = _NO_EPILOGUE, **tile: TileShape) -> Primitive | Reason:
+    def make(request: Request, **tile: TileShape) -> Primitive | Reason:
         # Whether a kernel takes a problem does not depend on the threads.
         reason = why_not(request) or why_not_window(cut(request.on_threads(1), **tile))
         if reason:
@@ -83,7 +83,7 @@ def _tiled(
         found = replace(found, kept=kept) if kept.rows else found
         return Primitive(
             cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
-            make=lambda: bind_tiles(*asked, found, epilogue),
+            make=lambda epilogue=_NO_EPILOGUE: bind_tiles(*asked, found, epilogue),
             weights=weights(found) if request.types.acc.is_float else weights(found)._replace(kept=kept.ranges),
             blocking=found,
         )
@@ -231,7 +231,7 @@ def _cost_regions(request: Request, found: _Regions) -> float:
     return _with_memory(seconds, request, found[0][1].dot)
 
 
-def _make_regions(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
+def _make_regions(request: Request) -> Primitive | Reason:
     p = request.problem
     reason = why_not_regions(request)
     if reason:
@@ -244,7 +244,9 @@ def _make_regions(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primit
     seconds, found = min(((_cost_regions(request, cut), cut) for cut in cuts), key=lambda priced: priced[0])
     return Primitive(
         cost=lambda: seconds / request.threads + len(found) * request.machine.launch_seconds(),
-        make=lambda: [op for region, one in found for op in bind_tiles(*asked, one, epilogue, region)],
+        make=lambda epilogue=_NO_EPILOGUE: [
+            op for region, one in found for op in bind_tiles(*asked, one, epilogue, region)
+        ],
         weights=_weights_dense(found[0][1]),
         blocking=max((one for _, one in found), key=lambda one: one.task_rows * one.task_cols),
     )
@@ -392,10 +394,10 @@ GROUPED = Row(
 # ---------------------------------------------------------------- the reference
 
 
-def _make_reference(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive:
+def _make_reference(request: Request) -> Primitive:
     p, dst = request.problem, request.dst
 
-    def make() -> list[Op]:
+    def make(epilogue: Epilogue = _NO_EPILOGUE) -> list[Op]:
         padded = dst.padded_shape(p.dst_shape)[1]
         args = ReferenceArguments(
             src=SRC,

@@ -281,7 +281,7 @@ def _refetched_seconds(request: Request) -> float:
 NO_EPILOGUE = Epilogue()
 
 
-def _make(request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primitive | Reason:
+def _make(request: Request) -> Primitive | Reason:
     problem = request.problem
     if not problem.is_depthwise:
         return f"needs one channel in each group, not {problem.ic // problem.g}"
@@ -290,7 +290,7 @@ def _make(request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primitive | Rea
         return at
     return Primitive(
         cost=lambda: _cost(request, at),
-        make=lambda: [_op(request, at, epilogue)],
+        make=lambda epilogue=NO_EPILOGUE: [_op(request, at, epilogue)],
         weights=_weights(request.machine, problem, at),
         blocking=at,
     )

@@ -36,6 +36,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 from blockconv.core.types import HALVES, INT8, LIGHT
 from blockconv.kernels.common.dot import WIDENED
@@ -83,7 +84,7 @@ def _why_not(m: int, request: Request) -> Reason | None:
 NO_EPILOGUE = Epilogue()
 
 
-def _make(m: int, request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primitive | Reason:
+def _make(m: int, request: Request) -> Primitive | Reason:
     p, src, dst, types, machine = request.problem, request.src, request.dst, request.types, request.machine
     reason = (_why_not if types.acc.is_float else _why_not_exact)(m, request)
     if reason:
@@ -95,7 +96,7 @@ def _make(m: int, request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primiti
         at = replace(at, dot=WIDENED)
     return Primitive(
         cost=lambda: cost(request, at),
-        make=lambda: [winograd_op(request, at, epilogue)],
+        make=lambda epilogue=NO_EPILOGUE: [winograd_op(request, at, epilogue)],
         weights=weight_form(request, at),
         blocking=at,
     )
@@ -114,6 +115,14 @@ def _make(m: int, request: Request, epilogue: Epilogue = NO_EPILOGUE) -> Primiti
 #   F(2x2)     1.6e-7  2.9e-7  2.9e-7  4.2e-7  4.9e-7  7.5e-7  1.3e-6
 #   F(4x4)     3.8e-7  4.5e-7  8.0e-7  9.6e-7  1.6e-6  1.6e-6  2.9e-6
 _ERROR = {(2, 1): 6e-8, (4, 1): 2.4e-7, (6, 1): 1.4e-6, (2, 2): 6e-8, (4, 2): 1.3e-7}  # by m and stride
+_DIRECT_ERROR = 1.5e-7
+
+
+def _errors(m: int, problem: Any) -> tuple[float, float]:
+    """See `Row.error`."""
+    channels = math.sqrt(problem.ic // problem.g)
+    return _ERROR[m, problem.sh] * channels, _DIRECT_ERROR * channels
+
 
 # Values on the way are larger than what goes in and what comes out. At most, with every source's sign at its worst:
 #
@@ -164,7 +173,7 @@ def _row(m: int) -> Row:
         dtypes=frozenset({ELEMENT.name, *map(str, HALVES)}),
         make=functools.partial(_make, m),
         algorithm="winograd",
-        error=lambda problem: _ERROR[m, problem.sh] * math.sqrt(problem.ic // problem.g),
+        error=lambda problem: _errors(m, problem),
     )
 
 

@@ -55,8 +55,8 @@ def _prepared(
     key = candidate.row, candidate.problem, candidate.anchor, src, dst, types, epilogue
     found = known.get(key)
     if found is None:
-        primitive = candidate.prepare(src, dst, types, threads, epilogue=epilogue)
-        found = known[key] = primitive, primitive.ops()
+        primitive = candidate.prepare(src, dst, types, threads)
+        found = known[key] = primitive, primitive.ops(epilogue)
     return found
 
 
@@ -65,7 +65,7 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
     types = element_types(network, node)
-    primitive, made = prepare(src, dst, types, epilogue=Epilogue(act, residual))
+    primitive, made = prepare(src, dst, types, Epilogue(act, residual))
     weight, bias = held.weights(node, problem, primitive.form, types)
     memory = map(Workspace, primitive.workspace)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
@@ -80,7 +80,7 @@ def _quantized_conv2d(
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
     after = Requantization(a.activation, types, given, added)
-    primitive, made = prepare(src, dst, types, epilogue=epilogue_of(after))
+    primitive, made = prepare(src, dst, types, epilogue_of(after))
     weight, bias = held.quantized_weights(node, problem, primitive.form, after)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
@@ -93,7 +93,7 @@ def _dynamic_conv2d(
     a: Any = node.attributes
     types, residual, shifted = element_types(network, node), len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
-    primitive, kernels = prepare(src, dst, types, epilogue=epilogue)
+    primitive, kernels = prepare(src, dst, types, epilogue)
     weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
     scaled = types.is_requantized

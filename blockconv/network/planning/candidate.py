@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
-from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import known_weights
 from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
@@ -95,7 +94,7 @@ class Pricing:
     layouts: those that are considered.
     price(taken, problem, node): the seconds of a kernel that takes the problem.
     reorder(tensor, src, dst): those of a reorder, or of a copy.
-    accuracy: the largest error that a kernel may have; see `selection.ACCURACY`.
+    accuracy: the largest error that a kernel may have; see `selection.ACCURACIES`.
     every: keep each kernel, not the cheapest for its layouts alone.
     references: take reference kernels too where there are others.
     machine: that costs are for.
@@ -106,7 +105,7 @@ class Pricing:
     layouts: tuple[Layout, ...]
     price: Callable[[Taken, Any, Node], float]
     reorder: Callable[[str, Layout, Layout], float]
-    accuracy: float = selection.ACCURACY
+    accuracy: float | None = None
     every: bool = False
     references: bool = False
     machine: Machine = field(default_factory=host)

@@ -124,7 +124,7 @@ def accepted(
     problem: Any,
     types: Types,
     layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]],
-    accuracy: float,
+    accuracy: float | None,
     references: bool = False,
 ) -> tuple[Taken, ...]:
     """Each row of the table that takes the problem, by its layouts; reference rows only if no other takes any.

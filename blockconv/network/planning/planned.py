@@ -83,7 +83,7 @@ class Options:
     planner: str
     measure: bool
     threads: int
-    accuracy: str
+    accuracy: str | float
     costs: Mapping[str, float] = field(default_factory=dict)
     chosen: Mapping[str, Any] | None = None  # of a plan that was saved: kernel, sources, destination of each node
     ends: Mapping[str, Layout] = field(default_factory=dict)
@@ -229,7 +229,7 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
             raise UnsupportedError(f"value {name!r} has shape {tensor.shape}: {rule}")
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)
-    accuracy = selection.STRICT if options.accuracy == "strict" else selection.ACCURACY
+    accuracy = selection.accuracy_of("compile", options.accuracy)
     reorder = _ReorderCosts(network, options.costs)
     price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
     every, predicts = every or options.measure, not options.costs

@@ -98,7 +98,7 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
 
 
 @functools.lru_cache(maxsize=1024)
-def _taken(row: Row, request: Request, accuracy: float) -> Taken | None:
+def _taken(row: Row, request: Request, accuracy: float | None) -> Taken | None:
     """The row for a request, which networks repeat; None if it does not take it."""
     found = selection.decide(row, request, accuracy)
     return None if isinstance(found, Reason) else taken(row, request, found)

@@ -213,7 +213,7 @@ def collected(
         "machine": _machine(),
         "layouts": options.asked,
         "planner": options.planner,
-        "accuracy": options.accuracy,
+        "accuracy": str(options.accuracy),
         "is_measured": options.measure,
         "threads": threads,
         "inputs": [tensor.name for tensor in network.inputs],

@@ -58,7 +58,11 @@ def _with_ops(row, change):
         primitive = row.make(request, **options)
         if isinstance(primitive, Reason):
             return primitive
-        return dataclasses.replace(primitive, make=lambda: [new for op in primitive.make() for new in change(op)])
+
+        def changed(*epilogue):
+            return [new for op in primitive.make(*epilogue) for new in change(op)]
+
+        return dataclasses.replace(primitive, make=changed)
 
     return dataclasses.replace(row, make=make)
 

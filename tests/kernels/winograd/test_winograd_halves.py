@@ -46,7 +46,7 @@ def check(p, src, dst, m, number, memory=None, threads=2):
     out = run(row, p, src, dst, given, options.get("act"), threads, memory)
     where = f"{src} > {dst} F({m}) {given.types}"
     found = elements(out, dst, p, where).astype(np.float64)
-    bound = 2 * row.error(p) * np.abs(given.sums).max() + 2.0 ** -DIGITS.get(given.dst, 24) * np.abs(given.wanted)
+    bound = 2 * row.error(p)[0] * np.abs(given.sums).max() + 2.0 ** -DIGITS.get(given.dst, 24) * np.abs(given.wanted)
     error = np.abs(found - given.wanted)
     assert (error <= bound + 2.0**-25).all(), f"{where}: {(error / bound).max():.2f}"
 
