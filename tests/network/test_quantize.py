@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -278,3 +279,21 @@ def test_resnet50() -> None:
     (wanted,) = made.evaluate(x).values()
     np.testing.assert_array_equal(plan(x), wanted)
     assert plan.arena_nbytes < 0.35 * bc.compile(net, threads=1).arena_nbytes
+
+
+def test_sizes_that_nodes_hold_are_those_of_the_image() -> None:
+    """SAME pads an even length by one pixel, an odd one by two, and the front end writes them into the node."""
+    onnx = pytest.importorskip("onnx")
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = onnx.numpy_helper.from_array(values((8, 3, 3, 3)), "w")
+    node = h.make_node("Conv", ["x", "w"], ["y"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3])
+    ends = [h.make_tensor_value_info("x", kind, [1, 3, "h", "w"])], [h.make_tensor_value_info("y", kind, None)]
+    model = h.make_model(h.make_graph([node], "same", *ends, [weight]), opset_imports=[h.make_opsetid("", 17)])
+    network = bc.load_onnx(model, input_shapes=(1, 3, 32, 32))
+    made = bc.quantize(network, [values((1, 3, 32, 32), seed) for seed in range(3)])
+    x = values((1, 3, 33, 31), 7)
+    wanted = bc.compile(network, threads=1)(x)
+    for one in (made, pickle.loads(pickle.dumps(made))):
+        found = bc.compile(one, threads=1)(x)
+        assert found.shape == wanted.shape == (1, 8, 17, 16)
+        assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()

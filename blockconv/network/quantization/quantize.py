@@ -15,6 +15,7 @@ from blockconv.core.types import INTEGERS, IntegerType, element
 from blockconv.network.graph import Network, Node, check_network
 from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
 from blockconv.network.passes.fuse import fuse
+from blockconv.network.passes.rewrite import Refit
 from blockconv.network.quantization.calibration import (
     METHODS,
     OP,
@@ -108,15 +109,36 @@ def quantize(
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
         calibration = measured(network, fed or (), method, percentile, None)
-    fused = fuse(network)
-    excluded, eight = _holders(fused, "float32", float32), _holders(fused, "int8", int8)
-    shared = quantizable(fused, excluded, kind)
-    values = _integers(shared, calibration, kind, _read_by(fused, eight))
-    how = WeightTarget(*flags, "int4" if weights == "int4" else "int8", eight)
-    made = fuse(rewritten(fused, values, excluded, how))
+    named = [tuple([names] if isinstance(names, str) else names) for names in (float32, int8)]
+    how = _Quantizing(calibration, kind, WeightTarget(*flags, "int4" if weights == "int4" else "int8"), *named)
+    fused, values, made = how.steps(network)
     report = _report(fused, made, values, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
-    return QuantizedNetwork(**kept, calibration=calibration, report=report)
+    # The floats are kept where other sizes need them.
+    remake = Refit(network, made, how) if network.has_own_sizes() else None
+    return QuantizedNetwork(**kept, remake=remake, calibration=calibration, report=report)
+
+
+@dataclass(frozen=True)
+class _Quantizing:
+    """How a float32 network becomes one of integers, at any sizes of its inputs. See `quantize`."""
+
+    calibration: Calibration
+    dtype: IntegerType
+    weights: WeightTarget
+    float32: tuple[str, ...]
+    int8: tuple[str, ...]
+
+    def __call__(self, network: Network) -> Network:
+        return self.steps(network)[-1]
+
+    def steps(self, network: Network) -> tuple[Network, dict[str, IntegerTarget], Network]:
+        """The network after fusion, what its values are to be, and the network of integers."""
+        fused = fuse(network)
+        excluded, eight = _holders(fused, "float32", self.float32), _holders(fused, "int8", self.int8)
+        shared = quantizable(fused, excluded, self.dtype)
+        values = _integers(shared, self.calibration, self.dtype, _read_by(fused, eight))
+        return fused, values, fuse(rewritten(fused, values, excluded, self.weights._replace(kept=eight)))
 
 
 def _checked_options(
@@ -142,7 +164,7 @@ def _checked_options(
 def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
     """The nodes that do what those of these names did before fusion."""
     found = set()
-    for name in [names] if isinstance(names, str) else names:
+    for name in names:
         holder = fused.holder(name)
         if holder is None:
             runs = ", ".join(node.name for node in fused.nodes)

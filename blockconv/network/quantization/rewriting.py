@@ -105,7 +105,7 @@ class WeightTarget(NamedTuple):
     per_channel: bool
     reduce_range: bool
     dtype: Literal["int8", "int4"]
-    kept: Collection[str]
+    kept: Collection[str] = ()
 
     def type_of(self, node: Node) -> ElementType:
         return element("int8" if node.name in self.kept else self.dtype)
