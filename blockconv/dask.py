@@ -55,6 +55,8 @@ def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
     >>> y.shape, float(y[0, 0, 75, 0].compute())
     ((1, 2, 150, 200), 18.0)
     """
+    if not isinstance(plan, Plan):
+        raise ArgumentError("map_plan", "plan", plan, "has to be a Plan", "give what blockconv.compile returned")
     dask, da = _checked("map_plan", array)
     from dask.highlevelgraph import HighLevelGraph
 

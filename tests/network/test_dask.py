@@ -145,6 +145,8 @@ def test_what_is_no_dask_array_is_refused(plan: bc.Plan) -> None:
     for bad in (x, da.from_array(x[0]), da.from_array(x.astype(np.float64))):
         with pytest.raises(bc.ArgumentError, match="map_plan"):
             blockconv.dask.map_plan(plan, bad)
+    with pytest.raises(bc.ArgumentError, match=r"map_plan: plan=.x.: has to be a Plan"):
+        blockconv.dask.map_plan("x", da.ones((1, 3, 8, 8)))
     with pytest.raises(bc.ArgumentError, match=r"blockconv\.dask\.conv2d"):
         blockconv.dask.conv2d(x, np.ones((2, 3, 3, 3), np.float32))
     with pytest.raises(bc.ArgumentError, match=r"blockconv\.dask"):
