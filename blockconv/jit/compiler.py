@@ -4,8 +4,8 @@ Numba types and lowers the body; `numba_private` says how, and `numba_public` ho
 whole kernel. Everything but the kernel's entry becomes internal to its module, one optimisation runs, and the remainder
 becomes machine code.
 
-Object code, fresh or from disk, is linked by LLVM's ORC (a library a kernel), with no trace of Numba,
-whose own engine becomes slower with each module that was ever added to it.
+LLVM's ORC links object code, fresh or from disk, into a library for each kernel. Numba's own engine has no part in it,
+because it becomes slower with each module that was ever added.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small JSON tables kept on disk between processes: measured costs, plans that were found.
 
-They are entries of the cache of compiled kernels, whose fingerprint is a hash of the kernels' sources, the CPU's
-features and the versions of Numba and LLVM, so that nothing found with other kernels or on another CPU is ever read.
+They are entries of the cache of compiled kernels. Its fingerprint is a hash of the kernels' sources, the CPU's features
+and the versions of Numba and LLVM. So nothing found with other kernels or on another CPU is ever read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compiled kernels on disk: where they are kept, which are believed, and for how long they are kept.
 
-Below a base directory lies one directory for each fingerprint, a hash of everything that the code in it depends on, so
-that an edit, another CPU or another version of Numba never reads what is not its own. An entry is one file: a digest
-of fingerprint, name and data, and the data. It is written under another name and renamed, so that processes need no
-locks, and an entry that is damaged, or lies where others could have written, is as good as none.
+A base directory has a directory for each fingerprint, a hash of everything that the code in it depends on. So an edit,
+another CPU or another version of Numba never reads what is not its own. An entry is one file: a digest of fingerprint,
+name and data, and the data. It is written under another name and renamed, so processes need no locks. An entry that is
+damaged, or that others could have written, is not read.
 
 Fingerprints that no process has used for `KEPT_DAYS` are removed by the first process that adds an entry; when one was
 last used is its directory's own time.

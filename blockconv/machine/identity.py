@@ -16,9 +16,9 @@ __all__ = ["describe", "microarchitecture", "slug"]
 def describe() -> dict[str, str]:
     """This machine's part of a record: `cpu`, its full name, and `isa`, the instruction set that kernels use.
 
-    A maker's name alone may say nothing ("AMD EPYC"), so the name has the microarchitecture as LLVM knows it, the
-    family and model where the system tells them, and the instruction set, which settings of Numba may have lowered:
-    "AMD EPYC (Zen 5, family 26 model 2, avx512)".
+    A maker's name alone may say nothing ("AMD EPYC"). So the name has the microarchitecture as LLVM knows it, the
+    family and model where the system tells them, and the instruction set: "AMD EPYC (Zen 5, family 26 model 2,
+    avx512)". Settings of Numba may have lowered the last.
     """
     facts = _facts()
     brand = facts.get("model name") or platform.processor() or platform.machine()

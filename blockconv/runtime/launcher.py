@@ -1,10 +1,9 @@
 """The launcher: a program (a list of kernels with their arguments and tasks) run in one native call.
 
-A program's ops run one after the other; the tasks of one op run on all threads. Each worker has
-a range of the op's tasks of its own, so that what it read and wrote in the last run, or wrote in
-the op before, is still in its own caches; it takes chunks of them from the range's counter, and
-then chunks of the others' ranges. It waits until every task of the op is done before it goes on,
-so a worker that never starts holds nobody up: the others take its chunks.
+A program's ops run one after the other. The tasks of one op run on all threads. Each worker has a range of the op's
+tasks of its own, so its caches still hold what it read and wrote in the last run or in the op before. It takes chunks
+of these by the range's counter, and then chunks of the others' ranges. It waits until every task of the op is done. A
+worker that never starts holds nobody up: the others take its chunks.
 
 A run needs an *instance* (argument blocks, counters), which is checked out for the call. So any number of threads may
 run one program at once.

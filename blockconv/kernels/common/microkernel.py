@@ -1,11 +1,13 @@
 """The outer-product microkernel of convolution, as LLVM vector IR.
 
-A tile is `rows` x `pixels` output pixels by `vectors` vectors of output channels, held in vector registers. Each step
-of the reduction (one tap of one block of channels) broadcasts, for each of its channels, one source scalar a pixel
-against the channel's weight vectors, which stream from memory in the order of use. Where the source lies is four
-numbers: bytes between pixels (a compile-time number, so that a pixel is an immediate offset), rows and channel blocks,
-and a table of tap offsets; so one microkernel serves every layout. It is the kernel of Georganas et al., SC'18
-("Anatomy of high-performance deep learning convolutions on SIMD architectures") with the addresses left open.
+A tile is `rows` x `pixels` output pixels by `vectors` vectors of output channels, held in vector registers. A step of
+the reduction is one tap of one block of channels. For each channel it multiplies one source scalar of each pixel by the
+channel's weight vectors, which stream from memory in the order of use.
+
+The source is addressed by four numbers, so one microkernel serves every layout: bytes between pixels, between rows and
+between channel blocks, and a table of tap offsets. The bytes between pixels are known when the kernel is compiled, so a
+pixel is an immediate offset. It is the kernel of Georganas et al., SC'18 ("Anatomy of high-performance deep learning
+convolutions on SIMD architectures") with the addresses left open.
 
 Where the destination lies, and what is done on the way there, is the epilogue's (`epilogue.py`).
 """

@@ -1,13 +1,13 @@
 """Convolution from any layout to any other: windows packed into scratch, tiles by the microkernel.
 
-A task is a block of output pixels (rows x columns of one image, of one group) and a range of output
-channel blocks. Its source window is packed once into the worker's scratch, zeros where the image
-ends, in the order [channel block][row][column][channels]: as it lies in the source, only closer
-together, so that borders, strides between pixels and cache conflicts are gone, and what is copied
-is never more than a window. A 1x1 problem, whose pixels lie evenly in every layout, is read in place.
-Then each tile of pixels runs the microkernel for each block of output channels, and, where reductions are long, for a
-block of their steps before the next, so that weights stay in the second-level cache. Tasks at the image's end are moved
-back to be whole, as are tiles at a task's end: they recompute a few pixels, to the same bits, and no tail code exists.
+A task is a block of output pixels (rows x columns of one image, of one group) and a range of output channel blocks. Its
+source window is packed once into the worker's scratch, in the order [channel block][row][column][channels], with zeros
+outside the image. That removes borders, strides between pixels and cache conflicts, and copies no more than a window. A
+1x1 problem is read in place, because its pixels lie evenly in every layout.
+
+Then each tile of pixels runs the microkernel for each block of output channels. A long reduction is done in blocks of
+steps, so that weights stay in the second-level cache. Tasks at the image's end are moved back to be whole, and so are
+tiles at a task's end. They compute a few pixels again, with the same bits, so there is no code for tails.
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
 destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the

@@ -1,9 +1,9 @@
 """The tile of a depthwise convolution of bytes of whole rows, whose columns are all known.
 
-As `codegen_rows.py` has it of floats. A tile's outputs are lanes one after another, a row after a row, so that narrow
-rows share a vector. A lane takes neighbouring taps of a row at once, a dot product, and what all lanes read at these is
-one shuffle of bytes of the source as they lie, with the padding put in where the shuffle leaves zeros, or from lanes of
-the source's vector that hold it. The elements read from a row serve every row of the window.
+It is what `codegen_rows.py` is for floats. A tile's outputs are lanes one after another, row after row, so that narrow
+rows share a vector. A lane reduces neighbouring taps of a row at once, by a dot product. One shuffle of the source's
+bytes gives what all lanes read at these taps. Padding comes from zeros of the shuffle, or from lanes of the source's
+vector that hold it. The elements read from a row serve every row of the window.
 """
 
 from __future__ import annotations

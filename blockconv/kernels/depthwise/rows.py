@@ -1,10 +1,13 @@
 """Depthwise convolution, where each output channel reads one channel of the source, native in every layout.
 
-Which memory is contiguous decides what vectors run over. Over the channels of a pixel where a source's block holds a
-vector of them, or no whole number of blocks makes one (NHWC, NCHW16, NCHW24), to any destination: as in the direct
-kernel a layout is only addressing. Else over the pixels of a row, each with the block's few channels (NCHW, NCHW4,
-CHWN4, where the batch lies between pixel and pixel), or over a pixel's images (HWCN), to a destination where the same
-elements lie together. Every source is read in place, borders too.
+Which memory is contiguous decides what vectors run over:
+
+- The channels of a pixel, where a source's block holds a vector of them, or no whole number of blocks makes one (NHWC,
+  NCHW16, NCHW24). The destination is any: as in the direct kernel, a layout is only addressing.
+- Otherwise the pixels of a row, each with the block's few channels (NCHW, NCHW4, and CHWN4 with its images between
+  pixels), or a pixel's images (HWCN). In the destination the same elements lie together.
+
+Every source is read in place, borders too.
 
 A table, made when the problem is bound, has an `Entry` for each vector of destination channels: where it reads and
 writes. So no kernel knows of blocks or of the channel multiplier: output channels g*m .. g*m+m-1 read channel g.

@@ -1,12 +1,13 @@
 """Resampling of H and W, nearest, linear or cubic, in any layout with at most one block of channels.
 
-A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w, so a row of
+A storage is [planes][rows][planes between][columns][inner], with h and w exchanged where h is inside w. So a row of
 results is made of one or two rows of the source.
+
 Linear blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result. Columns of
-pixels that are less than a vector take longer than rows: where rows of the source serve several rows of results, their
-columns are blended first, into lines of the scratch that are kept. (But where images go to memory, and pixels are not
-very small, that takes up to twice as long: whole rows are written at once, and the memory rests while columns are
-blended.)
+pixels that are less than a vector take longer than rows. Where rows of the source serve several rows of results, their
+columns are blended first, into lines of the scratch that are kept. That is not done for images in memory whose pixels
+are not very small. There it takes up to twice as long: memory rests while columns are blended.
+
 Of pixels larger than code is built for, two at a time are blended from two rows, and then with each other: a row of
 many images' pixels leaves the first-level cache, and a pixel does not. Pixels that are less than half a vector are read
 as two vectors of the source whose lanes are permuted, where a vector of results lies so near in the source: it does

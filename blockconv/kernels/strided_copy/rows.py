@@ -1,11 +1,10 @@
 """Strided copies between arrays: concat, slice, gather, pad and channel shuffle, from any layout to any other.
 
-So is a reorder between layouts whose blocks of channels do not nest (24 and 16, say). One idea serves all. N, H and W
-are three loops with a stride on either side (a step of the source is part of its stride), with a border before and
-after that is filled. The channels are a list of *extents* that are contiguous on both sides, cut where a block of
-either layout ends, so that an offset that is no multiple of a block, a permutation or a step costs no case of its own.
-An extent is copied for a row of pixels at a time; where it is contiguous with that of the next pixel on both sides, as
-one.
+A reorder between layouts whose blocks of channels do not nest (24 and 16, say) is one too. N, H and W are three loops
+with a stride on either side. A step of the source is part of its stride, and borders before and after are filled. The
+channels are a list of *extents*, contiguous on both sides and cut where a block of either layout ends. So an offset
+that is no multiple of a block, a permutation and a step are no cases of their own. An extent is copied for a row of
+pixels at a time; where it is contiguous with that of the next pixel on both sides, as one.
 
 Buffers: the source(s), the destination. Options of the primitive, for integers of 8 bits, of all but the reorder:
 quantizations, what those of the source(s) and of the destination stand for. Where they are not the same, elements are

@@ -1,13 +1,16 @@
 """Winograd convolution, F(2x2), F(4x4) and F(6x6) of 3x3: fewer multiplications than the definition has.
 
-A task is a block of tiles (of m x m output pixels) of a set of groups, and a range of output channels. It transforms
-the tiles' sources into the worker's scratch, [position][channel block][tile][channels]; multiplies them, position by
-position and group by group, with the transformed weights, [output channel block][position][input channel][channels],
-by the microkernel of every dense convolution, to which it is one of 1x1; and transforms the products into pixels, with
-bias, residual and activation on the way to the destination. Blocks are such that all this stays in the second-level
-cache (see `blockconv.kernels.winograd.blocking`). Groups that end within a vector are transformed together: sets of
-two with 24 or 40 channels. What a group's last vector of products has too much, the next group's overwrite. Groups of
-4, 8 and 16 channels have so few weights that they stay in registers while all tiles of a block are multiplied.
+A task is a block of tiles (of m x m output pixels) of a set of groups, and a range of output channels. It has three
+steps:
+
+- It transforms the tiles' sources into the worker's scratch, [position][channel block][tile][channels].
+- It multiplies them with the transformed weights, [output channel block][position][input channel][channels], for each
+  position and group. To the microkernel, that of all dense convolutions, this is a 1x1 convolution.
+- It transforms the products into pixels, and adds bias, residual and activation on the way to the destination.
+
+All this stays in the second-level cache (see `blockconv.kernels.winograd.blocking`). Groups that end within a vector
+are transformed together: sets of two with 24 or 40 channels. What a group's last vector of products has too much, the
+next group's overwrite. Weights of groups of 4, 8 and 16 channels stay in registers for all tiles of a block.
 
 Where a channel's images lie together (CHWN), vectors are of images and not of channels: a tile is that of a vector of
 them, and products are those of the microkernel that broadcasts weights, which are packed as ever. The last vector of

@@ -334,9 +334,9 @@ def _choice(saved: Any) -> tuple[Any, tuple[Layout, ...], Layout] | None:
 def _weight_rate(network: Network) -> float:
     """Bytes of weights that a core reads in a second, where each run of the network takes them from memory.
 
-    All weights together do not stay in the last cache then. Two cores are taken to read at once: a choice is for any
-    number of threads, and 38 MB of F(4x4) for 512 channels of 7x7 take as long as 17 MB of F(2x2) on one core of a
-    Zen 4, and 1.7 times as long on two.
+    All weights together do not stay in the last cache then. Two cores are taken to read at once, because a choice is
+    for any number of threads. For 512 channels of 7x7 on one core of a Zen 4, 38 MB of F(4x4) take as long as 17 MB of
+    F(2x2); on two cores they take 1.7 times as long.
     """
     known = host().profile
     nbytes = sum(array.nbytes for array in network.constants.values())
