@@ -7,7 +7,7 @@ once for all.
 
 Rows outside the gradient are read as a row of zeros, columns outside it by masks, which inner columns do not need.
 
-Buffers: those of the forward op. Of activations it has those that bound.
+Buffers: those of the forward op.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv import jit
+from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, word
 from blockconv.jit.ir import const, emitted, fill_memory, shuffle
-from blockconv.kernels.common.activation import parameters_at
+from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.vectors import Vectors
@@ -48,7 +49,7 @@ class DataSpec(NamedTuple):
     top, left: the padding, modulo the stride.
     lanes: of a vector, `unit` channels of so many pixels.
     holds: whether all weights stay in registers.
-    clips: whether results are bounded.
+    activation: the `ActivationKind` of results.
     """
 
     src: int
@@ -65,7 +66,7 @@ class DataSpec(NamedTuple):
     lanes: int
     unit: int
     holds: int
-    clips: int
+    activation: int
 
     @property
     def pixels(self) -> int:
@@ -146,7 +147,7 @@ class _Code:
         self.stored = Floats(builder, ElementType.of(spec.dst), spec.lanes)
         self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
         self.bias = self.repeated(x.bia)
-        self.bounds = [self.sums.splat(k) for k in parameters_at(self.sums, x.activation)] if spec.clips else []
+        self.parameters = list(parameters_at(self.sums, x.activation)) if spec.activation else []
         self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
 
     def repeated(self, address: Any) -> Any:
@@ -204,14 +205,20 @@ class _Code:
                     tap = h * spec.kw + w
                     weight = self.held[tap] if self.held else self.weight(tap)
                     found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
-            if self.bounds:
-                found = [self.sums.clip(value, *self.bounds) for value in found]
+            found = list(map(self.activated, found))
             ih = b.add(b.mul(number, const(spec.sh)), const(rest))
             with b.if_then(b.icmp_signed("<", ih, x.ih)):
                 dst = b.add(
                     b.add(x.dst, b.mul(ih, x.dst_row)), b.mul(col, const(spec.sw * spec.unit * self.stored.itemsize))
                 )
                 self.store(self.interleaved(found), dst, col, has_border)
+
+    def activated(self, value: Any) -> Any:
+        v, kind = self.sums, self.spec.activation
+        if kind == ActivationKind.CLIP:
+            return v.clip(value, *map(v.splat, self.parameters))
+        number = ActivationArguments.load(self.b, self.x.activation).number
+        return activate(v, value, number, self.parameters) if kind else value
 
     def interleaved(self, vectors: list[Any]) -> list[Any]:
         """The pixels of vectors of each remainder, in their order."""

@@ -218,7 +218,7 @@ ROWS = (
 # ---------------------------------------------------------------- gradients of inputs
 
 
-def _data_why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | None:
+def _data_why_not(request: Request, unit: int) -> Reason | None:
     p, isa = request.problem, request.machine.isa
     if not p.is_depthwise or p.oc != p.ic:
         return "needs groups of one input channel and one output channel"
@@ -230,18 +230,16 @@ def _data_why_not(request: Request, unit: int, epilogue: Epilogue) -> Reason | N
         return f"needs a multiple of {unit} channels, not {p.ic}"
     if isa.name != "avx512" and not (isa.name == "avx2" and request.types.src.itemsize >= 4):
         return "needs loads and stores with masks"
-    if epilogue.residual or epilogue.activation == ActivationKind.OTHER:
-        return "adds no residual, and applies no activation but bounds"
     return None
 
 
-def _data_spec(request: Request, unit: int, clips: int) -> DataSpec:
+def _data_spec(request: Request, unit: int) -> DataSpec:
     p, m = request.problem, request.machine
     lanes = m.lanes(request.types.acc.itemsize)
     while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // p.sw) * unit):
         lanes //= 2
     codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.sw, p.dh, p.dw)
-    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % p.sw, lanes, unit, holds=0, clips=clips)
+    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % p.sw, lanes, unit, holds=0, activation=ActivationKind.NONE)
     needed = p.kh * p.kw + spec.loads + p.sw + DATA_SPARE
     return spec._replace(holds=int(needed <= m.isa.registers))
 
@@ -249,13 +247,13 @@ def _data_spec(request: Request, unit: int, clips: int) -> DataSpec:
 _NO_EPILOGUE = Epilogue()
 
 
-def _data(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Reason:
+def _data(request: Request) -> Primitive | Reason:
     p, types, m = request.problem, request.types, request.machine
     unit = _unit(request, types.dst)
-    reason = _data_why_not(request, unit, epilogue)
+    reason = _data_why_not(request, unit)
     if reason:
         return reason
-    spec, planes = _data_spec(request, unit, epilogue.activation), p.n * (p.ic // unit)
+    spec, planes = _data_spec(request, unit), p.n * (p.ic // unit)
     weights = WeightForm(
         Layout(f"Abcde{unit}a" if unit > 1 else "abcde"), 1, dot=WIDENED if types.src.is_half else MULTIPLY_ADD
     )
@@ -269,7 +267,9 @@ def _data(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Re
         sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
         return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
 
-    def ops() -> list[Op]:
+    def ops(epilogue: Epilogue = _NO_EPILOGUE) -> list[Op]:
+        """No gradient has a residual."""
+        kernel = depthwise_data_of_pixels(*spec._replace(activation=epilogue.activation))
         args = DepthwiseDataArguments(
             src=operands.SRC,
             wei=operands.WEI,
@@ -282,7 +282,7 @@ def _data(request: Request, epilogue: Epilogue = _NO_EPILOGUE) -> Primitive | Re
             **ConvSizes.of(p),
         )
         chunk = max(1, planes // (16 * request.threads))
-        return [Op(depthwise_data_of_pixels(*spec), args, planes, chunk, spec.zeros)]
+        return [Op(kernel, args, planes, chunk, spec.zeros)]
 
     return Primitive(seconds, ops, weights=form)
 
