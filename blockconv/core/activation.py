@@ -165,7 +165,7 @@ def _gelu_tanh(v: Any, x: Any) -> Any:
 
 
 def _exp(v: Any, x: Any) -> Any:
-    """float32 as a square: the range of `v.exp` ends before that of float32 at either end."""
+    """In float32, the square of exp(x / 2): the range of `v.exp` is narrower than float32's at both ends."""
     if v.itemsize == 8:
         return v.exp(x)
     root = v.exp(v.mul(x, v.c(0.5)))
@@ -233,8 +233,9 @@ class Definition:
     formula: what it computes.
     reference(x, *parameters): the same in NumPy.
     parameters: at most two, by name, with their defaults.
-    code(vectors, x, *parameters): the same over a vector, of parameters that are scalars of LLVM; None for a clip,
-        whose parameters are its bounds; `bounds` are those of a clip that takes no parameters.
+    code(vectors, x, *parameters): the same over a vector; parameters are LLVM scalars. None for a clip, whose
+        parameters are its bounds.
+    bounds: the bounds of a clip that takes no parameters.
     onnx: the op of ONNX that it is, and that op's attributes, in the order of the parameters, with their defaults.
     """
 

@@ -23,7 +23,7 @@ _AXIS_LETTERS = "iokspd"
 
 
 class _Axis(NamedTuple):
-    """What a descriptor says of one axis; dilation is PyTorch's."""
+    """A descriptor's values for one axis; dilation is counted as in PyTorch."""
 
     i: int
     k: int
@@ -126,7 +126,7 @@ def write_descriptor(problem: Any, leading: dict[str, tuple[int, int]], **channe
 
 
 def _axis_tokens(problem: Any, x: str) -> dict[str, int]:
-    """What has to be said of one axis: a size of output only if equal ends would give another."""
+    """The tokens that one axis needs; the output size only if equal padding at both ends would give another."""
     size, kernel, stride, begin, _, dilation = (getattr(problem, name) for name in axis_fields(x))
     tokens = {"i": size, "k": kernel}
     if stride != 1:

@@ -476,8 +476,8 @@ class ResizeProblem:
         """For each output along the axis: the indices of the source elements whose sum it is, and their weights.
 
         Both have the shape (outputs, taps), with 1 tap in mode "nearest", and 2 or more otherwise. Where an output has
-        fewer taps than others, several at the end are the same element and share its weight: no weight of 0 is added,
-        which would make a NaN of an infinity.
+        fewer taps than others, its last entries are the same element and share its weight. A weight of 0 would turn an
+        infinity into NaN.
         """
         size, out = getattr(self, f"i{axis}"), getattr(self, f"o{axis}")
         x, whole = self._coordinates(axis)
@@ -673,7 +673,7 @@ class RecurrentProblem:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Gates that read the hidden values, and gates that read those that were reset."""
+        """The number of gates that read the hidden values, and of gates that read the reset ones."""
         return (2, 1) if self.kind == "gru" else (self.gates, 0)
 
     @property

@@ -11,10 +11,10 @@ __all__ = ["garbage_at_the_end"]
 
 @contextlib.contextmanager
 def garbage_at_the_end() -> Iterator[None]:
-    """What is made inside, objects by the ten thousand, is young at the end, and collected without the rest.
+    """Collect no garbage inside. At the end, collect the objects made inside, tens of thousands, but no older ones.
 
-    Else Python's collector promotes it, and visits all objects of the process again and again: a fifth of the time that
-    a kernel takes to compile in a process of 200,000 objects, and more in larger ones.
+    Otherwise Python's collector promotes them, and visits all objects of the process again and again. In a process of
+    200,000 objects this takes a fifth of a kernel's compile time, and more in larger ones.
     """
     if not gc.isenabled():
         yield

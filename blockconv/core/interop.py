@@ -130,8 +130,8 @@ def gradients_from(load: Callable[[], Any]) -> None:
 
 
 def traced(*tensors: Any) -> bool:
-    """Whether a call with these tensors has to be an op of PyTorch's: torch.compile, torch.export, a transform or a
-    trace follows it, or they have no values. Needs torch in the process.
+    """Whether a call with these tensors has to be an op of PyTorch's. It has to if torch.compile, torch.export, a
+    transform or a trace follows it, or if the tensors have no values. Needs torch in the process.
 
     PyTorch's own `is_compiling` is one flag for all threads. It is true in calls that run beside a compiling thread.
     """
@@ -236,7 +236,7 @@ def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
         )
         raise ArgumentError(op, argument, x, rule, remedy)
     try:
-        if x.dtype is torch.bfloat16:  # of which NumPy knows the bits
+        if x.dtype is torch.bfloat16:  # NumPy can read its bits
             bits: Array = (x.detach() if x.requires_grad else x).view(torch.int16).numpy()
             return bits.view(_BFLOAT16.dtype)
         array: Array = x.numpy()

@@ -227,7 +227,7 @@ def _padded(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def part_of(layout: Layout, whole: tuple[int, ...], steps: tuple[int, ...] = ()) -> Layout:
-    """The layout of a part of an array: its elements lie as they do there. (It has no name that is read.)
+    """The layout of a part of an array: its elements keep their addresses. (It has no name that is read.)
 
     whole: the array's size along each dimension; 0 where the part has all of it. steps: elements of the array from one
     of the part to the next along each dimension. Default: 1.

@@ -10,10 +10,10 @@ from blockconv.core.layout import Layout, read_layout
 
 __all__ = ["ConvolutionMode", "convolution_mode", "weights_for"]
 
-# Weights by library and activation: dense over (O, I, H, W), grouped and depthwise over (G, O, I, H, W), but
-# MACE's depthwise over (M, I, H, W). A key may be a mode: NCHW44 is NCHW4 with other weights. Those of
-# oneDNN's NCHW serve a first layer of few channels that writes NCHW16; those of its NHWC are int8. MegEngine
-# pads the channels of each group by themselves.
+# Weights by library and activation. Dense weights are over (O, I, H, W), grouped and depthwise over
+# (G, O, I, H, W), MACE's depthwise over (M, I, H, W). A key may be a mode: NCHW44 is NCHW4 with other weights.
+# oneDNN's weights for NCHW serve a first layer of few channels that writes NCHW16; its weights for NHWC are int8.
+# MegEngine pads the channels of each group by themselves.
 _WEIGHTS: dict[str, dict[str, tuple[str, str, str]]] = {
     "megengine": {
         "NCHW": ("oihw", "goihw", "C11HW"),

@@ -262,7 +262,7 @@ class Pool2dProblem(_Pooled):
     name: str = field(default="", compare=False)
     oh: int = field(init=False)
     ow: int = field(init=False)
-    # What ph_r, pw_r and ceil_mode change beside the output size: see `_counted_ends`.
+    # The effect of ph_r, pw_r and ceil_mode besides the output size: see `_counted_ends`.
     _ends: tuple[int, int] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

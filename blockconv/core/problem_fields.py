@@ -31,7 +31,7 @@ def set_field(problem: object, name: str, value: object) -> None:
 
 
 def check_windows(problem: Any, op: str, channels: tuple[str, ...]) -> None:
-    """Make what is said of images, of `channels` and of windows whole numbers; raise for those that cannot be."""
+    """Make the sizes of images, `channels` and windows whole numbers; raise for a size that cannot be one."""
     for x in "hw":
         if getattr(problem, f"p{x}_r") is None:
             set_field(problem, f"p{x}_r", getattr(problem, f"p{x}"))

@@ -58,7 +58,7 @@ class MatMulProblem:
 class AttentionProblem:
     """softmax(scale * (a @ b) + mask) @ c with NumPy's broadcasting of the axes before the last two.
 
-    mask: the shape of an array that broadcasts to that of a @ b, with as many columns; None: there is none.
+    mask: a shape that broadcasts to the shape of a @ b, with as many columns; None: no mask.
     causal: row i attends to columns 0 to i alone.
     zero_rows: a row without any column, whose mask is minus infinity throughout, gives zeros and not NaN.
     orders: of a, b, c and the result, as in `MatMulProblem`.

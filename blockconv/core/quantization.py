@@ -232,13 +232,13 @@ class Requantization:
         return (0, 0) if given is None else (bounds[0] - given.zero_point, bounds[1] - given.zero_point)
 
 
-# Sums times scales of at most these, plus a residual of bytes times one of at most that, are below 2^31, whatever the
-# sums: they become integers of 32 bits without being bounded first.
+# With scales of at most these, a scaled int32 sum plus a scaled residual of bytes is below 2^31, whatever the sum. So
+# the result becomes a 32-bit integer without being clipped first.
 _MOST_OF_SUMS, _MOST_OF_BYTES = 0.5, 2.0**20
 
 
 def are_small(given: Quantizations) -> bool:
-    """Whether scales over that of the destination are so small that what they multiply fits 32 bits: nearly always."""
+    """Whether scales, divided by the destination's, are so small that scaled values fit 32 bits: nearly always."""
     src, wei, dst, residual = (float(each.scale.max()) for each in given[:4])
     if given.sum is not None:
         return max(float(given.sum.scale), residual) <= _MOST_OF_BYTES * dst

@@ -53,7 +53,7 @@ class Isa:
     bf16: one adds two products of bfloat16 to each lane of a float32 vector (AVX512-BF16).
     f16: instructions convert vectors of float16 (F16C, or part of the instruction set).
     ssse3: one adds two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are).
-    amx: a unit multiplies matrices of 8-bit integers, or of bfloat16, that lie in registers of their own (Intel's AMX).
+    amx: a unit multiplies matrices of 8-bit integers, or of bfloat16, in registers of its own (Intel's AMX).
     vbmi: one permutes the bytes of a vector across its whole width (AVX512-VBMI).
     """
 
@@ -144,7 +144,7 @@ def isa() -> Isa:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
     if not X86:
         return Isa("neon", 16, 32, True, f16=platform.machine().lower() in ("aarch64", "arm64"))
-    ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each of which has those before it
+    ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each implies the ones before it
     return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3=ssse3)
 
 
@@ -218,7 +218,7 @@ def omp_num_threads() -> int | None:
     """The value of OMP_NUM_THREADS; None where it is not set, or no number.
 
     Launchers of many processes (torchrun, Dask's nanny) set it to 1 for their workers. OpenMP reads a list, "4,2", as
-    the numbers of nested regions, of which the first is the outermost.
+    the numbers of nested regions, outermost first.
     """
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None

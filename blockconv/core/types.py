@@ -58,12 +58,12 @@ class ElementType:
     itemsize: bytes.
     narrow: of int8 weights, whether the products of two neighbours with any uint8 are sure to add up to an int16
         (`dispatch.quantizing.is_narrow`).
-    light: int8 weights with bounded sums. In each output channel, weights of one sign add up to less than `LIGHT`, so
+    light: int8 weights with bounded sums. In each output channel, weights of one sign add up to less than `LIGHT`. So
         products with any 8-bit source add up to less than 256 times that (`dispatch.quantizing.is_light`).
     finite: of weights, whether each is known to be neither NaN nor infinite, so that its product with a zero of padding
         is zero.
-    is_packed: two integers of 4 bits share a byte in arrays, the one of lower index in its lower bits; itemsize is that
-        of one by itself.
+    is_packed: two 4-bit integers share a byte in arrays, the one of lower index in its lower bits; itemsize is for one
+        integer alone.
     """
 
     name: str
@@ -237,14 +237,14 @@ def _name_of(types: Types) -> str:
     return types.src.name if types.is_uniform else "/".join(map(str, types))
 
 
-# What convolutions of 8-bit sources are computed with.
+# The types of convolutions of 8-bit sources.
 INT8 = frozenset(
     Types.quantized(src, dst, narrow)
     for src in BYTES
     for dst in (*BYTES, "int32", "float32")
     for narrow in (False, True)
 )
-# Those that read packed integers of 4 bits, or write them.
+# The types of convolutions that read or write packed 4-bit integers.
 INT4 = frozenset(
     Types.quantized(src, dst, narrow)
     for src in (*BYTES, *NIBBLES)
@@ -252,5 +252,5 @@ INT4 = frozenset(
     for narrow in (False, True)
     if src in NIBBLES or dst in NIBBLES
 )
-# What convolutions of floats of 16 bits are computed with.
+# The types of convolutions of 16-bit floats.
 HALVES = frozenset(Types.converted(src, dst) for src in ("bfloat16", "float16") for dst in (src, "float32"))
