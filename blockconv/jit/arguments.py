@@ -20,9 +20,9 @@ in their order. Python fills a block by keyword, and a kernel reads it by name:
 A field may be a block itself (`group`), or several blocks of one kind (`table`). A class that inherits from another
 begins with the words of that one. `Window.load` loads all words at once, for code that is written as LLVM IR.
 
-To LLVM a view is the address, an int64; to read or write a word through it compiles to what `load_i64` and `store_i64`
-with the word's index compile to. Views are passed to functions, and returned, as any value is; those of one class
-may meet where branches do. ``view[k]`` is the k-th block of an array of blocks that begins where the view does.
+In LLVM a view is the address, an int64. A read or write of a word through it compiles to the same code as `load_i64` or
+`store_i64` with the word's index. Functions take and return views like any value, and branches may give different
+views of one class. ``view[k]`` is the k-th block of an array of blocks that begins where the view does.
 
 Words are int64s: an address, a count, 0 or 1; a float is passed as its bits.
 """
@@ -90,7 +90,7 @@ class Word:
         return (value,)  # a `Buffer`, or a value of LLVM
 
     def lines(self, first: int, prefix: str) -> Iterator[tuple[int, str, str, str]]:
-        """Of each word: its index, its name, its unit and its meaning, in a block that begins with word `first`."""
+        """The index, name, unit and meaning of each word, in a block that begins with word `first`."""
         yield first + self.first, prefix + self.name, self.unit, self.meaning
 
 
@@ -195,13 +195,13 @@ _RESERVED = frozenset({"address", "describe", "fields", "is_open", "load", "nbyt
 class Arguments(tuple[Any, ...], metaclass=_Block):
     """A block of words; a class that inherits from it declares which (see this module).
 
-    Of keywords, in Python: the words of a block in order, as a tuple whose words have names too. Of an address, in a
-    kernel: a view of the block there; ``view.address`` is the address again.
+    Python calls it with keywords, and gets a tuple of the block's words in order, which have names too. A kernel calls
+    it with an address, and gets a view of the block there; ``view.address`` is the address again.
 
     nbytes: a block's size, in kernels too (and without a table of any length).
     fields: the fields by name.
 
-    Raises TypeError for a name that is missing or unknown, and for what is no integer.
+    Raises TypeError for a name that is missing or unknown, and for a value that is no integer.
     """
 
     address: int  # of a view, in kernels
@@ -211,7 +211,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
 
     @classmethod
     def _lay_out(cls, own: dict[str, Word]) -> None:
-        """Give the fields that the class itself declares their words, after those that it inherits."""
+        """Assign words to the fields that the class itself declares, after the inherited ones."""
         for name, field in own.items():
             if name in cls.fields:
                 raise TypeError(f"{cls.__name__}: word {name!r} is declared by the class that it inherits from")

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels on disk: where it lies, and the fingerprint of all that compiled code depends on."""
+"""The cache of compiled kernels on disk: its directory, and the fingerprint of all that compiled code depends on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _imported(text: str) -> Iterator[Path]:
     """The files of blockconv that a module's text imports from."""
     for package, several, one, plain in _IMPORT.findall(text):
         names = re.findall(r"\w+", several or one.partition("#")[0])
-        # What is imported from a package is a module of it, or a name that the package's own file has.
+        # A name imported from a package is a module in it, or a name that the package's own file defines.
         found = [_module(f"{package}.{name}") or _module(package) for name in names] if package else [_module(plain)]
         yield from (path for path in found if path is not None)
 

@@ -1,8 +1,8 @@
 """Compiling many kernels in several processes at once, as Numba compiles one at a time in a process.
 
 A child is an isolated Python (`-I`): it imports neither from the current directory nor from where the environment says,
-but from where this process does. It loads blockconv itself from this process's own files. What it compiles it hands
-over by the disk cache.
+but from where this process does. It loads blockconv itself from this process's own files. It hands compiled kernels
+over through the disk cache.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ for module, family, params in job["kernels"]:
 def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = lambda: None) -> None:
     """Compile kernels in as many processes as there are processors; they meet in the disk cache.
 
-    A child that fails costs nothing but time, and a SlowPathWarning with what it said: what is still missing is
-    compiled by this process, when it is asked for. tell: called every `WAIT` seconds while it waits for children.
+    A child that fails costs time and a SlowPathWarning with its last lines. This process then compiles each missing
+    kernel at its first use. tell: called every `WAIT` seconds while this process waits for children.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
     if count < 2 or not sys.executable or config.DISABLE_JIT or not jit.disk_cache().usable():
@@ -105,8 +105,8 @@ def _job(kernels: Sequence[jit.Wanted]) -> dict[str, object]:
 def _import_path(library: Path) -> list[str]:
     """This process's `sys.path` without the current directory and what is relative to it.
 
-    The directory that holds the package comes last. It may be the current one (a clone, or `pip install --target .`);
-    then what an installed package, or Python, has of a name still goes before what lies there.
+    The directory that holds the package comes last. It may be the current one (a clone, or `pip install --target .`).
+    Modules of Python and of installed packages then still take precedence over modules there.
     """
     try:
         current = os.path.realpath(os.getcwd())

@@ -110,9 +110,10 @@ class Code:
 
 @functools.cache
 def _machine() -> Any:
-    """What LLVM makes code for: all that Numba targets but SSE4A, by which it shuffles bytes if some are undefined.
+    """The machine that LLVM makes code for: Numba's target without SSE4A.
 
-    Its instructions leave the upper halves of vectors as they are. Beside AVX, a Zen 3 takes some 50 ns for each.
+    LLVM uses SSE4A to shuffle bytes if some are undefined. Its instructions leave the upper halves of vectors as they
+    are. Mixed with AVX, each takes some 50 ns on Zen 3.
     """
     features = target.feature_text()
     return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(

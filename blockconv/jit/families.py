@@ -1,12 +1,12 @@
 """Kernel families: a builder of Python bodies, and the compiled kernels of its specialisations.
 
 A *kernel family* is a function of plain integers that returns the Python body of one
-specialisation; ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
+specialisation. ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
 integers. A kernel is a C function ``void (int64, int64, int64, int64)``, known by its address.
 
-Compiled code is kept by `kernel_cache` and not by Numba's own cache, for three reasons: Numba's
-index files race between processes (numba#8085), its keys do not see edits in a helper module,
-and reading one entry costs the set-up of the whole type system (0.1 s).
+`kernel_cache` keeps compiled code, not Numba's own cache. Numba's index files race between
+processes (numba#8085), and its keys do not see edits in a helper module. Reading one entry
+costs the set-up of the whole type system (0.1 s).
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
 
 @contextlib.contextmanager
 def collecting() -> Iterator[dict[Wanted, None]]:
-    """Kernels that this thread asks for inside, and the disk cache does not have, are listed and not compiled.
+    """List, and do not compile, the kernels that this thread requests inside and the disk cache lacks.
 
-    What is returned for them has no code: it must not be run, or kept.
+    The kernels returned for them have no code: they must not be run, or kept.
     """
     wanted: dict[Wanted, None] = {}
     with _listing(wanted):
@@ -175,7 +175,7 @@ def _where() -> str:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """One compilation. Outside `telling`, those that follow each other without a `PAUSE` are one work."""
+    """One compilation. Outside `telling`, a series of compilations without a `PAUSE` is reported as one work."""
     global _unasked, _count, _ended
     tell = getattr(_collected, "tell", None)
     if tell is not None:

@@ -40,13 +40,13 @@ def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 
 def opaque(builder: Any, value: Any) -> Any:
-    """The same i64, or vector, of which the optimiser knows nothing.
+    """The same i64 or vector, as a value that the optimiser knows nothing about.
 
-    Multiples of a stride that is loop-invariant are hoisted out of the loop, and where they are many, spilled: a load
-    for each load. Of an opaque stride they are sums, made where they are used.
+    LLVM hoists multiples of a loop-invariant stride out of the loop, and spills them if they are many: a load for each
+    load. Multiples of an opaque stride stay sums, computed where they are used.
 
     A shuffle that reads only some 16 bytes of a bitwise operation's result sends LLVM's instruction selection into an
-    endless loop: LLVM 22, with AVX-512 and the tuning for Intel. Of an opaque vector it does not.
+    endless loop: LLVM 22, with AVX-512 and the tuning for Intel. With an opaque vector there is no such loop.
     """
     register = "r" if value.type == I64 else "v" if X86 else None
     if register is None:
@@ -61,9 +61,9 @@ def opaque(builder: Any, value: Any) -> Any:
 def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
     """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it.
 
-    The arguments are int64s, floats, or NamedTuples of them, whose fields then are LLVM values. What is known when a
-    kernel is built (a tile's shape, an element type) is no argument: it is closed over; or it is an integer in the call
-    itself, of a parameter named ``*_lit``. What `emit` returns, if it does, is of the type `result` (see `giving`).
+    The arguments are int64s, floats, or NamedTuples of them, whose fields then are LLVM values. A value known when a
+    kernel is built (a tile's shape, an element type) is no argument: `emit` closes over it. Or the call gives it as a
+    literal integer, for a parameter named ``*_lit``. A value that `emit` returns has the type `result` (see `giving`).
     """
     names = list(inspect.signature(emit).parameters)[1:]
     literal = [name.endswith("_lit") for name in names]
@@ -87,7 +87,7 @@ def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
 
 
 def giving(result: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`emitted`, of what returns a value of this type of Numba's."""
+    """`emitted`, for code that returns a value of this type of Numba's."""
     return functools.partial(emitted, result=result)
 
 
@@ -268,7 +268,7 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
     """The rows x columns matrix that `vectors` hold in row-major order, transposed, held in the same way.
 
     width: lanes of each of its elements. A perfect shuffle (zip the first half with the second) rotates the bits of an
-    element's position by one to the left, so log2(rows) zips transpose, as do log2(columns) unzips.
+    element's position by one to the left. So log2(rows) zips transpose, as do log2(columns) unzips.
     """
     half, elements = len(vectors) // 2, vectors[0].type.count // width
 
@@ -312,7 +312,7 @@ def move(builder: Any, dst: Any, src: Any, bytes_lit: int, stream_lit: int) -> N
 
 @emitted
 def store_repeated(builder: Any, dst: Any, value: Any, bytes_lit: int) -> None:
-    """Write `bytes_lit` bytes, of which each four are the low ones of `value`."""
+    """Write `bytes_lit` bytes: the low four bytes of `value`, repeated."""
     store_vector(builder, splat(builder, builder.trunc(value, I32), bytes_lit // 4), dst)
 
 

@@ -5,8 +5,8 @@ another CPU or another version of Numba never reads what is not its own. An entr
 name and data, and the data. It is written under another name and renamed, so processes need no locks. An entry that is
 damaged, or that others could have written, is not read.
 
-Fingerprints that no process has used for `KEPT_DAYS` are removed by the first process that adds an entry; when one was
-last used is its directory's own time.
+The first process that adds an entry removes fingerprints that no process has used for `KEPT_DAYS`. The time of a
+fingerprint's directory says when it was last used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KernelCache:
     """The entries of one fingerprint.
 
     base: an absolute path.
-    shared: it lies where anyone could have made it first, so that it has to be this user's own too.
+    shared: anyone could have made `base` first, so this user has to own it too.
     """
 
     base: Path
@@ -57,7 +57,7 @@ class KernelCache:
 
     @property
     def directory(self) -> Path:
-        """Where the entries lie."""
+        """The directory that holds the entries."""
         return self.base / f"kernels-{self.fingerprint}"
 
     def read(self, name: str) -> bytes | None:
@@ -106,7 +106,7 @@ class KernelCache:
 
     @contextlib.contextmanager
     def _open(self, create: bool = False) -> Iterator[PrivateDirectory]:
-        """Open for one access, so that what is checked is what lies there now: a process may live for weeks."""
+        """Open it for one access, so that the check sees the present directory: a process may live for weeks."""
         if create:
             self.base.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._open_base() as base:
@@ -118,7 +118,7 @@ class KernelCache:
     # ------------------------------------------------------------ all fingerprints of the base directory
 
     def contents(self) -> list[CachedFingerprint]:
-        """What is kept for each fingerprint, last used first; without those that others could have written."""
+        """A record of each fingerprint, last used first; without fingerprints that others could have written."""
         found = []
         with contextlib.suppress(OSError), self._open_base() as base:
             for name in filter(_DIRECTORY.fullmatch, base.names()):
@@ -168,14 +168,14 @@ def _prune_once(cache: KernelCache) -> None:
     cache.prune()
 
 
-# ---------------------------------------------------------------- where it lies
+# ---------------------------------------------------------------- where it is
 
 
 def find(fingerprint: str) -> KernelCache:
     """The first that can be used, in ``BLOCKCONV_CACHE_DIR``, else the user's cache; else in a temporary directory.
 
-    That serves all of the user's processes; where it cannot be used, one of this process alone goes when that ends.
-    Where no directory can be written to, it is one that holds nothing.
+    All of the user's processes share the temporary directory. If it cannot be used, this process makes one of its own
+    and removes it at its end. If no directory can be written to, the cache holds nothing.
     """
     import platformdirs
 

@@ -4,9 +4,9 @@ Public are the names of `numba` and `numba.extending`, what Numba's manual on ex
 `AttributeTemplate`), and llvmlite: `tests/test_modules.py` has the list. Any release of Numba may change what is used
 here. So nothing depends on it: `compiler` tries this module on a small kernel, and else takes `numba_public`.
 
-Numba types and lowers a body. Numba itself then optimises every helper function by itself and generates machine code
-for it, and for the body twice (as a function, and inlined into its C wrapper). Here modules stay as they were lowered
-until all are linked. That halves the time a kernel takes to compile.
+Numba types and lowers a body. Its own next step optimises every helper function alone and generates machine code for
+it. It does so twice for the body (as a function, and inlined into its C wrapper). Here modules stay as they were
+lowered until all are linked. This halves the time a kernel takes to compile.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _entered = False  # Numba compiles for `lower` now, and not for anybody else
 class _Compiler(Compiler):  # type: ignore[misc]
     """Numba's compiler, for `lower` without its passes over what kernels do not have.
 
-    That is closures, `with`, expressions of arrays, functions that Numba itself inlines, and literals as types. Each of
-    these passes works out anew where each variable is used: some 7 % of what a kernel takes to compile.
+    Kernels have no closures, `with`, array expressions, functions that Numba itself inlines, or literals as types. Each
+    of these passes works out anew where each variable is used: some 7 % of a kernel's compile time.
     """
 
     def define_pipelines(self) -> list[Any]:

@@ -1,11 +1,11 @@
 """Directories that only their owner can have written to, and the files in them.
 
-Code that is read from a cache is run. Whoever may write to a directory above it can put something else in its place at
-any moment, also between a check of a path and its use. So a path is opened first, without following a link at its end;
-what was opened is checked, by its descriptor; and files are opened relative to that descriptor, checked likewise.
+Code that is read from a cache is run. Whoever may write to a directory above it can replace it at any moment, also
+between a check of a path and its use. So a path is opened first, without following a link at its end. Its descriptor is
+then checked, and files are opened relative to that descriptor and checked likewise.
 
-Windows opens no directories, and its files have no owner of this kind: there paths are used, and what protects them is
-that a user's profile is the user's alone.
+Windows opens no directories, and its files have no owner of this kind. There paths are used, and they are safe because
+no other user may write to a user's profile.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def _flag(*names: str) -> int:
-    """Flags of `os.open`, those that this system has."""
+    """The flags of `os.open` that this system has, combined."""
     return sum(getattr(os, name, 0) for name in names)
 
 
-# Of every open: no link at the path's end is followed, no child inherits it, line ends are left as they are.
+# Flags for every open: no link at the path's end is followed, no child inherits it, line ends are left as they are.
 SAFELY = _flag("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
 
 
@@ -55,7 +55,7 @@ class PrivateDirectory:
     descriptor: int | None
 
     def _at(self, name: str) -> str:
-        """What names an entry in calls that take the descriptor."""
+        """The name of an entry for calls that take the descriptor."""
         return name if self.descriptor is not None else str(self.path / name)
 
     def read(self, name: str) -> bytes:
@@ -85,20 +85,20 @@ class PrivateDirectory:
             raise
 
     def status(self, name: str = ".") -> os.stat_result:
-        """Of an entry, and not of what a link points to; by default of the directory itself."""
+        """The status of an entry, or by default of the directory itself; links are not followed."""
         return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
 
     def names(self) -> list[str]:
-        """Of all entries."""
+        """The names of all entries."""
         return os.listdir(self.path if self.descriptor is None else self.descriptor)
 
     def make_directory(self, name: str) -> None:
-        """Unless there is something of this name."""
+        """Make it, unless something has this name."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._at(name), 0o700, dir_fd=self.descriptor)
 
     def remove_directory(self, name: str) -> None:
-        """An empty one."""
+        """Remove an empty directory."""
         os.rmdir(self._at(name), dir_fd=self.descriptor)
 
     def unlink(self, name: str) -> None:
@@ -114,7 +114,7 @@ class PrivateDirectory:
         return time.time() - self.status(name).st_mtime
 
     def writable(self) -> bool:
-        """Whether the system lets this process write to it: it may lie on a medium that is read-only."""
+        """Whether the system lets this process write to it: its medium may be read-only."""
         return os.access(self._at("."), os.W_OK, dir_fd=self.descriptor)
 
 
