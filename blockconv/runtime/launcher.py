@@ -1,8 +1,8 @@
 """The launcher: a program (a list of kernels with their arguments and tasks) run in one native call.
 
-A program's ops run one after the other. The tasks of one op run on all threads. Each worker has a range of the op's
-tasks of its own, so its caches still hold what it read and wrote in the last run or in the op before. It takes chunks
-of these by the range's counter, and then chunks of the others' ranges. It waits until every task of the op is done. A
+A program's ops run one after the other. The tasks of one op run on all threads. Each worker has its own range of the
+op's tasks. So its caches still hold what it read and wrote in the last run or in the op before. It takes chunks of its
+range by the range's counter, and then chunks of the others' ranges. It waits until every task of the op is done. A
 worker that never starts holds nobody up: the others take its chunks.
 
 A run needs an *instance* (argument blocks, counters), which is checked out for the call. So any number of threads may
@@ -30,7 +30,7 @@ from blockconv.runtime.threads import get_num_threads
 __all__ = ["OWN_TABLE", "Block", "Buffer", "Op", "Program"]
 
 LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
-GRAIN = 12e-6  # seconds of work that a thread has to have: to wake it takes 6 µs, or 20 where its processor sleeps
+GRAIN = 12e-6  # the least work of a thread, in seconds: to wake it takes 6 µs, or 20 µs if its processor sleeps
 SPINS = 2000  # polls before a waiting worker yields its processor; about 50 µs
 
 Block = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class Op:
     table: Block = field(default_factory=lambda: _NO_TABLE)
 
     def with_buffers(self, numbers: Mapping[int, int]) -> Op:
-        """The same on other buffers: those that `numbers` names get new numbers."""
+        """The same op on other buffers: `numbers` maps old buffer numbers to new ones."""
 
         def renamed(value: int | Buffer) -> int | Buffer:
             if isinstance(value, Buffer) and value.index in numbers:
@@ -92,7 +92,7 @@ class Op:
 
 
 class Counter(Arguments):
-    """What workers count together."""
+    """A count that all workers share."""
 
     value = word("how many, so far")
 

@@ -66,10 +66,9 @@ address_of = (
 class Region:
     """Arrays that are kept one after another in few large pieces of memory.
 
-    NumPy asks Linux for pages of 2 MiB for an array of 4 MiB and more. Weights that are read once a run, as those of
-    deep layers are, otherwise lie in pages whose addresses are translated anew, and past whose ends no processor
-    prefetches: a convolution by a megabyte of them took 87 to 107 us, and takes 68 to 81. A piece is freed with its
-    last array.
+    NumPy requests 2 MiB pages from Linux for arrays of 4 MiB and more. A run reads the weights of deep layers once. On
+    small pages, each page takes an address translation anew, and no processor prefetches past a page's end. There a
+    convolution by a megabyte of weights took 87 to 107 us, and here 68 to 81. A piece is freed with its last array.
     """
 
     PIECE = 1 << 25  # bytes; what is not used yet takes none of the machine's memory
@@ -78,7 +77,7 @@ class Region:
         self._free = np.empty(0, np.uint8)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Uninitialised bytes, after those that were given before."""
+        """Uninitialised bytes, after the bytes of the call before if they fit."""
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if taken > self._free.nbytes:
             self._free = aligned_empty(max(taken, self.PIECE))

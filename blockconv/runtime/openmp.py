@@ -30,15 +30,15 @@ class Runtime:
 
 
 def torch_is_loaded() -> bool:
-    """Whether PyTorch's libraries are in this process. A lookup: it is asked at each call."""
+    """Whether PyTorch's libraries are in this process. It is only a lookup, because each call needs it."""
     return "torch._C" in sys.modules
 
 
 def of_torch() -> Runtime | None:
     """The runtime that PyTorch's own parallel regions run on; None without PyTorch, or where that is not OpenMP.
 
-    The linker binds PyTorch to what is global in the process first (LD_PRELOAD may put Intel's runtime there), then to
-    the libraries that it was linked with; so it is looked for in that order.
+    The linker binds PyTorch to the process's global symbols first (LD_PRELOAD may put Intel's runtime there), then to
+    the libraries that it was linked with. This function searches in the same order.
     """
     path = getattr(sys.modules.get("torch._C"), "__file__", None)
     return None if path is None else _runtime(None) or _runtime(path)
@@ -76,7 +76,7 @@ def _runtime(path: str | None) -> Runtime | None:
 
 
 class _SymbolInfo(ctypes.Structure):
-    """What `dladdr` says of an address: Dl_info."""
+    """The result of `dladdr` for an address: Dl_info."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -87,7 +87,7 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def _file_of(address: int) -> str | None:
-    """The library that an address lies in."""
+    """The file of the library that contains an address."""
     info = _SymbolInfo()
     try:
         found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))

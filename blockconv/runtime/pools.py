@@ -35,9 +35,9 @@ class Pool:
         thread alone.
     why: the reason that it was chosen, as a sentence.
     library: the file of its runtime, where it is known.
-    launch: ``launch(worker, data, workers, team)`` runs a worker on up to `workers` threads. On OpenMP `team` threads
-        come, of which the workers beyond the first `workers` have to go again at once: GNU's runtime ends threads where
-        a region has fewer than the one before, and starts them again for the next.
+    launch: ``launch(worker, data, workers, team)`` runs a worker on up to `workers` threads. OpenMP starts `team`
+        threads, and all but the first `workers` have to return at once. GNU's runtime ends threads if a region has
+        fewer than the one before, and starts them again for the next.
     position: which of the worker's four parameters `data` is, counted from 0.
     until_torch: whether it has to be chosen anew once PyTorch is in the process.
     """
@@ -196,7 +196,7 @@ _lost: frozenset[str] = frozenset()  # files of the OpenMP runtimes that were lo
 
 
 def _after_fork() -> None:
-    """Of a runtime's threads a child has none, and GNU's waits for them for ever."""
+    """A child has none of a runtime's threads, and GNU's runtime waits for them for ever."""
     global _lock, _pool, _lost
     _lock, _pool = threading.RLock(), None
     runtime = openmp.of_torch()

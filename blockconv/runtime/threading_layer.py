@@ -215,7 +215,7 @@ def _is_left(thread: threading.Thread) -> bool:
 def _after_fork() -> None:
     global _lock, _workqueue, _stranded
     # A call on TBB that was not ready for the fork may never end.
-    # Of OpenMP's threads a child has none, and waits for them for ever; Numba ends the process instead.
+    # A child has none of OpenMP's threads, and would wait for them for ever; Numba ends the process instead.
     _stranded = _stranded or running() == "omp" or _unready
     _lock, _workqueue = threading.RLock(), threading.Lock()
     _callers.clear()
