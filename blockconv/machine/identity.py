@@ -42,7 +42,7 @@ def slug(name: str) -> str:
 
 
 def _facts() -> dict[str, str]:
-    """What Linux says of the first processor; {} elsewhere."""
+    """Linux's facts about the first processor; {} on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

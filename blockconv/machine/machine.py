@@ -109,7 +109,7 @@ class Machine:
 
 
 def _blocks(channels: float, block: int) -> float:
-    """The mean number of blocks that so many channels from any first one on lie in."""
+    """The mean number of blocks that so many consecutive channels touch, over all first channels."""
     return (channels + block - 1) / block
 
 

@@ -137,23 +137,23 @@ class Profile:
     halves: whether a vector is run as two halves.
     caches: bytes by level ("L1", "L2", "L3"), as one core sees them.
     ways, line: of the first, and the bytes of a line.
-    stores: a vector stored in parts, beyond one stored whole, by the channels of a part: "1" are planes, transposed in
-        registers, "0" is to blocks of `SCATTERED_BLOCK`, piece by piece; "rows": whole, but each pixel's channels far
-        from the next pixel's, as in NHWC; "partial": of which not all channels exist.
-    packs: to pack a window: "task", "row", and a pixel's channels by how many are packed together, "4" where the pixels
-        follow one another in the source, "4 apart" where they do not, "4 cut" where channels lie in two of its blocks.
+    stores: the extra time of a vector stored in chunks, over one stored whole, by channels of a chunk. "1": planes,
+        transposed in registers. "0": blocks of `SCATTERED_BLOCK`, chunk by chunk. "rows": whole, but each pixel's
+        channels are far from the next pixel's, as in NHWC. "partial": only some of its channels exist.
+    packs: to pack a window: "task", "row", and a pixel's channels by how many are packed together. "4": the source's
+        pixels are contiguous. "4 apart": they are not. "4 cut": channels are in two of the source's blocks.
     spread: a multiply-add whose source is spread over groups that share a vector, "direct" and in "winograd".
     depthwise: a multiply-add and a vector of outputs, of vectors of "channels", of "pixels", and of "pixels apart".
-    transforms: Winograd's, of a vector of a tile's channels, (source, destination) by "4x4 stride 1", by "4x4 stride 1
-        of 8" where so many of the channels lie together, and "in rows" where all do, with more up to the next pixel's.
-    pools: a plane, a row, a vector of outputs and a load, by row of the table, "max" or "average", and, where a pixel's
-        channels that lie together are less than a vector, their number ("pool_lines max 4").
+    transforms: Winograd's, of a vector of a tile's channels: (source, destination). "4x4 stride 1": all its channels
+        are contiguous. "4x4 stride 1 of 8": 8 are. "4x4 stride 1 in rows": all are, and the next pixel is farther.
+    pools: a plane, a row, a vector of outputs and a load, by `Row` and "max" or "average". If a pixel has fewer
+        contiguous channels than a vector has lanes, their number follows ("pool_lines max 4").
     copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
     reads: the same of bytes that are only read.
     launch: an op with nothing to do.
     record: the machine's, when it was measured.
-    dots: `tiles` by other multiply-accumulates than those of floats (see `by`), stored as uint8 or as bfloat16. Those
-        of matrices have steps of 64 bytes; "one step" are tiles of no more, which nothing hides.
+    dots: `tiles` by other multiply-accumulates than float ones (see `by`), stored as uint8 or as bfloat16. Tiles of
+        matrices have steps of 64 bytes; "one step" are tiles of a single step, which hides no stores.
     """
 
     name: str
@@ -180,11 +180,11 @@ class Profile:
 
     @functools.cached_property
     def rates(self) -> Rates:
-        """Of a multiply-add of floats."""
+        """The rates of a multiply-add of floats."""
         return Rates(self.tiles)
 
     def by(self, dot: str) -> Rates:
-        """Of a multiply-accumulate of this name; those of floats where it was not measured."""
+        """The rates of the multiply-accumulate of this name; float rates if it was not measured."""
         return self._by.get(dot, self.rates)
 
     @functools.cached_property
@@ -234,11 +234,11 @@ class Profile:
 
     @functools.cached_property
     def sets(self) -> int:
-        """Of lines, in the first-level cache."""
+        """The number of sets in the first-level cache."""
         return self.caches["L1"] // (self.ways * self.line)
 
     def sets_reached(self, step: int) -> int:
-        """Sets that lines `step` bytes apart lie in; all of them where that is no whole number of lines."""
+        """The number of sets that lines `step` bytes apart map to; all if `step` is no whole number of lines."""
         lines, rest = divmod(step, self.line)
         return self.sets if rest else self.sets // math.gcd(self.sets, lines)
 
@@ -267,9 +267,9 @@ class Profile:
         return self.pools.get(name, self.pools[f"pool_tiles {kind}"])
 
     def transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
-        """Seconds of Winograd's transforms of a vector; width: channels of it that lie together, 0 for all.
+        """Seconds of Winograd's transforms of a vector; width: its contiguous channels, 0 for all.
 
-        rows: whether of all, the next pixel's are farther than the next vector.
+        rows: whether all are contiguous, but the next pixel is farther than the next vector.
         """
         found = self._transforms.get((m, stride, width, rows))
         if found is None:
@@ -294,7 +294,7 @@ class Profile:
     def move(self, read: float, written: float) -> float:
         """Seconds for one core to read and write so many bytes.
 
-        Half the bytes of a copy are read; the rest of its time is that of bytes written. Data that does not fit into a
+        Half the bytes of a copy are read. The rest of its time is for the bytes written. Data that does not fit into a
         cache comes from the next.
         """
         total, left, seconds = read + written, 1.0, 0.0
@@ -329,7 +329,7 @@ def median_of(profiles: Sequence[Profile]) -> Profile:
 
 
 def _median(found: Sequence[Any]) -> Any:
-    """Of values of the same form, whose numbers are at the same places."""
+    """The median of each number, over values with the same structure."""
     first = found[0]
     if isinstance(first, Mapping):
         return {name: _median([each[name] for each in found]) for name in first}
