@@ -380,7 +380,7 @@ def _logical(array: Array, axes: Layout | str | None) -> Array:
 
 
 def _nested(shape: tuple[int, ...], strides: tuple[int, ...], axes: Sequence[int]) -> bool:
-    """Whether axes of an array, of which none is empty, follow one another in memory, the first the innermost."""
+    """Whether axes of an array, none of them empty, follow one another in memory, innermost first."""
     least = 0
     for d in axes:
         if shape[d] == 0 or strides[d] < least:
@@ -392,7 +392,7 @@ def _nested(shape: tuple[int, ...], strides: tuple[int, ...], axes: Sequence[int
 def entered(op: str, argument: str, array: Array, zero_point: int = 0, out: BlockedArray | None = None) -> BlockedArray:
     """An array of logical shape as a BlockedArray, uncopied if its strides are dense NCHW or NHWC.
 
-    An array has no zero point of its own: it takes that of `out`, where there is one.
+    An array has no zero point of its own: it takes the zero point of `out`, if there is one.
     """
     require_movable(op, argument, array.dtype)
     if array.ndim == 0 or array.ndim > 6:

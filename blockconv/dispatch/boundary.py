@@ -121,7 +121,7 @@ def check_out(
 
 
 def checked_alias(op: str, src: Array, dst: Array, what: str = "input") -> tuple[int, int]:
-    """The addresses of two contiguous arrays, of which one is written: ArgumentError if they overlap."""
+    """The addresses of two contiguous arrays, one read and one written: ArgumentError if they overlap."""
     start, to = address_of(src), address_of(dst)
     if start < to + dst.nbytes and to < start + src.nbytes:
         raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
@@ -151,7 +151,7 @@ def single(value: Any) -> Any:
 
 
 def _items(value: Any) -> tuple[Any, ...]:
-    """The items of a tuple, a list or an array, of which a pair may be given; anything else as its only item."""
+    """The items of a tuple, a list or an array, given where a pair may be; anything else is one item."""
     sequence = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return tuple(value) if sequence else (value,)
 

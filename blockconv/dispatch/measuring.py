@@ -1,7 +1,7 @@
 """A machine's profile, measured on it: shipped kernels, timed in turns on one thread.
 
-Everything is a difference of two times, so that neither what a call takes nor the first tile of a task counts: a tile's
-step is the slope over the length of the reduction, its end what is left at length nothing, of many tiles less of few.
+Every time is the time of many tiles less the time of few, so neither a call itself nor the first tile of a task counts.
+A tile's step is the slope over the length of the reduction. Its end is the time that remains at length zero.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileT
 __all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
 DEPTHS = 32, 128  # channels of the two reductions
-# Of those whose weights are streamed; no powers of two, at which a tile's pixels share sets of the cache.
+# The same with streamed weights; no powers of two, at which a tile's pixels share sets of the cache.
 FAR_DEPTHS = 272, 1040
 BLOCKS, FAR_BLOCKS = (1, 8), (1, 3)  # of output channels
 TILES, FAR_TILES = 8, 2  # of each
@@ -53,10 +53,10 @@ class Reduced(NamedTuple):
     """Two reductions that are compared.
 
     depths: steps of each.
-    channels: that a step takes.
-    row: of the table.
-    blocks: of output channels, of which the fewer are taken from the more.
-    tiles: of each block.
+    channels: the channels of a step.
+    row: the name of a `Row`.
+    blocks: two numbers of blocks of output channels; the time of the fewer is subtracted from the time of the more.
+    tiles: the tiles of each block.
     """
 
     depths: tuple[int, int] = DEPTHS
@@ -72,9 +72,9 @@ _BY_ONE = Reduced()
 def measure(runs: int = 1) -> Profile:
     """This machine's profile, for the instruction set that Numba targets: the median of so many of them.
 
-    Each takes about a minute besides what kernels take to compile, and allocates its buffers anew: where these lie in
-    memory moves a time by some percent. One whose times differ by more than `MOST_SPREAD` is discarded, and measured
-    again; `record` has how many, as "discarded". Raises UnsteadyError once these are as many as `runs`.
+    Each takes about a minute besides the compilation of kernels. It allocates its buffers anew, because their addresses
+    change a time by some percent. One whose times differ by more than `MOST_SPREAD` is discarded, and measured again;
+    `record` has how many, as "discarded". Raises UnsteadyError once these are as many as `runs`.
     """
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma)]
     found: list[Profile] = []
@@ -137,16 +137,16 @@ def _multiply_adds(shape: TileShape) -> Callable[[], None]:
 
 
 def _dot_times(types: Types, dot: Dot) -> tuple[TileTimes, ...]:
-    """Of tiles of integers, which are stored as such."""
+    """The times of tiles by a dot product, which store the type that they read."""
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of(dot, target.isa())]
     reduced = Reduced(channels=dot.channels)
     return tuple(_whole_tile_times(shape, types, reduced) for shape in (*shapes, NARROW))
 
 
 def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
-    """Of tiles that a unit for matrices multiplies, where the machine has one; their steps are of all that it takes.
+    """The times of tiles that a matrix unit multiplies, if the machine has one; a step is all that the unit takes.
 
-    While it multiplies, the vectors of the tile before are stored. What these take shows in tiles of one step.
+    While it multiplies, the vectors of the tile before are stored. Only tiles of one step show the time of the stores.
     """
     layout, times = f"nCHW{_lanes()}", {}
     shapes = TileShape(1, 2 * LINES, 2), TileShape(1, LINES, 1)
@@ -160,7 +160,7 @@ def _matrix_times() -> dict[str, tuple[TileTimes, ...]]:
 
 
 def _whole_tile_times(shape: TileShape, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
-    """Of a tile whose channels are stored whole; of one whose accumulators wait, its end may come out as nothing."""
+    """The times of a tile whose channels are stored whole. If its accumulators wait, its end may come out as zero."""
     name, layout = f"a tile of {shape.pixels}x{shape.vectors} vectors", f"nCHW{_lanes()}"
     far = reduced._replace(depths=FAR_DEPTHS, blocks=FAR_BLOCKS, tiles=FAR_TILES)
     near = positive(
@@ -173,7 +173,7 @@ def _whole_tile_times(shape: TileShape, types: Types = _FLOATS, reduced: Reduced
 
 
 def _tile_times(shape: TileShape, dst: str, types: Types = _FLOATS, reduced: Reduced = _BY_ONE) -> TileTimes:
-    """Of a tile whose destination has this layout."""
+    """The times of a tile whose destination has this layout."""
     lanes, runs = _lanes(), {}
     for depth in reduced.depths:
         for blocks in reduced.blocks:
@@ -235,7 +235,7 @@ def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
 
 
 def _partial() -> float:
-    """Seconds of a vector of which three quarters of the channels exist, beyond one that is stored whole."""
+    """The extra seconds of a vector with three quarters of its channels, over one that is stored whole."""
     lanes, tiles, groups, src = _lanes(), 32, 8, Layout("NHWC")
     pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 1)
     runs = {}
@@ -258,7 +258,7 @@ def _winograd_spread() -> float:
     return (found[lanes] - found[lanes // 2]) / float(products)
 
 
-# Of sources whose windows are packed: (layout, groups, channels of a group), by what `Profile.packs` calls them.
+# Sources whose windows are packed: (layout, groups, channels of a group), by their names in `Profile.packs`.
 _PACKED = {
     "1": ("NCHW", 1, 16),
     "2": ("NHWC", 1, 2),
@@ -284,11 +284,11 @@ def _steady_packs(fma: float) -> dict[str, float]:
 
 
 def _packs(fma: float) -> dict[str, float]:
-    """What it takes to pack windows: see `Profile.packs`. fma: seconds of a multiply-add.
+    """Seconds to pack windows: see `Profile.packs`. fma: seconds of a multiply-add.
 
-    Two blocks of output channels read one window. So what a problem takes beside its tiles is twice what it takes with
-    one, less what it takes with two; and that is so much for a call, a task, a row of a window and each pixel: at the
-    least a multiply-add, which a task or a row comes out as only where a neighbour disturbed the machine.
+    Two blocks of output channels read one window. So the time beside the tiles is twice the time with one block, less
+    the time with two. It is a sum of times for a call, a task, a row of a window and each pixel, none less than a
+    multiply-add. A task or a row comes out as so little only if a neighbour disturbed the machine.
     """
     pixels = next(most for vectors, most in tiles_of_registers(target.isa(), target.isa().fma) if vectors == 2)
     shape, dst = TileShape(1, min(pixels, 14), 2), _layout(f"nCHW{_lanes()}")

@@ -50,7 +50,7 @@ class Packing(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
-    """Of weights that lie in `source`, over (G, O/G, I/G, H, W)."""
+    """How to pack weights in the layout `source`, over (G, O/G, I/G, H, W)."""
     if form.pieces:
         return _packing_of_pieces(problem, source, form, itemsize)
     shape, transform = problem.grouped_wei_shape, form.transform
@@ -167,7 +167,7 @@ def unpacked_weights(
 
 @functools.lru_cache(maxsize=1024)
 def _unpacking(problem: Conv2dProblem, source: Layout, form: WeightForm) -> tuple[Program, int]:
-    """What unpacks weights that lie in `source`, over (O, I/G, H, W), and the bytes that it writes."""
+    """The program that unpacks 4-bit weights in the layout `source`, over (O, I/G, H, W), and the bytes it writes."""
     itemsize = form.dot.itemsize or 1
     nbytes = form.packed_bytes(problem, itemsize)
     return Program((unpack_op(problem.wei_shape, source, problem.g, form.layout, itemsize),)), nbytes

@@ -1,8 +1,8 @@
 """The parameters of integer convolutions besides weights: biases that include zero points, scales, an epilogue's
 numbers.
 
-The sum of (x - zero_point) * w is that of x * w, less zero_point times the sum of w, which is part of the bias; so zero
-points cost nothing where products are added. (A window's border holds the zero point, and adds nothing.)
+The sum of (x - zero_point) * w is the sum of x * w, less zero_point times the sum of w. The bias includes the latter,
+so zero points cost nothing where products are added. (A window's border holds the zero point, and adds nothing.)
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check_sums(op: str, weight: Array | BlockedArray, bias: Array | None) -> Non
 
 
 def pair_sums(weight: Array) -> Array:
-    """Of each output channel the largest sum of two weights that may be multiplied side by side, of one sign: (O,).
+    """The largest sum of two weights of one sign that may be multiplied side by side, for each output channel: (O,).
 
     weight: (O, I/groups, KH, KW), of any type; a weight of the other sign counts as zero, as a source may hold zero
     where it is. Side by side are two neighbouring input channels, the first of an even number, at one tap. Where a
@@ -94,7 +94,7 @@ def pair_sums(weight: Array) -> Array:
 def is_narrow(weight: Array) -> bool:
     """Whether the products of two int8 weights side by side with any uint8 are sure to add up to an int16.
 
-    What adds them as such (vpmaddubsw) then never saturates, so that its sums are exact.
+    The instruction that adds them in 16 bits (vpmaddubsw) then never saturates, so its sums are exact.
     """
     some = 16  # channels; where weights are not narrow, the first ones tell
     return all((pair_sums(weight[k : k + some]) <= MOST_OF_PAIR).all() for k in range(0, len(weight), some))
@@ -125,8 +125,8 @@ def is_finite(weight: Any, type: ElementType) -> bool:
 
 
 def with_weights(types: Types, weight: Array | BlockedArray, padded: bool = True) -> Types:
-    """The types of a convolution by these weights: of narrow ones, if that lets this machine multiply them faster; of
-    floats that are known to be finite, if images are padded."""
+    """The types of a convolution by these weights. Narrow weights have a type of their own if this machine multiplies
+    them faster. If images are padded, so have float weights that are known to be finite."""
     if types.wei.is_float:
         return types._replace(wei=replace(types.wei, finite=padded and is_finite(weight, types.wei)))
     narrow = of_narrow(types) != types and (isinstance(weight, BlockedArray) or is_narrow(weight))
@@ -134,7 +134,7 @@ def with_weights(types: Types, weight: Array | BlockedArray, padded: bool = True
 
 
 def known_weights(types: Types, narrow: bool, light: bool) -> Types:
-    """The types with weights of which this is known (see `ElementType`)."""
+    """The types, where weights are known to be narrow or light (see `ElementType`)."""
     known = of_narrow(types) if narrow else types
     return known._replace(wei=replace(known.wei, light=light))
 
@@ -210,7 +210,8 @@ def weight_sums(
 
 
 def epilogue_of(after: Requantization) -> Epilogue:
-    """What kernels are compiled for. What has scales left to multiply by takes the longer way of an activation."""
+    """The epilogue that kernels are compiled for. If scales are left to multiply by, it takes the longer way of an
+    activation."""
     kind = after.activation.kind if after.scales.folded or after.types.dst.itemsize > 1 else ActivationKind.OTHER
     rounding = Rounding.AWAY * after.away | Rounding.SUMS * (after.given.sum is not None)
     return Epilogue(kind, after.residual is not None, rounding)

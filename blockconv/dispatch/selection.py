@@ -147,7 +147,7 @@ def named(op: str, name: str) -> Row:
 def explain(
     op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types: Types, threads: int, machine: Machine
 ) -> str:
-    """The candidates for each pair of layouts as a table. What is taken is marked: for one thread, as `choose` does."""
+    """The candidates for each pair of layouts as a table. It marks the choice for one thread, as `choose` makes it."""
     rows: list[tuple[str, str, str, str]] = []
     starts = []  # of each pair
     for src, dst in pairs:

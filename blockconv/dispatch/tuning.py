@@ -74,7 +74,7 @@ def key(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, threads:
 
 
 class Costs:
-    """Seconds by `key`, of which new ones are kept on disk by `save`."""
+    """Seconds by `key`; `save` keeps new ones on disk."""
 
     def __init__(self) -> None:
         self._known = _numbers(kept.read("costs"))

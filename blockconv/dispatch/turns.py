@@ -76,7 +76,7 @@ def against(run: Callable[[], None]) -> Iterator[None]:
 
 
 def in_turns(runs: Runs) -> dict[Any, float]:
-    """Seconds of a call of each: of samples taken in turns, again of those that a machine's neighbours disturbed."""
+    """Seconds of a call of each, from samples taken in turns. Samples that a neighbour disturbed are taken again."""
     clock = _clocks[-1] if _clocks else None
     all_runs = runs if clock is None else {**runs, _CLOCK: clock.run}
     repeats = {name: _repeats(run) for name, run in all_runs.items()}
@@ -138,9 +138,9 @@ def _repeats(run: Callable[[], None]) -> int:
 
 
 def rates(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """What one of each takes, none less than nothing: the sums of so many of each that are nearest to these times.
+    """The seconds of one of each kind, none negative: the least-squares fit of counts times seconds to these times.
 
-    Nearest by the squares of what is missing, as shares of each time. What would take less than nothing is left out.
+    The errors are shares of each time. A kind whose seconds would be negative gets zero.
     """
     weighed = np.array(counts, float) / np.array(seconds)[:, None]
     used = list(range(weighed.shape[1]))
