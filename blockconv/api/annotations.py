@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ActivationLike", "AnyArray", "Array", "ArrayLike", "DenseArray", "Padding", "PoolPadding", "Sizes"]
 
-# The tensor comes first: where PyTorch is not installed it is Any, and a checker takes the most precise of those
-# that fit, the last one in doubt.
+# The tensor comes first. Without PyTorch it is Any, and a type checker takes the most precise type that fits, in
+# doubt the last one.
 Array = TypeVar("Array", "torch.Tensor", npt.NDArray[Any], BlockedArray)
 DenseArray = TypeVar("DenseArray", "torch.Tensor", npt.NDArray[Any])
 

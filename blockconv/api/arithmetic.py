@@ -46,7 +46,7 @@ class QuantizedOptions(NamedTuple):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the types and the kernel depend on, whatever else the scales and zero points are."""
+        """All that types and kernel depend on: the quantizations given, whether they are small, dtype and rounding."""
         if self is NOTHING_QUANTIZED:
             return ()
         dtype, checked = self.out_dtype if self.out_dtype is None else str(self.out_dtype), self.quantizations
@@ -246,7 +246,7 @@ class Arithmetic:
     def beside_weights(
         self, bound: BoundConv, weight: Array, bias: Array | None, residual: np.dtype[Any] | str | None
     ) -> tuple[Array, Array]:
-        """What kernels read beside weights: biases and what follows them; parameters of what comes after the sums.
+        """The kernel's operands besides weights: biases, with any scales after them, and the epilogue's parameters.
 
         weight: of integers its sums will do, (O,). residual: its dtype; None: there is none.
         """

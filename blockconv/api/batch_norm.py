@@ -84,7 +84,7 @@ def normalized(
     bounds: tuple[float, float] = UNBOUNDED,
     out: Any = None,
 ) -> tuple[Any, ...]:
-    """(the output, means, inverses, running means and variances as they become; None for those that are not given).
+    """(the output, means, inverses, updated running means, updated running variances; None for one that is not given).
 
     parameters: weight and bias. residual: None, or what is added to the output, of the input's shape and dtype. bounds:
     outputs below the first are the first, those above the second are the second.

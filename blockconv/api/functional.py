@@ -234,7 +234,7 @@ def conv2d_like(
 
 
 def _without_values(w: Weight) -> Weight:
-    """What is of the shape and type of weights, and takes no memory: of packed ones pages that nothing touches."""
+    """An array of the shape and type of weights that takes no memory; of packed weights, pages that nothing touches."""
     if isinstance(w, BlockedArray):
         return allocate(w.shape, w.layout, w.dtype)
     return np.broadcast_to(np.zeros((), w.dtype), w.shape)

@@ -303,8 +303,8 @@ _WEIGHTS = "conv2d_backward_weights"
 
 
 class _BoundWeights(NamedTuple):
-    """A gradient of weights that is ready for the addresses of a call; shape and dtype of weights, biases, and what the
-    program needs beside its arrays, in bytes."""
+    """A gradient of weights, ready for the addresses of a call. shape, dtype: of the weights. biases: how many. nbytes:
+    of memory that the program needs beside its arrays."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -313,7 +313,7 @@ class _BoundWeights(NamedTuple):
     nbytes: int
 
     def run(self, src: int, grad: int, result: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Write the gradient; returns that of the bias."""
+        """Write the gradient of the weights; returns the gradient of the bias."""
         of_bias = np.empty(self.biases, self.dtype)
         room = workspace.of(self.nbytes) if self.nbytes else 0
         self.program.run((src, grad, address_of(result), address_of(of_bias), room))

@@ -163,7 +163,7 @@ class Conv2d:
     def __repr__(self) -> str:
         oc, per_group, kh, kw = self.weight.shape
         said = [f"{per_group * self.groups}, {oc}, kernel_size={(int(kh), int(kw))}, stride={self.stride}"]
-        # What else there is, in the constructor's order, if it is not what one gets without asking.
+        # The other arguments, in the constructor's order, if they differ from their defaults.
         for default, text in (
             (self._pads == ((0, 0), (0, 0)), f"padding={self.padding!r}"),
             (self.dilation == (1, 1), f"dilation={self.dilation}"),
@@ -346,7 +346,7 @@ class Conv2d:
     def _parameters(
         self, bound: BoundConv, residual: BlockedArray | None, weight: npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """What kernels read beside the weights: biases, and parameters of what comes after the sums."""
+        """The kernel's operands besides weights: biases, and the parameters of the epilogue."""
         return self.arithmetic.beside_weights(bound, weight, self.bias, None if residual is None else residual.dtype)
 
     def _with(self, weight: Weight, bias: npt.NDArray[Any] | None, options: QuantizedOptions) -> Conv2d:

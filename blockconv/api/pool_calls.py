@@ -43,8 +43,8 @@ INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages
 NOT_QUANTIZED = None, None
 
 
-# A pooling function, its arguments beside the arrays, whether it gives indices, and those of `INTEGERS`: a tuple
-# without names, which is made in a tenth of the time.
+# A pooling function, its arguments beside the arrays, whether it gives indices, and its `INTEGERS` arguments. Python
+# makes a plain tuple in a tenth of the time of a named one.
 PoolCall: TypeAlias = tuple[str, tuple[Any, ...], bool, tuple[Quantization | None, Quantization | None]]
 
 
@@ -77,7 +77,7 @@ def _bind(call: PoolCall, shape: Shape, layout: Layout, dtype: Any, zero_point: 
 def _quantizations(
     op: str, quantizations: tuple[Quantization | None, Quantization | None], dtype: Any, zero_point: int
 ) -> tuple[Quantization, Quantization] | None:
-    """What the integers of source and destination stand for; None: of floats, or of themselves."""
+    """The quantizations of source and destination; None for floats, and for integers that stand for themselves."""
     for name, given in zip(INTEGERS, quantizations, strict=True):
         if given is None:
             continue
@@ -222,7 +222,7 @@ def _on_array(call: PoolCall, input: Any, out: Any, wanted: Layout | None) -> An
 def _target(
     op: str, out: Any, shape: Shape, x: Array, layout: Layout, wanted: Layout | None, unbatched: bool
 ) -> tuple[Array, Layout]:
-    """The storage to write, and its layout: that of `out`, else a new one."""
+    """The storage to write, and its layout: `out`'s storage, else a new one."""
     check_array_layout(op, wanted)
     written = given_out(op, out, unbatched)
     if written is None:

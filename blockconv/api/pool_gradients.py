@@ -57,7 +57,7 @@ def max_pool2d_backward(
         they are reordered. Default: they are computed from the input.
     out: None, or the array to write and return, of the input's shape, and of the kind and dtype of `grad`. It must not
         overlap grad.
-    out_layout: the result's layout, any native one. For arrays and tensors "NCHW" or "NHWC". Default: that of `grad`.
+    out_layout: the result's layout, any native one. For arrays and tensors "NCHW" or "NHWC". Default: `grad`'s.
 
     Sums are float32, or float64, and have the same bits for any number of threads.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -205,7 +205,7 @@ def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: An
 
 
 def _as_indices(op: str, indices: Any, like: BlockedArray) -> BlockedArray:
-    """Indices that lie as the gradient does."""
+    """The indices, in the layout of the gradient."""
     found = indices
     if not isinstance(indices, BlockedArray):
         array = as_numpy(indices, op, "indices")

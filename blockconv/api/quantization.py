@@ -71,7 +71,7 @@ def quantize_linear(
         int8 or int32 with an `input_quantization`. Integers are requantized as if they were dequantized first.
     quantization: the result's: one scale, one zero point.
     dtype: the result's: uint8 or int8.
-    input_quantization: that of an integer x: one scale; zero point 0 for int32.
+    input_quantization: x's, if x is an integer: one scale; zero point 0 for int32.
     layout: the result's layout. Default: x's. A change of layout happens in the same pass.
 
     The bits are the same on every machine, for any number of threads.
@@ -121,7 +121,7 @@ def dequantize_linear(
     tensor in x's memory format.
 
     x: a BlockedArray, an array of 1 to 6 dimensions, or a torch CPU tensor, of uint8, int8 or int32.
-    quantization: that of x: one scale; zero point 0 for int32.
+    quantization: x's: one scale; zero point 0 for int32.
     layout: the result's layout. Default: x's. A change of layout happens in the same pass.
 
     The bits are the same on every machine, for any number of threads.

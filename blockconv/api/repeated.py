@@ -1,4 +1,4 @@
-"""A function's call that is made again: what was checked and chosen for arrays that lie the same way is kept."""
+"""A function's repeated call: it keeps the checks and the choice made for arrays with the same shapes and strides."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Repeated", "repeatable"]
 class Repeated:
     """A convolution of floats into a new array, for whatever values and addresses the arrays of its call have.
 
-    Their shapes, strides and types are those that were checked. What is left takes a third of a first call's time
+    The arrays have the checked shapes, strides and types. The remaining work takes a third of a first call's time
     beside arithmetic: room for the output and the packed weights, and one launch.
     """
 
     __slots__ = ("_biases", "_bound", "_packing", "_params", "_positions", "_room")
 
     def __init__(self, conv: Conv2d, bound: BoundConv, packing: Packing, result: Array) -> None:
-        """result: of the first call; the others lie as it does."""
+        """result: the first call's; other results have its strides."""
         assert not isinstance(conv.weight, BlockedArray)
         self._bound, self._packing = bound, packing
         self._biases, self._params = conv.arithmetic.beside_weights(bound, conv.weight, None, None)
