@@ -20,7 +20,7 @@ from blockconv.runtime import get_num_threads, openmp, pools
 __all__ = ["findings"]
 
 PACKAGES = ("numba", "llvmlite", "numpy", "tbb", "torch")
-# What changes the pool, how many threads a call uses, and how the threads of an OpenMP runtime behave.
+# Variables that change the pool, the number of threads of a call, or how an OpenMP runtime's threads behave.
 VARIABLES = (
     pools.VARIABLE,
     "NUMBA_THREADING_LAYER",
@@ -98,7 +98,7 @@ def _loaded(name: str) -> str | None:
 
 
 def _dot_products(isa: target.Isa) -> str:
-    """What multiplies 8-bit integers, and bfloat16, several at once."""
+    """The instructions that multiply several 8-bit integers, or bfloat16, at once."""
     vectors = [name for name, has in (("8-bit integers (VNNI)", isa.vnni), ("bfloat16 (AVX512-BF16)", isa.bf16)) if has]
     matrices = "matrices of both (AMX)" if isa.amx else "no matrices"
     if not isa.amx and target.targets_amx():

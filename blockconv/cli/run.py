@@ -91,7 +91,7 @@ def _network(options: argparse.Namespace) -> Network:
 
 
 def _entering(tensor: Tensor, asked: str | None) -> Array:
-    """What a network is given: a picture if it takes one, else noise."""
+    """The input of a network: a picture if it takes one, else noise."""
     n, *rest = tensor.shape
     if asked == "random" or len(rest) != 3 or rest[0] != 3:
         if asked not in (None, "random"):
