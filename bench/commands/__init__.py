@@ -1,6 +1,6 @@
 """The commands of `python -m bench`: a module each, with `add_arguments(command)` and `run(options, console)`.
 
-A module is imported only where its command is asked for, as some need packages that others do without.
+A module is imported only when its command is requested, as some need packages that others do without.
 """
 
 __all__ = ["COMMANDS"]

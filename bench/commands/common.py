@@ -1,4 +1,4 @@
-"""What commands share: arguments of suites, the workers of a run, and where its results go."""
+"""The common parts of commands: arguments of suites, the workers of a run, and where its results go."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Windows = TypeVar("Windows", Conv2dProblem, Pool2dProblem)
 
 
 def add_common(command: argparse.ArgumentParser) -> None:
-    """What every suite takes."""
+    """The arguments of every suite."""
     add_threads(command)
     command.add_argument("--peers", nargs="*", default=list(peers.NAMES), choices=peers.NAMES)
     add_out(command, "; without a name, where this CPU's are kept in bench/results")
@@ -99,7 +99,7 @@ def add_dtypes(command: argparse.ArgumentParser, dtypes: Iterable[str]) -> None:
 
 
 def given_layouts(options: argparse.Namespace) -> list[str]:
-    """The names of layouts; "all" is those that plans choose among."""
+    """The names of layouts; "all" stands for every layout that plans choose among."""
     return list(layers.LAYOUTS) if options.layouts == ["all"] else options.layouts
 
 
@@ -114,7 +114,7 @@ def listed(name: str) -> Sequence[Conv2dProblem | Pool2dProblem]:
 
 
 def timing(options: argparse.Namespace) -> dict[str, Any]:
-    """What `compare` is told of how to time."""
+    """The timing arguments of `compare`."""
     told: dict[str, Any] = {"rounds": options.rounds, "budget": options.budget, "cold": options.cold}
     return told | ({"rounds": 9, "min_time": 200e-6, "warmup": 2} if options.quick else {})
 

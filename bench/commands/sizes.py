@@ -1,8 +1,8 @@
 """`python -m bench sizes`: a plan at sizes of inputs that it was not made for.
 
 For each network a plan of symbolic sizes is called at random ones. The command says what the first call of a size costs
-beyond the second, in wall and in CPU time. For some of the sizes it says how many times as long a call takes as that of
-a plan which was made for the size. The aims are 30 ms, or 30 % of a call, and 1.15. Run it twice: kernels have to be on
+beyond the second, in wall and in CPU time. For some of the sizes it compares a call with a call of a plan made for the
+size, by the ratio of their times. The aims are 30 ms, or 30 % of a call, and 1.15. Run it twice: kernels have to be on
 disk.
 """
 

@@ -1,6 +1,6 @@
 """Networks with seeded random weights, as ONNX models: every engine is given the very same file.
 
-Most are built here, by what their papers and PyTorch's exporter say; a name that ends with "_like" has a published
+Most are built here, after their papers and PyTorch's exporter. A network whose name ends with "_like" has a published
 network's parts and sizes, but not all its details. The onnx package has light models: their weights are
 constants, which random ones replace. Weights are scaled so that values neither vanish nor overflow, and outputs differ.
 

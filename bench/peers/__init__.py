@@ -16,8 +16,8 @@ One module a library, named `<name>_peer`. It imports its library, which may be 
 
 and DTYPES, the types that it has for an operation, where float32 is not the only one.
 
-Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). What can be
-prepared is prepared before a variant is yielded: weights packed, models compiled, outputs allocated.
+Arrays are NumPy's, NCHW and OIHW (a reorder's source is the storage of its layout). All preparation
+comes before a variant is yielded: weights packed, models compiled, outputs allocated.
 There may be none, where the library cannot express the problem. Biases of bfloat16 layers are float32.
 Our own module takes the layouts (of a network: the choices) to do it in before `threads`, and of a convolution the
 algorithm.
@@ -66,8 +66,9 @@ ZERO = 128  # the zero point of sources and destinations: less it, they are the 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A convolution of 8-bit integers: src, uint8 of zero point ZERO; wei, int8 with a scale for each output channel;
-    bias, int32 of the scale of src times wei. The destination is uint8 of zero point ZERO and of dst_scale.
+    """A convolution of 8-bit integers. The destination is uint8 of zero point ZERO and of dst_scale.
+
+    src: uint8 of zero point ZERO. wei: int8 with a scale for each output channel. bias: int32 of `bias_scale`.
     """
 
     src: np.ndarray
@@ -79,7 +80,7 @@ class QuantizedLayer:
 
     @property
     def bias_scale(self) -> np.ndarray:
-        """Of each output channel, float32."""
+        """The scale of the bias in each output channel, float32."""
         scale: np.ndarray = np.float32(self.src_scale) * self.wei_scale
         return scale
 
@@ -122,7 +123,7 @@ class Peer:
     module: ModuleType
 
     def variants(self, op: str, *arguments: Any) -> list[Variant]:
-        """What the peer has for an operation: nothing, if it does not have it, or not in the arrays' type."""
+        """The peer's variants of an operation: none if it lacks the operation, or the arrays' type."""
         make = getattr(self.module, op, None)
         dtypes = getattr(self.module, "DTYPES", {}).get(op, ("float32",))
         found: list[Variant] = []

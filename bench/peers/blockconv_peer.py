@@ -1,4 +1,4 @@
-"""blockconv itself, in every layout that is asked for, on arrays that are in that layout at both ends."""
+"""blockconv itself, in every requested layout, on arrays that are in that layout at both ends."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def pool2d(problem: Pool2dProblem, src: np.ndarray, layouts: Sequence[str], thre
 def pool2d_backward(
     problem: Pool2dProblem, src: np.ndarray, grad: np.ndarray, layouts: Sequence[str], threads: int
 ) -> Iterator[Variant]:
-    """Of maxima by their indices, as in training."""
+    """Gradients of pools; for maxima by their indices, as in training."""
     p = problem
     windows = (p.kh, p.kw), (p.sh, p.sw), ((p.ph, max(p.ph_r, 0)), (p.pw, max(p.pw_r, 0)))
     include = p.kind == "avg_include_padding"
@@ -176,7 +176,7 @@ def halves_network(
     for choice in choices:
         try:
             yield _planned(choice, bc.load_onnx(path), x, dtype, profile, threads)
-        except Exception as error:  # that of one choice is no end of the others
+        except Exception as error:  # an error of one choice does not end the others
             yield _refused(choice, error)
 
 
@@ -221,8 +221,8 @@ def _plan(choice: str, net: bc.Network, asked: Any) -> Any:
 
 
 def _own(choice: str, net: bc.Network, asked: Any) -> Any:
-    """What a planner of one's own, `module:function`, makes of a network: choices, which `bc.compile` takes, or a plan,
-    or anything else that is called with the input."""
+    """A network planned by a planner of one's own, `module:function`. It returns choices, which `bc.compile` takes, or
+    a plan, or any other function of the input."""
     module, _, function = choice.partition(":")
     planner = getattr(importlib.import_module(module), function)
     made: list[Any] = []

@@ -38,7 +38,7 @@ def conv2d(
 
 
 def quantized_conv2d(problem: Conv2dProblem, layer: QuantizedLayer, threads: int) -> list[Variant]:
-    """Of int8 without zero points, which is the same numbers; its results are -127 at the least."""
+    """The same numbers as int8 without zero points; the results are -127 at the least."""
     p, ends = problem, end_padding(problem)
     if ends is None or p.g not in (1, p.ic) or (p.g > 1 and p.oc != p.ic):  # there is one scale for each group
         return []

@@ -1,6 +1,6 @@
 """NumPy alone: what a user without a library writes, and the plain copy that moves of memory are measured by.
 
-Convolution is a matrix product of unfolded windows (im2col), whose threads are its BLAS's: the
+Convolution is a matrix product of unfolded windows (im2col), on the threads of NumPy's BLAS. The
 process is pinned to as many processors as it may use before NumPy counts them.
 """
 

@@ -94,7 +94,7 @@ def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:
 
 
 def plain_network(path: str, x: np.ndarray) -> np.ndarray:
-    """What a network gives if nothing in it is rewritten; all outputs, one after the other."""
+    """All outputs of a network, one after the other, without any rewriting of its graph."""
     session = _session(Path(path).read_bytes(), 0, optimise=False)
     return np.concatenate([output.ravel() for output in session.run(None, {session.get_inputs()[0].name: x})])
 

@@ -87,7 +87,7 @@ def _tensor(array: np.ndarray) -> ov.Tensor:
     """A tensor of an array's memory."""
     if array.dtype.name != "bfloat16":
         return ov.Tensor(array, shared_memory=True)
-    return ov.Tensor(array.view(np.float16), array.shape, ov.Type.bf16)  # of which it reads the address
+    return ov.Tensor(array.view(np.float16), array.shape, ov.Type.bf16)  # it reads the address
 
 
 def network(path: str, x: np.ndarray, threads: int) -> Iterator[Variant]:

@@ -3,10 +3,10 @@
 Conv2d comes in four forms. `contiguous` and `channels_last` are what its users write; both hand
 oneDNN plain weights, which it reorders at every call. `channels_last prepacked` is what its compiler
 (inductor) makes of a frozen model, and its best. `blocked` keeps source and destination in oneDNN's
-own blocked formats; there torch (2.13) has no way to keep the weights in the format that the blocked
-kernels want, and oneDNN reorders them at every call (ONEDNN_VERBOSE=1 shows it).
+own blocked formats. There torch (2.13) has no way to keep the weights in the format that the blocked
+kernels want. oneDNN reorders them at every call (ONEDNN_VERBOSE=1 shows it).
 
-Of integers `onednn` is what its compiler makes of a quantized model, and `quantized` what its eager mode has, by the
+For integers, `onednn` is what its compiler makes of a quantized model, and `quantized` what its eager mode has, by the
 engine of oneDNN too.
 """
 
@@ -25,8 +25,8 @@ from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 
 from . import NUMBERS, ZERO, QuantizedLayer, Variant, end_padding, is_symmetric, output_padding, spoil
 
-# Where oneDNN is held to a lesser instruction set, only what runs in oneDNN counts: of plain tensors PyTorch multiplies
-# 1x1 on one thread in MKL, which obeys no limit.
+# If oneDNN is held to a lesser instruction set, only work in oneDNN counts. With plain tensors, PyTorch computes 1x1
+# convolutions on one thread in MKL, which obeys no limit.
 HELD = "ONEDNN_MAX_CPU_ISA" in os.environ
 PLAIN_CHANNELS = 16  # oneDNN reads a dense source of fewer channels as plain NCHW, not blocked
 
@@ -285,7 +285,7 @@ def _converted(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, kin
 
 
 def reorder(problem: ReorderProblem, src: np.ndarray, threads: int) -> list[Variant]:
-    """From the storage of one layout to that of another: a new tensor, or a copy into one that is there."""
+    """From one layout's storage to another's: a new tensor, or a copy into an existing one."""
     channels = problem.shape[1]
     blocks = sorted({_block(problem.src), _block(problem.dst)})
     if any(channels % block for block in blocks) or blocks[-1] % blocks[0]:
