@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Of all commands; the one that is asked for, the first of the arguments, describes its own."""
+    """The parser of all commands. The requested command, the first argument, adds its own arguments."""
     parser = Parser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, text in COMMANDS.items():

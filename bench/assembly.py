@@ -1,7 +1,7 @@
 """Assembly without its names: two texts are equal if and only if the processor is told the same.
 
-What a compiler writes holds names that follow a function or a module (symbols, labels), and notes for the linker, the
-debugger and the reader. Without them, a kernel that was moved or renamed keeps its text, and one whose body changed by
+A compiler's output has names that follow a function or a module (symbols, labels), and notes for the linker, the
+debugger and the reader. Without them, a kernel that was moved or renamed keeps its text. A kernel whose body changed by
 a single constant does not.
 """
 

@@ -1,4 +1,4 @@
-"""What `pytest bench` takes: a quick set of problems and equal layouts at both ends, unless asked for more.
+"""The options of `pytest bench`. By default it runs a quick set of problems with equal layouts at both ends.
 
 pytest bench                                    # every kernel, in every layout, on a few problems
 pytest bench --all-problems --pairs -k direct   # every problem of peers.txt, every pair of layouts

@@ -1,9 +1,9 @@
 """`python -m bench costs`: what rows predict beside what their kernels take, and what the choices made by it cost.
 
 Every row of the kernel table that takes a problem of the lists runs it in every layout, from and to itself. Three
-figures tell whether a prediction is of use: its error; of two ways to run the same problem whose times differ, whether
-the faster one is predicted to be (a planner asks no more); and by how much the row that is taken is slower than the
-best one for the same layout (its regret).
+figures tell whether a prediction is of use. The first is its error. For two ways to run a problem whose times differ,
+the second tells whether the faster one is predicted to be faster (a planner needs no more). The third is the regret: by
+how much the taken row is slower than the best one for the same layout.
 
 Times that were measured once judge any prediction: `--measured FILE` asks the rows anew, under the profile that counts
 now, and measures nothing. `--check` ends with status 1 where predictions are below `BARS`.
@@ -52,7 +52,7 @@ LEVEL = 0.05  # a choice that is slower than the best one by no more is right
 
 
 class Bars(NamedTuple):
-    """What predictions have to reach: a median error at the most, shares of pairs and of choices at the least."""
+    """The goals of predictions: a median error at the most, shares of pairs and of choices at the least."""
 
     error: float = 0.15
     ordered: float = 0.95
@@ -84,7 +84,7 @@ def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str]
     measured = compare(runs | {"": tuning.nothing()}, rounds=rounds, min_time=200e-6, warmup=2)
     seconds = {name: min(measured[name].samples) * 1e-9 for name in (*runs, "")}
     ways = [
-        # What a call from Python takes is no kernel's time.
+        # The time of an empty call from Python is not the kernel's.
         Way(*key, c.primitive.seconds, max(1e-9, seconds[" ".join(key)] - seconds[""]), key in taken)
         for key, c in found.items()
         if c.primitive is not None
@@ -157,7 +157,7 @@ class Quality(NamedTuple):
 
 
 def quality(cases: Iterable[Case]) -> Quality:
-    """Of all ways of these cases."""
+    """The quality of the predictions for all ways of these cases."""
     problems = [[Way(**entry) for entry in case["entries"]] for case in cases]
     ratios = [way.predicted / way.measured for ways in problems for way in ways]
     middle = statistics.median(ratios)
@@ -170,7 +170,7 @@ def quality(cases: Iterable[Case]) -> Quality:
 
 
 def missed(q: Quality) -> list[str]:
-    """What falls short of `BARS`, in words; nothing of what reaches them."""
+    """The figures that fall short of `BARS`, in words."""
     found = {
         f"the median error is {q.error[0]:.1%}, over {BARS.error:.0%}": q.error[0] > BARS.error,
         f"{q.ordered:.1%} of the pairs are in order, under {BARS.ordered:.0%}": q.ordered < BARS.ordered,

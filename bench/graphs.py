@@ -7,13 +7,13 @@ that the sample gives. Each sample runs in a process of its own, by one of the W
 onnx: exported to ONNX, then `load_onnx` and `compile`. from_torch: `from_torch` and `compile`.
 compile: `torch.compile(backend="blockconv")`. Inductor with freezing is beside it if asked for.
 
-A result says whether the sample loads and runs, how far outputs are from PyTorch's and how far ONNX Runtime's are, how
-many ops are foreign or in PyTorch, the share of the time in native ops, seconds to compile, medians of calls, and peak
-memory: of the process, and what compiling and one call add, beside ONNX Runtime's. By `compile` it says the number of
-graphs and of plans, why ops run in PyTorch, and the seconds inside blockconv.
+A result says whether the sample loads and runs, and how far outputs and ONNX Runtime's are from PyTorch's. It has the
+number of ops that are foreign or in PyTorch, the share of the time in native ops, seconds to compile, and medians of
+calls. It has peak memory: of the process, and what compiling and one call add, beside ONNX Runtime's. By `compile` it
+says the number of graphs and of plans, why ops run in PyTorch, and the seconds inside blockconv.
 
-`bench/graphs.txt` names 60 samples (`--list`): of the names with weights of each family in order every k-th from the
-one numbered k // 2 on, where k is 25 for timm, 11 for torchvision and mmpose, 10 for ultralytics, 14 for mmseg, and 3
+`bench/graphs.txt` names 60 samples (`--list`). They are every k-th sample with weights of each family, in the order of
+names, from number k // 2 on. k is 25 for timm, 11 for torchvision and mmpose, 10 for ultralytics, 14 for mmseg, and 3
 for torchaudio.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m bench lab`: the layout lab. What does the choice of layouts matter, and how well is it made?
+"""`python -m bench lab`: the layout lab, for how much the choice of layouts matters, and how well it is made.
 
 - Every network under every fixed layout, planned greedily and optimally, with modelled and with
   measured costs: how far each is from the best known (its *regret*), with how many reorders.
@@ -35,7 +35,7 @@ LEAD = 0.02  # by which a layout has to be ahead to have overtaken another
 
 
 def closing(cases: Sequence[Case]) -> Iterable[Table]:
-    """What a run of the lab ends with."""
+    """The tables at the end of a run of the lab."""
     return [grid.table() for grid in grids(cases)]
 
 
@@ -119,7 +119,7 @@ def _middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's: that of the ranks, equal values sharing theirs; 0 if all of one are equal."""
+    """Spearman's correlation: of the ranks, which equal values share; 0 if all of one array are equal."""
     ranks = [(np.sum(x[:, None] > x, 1) + np.sum(x[:, None] >= x, 1)) / 2 for x in (a, b)]
     if any(rank.std() == 0 for rank in ranks):
         return 0.0

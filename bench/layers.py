@@ -23,10 +23,10 @@ from .workers import Crew
 __all__ = ["COLUMNS", "LAYOUTS", "Way", "arrays", "plans", "reference"]
 
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4")
-# What Winograd may cost in float32; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64. Of
-# bfloat16, sums that were rounded more often than once. Of int8, where a step is 1/255: sums of peers saturate where
-# there is no VNNI, which costs a dozen steps, and the error says so; what is wrong at a border is further outside.
-# None does of weights of 7 bits (`LARGEST`); three steps are for those that round otherwise.
+# float32 allows for Winograd's error; bfloat16 or TF32 in disguise is far outside, and so is float32 for float64.
+# bfloat16 allows for sums that are rounded more than once. A step of int8 is 1/255. Without VNNI, the sums of peers
+# saturate, which costs a dozen steps, and the error says so; an error at a border is further outside. With weights of
+# 7 bits (`LARGEST`) no sum saturates; three steps are for peers that round otherwise.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-12, "bfloat16": 2**-7, "int8": 0.15, "int8-reduced": 3 / 255}
 LARGEST = {"int8": 127, "int8-reduced": 64}  # of the weights of quantized layers
 
@@ -133,8 +133,8 @@ def values(shape: Sequence[int], dtype: str, seed: int) -> np.ndarray:
 def quantized(problem: Conv2dProblem, largest: int = 127) -> tuple[QuantizedLayer, np.ndarray]:
     """`arrays` as quantizers round them, and the destination: the sums exactly, a half rounded to the even integer.
 
-    Source and destination have one scale for their largest number, weights one for that of each output channel, which
-    becomes `largest`.
+    Source and destination have one scale each, for their largest number. Weights have one for each output channel,
+    whose largest number becomes `largest`.
     """
     src, wei, bias = arrays(problem)
     src_scale = np.float32(np.abs(src).max() / 127)

@@ -42,7 +42,7 @@ SETTINGS = ("NUMBA_", "OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_", "OPEN
 
 
 def record() -> dict[str, Any]:
-    """What has to be known of this machine and its software to judge a figure."""
+    """The facts about this machine and its software that a reader needs to judge a figure."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **cpu.describe(),
@@ -71,7 +71,7 @@ def affinity() -> list[int]:
 
 
 def pin(processors: Sequence[int]) -> None:
-    """Keep this thread, and those that it starts, to these processors, where the system can."""
+    """Keep this thread, and threads that it starts later, to these processors, if the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors)
 
@@ -143,7 +143,7 @@ def _threading_layer() -> str | None:
 class LoadMeter:
     """How busy other processes keep the machine, from the making of the meter on.
 
-    Our own are this one and those that it started by `multiprocessing`.
+    Our own processes are this one and its children by `multiprocessing`.
     """
 
     def __init__(self) -> None:
@@ -177,9 +177,9 @@ class LoadMeter:
 def keep_freed_memory() -> bool:
     """Have the C library keep memory that was freed, and say whether it does (glibc).
 
-    Else it may hand it back to the system, so that a library which allocates its output at each
-    call pays for fresh pages each time: 400 or 1500 µs for one layer of torch's, from process to
-    process, as the heap happened to lie.
+    Otherwise it may return the memory to the system. Then a library which allocates its output at
+    each call pays for fresh pages each time: 400 or 1500 µs for one layer of torch's, depending on
+    the heap of the process.
     """
     trim_threshold, mmap_threshold = -1, -3
     try:

@@ -1,9 +1,9 @@
 """`python -m bench manifest`: what kernels do and give, case by case, so that two trees of the code can be compared.
 
-A line for each case: the row of the kernel table that is taken, its blocking, its ops' tasks, a digest of the stripped
-assembly of each kernel, a digest of the output's bits. Code that is moved or renamed leaves the file as it was, but for
-the names of kernels. Nothing in it depends on the machine that it is made on, other than which instruction sets that
-machine can run: Numba compiles for fixed processors (`TARGETS`), and choices are made for caches of fixed sizes.
+A line for each case has the row of the kernel table that is taken, its blocking and its ops' tasks. It has a digest of
+each kernel's stripped assembly, and one of the output's bits. Code that is moved or renamed leaves the file as it was,
+but for the names of kernels. The machine that makes the file matters only by the instruction sets it can run. Numba
+compiles for fixed processors (`TARGETS`), and choices are made for caches of fixed sizes.
 """
 
 from __future__ import annotations

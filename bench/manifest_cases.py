@@ -230,7 +230,7 @@ def _samples(quick: bool) -> Iterator[Node | Direct]:
 
 
 def _gradients(quick: bool) -> Iterator[Node | Direct]:
-    """Of convolutions (that of the input is a transposed convolution), pools and batch normalisation."""
+    """Gradients of convolutions (for the input, a transposed convolution), pools and batch normalisation."""
     pairs = (*_FEW, ("NCHW4", "NCHW4"), ("CHWN4", "NHWC"))
     for few, text in _GRADIENTS:
         if few or not quick:

@@ -1,7 +1,7 @@
 """Two manifests: what differs, in groups, and whether anything but names does.
 
-Kernels are compared by what their assembly says, so that moving or renaming one is no difference. Nor is a new name of
-a blocking's field: a name that is in one file alone is that of the other file which has the same values in every case.
+Kernels are compared by their assembly, so moving or renaming one is no difference. Nor is a new name of a blocking's
+field. A name that is in one file alone means the name in the other file with the same values in every case.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _is_kernel(key: str) -> bool:
 
 
 def _suite(key: str) -> str:
-    """What a case belongs to: the instruction set and the first word or two of its name."""
+    """The suite of a case: the instruction set and the first word or two of its name."""
     isa, *words = key.split(" ")
     return " ".join([isa, *words[: 2 if words[0] in ("sample", "plan") else 1]])
 
@@ -171,7 +171,7 @@ def _flat(fields: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _case(
     old: Record, new: Record, names: Mapping[str, str], kernels: list[dict[tuple[str, str], list[str]]], ran: bool
 ) -> Iterator[Change]:
-    """What differs in a case. Another row brings another blocking and other kernels, which are not listed then."""
+    """The differences of a case. Another row brings another blocking and other kernels, which are not listed then."""
     key, row = new["key"], new.get("row", "")
     isa = key.split(" ", 1)[0]
     if _taken(old) != _taken(new):

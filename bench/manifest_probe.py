@@ -1,6 +1,6 @@
-"""What a manifest asks of the inside of the package; code that moves there is followed here, and nowhere else.
+"""A manifest's view of the inside of the package. If code moves there, this module alone has to follow.
 
-Where a machine's facts are read, where kernels are compiled, where a row's blocking stands.
+It knows where a machine's facts are read, where kernels are compiled, and where a row's blocking is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stand_in(second_level_cache: int, last_level_cache: int, runs: bool) -> None
     """Caches of these bytes in place of this machine's, and one processor, so that kernels are compiled here.
 
     Together with the CPU and the features that Numba is told to compile for (see `manifest.TARGETS`), these are all
-    facts of a machine that choices depend on: what was measured on it lies in the cache directory, which is empty.
+    facts of a machine that choices depend on. Measured facts would be in the cache directory, which is empty.
     runs: whether it can run the code; else weights are not packed, which would take kernels.
     """
     target.second_level_cache = lambda: second_level_cache  # type: ignore[assignment]
@@ -110,7 +110,7 @@ class Kernels:
         return found
 
     def of(self, op: Op) -> list[str]:
-        """An op's kernel, then those that it calls: their addresses are among its arguments."""
+        """An op's kernel, then the kernels that it calls: their addresses are among its arguments."""
         called = {self.digests[a] for a in op.args if isinstance(a, int) and a in self.digests}
         return [self.digests[op.kernel.address], *sorted(called)]
 

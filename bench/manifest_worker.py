@@ -1,7 +1,7 @@
-"""What a manifest says of its cases, found out in a process that compiles for one instruction set.
+"""The records of a manifest, made in a process that compiles for one instruction set.
 
-Started by `manifest` with a job on its standard input, it writes a record for each case, and one for each kernel, as
-JSON lines on its standard output.
+`manifest` starts it with a job on its standard input. It writes a record for each case, and one for each kernel, as
+JSON lines to its standard output.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PLAIN = Layout("abcde")  # of a convolution's weights, as they are given
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a process is to do.
+    """The job of a process.
 
     isa: the name of the instruction set, which records begin with. runs: whether this machine has it; else nothing
     is run, and no bits are noted. parts: the classes of cases ("Node", "Reorder", "Plan"). only: a part of the names
@@ -64,7 +64,7 @@ class Job:
     assembly: str | None = None
 
     def cases(self) -> list[Case]:
-        """Its cases; of plans only those that are wanted, as of the others each record is asked for by its name."""
+        """Its cases. `only` selects plans here, and selects the other cases record by record."""
         found = (case for case in cases(self.quick) if type(case).__name__ in self.parts)
         return [case for case in found if not isinstance(case, Plan) or self.only in case.name]
 
@@ -135,14 +135,14 @@ class Worker:
                 yield self._record(way)
 
     def launcher(self) -> Record:
-        """What runs ops, alone and on several threads."""
+        """The record of the kernels that run ops, alone and on several threads."""
         kernels = [
             self.kernels.digests[kernel.address] for kernel in (launch_alone(), launch_worker(0), launch_worker(3))
         ]
         return {"key": f"{self.job.isa} launcher", "ops": [{"kernels": kernels}]}
 
     def _record(self, way: Way) -> Record:
-        """Of several threads only what is not as for one is noted."""
+        """The record of a way; for several threads only the differences from one thread."""
         (alone, ops), (several, shared) = way.bound(1), way.bound(THREADS)
         record: Record = {
             "key": f"{self.job.isa} {way.name}",

@@ -1,4 +1,4 @@
-"""What may be published: an entry gets a time only if its output was checked, before its timing and after it."""
+"""Times that may be published: an entry gets one only if its output was checked, before its timing and after it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def measure(variants: Sequence[Variant], expected: np.ndarray, tolerance: float, **timing: Any) -> Case:
-    """Check every variant, time those that are right against each other, and check these again.
+    """Check every variant, time the right ones against each other, and check these again.
 
     Returns that part of a case which is the same in every suite. An entry has a "timing" only if
     its verdict is "ok". Keywords go to `compare`.
@@ -68,7 +68,7 @@ def measure(variants: Sequence[Variant], expected: np.ndarray, tolerance: float,
 
 
 def _time_reorders(entries: Iterable[Entry], right: dict[str, Variant], timing: dict[str, Any]) -> None:
-    """What a caller with plain arrays pays besides: a few short samples, apart from the others'."""
+    """Time the reorders of a caller with plain arrays: a few short samples, apart from the others'."""
     parts = {(v.name, part): getattr(v, part) for v in right.values() for part in ("reorder_in", "reorder_out")}
     functions = {f"{name}|{part}": function for (name, part), function in parts.items() if function}
     if not functions:
@@ -97,7 +97,7 @@ def _checked(variant: Variant, expected: np.ndarray, tolerance: float) -> Entry:
 
 
 def _why(failure: Exception) -> str:
-    """What a worker said of its failure, or an error of this process."""
+    """A worker's message about its failure, or an error of this process."""
     return str(failure if isinstance(failure, PeerError) else f"{type(failure).__name__}: {failure}")[:500]
 
 

@@ -2,7 +2,7 @@
 
 For each pool there is a process with PyTorch and blockconv in it, both on the same number of threads. Timed are our
 convolution alone, the same right after an operation of PyTorch's on another tensor, that operation alone, and the same
-right after our convolution. What counts is our time after PyTorch, beside the fastest pool's time alone.
+right after our convolution. The figure that counts is our time after PyTorch, beside the fastest pool's time alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PARTS = {
     "torch after conv": "relu after conv2d",
 }
 SETTLED = 0.03  # seconds after which no thread spins any more, of this process's last part or of another process
-# Without what `python -m bench` sets: PyTorch's threads have to spin as long as they do in anybody's process.
+# Settings of `python -m bench` that are removed here: PyTorch's threads have to spin as long as for any user.
 SPINNING = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
@@ -150,7 +150,7 @@ def _serve(pipe: Connection, pool: str, problem: Conv2dProblem, threads: int, pr
 
 
 class _Desk:
-    """What a worker does when asked."""
+    """The requests that a worker answers."""
 
     def __init__(self, pool: str, problem: Conv2dProblem, threads: int) -> None:
         import torch

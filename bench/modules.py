@@ -1,7 +1,7 @@
 """`python -m bench modules`: PyTorch modules as they are, and with `torch.nn.functional.conv2d` replaced by ours.
 
-Nothing else is changed: batch norms, activations and pools are PyTorch's, and weights are packed at each call, as a
-user who only imports another `conv2d` has them. Modules are as torchvision builds them, with random weights.
+Nothing else is changed: batch norms, activations and pools are PyTorch's. Each call packs the weights, as it does for a
+user who only imports another `conv2d`. Modules are as torchvision builds them, with random weights.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def resnet18() -> nn.Module:
 
 
 def resnet50() -> nn.Module:
-    """Of the same paper; strides in the 3x3, as torchvision has them."""
+    """The larger one of the same paper; strides are in the 3x3, as in torchvision."""
     return _resnet((3, 4, 6, 3), bottleneck=True)
 
 

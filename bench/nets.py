@@ -1,10 +1,10 @@
 """`python -m bench nets`: whole networks, ours planned in several ways beside the engines that read ONNX.
 
-A way to choose the layouts of a network, a *choice*, is one of CHOICES, the name of a layout (every
-op in it that can be), a JSON file of {op: layout}, `costs=FILE` with a cost table of one's own (as
-`compile` takes it), or `module:function` of a planner of one's own: it is called with the network
-as it will run and returns {node: layout}, like the `planner` of `blockconv.compile`, or else a
-plan or anything else that is called with the input and gives the outputs.
+A *choice* is a way to choose the layouts of a network. It is one of CHOICES, or the name of a layout
+(for every op that can run in it), or a JSON file of {op: layout}. It may be `costs=FILE`, with a
+cost table of one's own (as `compile` takes it), or `module:function`, a planner of one's own. The
+planner is called with the network as it will run. It returns {node: layout}, like the `planner` of
+`blockconv.compile`. Or it returns a plan, or any function that takes the input and gives the outputs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CHOICES = {
     "measured": "optimal over measured costs",
     "greedy": "op by op over modelled costs",
 }
-# Of the largest output. float32: Winograd kernels and the order of long sums. int8: steps of a 255th at every layer,
-# beside the network of floats; what a wrong kernel gives is noise, whose error is more than 1. Types of 16 bits: each
-# value is rounded to 8 or 11 bits.
+# Shares of the largest output. float32: Winograd kernels and the order of long sums. int8: steps of a 255th at every
+# layer, beside the float network; a wrong kernel gives noise, whose error is more than 1. 16-bit types: each value is
+# rounded to 8 or 11 bits.
 TOLERANCE = {
     "float32": 1e-4,
     **dict.fromkeys(("int8", "int8-reduced", "int8-s8s8", "int8-u8u8"), 0.3),
@@ -73,8 +73,8 @@ def plans(
     """A case for each network, number of images and of threads, and type.
 
     names: of `networks.NETWORKS`, or ONNX files. dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool
-    quantizes it (`quantized.KINDS`), bfloat16 and float16 the network of floats that each engine stores so: their
-    errors are beside the network of floats.
+    quantizes it (`quantized.KINDS`). bfloat16 and float16 are the float network, stored so by each engine. Errors are
+    relative to the float network.
 
     Raises ValueError for a name that is neither, before anything is measured.
     """

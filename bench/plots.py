@@ -135,7 +135,7 @@ def roofline(cases: Sequence[Case]) -> str:
     for bandwidth, place, style in ((max(bandwidths), "a cache", "-"), (min(bandwidths), "memory", "--")):
         said = f"copy in {place}: {bandwidth / 1e9:.0f} GB/s"
         axes.plot(x, np.minimum(peak, bandwidth * x) / 1e9, lw=1, ls=style, color="black", label=said)
-    # Beside the axes, as the points of what runs well lie on the line.
+    # Beside the axes, because the points of fast kernels are on the line.
     beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": TEXT}
     axes.annotate(f"fp32 peak\n{peak / 1e9:.0f} GFLOP/s", (1.01, peak / 1e9), **beside)
     ours = libraries(cases, "ours")

@@ -1,6 +1,6 @@
 """`python -m bench tables` without files: writes every page that shows kept results.
 
-README.md has the networks of one CPU and the largest losses. docs/performance has a page for each processor: its
+README.md has the networks of one CPU and the largest losses. docs/performance has a page for each processor. It has its
 networks, how each result file compares with the best peers, every loss, what planning gains, and layers by algorithm.
 docs/explanation/planner.md has the plan beside fixed layouts on all processors. results/README.md has every case.
 A test compares all of them with what `shown` makes of the files.

@@ -30,7 +30,7 @@ KINDS = {
 
 
 class _Samples(tool.CalibrationDataReader):
-    """What ranges are measured on: pictures of noise, none of them the one that is timed."""
+    """The pictures that ranges are measured on: noise, without the timed picture."""
 
     def __init__(self, path: str) -> None:
         self.left = list(range(1, 1 + SAMPLES))

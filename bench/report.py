@@ -59,7 +59,7 @@ def bandwidth(case: Case, entry: Entry) -> float:
 
 
 def share_of_copy(case: Case, entry: Entry) -> str:
-    """The speed as a share of that of the best copy of as many bytes."""
+    """The speed as a share of the best copy's, of as many bytes."""
     copies = [seconds(other) for other in case["entries"] if other["role"] == "roof" and "timing" in other]
     return f"{min(copies) / seconds(entry):.0%}" if copies else ""
 
@@ -68,7 +68,7 @@ def _part(name: str) -> Callable[[Case, Entry], str]:
     return lambda _, entry: time_text(entry[name]) if name in entry else ""
 
 
-# Of what only moves memory, or hardly more.
+# For ops that only move memory, or do hardly more.
 MOVED_COLUMNS = (
     Column("GB/s", lambda case, entry: f"{bandwidth(case, entry):.1f}"),
     Column("of copy", share_of_copy),
@@ -154,5 +154,5 @@ def best_speedup(case: Case) -> dict[str, Any] | None:
 
 
 def standing(ratio: dict[str, Any]) -> str:
-    """What a speedup says beyond doubt: one of STANDINGS."""
+    """The conclusion from a speedup's interval: one of STANDINGS."""
     return "ahead" if ratio["low"] > 1 else "behind" if ratio["high"] < 1 else "level"

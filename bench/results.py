@@ -1,8 +1,8 @@
 """Results: what they are, and where they are kept.
 
 A result is a *case* (a problem, a number of threads) with *entries* (ways to solve it), which
-`measure` makes. Cases are kept as JSON lines, each written as soon as it is measured. What git holds of them is
-compact: without samples and in fewer digits, compressed.
+`measure` makes. Cases are kept as JSON lines, each written as soon as it is measured. Git holds them in a compact form:
+without samples and in fewer digits, compressed.
 """
 
 from __future__ import annotations

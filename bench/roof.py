@@ -1,4 +1,4 @@
-"""What the machine can do at most: multiply-adds from registers alone, and copies of memory.
+"""The limits of the machine: multiply-adds from registers alone, and copies of memory.
 
 Results are given as shares of these: measured here and now, by loops that do nothing else.
 """
@@ -54,9 +54,9 @@ def copy_bandwidth(nbytes: int, threads: int = 1) -> float:
 
 
 def roof(nbytes: int, threads: int, itemsize: int = 4) -> dict[str, float]:
-    """What bounds work on so many bytes: "peak" in operations a second, "bandwidth" of a copy in bytes a second.
+    """The limits of work on so many bytes: "peak" in operations a second, "bandwidth" of a copy in bytes a second.
 
-    The peak of float64 is half of float32's, that of int8 four times: as many as a vector holds.
+    A peak goes with the elements of a vector: float64 has half of float32's, int8 four times as much.
     """
     size = 1 << max(16, nbytes.bit_length())  # few sizes, each measured once
     return {"peak": fp32_peak(threads) * 4 / itemsize, "bandwidth": copy_bandwidth(min(size, 64 << 20), threads)}

@@ -4,8 +4,8 @@ Predicted are three things that a single thread's time does not tell. Imbalance:
 is, and threads take whole chunks of tasks. Shared bandwidth: what does not stay in the last cache comes over one
 memory, however many ask. Waiting: threads meet after each op, and each looks at the counters of all others.
 
-Cores that this machine does not have are predicted with a memory that grows with them, from the bandwidth that all of
-this machine's have together, or with the `--bandwidth` that is given.
+For more cores than this machine has, memory bandwidth is predicted to grow with them, from the bandwidth of all its
+cores together. A given `--bandwidth` replaces this prediction.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Work(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What threads share. bandwidth: bytes a second of memory, by threads. wait: seconds that one more thread adds to
-    each op, whose counters all others read."""
+    """The resources that threads share. bandwidth: bytes a second of memory, by threads. wait: seconds that one more
+    thread adds to each op, whose counters all others read."""
 
     bandwidth: Callable[[int], float]
     wait: float
@@ -88,7 +88,7 @@ def busiest(tasks: int, chunk: int, threads: int) -> float:
 
 
 def seconds(works: Iterable[Work], threads: int, to: Shared) -> float:
-    """Of ops that run one after the other on so many threads."""
+    """The seconds of ops that run one after the other on so many threads."""
     known = host().profile
     total = 0.0
     for work in works:
@@ -139,7 +139,7 @@ def _weights(problem: Conv2dProblem) -> int:
 
 
 def _divided(serial: float, ops: Sequence[Op], nbytes: float) -> list[Work]:
-    """Of an action of several ops each has an equal part."""
+    """The works of an action's ops, each with an equal part of its time and bytes."""
     return [Work(serial / len(ops), op.tasks, op.chunk, nbytes / len(ops)) for op in ops]
 
 
@@ -171,7 +171,7 @@ def measured(runs: dict[int, Callable[[], Any]]) -> dict[int, float]:
 
 
 def run_layer(problem: Conv2dProblem, layout: Layout, threads: int) -> Callable[[], None]:
-    """What runs the chosen row once on so many threads."""
+    """A function that runs the chosen row once on so many threads."""
     row = selection.choose("conv2d", problem, layout, layout, TYPES)
     return tuning.runner(row.prepare(problem, layout, layout, TYPES, threads), problem, layout, layout, 4, threads)
 
@@ -191,7 +191,7 @@ Row = tuple[str, dict[int, float], dict[int, float]]  # name, predicted and meas
 
 
 def of_layer(problem: Conv2dProblem, layout: Layout, counts: Sequence[int], there: Sequence[int], to: Shared) -> Row:
-    """A layer from and to a layout. there: of the numbers of threads those that are measured."""
+    """A layer from and to a layout. there: the numbers of threads that are measured."""
     predicted = {threads: seconds(layer(problem, layout, threads), threads, to) for threads in counts}
     runs = {threads: run_layer(problem, layout, threads) for threads in there}
     return problem.name or problem.descriptor(), predicted, measured(runs) if runs else {}
@@ -205,7 +205,7 @@ def of_network(name: str, counts: Sequence[int], there: Sequence[int], to: Share
 
 
 def report(problems: Sequence[Conv2dProblem], options: argparse.Namespace) -> Table:
-    """What the command line asks for, of these layers and its networks."""
+    """The table that the command line requests, for these layers and its networks."""
     counts = sorted({1, *options.threads})
     there = [count for count in counts if count <= target.affinity()] if options.measure else []
     to = shared(None if options.bandwidth is None else options.bandwidth * 1e9)

@@ -129,8 +129,8 @@ def against(case: Case, name: str = "best of all", layout: str | None = None) ->
 
 
 def machines_grid(files: Sequence[tuple[Sequence[Mapping[str, Any]], Mapping[str, Case]]]) -> Grid | None:
-    """The cases that several files, (headers, cases by key), have: the time of our best entry on each machine, and how
-    many times as fast it is as the best peer there. None if no case is in two files."""
+    """The cases of several files, (headers, cases by key), that more than one has. Cells are the time of our best entry
+    on each machine, and how many times as fast it is as the best peer there. None if no case is in two files."""
     counts = Counter(key for _, cases in files for key in cases)
     keys = [key for key, count in counts.items() if count > 1]
     if not keys:

@@ -44,7 +44,7 @@ TILES_EACH = 50  # tiles of a machine that are simulated
 
 
 class Costs(NamedTuple):
-    """What a simulation goes by. Seconds: `tile`, of the scheduler for a tile; `pixel`, of a machine's threads;
+    """The parameters of a simulation. Seconds: `tile`, of the scheduler for a tile; `pixel`, of a machine's threads;
     `start`, of a fresh worker's first task; `latency`, of a request to the store. bandwidth: bytes/s from the store.
     halo: pixels around a tile, on each side."""
 
@@ -72,7 +72,7 @@ def u_net(side: int, channels: int = 16) -> bc.Network:
 
 
 def whole(side: int, tile: int | None, timing: dict[str, Any]) -> Grid:
-    """Pixels a second at once and tile by tile; the bar is 0.9 of those that are computed."""
+    """Pixels a second at once and tile by tile. The goal is 0.9 times as fast, with halos counted as pixels."""
     x = noise((1, 1, side, side), "float32")
     cut = tiling(u_net(TILE), x.shape, tile).tile[0]
     at_once, by_tiles = bc.compile(u_net(side), threads=1), bc.compile(u_net(cut), threads=1)

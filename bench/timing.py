@@ -1,8 +1,8 @@
 """`compare`: the one function of this project that times things.
 
-The functions take turns, round by round, in an order that is shuffled each round, so that
-whatever drifts (clock frequency, a neighbour on the machine) hits all of them alike. Figures
-are medians; two functions are compared by the ratio of their times in the same round.
+The functions take turns, round by round, in an order that is shuffled each round. So any drift
+(clock frequency, a neighbour on the machine) hits all of them alike. Figures are medians; two
+functions are compared by the ratio of their times in the same round.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` measured."""
+    """The measurements of `compare`."""
 
     timings: dict[str, Timing]
     baseline: str | None = None
@@ -167,12 +167,12 @@ def compare(
 ) -> Comparison:
     """Time functions against each other.
 
-    Each is called `warmup` times, then as often in a sample as makes it last `min_time` seconds;
-    every round takes one sample of each, in a new order. Before its sample a function runs untimed
-    for two milliseconds, and at least once: it starts from its own cache contents, its threads are
-    awake and those of its predecessor no longer spin. (To sleep instead would be worse: threads
-    that wake from it may share a processor for milliseconds.) With `cold` every sample is one call
-    after the caches were flushed.
+    Each is called `warmup` times. A sample is as many calls as last `min_time` seconds; every round
+    takes one sample of each, in a new order. Before its sample a function runs untimed for two
+    milliseconds, and at least once. So it starts from its own cache contents, its threads are awake,
+    and its predecessor's threads no longer spin. (Sleep would be worse: threads that wake from it
+    may share a processor for milliseconds.) With `cold` every sample is one call after a flush of
+    the caches.
 
     setup:    functions by name, run untimed before each sample, which is then a single call
     baseline: the name that `Comparison.ratio` compares with by default
@@ -266,8 +266,8 @@ class _Sampler:
 def median_interval(ordered: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
     """An interval for the median of the population that the ordered values were drawn from.
 
-    Of n values, as many are below that median as heads fall in n throws of a coin, whatever
-    their distribution: no assumption of normal noise, which timings do not have.
+    The number of values below that median is the number of heads in n throws of a coin, whatever
+    their distribution. It assumes no normal noise, which timings do not have.
     """
     n = len(ordered)
     cut, tail = 0, 0.5**n

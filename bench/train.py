@@ -3,9 +3,10 @@
 A step is the forward pass, the loss, the backward pass, and SGD with momentum. The model alone is compiled. Weights and
 data are random and the same for each way, so that losses can be compared.
 
-A result has the median of the steps in milliseconds with its interval, the first step in seconds (compilation and all),
-the losses of the first steps, and peak memory in MiB: of the timed steps, and of the whole process. The peak of the
-steps includes what a compiler left in memory: run twice, so that kernels are on disk, before memory is compared.
+A result has the median of the steps in milliseconds with its interval, and the first step in seconds (compilation and
+all). It has the losses of the first steps, and peak memory in MiB: of the timed steps, and of the whole process. The
+peak of the steps includes what a compiler left in memory. So run twice before memory is compared: the second run finds
+kernels on disk.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Case:
 
 
 def run_all(cases: Sequence[Case], out: Path | None, *, rounds: int, timeout: float) -> Iterator[Result]:
-    """The result of each case. Those in `out` are not measured again."""
+    """The result of each case. Cases in `out` are not measured again."""
     known: dict[Case, Result] = {}
     if out is not None and out.exists():
         for one in map(json.loads, out.read_text(encoding="utf-8").splitlines()):

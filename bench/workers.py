@@ -1,10 +1,9 @@
 """Each library in a process of its own, pinned to as many processors as it may use.
 
-In one process libraries change each other: two of them share a TBB, whose threads then work for a
-library that was told to use one (OpenVINO ran at twice its speed beside Numba); they share an
-allocator; the spinning threads of one take the processors of the next. A worker that is not asked
-for anything sleeps in a read of its pipe. It takes its samples by itself, so that the pipe is no
-part of any time.
+In one process libraries change each other. Two of them share a TBB, whose threads then work for a
+library that was told to use one (OpenVINO ran at twice its speed beside Numba). They share an
+allocator. The spinning threads of one take the processors of the next. A worker without a request
+sleeps in a read of its pipe. It takes its samples by itself, so the pipe is no part of any time.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Crew", "PeerError", "hang_up", "pinned", "set_apart"]
 
 
 class PeerError(RuntimeError):
-    """What went wrong in a worker, with the name of the error there."""
+    """An error in a worker, with the name of the error there."""
 
 
 class Crew:
@@ -60,7 +59,7 @@ class Crew:
                 self._workers[name, count] = worker
 
     def contenders(self, op: str, *arguments: Any, threads: int, ours: Sequence[Any] = ()) -> list[Variant]:
-        """What all have for an operation, built anew; the last ones are forgotten. ours: what only our module takes."""
+        """All variants of an operation, built anew; the last ones are forgotten. ours: for our module alone."""
         self.clear()
         found = []
         for name in self.versions:
@@ -68,7 +67,7 @@ class Crew:
         return found
 
     def variants(self, name: str, op: str, *arguments: Any, threads: int) -> list[Variant]:
-        """What a library has for an operation, built in its worker; `arguments` as its module wants them.
+        """A library's variants of an operation, built in its worker; `arguments` as its module takes them.
 
         A library that fails at it has one variant, which says so when it is called.
         """
@@ -98,7 +97,7 @@ class Crew:
         return [judged(copy) for copies in found for copy in copies]
 
     def wanted(self, layouts: Sequence[str] = ()) -> dict[str, list[str]]:
-        """What is to be in a case that this crew measures."""
+        """The names of layouts and libraries that a case of this crew has to have."""
         ours = {"layouts": list(layouts)} if layouts else {"ours": [OURS] if OURS in self.versions else []}
         return {**ours, "peers": [name for name in self.versions if name != OURS]}
 
@@ -239,7 +238,7 @@ def _why(error: Exception) -> str:
 
 
 class _Desk:
-    """What a worker does when asked."""
+    """The requests that a worker answers."""
 
     def __init__(self, peer: peers.Peer, processors: Sequence[int]) -> None:
         self.peer, self.processors = peer, processors
@@ -249,7 +248,7 @@ class _Desk:
     def build(self, op: str, *arguments: Any) -> list[tuple[int, Variant]]:
         """(handle, variant with marks instead of functions) of each variant."""
         for thread in _threads():
-            _pin_thread(thread, self.processors)  # new ones inherit it from those that start them
+            _pin_thread(thread, self.processors)  # new threads inherit it from their starter
         made = self.peer.variants(op, *arguments)
         first = len(self.variants)
         self.variants += made
