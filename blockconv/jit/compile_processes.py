@@ -50,7 +50,7 @@ for module, family, params in job["kernels"]:
 def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = lambda: None) -> None:
     """Compile kernels in as many processes as there are processors; they meet in the disk cache.
 
-    A child that fails costs time and a SlowPathWarning with its last lines. This process then compiles each missing
+    Children that fail cost time, and one SlowPathWarning with the first error. This process then compiles each missing
     kernel at its first use. tell: called every `WAIT` seconds while this process waits for children.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
