@@ -303,8 +303,12 @@ _WEIGHTS = "conv2d_backward_weights"
 
 
 class _BoundWeights(NamedTuple):
-    """A gradient of weights, ready for the addresses of a call. shape, dtype: of the weights. biases: how many. nbytes:
-    of memory that the program needs beside its arrays."""
+    """A gradient of weights, ready for the addresses of a call.
+
+    shape, dtype: of the weights.
+    biases: how many.
+    nbytes: memory that the program needs beside its arrays.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
