@@ -12,10 +12,10 @@ __all__ = ["RECORDS", "ScatterRecord", "TilesArguments", "WindowRecord"]
 class TilesArguments(Arguments):
     """A convolution by tiles: what `conv_tiles` is called with, and the kernels that it calls.
 
-    Pixels lie along the three axes of a `Space`: images of rows of columns. A group here is as many groups of the
-    problem as share a vector. A task is some rows and columns of the destination, of one image and one group, and a
-    share of the group's blocks of output channels; the part of the source that it reads is its window. Where the
-    window is packed in the scratch, its rows are [channel block][level of depth][row].
+    Pixels have the three axes of a `Space`: images of rows of columns. A group here is as many groups of the problem as
+    share a vector. A task is some rows and columns of the destination, of one image and one group, and a share of the
+    group's blocks of output channels. Its window is the part of the source that it reads. Where the window is packed in
+    the scratch, its rows are [channel block][level of depth][row].
     """
 
     src = word("the source", "address")

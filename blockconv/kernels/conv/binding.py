@@ -2,8 +2,8 @@
 
 A task is a block of output pixels (rows x columns of one image, of one group) and a range of output channel blocks. Its
 source window is packed once into the worker's scratch, in the order [channel block][row][column][channels], with zeros
-outside the image. That removes borders, strides between pixels and cache conflicts, and copies no more than a window. A
-1x1 problem is read in place, because its pixels lie evenly in every layout.
+outside the image. Packing removes borders, strides between pixels and cache conflicts, and copies no more than a
+window. A 1x1 problem is read in place, because its pixels are evenly spaced in every layout.
 
 Then each tile of pixels runs the microkernel for each block of output channels. A long reduction is done in blocks of
 steps, so that weights stay in the second-level cache. Tasks at the image's end are moved back to be whole, and so are
@@ -11,12 +11,12 @@ tiles at a task's end. They compute a few pixels again, with the same bits, so t
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
 destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the
-scales of the output channels follow all biases, likewise, and a float32 for each to be added after these, where there
-are such (`Epilogue.shifted`); the activation's parameters are `EpilogueArguments`.
+scales of the output channels follow all biases, in the same form. If `Epilogue.shifted`, a float32 for each channel
+follows, which is added after scaling. The activation's parameters are then `EpilogueArguments`.
 
-A source of bytes, or of floats of 16 bits, is packed as it is, and what tiles read is then made of the whole panel:
-signed bytes become unsigned, or bytes 16 bits wide, or these floats float32. Tiles reduce elements of several channels
-(`Dot`).
+A source of bytes or 16-bit floats is packed unchanged. The whole panel is then converted to what tiles read: signed
+bytes become unsigned, bytes become 16 bits wide, or 16-bit floats become float32. Tiles reduce elements of several
+channels (`Dot`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def bind_tiles(
     epilogue: Epilogue,
     region: TapsRegion | None = None,
 ) -> list[Op]:
-    """The op. The residual lies in memory as the destination does. region: the pixels that it computes, if not all."""
+    """The op. The residual has the destination's memory order. region: the pixels that it computes, if not all."""
     bound = _Binding(problem, src, dst, types, blocking, region)
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
@@ -91,7 +91,7 @@ def bind_tiles(
 
 
 def _in_bytes(lies: Geometry) -> Geometry:
-    """A geometry over elements of 4 bits with its strides in bytes, but that of a channel in its block."""
+    """A geometry of 4-bit elements with its strides in bytes, except the stride of a channel in its block."""
     return lies._replace(n=lies.n // 2, block=lies.block // 2, row=lies.row // 2, col=lies.col // 2)
 
 
@@ -116,7 +116,8 @@ class _Binding:
         self.p, self.blocking = problem, blocking
         self.at = space(problem, src, dst, blocking.line > 0) if region is None else region.space(problem)
         self.types, self.dot = types, blocking.dot
-        # Of a channel in a window and of a weight; in a source and where windows are packed; and in a destination.
+        # Bytes of a channel: in a window and of a weight; in the source and while windows are packed; in the
+        # destination.
         self.itemsize, self.src_itemsize = self.dot.itemsize or types.src.itemsize, types.src.itemsize
         self.dst_itemsize = types.dst.itemsize
         self.src = geometry(src, problem.src_shape, self.src_itemsize)
@@ -134,7 +135,7 @@ class _Binding:
         self.ic, self.oc = (shared.groups * (channels // problem.g) for channels in (self.p.ic, self.p.oc))
         groups_of = self.oc if self.groups > 1 else 0
         self.has_parts = has_parts(self.dst, blocking.store_width, blocking.width, groups_of)
-        # Of a window: planes of channel blocks, or one where the blocks of a pixel are contiguous.
+        # A window's planes of channel blocks: one plane where the blocks of a pixel are contiguous.
         step = blocking.cb if blocking.has_panels_of_planes else max(blocking.cb, blocking.step)
         self.ic_blocks = 1 if self.is_shared else -(-self.ic // step) * (step // blocking.cb)
         self.pitch = shared.pitch if self.is_shared else blocking.cb
@@ -146,7 +147,7 @@ class _Binding:
             self.row, self.pixel = (self.src.along(axis) for axis in self.at.axes[1:])
         # A stride of one tap only is taken out when the window is packed.
         self.window_sh, self.row_step = (1, self.at.sh) if self.at.kh == 1 else (self.at.sh, 1)
-        # So is that of columns which vectors of pixels are loaded from: they are packed phase by phase.
+        # So is the stride of columns from which vectors of pixels are loaded: columns are packed phase by phase.
         is_taken_out = self.at.kw == 1 or blocking.pixel_lanes > 0
         self.window_sw, self.col_step = (1, self.at.sw) if is_taken_out else (self.at.sw, 1)
 
@@ -199,11 +200,11 @@ class _Binding:
 
     @property
     def bias_bytes(self) -> int:
-        """Of the biases of all output channels."""
+        """Bytes of the biases of all output channels."""
         return self.groups * self.blocking.ocbs * self.blocking.width * self.types.acc.itemsize
 
     def geometries(self) -> Words:
-        """Where source and destination lie along the axes of the space; levels are one more axis of the source."""
+        """The strides of source and destination along the space's axes; levels are one more axis of the source."""
         p, at, stored = self.p, self.at, self.blocking.store_width
         image, row, col = at.axes
         by_h = image == "h"  # an image is then a row of the destination, and the taps along h are levels
@@ -313,7 +314,7 @@ class _Binding:
         }
 
     def kernels(self, epilogue: Epilogue, lines: int) -> Words:
-        """The kernels that compute a tile, each step of which prefetches so many lines, pack a window, and so on."""
+        """The kernels that compute a tile, pack a window, and so on. Each step of a tile prefetches so many lines."""
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
@@ -386,7 +387,7 @@ class _Binding:
         return packing_units.pack_units(self.blocking.cb // unit, at_once, unit, int(is_float))
 
     def plane_packer(self) -> jit.Kernel:
-        """The kernel that packs a window, of which vectors of pixels are loaded."""
+        """The kernel that packs a window for tiles that load vectors of pixels."""
         blocking, itemsize = self.blocking, self.src_itemsize
         if channels := pixel_blocking.contiguous_channels(self.src, self.at, self.itemsize):
             lanes = target.isa().vector_bytes // itemsize
@@ -403,7 +404,7 @@ class _Binding:
 
     @property
     def unpacking(self) -> tuple[int, int, int, int]:
-        """What the kernels that unpack pairs are compiled for: see `unpack_window`."""
+        """The compile-time parameters of the kernels that unpack pairs: see `unpack_window`."""
         signed, flipped = int(self.types.src.kind == SIGNED), int(self.dot.is_unsigned)
         return self.dot.itemsize, signed, flipped, target.isa().vector_bytes // 2
 

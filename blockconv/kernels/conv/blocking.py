@@ -46,8 +46,8 @@ __all__ = [
 class TileShape(NamedTuple):
     """Output pixels, in rows, and vectors of output channels that are held in registers.
 
-    gap: columns of the window between the end of a row and the begin of the next, where rows are computed as one: the
-    pixels of these columns are computed too, and not stored.
+    gap: where rows are computed as one, the window's columns between the end of a row and the begin of the next. Their
+    pixels are computed too, and not stored.
     """
 
     rows: int
@@ -79,14 +79,14 @@ class ConvBlocking:
     pixel_lanes: pixels of a vector where vectors run along these, and each of `vectors` is one channel; 0 where they
         run along channels.
     dot: the multiply-accumulate.
-    interleaved: channels that do not lie in fours in the source are brought together as they are packed.
+    interleaved: packing interleaves the source's channels, which do not fill units of 32 bits there.
     phases: of a row of a window whose columns are taken by their remainder to the stride, how many remainders;
         `window_cols` is of each.
     line: columns of a row of the destination where its rows are one and those of the source are not (`space`, strided);
         else 0.
     gap: as in `TileShape`.
     k_blocks: blocks of the reduction's steps, between which a task's accumulators are kept in the scratch.
-    blocks: of `pixel_lanes` pixels, so many of which are reduced together by matrices whose columns are pixels; else 0.
+    blocks: how many blocks of `pixel_lanes` pixels are reduced together by matrices whose columns are pixels; else 0.
     kept: which taps tiles reduce, where some are left out.
     """
 
@@ -144,7 +144,7 @@ class ConvBlocking:
 
 def weight_layout(blocking: ConvBlocking) -> Layout:
     """The layout of packed weights, over (G, O/G, I/G, H, W): what a tile reads, in the order it reads it."""
-    # Where matrices have output channels as lines, a step's channels of one lie together.
+    # Where a matrix's lines are output channels, a step's channels of each are contiguous.
     each = blocking.step if blocking.dot.is_matrix and blocking.pixel_lanes else blocking.dot.channels
     width = f"{blocking.width}b" if blocking.width > 1 else ""
     blocks = f"{blocking.step // each}c" * (blocking.step > each) + width + f"{each}c" * (each > 1)
@@ -155,7 +155,7 @@ def weight_layout(blocking: ConvBlocking) -> Layout:
 def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """The blocking of a problem on a machine. Tile and block sizes do not depend on the threads.
 
-    tile: of a shape that is asked for, instead of the one of least predicted time.
+    tile: the requested shape, instead of the one of least predicted time.
     """
     p, types, m, isa = request.problem, request.types, request.machine, request.machine.isa
     at, dot, s, d = space(p, request.src, request.dst), dot_for(types, isa), request.source, request.destination
@@ -249,7 +249,8 @@ def divided(request: Request, inner: Inner, at: Space | None = None) -> ConvBloc
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
     packing = blocks_of_packing(pixels * vectors) if inner.packs_planes else 0.0
     splits = splits_of_tasks(tasks, ocbs, threads, packing)
-    # What a tile of a 1x1 convolution reads lies together, but where a row is packed faster than its few pixels.
+    # Each tile of a 1x1 convolution has a contiguous panel, unless whole rows are packed faster than a tile's few
+    # pixels.
     in_blocks = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, inner.dot) and not inner.in_place
     by_tiles = in_blocks or inner.packs_planes
     panel = pixels if by_tiles else task_cols
@@ -289,8 +290,8 @@ def _k_blocks(cache: int, weights: int, tiles: int, inner: Inner) -> int:
 
     cache: bytes of the second level. weights: bytes that each of the `tiles` reads.
 
-    What a tile reads is read again by the next one: by then longer reductions have pushed it out of the second-level
-    cache, where the next weights and the windows lie too.
+    The next tile reads the same weights again. A longer reduction has evicted them by then from the second-level cache,
+    which holds the next weights and the windows too.
     """
     most = cache // 8
     if weights <= most or tiles == 1 or not inner.shared.dense or inner.dot.is_matrix:
@@ -327,15 +328,15 @@ def is_converted(types: Types, dot: Dot) -> bool:
 def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     """Channels that are packed together: contiguous in the source, but where a group begins within its blocks.
 
-    Of blocks, a power of two that divides them: a vector of 16 of 24 channels would lie in two blocks. unit: channels
-    that are packed as one, of a source that has its channels in such units.
+    In a blocked source, a power of two that divides the block: a vector of 16 of 24 channels would span two blocks.
+    unit: channels that are packed as one, of a source that has its channels in such units.
     """
     units = -(-(problem.ic // problem.g) // unit)
     if units <= 4 and src.length == NO_BLOCK:
         return units * unit  # few channels are packed without padding, but for a source that has it in the same order
     block = math.gcd(src.length // unit, 4 if units <= 4 else 16)
-    # Halves of blocks of which groups are whole ones, 8 or 24 channels, neither are padded nor lie in two of the
-    # source's. (No block of bytes may.)
+    # Groups of 8 or 24 channels are whole half blocks: these need no padding, and none spans two of the source's
+    # blocks. (No block of bytes may.)
     whole = math.gcd(block, units)
     return unit * (whole if problem.g > 1 and (unit > 1 or 2 * whole == block) else block)
 
@@ -347,8 +348,8 @@ def is_read_in_place(machine: Machine, problem: Conv2dProblem, at: Space, src: G
     """Whether tiles may read the source where it is: the rows of a 1x1 convolution, if groups divide no block.
 
     Rows of images (HWCN) are read so where each channel has its own: to pack them is a short copy for each.
-    Not if the lines of a tile's pixels would push each other out of the first-level cache: 14 pixels that lie 4 KiB
-    apart take four times as long.
+    They are not if a tile's lines would evict each other from the first-level cache: 14 pixels that are 4 KiB apart
+    take four times as long.
     """
     if at.axes == ("", "hw", "n"):
         return src.length == 1
@@ -363,7 +364,7 @@ def cuts_blocks(problem: Conv2dProblem, src: Geometry) -> bool:
 
 
 def fit_in_ways(machine: Machine, apart: int, pixels: int) -> bool:
-    """Whether the lines of so many pixels, which lie so many bytes apart, stay in the first-level cache together."""
+    """Whether the cache lines of so many pixels, so many bytes apart, stay in the first-level cache together."""
     known = machine.profile
     return pixels <= known.ways * known.sets_reached(apart) - 2
 
@@ -371,8 +372,8 @@ def fit_in_ways(machine: Machine, apart: int, pixels: int) -> bool:
 def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: int) -> int:
     """Contiguous channels that a tile stores at once; 1 where it stores planes instead, transposed in registers.
 
-    0 where it can neither, and is scattered: its pixels are no neighbours in a plane, blocks are of an odd number of
-    channels, or groups (of `groups_of` channels; 0: there is one) begin or end inside what is stored at once.
+    0 where it can do neither, and is scattered. Its pixels are then not neighbours in a plane, blocks have an odd
+    number of channels, or groups begin or end inside a store. groups_of: channels of a group; 0: there is one.
     """
     if dst.length == 1:
         return 1 if dst.along(at.axes[2]) == itemsize else 0
@@ -383,9 +384,9 @@ def store_width(dst: Geometry, at: Space, itemsize: int, lanes: int, groups_of: 
 
 
 def has_parts(dst: Geometry, stored: int, width: int, groups_of: int) -> bool:
-    """Whether what tiles of `width` channels store at once (`store_width`) lies at uneven distances.
+    """Whether the stores (`store_width`) of tiles of `width` channels are at uneven distances.
 
-    So where a tile's channels lie in a block and a part of the next, which powers of two never do (see
+    They are where a tile spans a block and a part of the next. With blocks of a power of two none does (see
     `tile_of_least_time`).
     """
     if stored <= 1 or dst.length in (stored, NO_BLOCK):
@@ -401,7 +402,7 @@ MOST_WINDOW = 1 << 30  # bytes of a tile's window
 
 
 def straddles_blocks(problem: Conv2dProblem, dst: Geometry, stored: int, lanes: int, width: int) -> bool:
-    """Whether tiles of `width` channels would lie in two of the destination's blocks, as none may.
+    """Whether tiles of `width` channels would span two of the destination's blocks, as none may.
 
     But where they cover whole ones, or these are of no power of two. Groups that are no whole tiles begin inside a
     block.
@@ -423,8 +424,8 @@ def tile_of_least_time(
     """The tile of least predicted time, by the machine's profile.
 
     of: vectors that it has to have; 0 for any number.
-    binds: whether loads bind a tile of one vector, which has more of them than multiply-adds, and there are others: of
-        half a register's vectors two multiply-adds are issued in a cycle, and no more loads.
+    binds: whether loads limit a tile of one vector, so that others are preferred: it has more loads than multiply-adds.
+        Two multiply-adds of half vectors are issued in a cycle, but no more loads.
     """
     problem, m = request.problem, request.machine
     rates, groups, oc = m.profile.by(name_of(dot)), problem.g, problem.oc // problem.g

@@ -85,8 +85,7 @@ def zero_filler(lanes: int, itemsize: int) -> Any:
 def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> Any:
     """transpose_planes(dst, src, plane, last, count): `lanes` pixels of planes, `plane` bytes apart, to [pixel][pitch].
 
-    Of the `channels` planes, those past number `last` are not there: what takes their place is not looked at. Of the
-    pixels, those past `count` become zero.
+    Planes past number `last` do not exist: nothing reads what takes their place. Pixels past `count` become zero.
     """
 
     @emitted
@@ -108,7 +107,7 @@ def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> A
 
 @functools.cache
 def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -> Any:
-    """pack_line for pixels of `channels` channels, of which the source has `cb` at a time contiguous."""
+    """pack_line for pixels of `channels` channels, `cb` at a time contiguous in the source."""
     extent, pixel, extents = cb * itemsize, pitch * itemsize, channels // cb
     transpose_planes = _plane_transposer(channels, pitch, lanes, itemsize)
 
@@ -326,7 +325,8 @@ def interleave_two(planes, dst, count, step):
 def plane_interleaver(unit: int, vector_bytes: int) -> Any:
     """interleave(planes, dst, count, step): `interleave_four` or, of units of two, `interleave_two`, by whole vectors.
 
-    Vectors of planes are unpacked within 16 bytes of them, each of which then hold what comes together in the result.
+    Vectors are unpacked within parts of 16 bytes. Planes are shuffled before, so that the result is in the order of
+    pixels.
     """
     itemsize = 4 // unit
     pixels, parts = vector_bytes // itemsize, vector_bytes // 16
@@ -366,8 +366,8 @@ def plane_interleaver(unit: int, vector_bytes: int) -> Any:
 def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool) -> Any:
     """move(dst, src, first, end): the first of every `stride` elements at `src`, a vector of them.
 
-    Zeros in place of those before number `first` of these elements and from number `end` on, which are not read; but
-    where the vector is whole (is_whole): all that its elements lie in, up to the end of their last stride, is read.
+    Elements at `src` before number `first` and from number `end` on are not read: zeros take their place. is_whole: all
+    exist, and all memory up to the end of the last stride is read.
     """
     steps = range(0, lanes * stride, stride)
 

@@ -71,7 +71,7 @@ def _even(size: int, extent: int, unit: int, others: int, threads: int) -> int:
     """
     units, least = -(-size // unit), -(-size // extent)
     most = max(least, min(units, 2 * least))
-    # Of each size that the largest task may have, the least count that it takes.
+    # For each size that the largest task may have, the least count of tasks.
     counts = {-(-units // size) for size in range(-(-units // most), -(-units // least) + 1)}
 
     def busiest(count: int) -> tuple[int, int]:

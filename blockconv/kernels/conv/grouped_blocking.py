@@ -1,8 +1,8 @@
 """The blocking of grouped convolution with few channels a group: several groups to a vector of output channels.
 
 Where a group's output channels fill half a vector or less, dense tiles would leave most lanes idle. Here as many
-whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels a group, RegNet's 8. Of bytes, whose
-channels have to lie in fours, an element of the source is as many channels as a multiply-accumulate takes.
+whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels a group, RegNet's 8. Bytes need channels
+that are contiguous in fours. An element of the source is then as many channels as a multiply-accumulate takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def groups_per_vector(problem: Conv2dProblem, lanes: int) -> int:
 
 
 def _lanes(machine: Machine, problem: Conv2dProblem, lanes: int) -> int:
-    """Of a vector, or of half of one where that costs nothing and leaves a tenth of them less idle."""
+    """Lanes of a vector, or of half of one where that costs nothing and takes a tenth fewer lanes in all."""
     half, p = lanes // 2, problem
     if not machine.isa.halves or p.oc // p.g > half:
         return lanes
@@ -38,7 +38,7 @@ def _lanes(machine: Machine, problem: Conv2dProblem, lanes: int) -> int:
 
 
 def _dot(request: Request) -> Dot:
-    """The multiply-accumulate: of floats the one for wider ones where channels do not lie in pairs."""
+    """The multiply-accumulate: 16-bit floats are widened where their channels are not contiguous in pairs."""
     types, dot = request.types, dot_for(request.types, request.machine.isa)
     if types.src.is_half and not lies_in_units(request.problem, request.source, packed_as_one(types, dot)):
         return WIDENED
@@ -54,7 +54,7 @@ def blocking(request: Request) -> ConvBlocking:
     dot = _dot(request)
     count = groups_per_vector(p, lanes)
     ic, oc = p.ic // p.g // dot.channels, p.oc // p.g
-    # Of elements, and of what is packed as one: four bytes, which may be several elements.
+    # The pitch counts elements, `channels` what is packed as one: four bytes, which may be several elements.
     unit = packed_as_one(types, dot)
     channels = count * (p.ic // p.g) // unit
     pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes

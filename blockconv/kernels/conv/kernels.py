@@ -157,9 +157,9 @@ class _Extent(NamedTuple):
 
 @inline
 def _extent(length, tile, tasks, task, window):
-    """Of task number `task` of so many, which share the tiles of an axis evenly; only the last tile may be moved back.
+    """The extent of task number `task`. Tasks share an axis's tiles evenly; only the last tile may be moved back.
 
-    window: pixels that a window is of.
+    window: pixels of a window.
     """
     tiles = (length + tile - 1) // tile
     first = min(tiles * task // tasks * tile, length - tile)
@@ -244,7 +244,7 @@ def _write_row(a, run, cols):
 
 
 class _Steps(NamedTuple):
-    """What the record of a tile says if no tap is left out."""
+    """Words of a tile's record if no tap is left out."""
 
     offsets: int
     wei: int
@@ -306,7 +306,7 @@ def _leave_out(a, run, every, rows, cols):
 
 @inline
 def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
-    """Compute the tiles of these rows and columns, as many of which a call takes as `run` says."""
+    """Compute the tiles of these rows and columns; a call takes as many as `run` says."""
     count, together, tiles = rows.size, run.tiles, _tiles_of(a, cols)
     tile_rows, last_col = a.tile_rows, cols.size - a.tile_pixels
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
@@ -347,7 +347,7 @@ def _compute_tiles(a, run, scattered, dst, block):
 
 @inline
 def _written(a, group, ocb, valid):
-    """Output channels that a tile writes, of which `valid` exist."""
+    """Output channels that a tile writes. valid: channels of the group from the tile's first on."""
     written = min(a.tile_width, valid)
     if group == a.groups - 1:
         # The last group writes the padding, its last tile all that is left of it.

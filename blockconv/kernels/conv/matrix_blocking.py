@@ -1,8 +1,8 @@
 """The blocking of convolution on a unit that multiplies matrices: the channels of a step, the tile.
 
-Windows are packed so that a step finds up to 64 bytes of a pixel's channels together, whatever blocks the source has;
-channels are divided evenly among as few steps as take them. Few channels leave most of a step empty, which a row of
-taps fills then: the pixels of a window's row touch, and so do their channels.
+In a packed window, up to 64 bytes of a pixel's channels are contiguous for each step, whatever blocks the source has.
+The fewest possible steps share the channels evenly. Few channels leave most of a step empty, which a row of taps fills
+then: the pixels of a window's row touch, and so do their channels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES = (2, 2), (1, 4), (1, 3), (1, 2), (2, 1), (1, 1)
 def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     """Channels of a pixel that are packed together; a source's blocks are whole in them, or they in these.
 
-    Units that lie by themselves are a power of two, which is transposed in registers.
+    Units that are not contiguous are a power of two in number: they are transposed in registers.
     """
     units = -(-(problem.ic // problem.g) // unit)
     length = NO_BLOCK if src.length == NO_BLOCK else max(1, src.length // unit)
@@ -56,7 +56,7 @@ def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
 
 
 def extent(cb: int, src: Geometry) -> int:
-    """Channels that lie together in the source, of `cb` that are packed together."""
+    """Channels that are contiguous in the source, of the `cb` that are packed together."""
     return cb if src.length == NO_BLOCK else min(cb, src.length)
 
 
@@ -79,7 +79,7 @@ def why_not(request: Request) -> Reason | None:
 def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     """The blocking of a problem. Tile and block sizes do not depend on the threads.
 
-    tile: of a shape that is asked for, instead of the one of least predicted time.
+    tile: the requested shape, instead of the one of least predicted time.
     """
     p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
     at, dot = space(p, request.src, request.dst), matrix_dot_for(types, m.isa)
@@ -165,8 +165,8 @@ def tile_seconds(request: Request, blocking: ConvBlocking) -> float:
 def shape_seconds(request: Request, shape: TileShape, cb: int, taps: int, dot: Dot) -> float:
     """A block of few pixels, or of few channels, takes as long as one of sixteen, and of 64 bytes.
 
-    A step waits for its weights, which come from the second-level cache, and have to come there first if they do not
-    stay; and while matrices are multiplied the tile before is stored. What takes longer counts.
+    A step waits for its weights from the second-level cache. Weights that do not stay there have to reach it first. The
+    tile before is stored while matrices are multiplied. The longer time counts.
     """
     p, m, name = request.problem, request.machine, name_of(dot)
     blocks = len(row_blocks(shape.rows, shape.pixels, shape.gap))

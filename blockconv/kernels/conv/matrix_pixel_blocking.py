@@ -78,12 +78,12 @@ def _registers(request: Request, at: Space, step: int, dot: Dot) -> tuple[int, i
 
 
 def tile_seconds(request: Request, found: ConvBlocking) -> float:
-    """Predicted, of a tile."""
+    """Predicted seconds of a tile."""
     return _seconds(request, found.pixels, found.width // LINES, found.blocks, found.step, found.dot)
 
 
 def _seconds(request: Request, pixels: int, vectors: int, blocks: int, step: int, dot: Dot) -> float:
-    """Of a row of so many pixels: as of tiles whose lines are pixels, of as many blocks."""
+    """Seconds of a row of so many pixels, as for tiles whose lines are pixels, with as many blocks."""
     shape = TileShape(1, blocks * COLUMNS, vectors)
     count = -(-pixels // (blocks * COLUMNS))
     return count * matrix_blocking.shape_seconds(request, shape, step, 1, dot)

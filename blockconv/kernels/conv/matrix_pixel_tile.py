@@ -2,10 +2,10 @@
 
 The left matrix is 16 output channels by the 64 bytes of their weights at a step, the right one these channels by 16
 pixels. So accumulators are rows of 16 neighbouring pixels of an output channel, as planes (NCHW) have them: they are
-stored whole, and neither windows nor results are transposed. Windows of planes, whose channels are interleaved in units
-of four bytes, are right matrices as they lie: each line is one unit of neighbouring pixels.
+stored whole, and neither windows nor results are transposed. Windows of planes, with channels interleaved in units of
+four bytes, are right matrices already: each line is one unit of neighbouring pixels.
 
-A tile is a whole row of a task's pixels, in blocks of 16, of which the last is stored in part. As many blocks as the
+A tile is a whole row of a task's pixels, in blocks of 16. The last block is stored in part. As many blocks as the
 registers hold are reduced and stored before the next; where too few are left, some are computed again.
 """
 
@@ -91,7 +91,7 @@ class MatrixPixelSpec(NamedTuple):
 
 
 def register_sizes(channels: int, blocks: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """(register, lines, bytes of a line) of each register, as `matrix_tile.configure` is told."""
+    """(register, lines, bytes of a line) of each register, as `matrix_tile.configure` takes them."""
     vectors = channels // LINES
     registers = Registers(blocks, vectors)
     for k in range(vectors):
@@ -151,7 +151,7 @@ def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
 
 
 def _emulate(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
-    """What `_reduce` does, by dot products of vectors."""
+    """The same as `_reduce`, by dot products of vectors."""
     v = Vectors(b, ElementType.of(spec.element), COLUMNS)
     with cgutils.for_range(b, const(spec.channels)) as channel:
         accs = v.slots(spec.blocks, v.zero)
@@ -179,7 +179,7 @@ class _Finish:
         self.b, self.spec, self.run, self.first = builder, spec, run, first
 
     def all_channels(self) -> None:
-        """Those that exist; what is left of the last of these one by one."""
+        """Store the channels that exist, `TOGETHER` at a time, and the remainder one by one."""
         b, width = self.b, const(self.spec.channels)
         exist = b.select(b.icmp_signed("<", self.run.valid, width), self.run.valid, width)
         whole = b.udiv(exist, const(TOGETHER))
@@ -222,6 +222,6 @@ class _Finish:
         finish(b, tile, COLUMNS, spec.act, out, accs)
 
     def each(self, v: Vectors, first: Any, channel: Any, channels: int) -> list[Any]:
-        """What lies at an address for each output channel, of so many from this one on, in every lane."""
+        """A word for each of so many output channels from this one on, broadcast to every lane."""
         at = self.b.add(first, self.b.mul(channel, const(WORD)))
         return [v.broadcast(self.b.add(at, const(k * WORD))) for k in range(channels)]

@@ -1,10 +1,10 @@
 """The microkernel of convolution on a unit that multiplies matrices (Intel's AMX), with the same addresses as others'.
 
-One instruction multiplies a matrix of up to 16 pixels by the 64 bytes of their channels with one of these channels by
-16 output channels, and adds the products to a matrix of accumulators. Each matrix is read from memory line by line,
-lines evenly apart: pixels lie so in every window, and weights for dot products are packed so anyway (`dot.py`). A step
-of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer; and it is loaded once for a
-tile of two by two such blocks of accumulators, or of four blocks of pixels, which is all that eight registers hold.
+One instruction multiplies two matrices, and adds the products to a matrix of accumulators. The first has up to 16
+pixels by 64 bytes of their channels, the second these channels by 16 output channels. Each matrix is read line by line,
+at even distances: pixels of every window are so spaced, and weights for dot products are packed so anyway (`dot.py`). A
+step of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer. A tile loads it once for
+two by two such blocks of accumulators, or for four blocks of pixels: eight registers hold no more.
 
 Accumulators go to the epilogue by way of memory, some pixels at a time. Where there is no such unit, the same is
 emulated by dot products of vectors, for tests.
@@ -234,7 +234,7 @@ def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
 
 
 def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
-    """What `_Reduction` does, by dot products of vectors."""
+    """The same as `_Reduction`, by dot products of vectors."""
     b, v = builder, spec.tile.code(builder)
     for row in range(spec.rows):
         with cgutils.for_range(b, const(spec.pixels)) as pixel:
@@ -256,7 +256,7 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
 
 
 def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
-    """Store the accumulators that lie in the scratch, some pixels of a row at a time, and some of their vectors."""
+    """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time."""
     b, planes = builder, spec.store_width == 1
     vectors = 1 if planes else spec.vectors
     most = LINES if planes else MOST // vectors
@@ -283,8 +283,8 @@ class _Part(NamedTuple):
     def finish(self, run: TileRecord, out: Output, to: Any, pixel: Any, vector: Any) -> None:
         """Store the part that begins with this pixel and vector of the tile, `to` bytes from the tile's first pixel.
 
-        What an activation keeps in memory takes the place of the part's accumulators, or, where these do not lie
-        together, that of a stored tile.
+        An activation overwrites the part's accumulators with what it keeps in memory. Where they are not contiguous, it
+        writes to the place of a stored tile instead.
         """
         b, part, v = self.b, self.part, self.part.tile.code(self.b)
         width, before, each = self.whole.vectors, b.mul(vector, const(COLUMNS)), b.mul(vector, const(v.bytes))

@@ -47,7 +47,7 @@ def source_offset(a, c):
 
 @inline
 def columns_in_bounds(a, iw):
-    """(first, past the last) of the columns of a window from `iw` on that lie in the image."""
+    """(first, past the last) of a window's columns, from `iw` on, that are inside the image."""
     cols, step = a.window_cols, a.col_step
     left = min(cols, max(0, (-iw + step - 1) // step))
     return left, max(left, min(cols, (a.iw - iw + step - 1) // step))
@@ -74,8 +74,8 @@ def _zero_second(a, window, chunk):
 def pack_window(cb, itemsize, odd=0):
     """Pack a window, all its blocks of `cb` channels, as [block][level][row][column][channel].
 
-    Padding is zeros; of integers, which channels of a byte are, it is the zero point. What is packed in place of
-    channels that do not exist is of no account: their weights are zero. odd: but for a last pair of floats (see above).
+    Padding is zeros. Channels of one byte are integers, whose padding is the zero point. Any values are packed in place
+    of channels that do not exist: their weights are zero. odd: zeros are, for the second of a last pair of floats.
     """
     chunk = cb * itemsize
 
@@ -91,7 +91,7 @@ def pack_window(cb, itemsize, odd=0):
         # Blocks that are neighbours in the source are copied pixel by pixel: its lines are read once, in order.
         contiguous = min(blocks, max(1, s_len // cb))
         if (s_len < NO_BLOCK and channel % s_len) or a.depth > 1:
-            contiguous = 1  # a group that begins inside a block of the source ends in another; levels lie in between
+            contiguous = 1  # a group that begins inside a block of the source ends in another; levels are in between
         for part in range((blocks + contiguous - 1) // contiguous):
             first, count = part * contiguous, min(contiguous, blocks - part * contiguous)
             src_block = image + source_offset(a, channel + first * cb)
@@ -116,7 +116,7 @@ def pack_window(cb, itemsize, odd=0):
                     if count == 1 and padded:
                         gather_blocks(dst, src, (right - left) * chunk, chunk, step)
                         continue
-                    # Of less than 32 bits, what follows a pixel's last channels may be packed with them, in the row.
+                    # Channels of less than 32 bits may be packed with what follows a pixel's last ones in the row.
                     followed = right - left - (chunk - tail * itemsize + step - 1) // step if itemsize < 4 else 0
                     for p in range(right - left):
                         for k in range(full):
@@ -134,7 +134,7 @@ def pack_window(cb, itemsize, odd=0):
 
 @jit.kernel
 def pack_cut_window(cb, itemsize):
-    """`pack_window` for groups that begin inside the source's blocks: one of the window's lies in two of these."""
+    """`pack_window` for groups that begin inside the source's blocks: a block of the window spans two of these."""
     chunk = cb * itemsize
 
     def kernel(args, record, unused_last, unused_scratch):
@@ -160,7 +160,7 @@ def pack_cut_window(cb, itemsize):
                 src = image + z * a.depth_bytes + h * a.source.row
                 src += (iw + left * col_step) * s_col
                 dst = out + left * chunk
-                for _ in range(right - left):  # what is moved too much, the next pixel overwrites
+                for _ in range(right - left):  # the next pixel overwrites what is moved too much
                     move_part(dst, src + first, cb, itemsize, head)
                     if head < count:
                         move_part(dst + head * itemsize, src + second, cb, itemsize, count - head)
@@ -205,7 +205,7 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
                 first, last = src + source_offset(a, channel), (exist - 1) // cb
                 pack_line(dst, first, count, step, a.source.block, last)
             else:
-                # Groups begin and end inside the source's blocks. What is moved too much, the next pixel overwrites.
+                # Groups begin and end inside the source's blocks. The next pixel overwrites what is moved too much.
                 src_block, first = a.source.block, src + source_offset(a, channel)
                 start = first - channel % s_len * itemsize
                 for p in range(count):
@@ -224,9 +224,9 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
 
 @jit.kernel
 def pack_interleaved(unit):
-    """Pack a window of a source whose channels do not lie in fours of bytes, or in pairs of floats of 16 bits.
+    """Pack a window of a source whose channels are not contiguous in fours of bytes, or in pairs of 16-bit floats.
 
-    unit: 4 or 2. What is packed is [four or pair][level][row][column][channel]. Where the source's pixels are
+    unit: 4 or 2. The packed order is [four or pair][level][row][column][channel]. Where the source's pixels are
     neighbours, planes are interleaved in registers.
     """
     interleave = interleave_four if unit == 4 else interleave_two
@@ -239,7 +239,7 @@ def pack_interleaved(unit):
         left, right = columns_in_bounds(a, iw)
         for part in range(a.ic_blocks):
             c, last = wanted.channel + unit * part, wanted.channel + a.group_ic - 1
-            # Of channels past the last, whose weights are zero, the last one is packed; of floats, zeros.
+            # Past the last channel, weights are zero: bytes repeat the last channel, floats are zeros.
             start = wanted.image + (iw + left * a.col_step) * a.source.col
             c0, c1 = start + source_offset(a, c), start + source_offset(a, min(c + 1, last))
             c2, c3 = start + source_offset(a, min(c + 2, last)), start + source_offset(a, min(c + 3, last))
@@ -295,7 +295,7 @@ def unpack_window(itemsize, signed, flipped, lanes):
 def unpack_pixels(cb, itemsize, signed, flipped, lanes):
     """`pack_window` and `unpack_window` in one, of a 1x1 convolution without stride or padding, whose pixels touch.
 
-    cb: packed pairs of a pixel that lie together in the source, of which vectors of `lanes` are a part.
+    cb: packed pairs of a pixel that are contiguous in the source, a multiple of `lanes`.
     """
     unpack = nibble_unpacker(itemsize, signed, flipped, lanes)
 

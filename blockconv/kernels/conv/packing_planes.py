@@ -48,8 +48,7 @@ def pack_planes(vectors, vector_bytes):
 def _row_copier(stride, lanes, itemsize):
     """copy(dst, src, first, width, count): columns `first`, `first + stride`, ..., so many, of a row of `width`.
 
-    In place of those that the row does not have, zeros. What is written past the last, to whole vectors, is of no
-    account.
+    Columns that the row does not have are zeros. Whole vectors are written, with any values past the last column.
     """
     whole, part = (strided_mover(stride, lanes, itemsize, is_whole) for is_whole in (True, False))
 
@@ -69,8 +68,8 @@ def _row_copier(stride, lanes, itemsize):
 def pack_phases(phases, stride, lanes, itemsize):
     """Pack a window of planes as [channel][level][row][phase][column]: the columns of a phase are every `stride`-th.
 
-    A tap's vector of neighbouring pixels of the destination then lies together. phases: those that taps read, from the
-    first on. lanes: of a vector. Padding is zeros.
+    A tap's vector of neighbouring pixels of the destination is then contiguous. phases: how many of them taps read,
+    from the first on. lanes: of a vector. Padding is zeros.
     """
     copy = _row_copier(stride, lanes, itemsize)
 

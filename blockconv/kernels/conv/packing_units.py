@@ -1,4 +1,4 @@
-"""The kernels that pack windows for matrices: a pixel's channels together, or units of planes as they lie."""
+"""The kernels that pack windows for matrices: with a pixel's channels contiguous, or unit by unit as planes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spare_bytes(units: int, cols: int, extent: int) -> int:
 
 
 def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, Any]:
-    """What packs the pixels of a row, `step` bytes apart: from extents, with an end to these, and from planes."""
+    """Functions that pack a row's pixels, `step` bytes apart: from extents, from extents with an end, from planes."""
     each, pixel, itemsize = max(1, extent), units * UNIT, UNIT // unit
     pack_line = line_packer(units, each, units, lanes, UNIT)
     interleave = interleave_four if unit == 4 else interleave_two
@@ -64,9 +64,9 @@ def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, An
 def pack_units(units, extent, unit, is_float):
     """Pack a window as [block][level][row][column][unit], units of four bytes, of `unit` channels each.
 
-    units: of a pixel that are packed together. extent: how many of them lie together in the source; 0: no channels do,
-    which are brought together first, in a row of each unit after the window. is_float: zeros are packed in place of
-    channels that do not exist; of integers they are of no account, since their weights are zero.
+    units: of a pixel that are packed together. extent: how many of them are contiguous in the source; 0: not even
+    channels are. These are interleaved first, into a row of each unit after the window. is_float: zeros are packed in
+    place of channels that do not exist; integers may have any values there, since their weights are zero.
     """
     lanes = target.isa().vector_bytes // UNIT
     each, pixel, channels, itemsize = max(1, extent), units * UNIT, units * unit, UNIT // unit

@@ -1,9 +1,9 @@
 """The blocking of convolution with vectors along pixels: the tile, and the pixels of a task.
 
-The source is always packed: a channel of a tile is then next to the one before it, where the source has them a plane
-apart, each in a page of its own. That pays from 16 output channels on. Of one tap, panels are a tile's pixels. Of more,
-windows of tiles overlap, and a task has one panel; of a row's columns those that a tap reads are neighbours in it, with
-strides too (`ConvBlocking.phases`). So the same vectors serve every tap, each from where that begins.
+The source is always packed, so that the channels of a tile are neighbours. In the source they are a plane apart, each
+in a page of its own. Packing is profitable from 16 output channels on. With one tap, a panel is a tile's pixels. With
+more, windows of tiles overlap, and a task has one panel. The columns of a row that a tap reads are neighbours in it,
+with strides too (`ConvBlocking.phases`). So the same vectors serve every tap, each from where that begins.
 
 Few output channels leave most lanes of a vector of channels idle, in every layout. There vectors of pixels serve
 layouts without planes too: what packs windows transposes them, and tiles are scattered.
@@ -80,7 +80,7 @@ def space_of(request: Request) -> Space:
 
 
 def _lanes(machine: Machine, itemsize: int) -> list[int]:
-    """Of a vector, and of half of one where that runs twice as fast."""
+    """Lanes of a vector, and of half of one where that runs twice as fast."""
     lanes = machine.lanes(itemsize)
     return [lanes, lanes // 2] if machine.isa.halves else [lanes]
 
@@ -142,7 +142,7 @@ def _columns_of_task(request: Request, at: Space, tile: _Tile, most: int) -> int
     p, threads = request.problem, request.threads
     units, images = -(-at.ow // tile.pixels), at.images * p.g
     largest = min(max(1, most // tile.pixels), -(-units // -(-tasks_wanted(threads) // images)))
-    # Of the sizes that make the same number of tasks, the least; of very many, some, as each takes time to be priced.
+    # The least of the sizes that make the same number of tasks. Pricing takes time: of very many sizes it tries some.
     some = range(largest, 0, -max(1, largest // 64))
     sizes = {min(at.ow, -(-units // -(-units // size)) * tile.pixels) for size in some}
 
@@ -252,7 +252,7 @@ def _held(isa: Isa, oc: int) -> Iterator[tuple[int, int]]:
 
 
 def _tiles(machine: Machine, oc: int, at: Space, itemsize: int) -> Iterator[_Tile]:
-    """Those that the registers hold; output channels are shared evenly."""
+    """Tiles that the registers hold; output channels are shared evenly."""
     for lanes in _lanes(machine, itemsize):
         for held, most in _held(machine.isa, oc):
             channels = -(-oc // -(-oc // most))

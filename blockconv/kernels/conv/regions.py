@@ -37,7 +37,7 @@ class TapsRegion:
         )
 
     def levels(self, problem: Conv2dProblem) -> Space:
-        """As much of the source as its tiles read, without what lies between rows of taps: these are levels."""
+        """The part of the source that its tiles read, without what is between rows of taps: these are levels."""
         (top, bottom), (left, right) = self.kept
         return replace(self.space(problem), kh=1, dh=1, kw=right - left, ph=0, pw=0, depth=bottom - top)
 
@@ -86,4 +86,4 @@ def why_not_regions(request: Request) -> str | None:
     return None if 1 < len(found) <= MOST else f"needs 2 to {MOST} regions, not {len(found)}"
 
 
-MOST = 36  # regions, each of which is an op
+MOST = 36  # regions; each is an op

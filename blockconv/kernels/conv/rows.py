@@ -1,15 +1,15 @@
 """The rows of direct convolution, on vectors and by matrices, along pixels, of groups, and of the reference.
 
 Direct: every problem, from any layout to any other, as dense tiles (`binding`) of one group. Grouped: where a group's
-output channels fill half a vector or less, dense tiles would leave most lanes idle; there as many whole groups as a
-vector holds are one group of the tiles (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element
-at a time, for every problem of floats; slow, and simple enough to trust.
+output channels fill half a vector or less, dense tiles would leave most lanes idle. There one group of the tiles is as
+many whole groups as a vector holds (ResNeXt's 4 channels a group, RegNet's 8). The reference: one output element at a
+time, for every problem of floats; slow, and simple enough to trust.
 
-Regions: where taps lie far apart (`regions`), a tile's window is long, and little of it is read. Each part of the image
+Regions: where taps are far apart (`regions`), a tile's window is long, and little of it is read. Each part of the image
 whose pixels have the same taps inside is an op, which reads the source where it is.
 
-Matrices: direct convolution on a unit that multiplies these (`matrix_tile`), where a processor has one; and from and to
-planes with the roles of source and weights exchanged (`matrix_pixel_tile`).
+Matrices: direct convolution on a unit that multiplies matrices (`matrix_tile`), where a processor has one. From and to
+planes, source and weights exchange their roles (`matrix_pixel_tile`).
 
 Along pixels: from and to planes (`pixel_blocking`), with the roles of source and weights exchanged.
 
@@ -154,7 +154,7 @@ def _ends_in_part(problem: Conv2dProblem, dst: Layout, found: ConvBlocking) -> b
 
 
 def _storing(request: Request, found: ConvBlocking, channels: float) -> float:
-    """Seconds of a vector beyond one stored whole. channels: those that exist, which alone are scattered."""
+    """Seconds of a vector beyond one stored whole. channels: existing ones; only these are scattered."""
     if found.store_width == SCATTERED:
         return request.machine.scatter_seconds(request.dst, channels, found.lanes)
     return request.machine.store_seconds(request.dst, found.store_width, found.lanes)
@@ -177,7 +177,7 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     elif found.shared.dense and stride != chunk:  # what packs pixels of several groups takes no longer for these
         how = "apart"
     each = known.pack(max(1, chunk // _FLOAT32.itemsize), how)
-    # Of pixels that are apart, whole lines are read, where what is packed together is not next to what was before.
+    # Where pixels are apart, whole cache lines are read, unless a packed chunk is next to the one before.
     lines = max(1.0, min(LINE, stride) / (ic * itemsize))
     moved = known.pack_bytes(itemsize * pixels * ic, lines, itemsize * src.size(p.src_shape))
     return max(panels * known.packs["task"] + parts * (rows * known.packs["row"] + pixels * each), moved)
@@ -196,7 +196,7 @@ def _with_memory(computed: float, request: Request, dot: Dot) -> float:
 
 
 def _why_not_pairs(request: Request) -> Reason | None:
-    """Why pairs of 4 bits do not lie in a layout as kernels move them."""
+    """Why kernels cannot move a layout's pairs of 4-bit integers."""
     p, types = request.problem, request.types
     for layout, type, channels in ((request.src, types.src, p.ic), (request.dst, types.dst, p.oc)):
         reason = why_not_packed(layout, channels // p.g, p.g) if type.is_packed else None

@@ -18,11 +18,11 @@ SHORT = 48  # columns that a window may be longer than its outputs where the bat
 class Space:
     """A problem's pixels as images of rows of columns, and which of its axes those are.
 
-    Usually image, row and column are n, h and w. Where the batch lies inside a pixel (CHWN4, HWCN), columns run
-    over w and n together if the batch is small and the next pixel's follows: a tap further is n columns further.
-    Else image, row and column are h, w and n, and the taps along h become more channel blocks (`depth`), each a row
-    to pack. A 1x1 problem without stride and padding is flat where rows follow each other: its rows are one. One with
-    strides may be (`strided`), where the destination's rows follow each other: a column of it is any pixel of an image.
+    Usually image, row and column are n, h and w. Where the batch is inside a pixel (CHWN4, HWCN), columns run over w
+    and n together if the batch is small and the next pixel's follows. The next tap is then n columns further. Else
+    image, row and column are h, w and n, and the taps along h become more channel blocks (`depth`), each a row to pack.
+    A 1x1 problem without stride and padding is flat where rows follow each other: its rows are one. One with strides
+    may be (`strided`), where the destination's rows follow each other: a column of it is any pixel of an image.
     """
 
     axes: tuple[str, str, str]  # image, row, column: "n", "h", "w", "hw", "wn", "hwn", or "" for a single one
@@ -54,7 +54,7 @@ class Space:
 
 @functools.lru_cache(maxsize=4096)
 def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = False) -> Space:
-    """The space in which a problem is blocked; what matters of layouts is which axes lie together in them.
+    """The space in which a problem is blocked. It depends on which axes are contiguous in the layouts.
 
     strided: the destination of a 1x1 problem with strides is flat; what packs windows finds each row of the source.
     """

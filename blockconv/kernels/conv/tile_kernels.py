@@ -20,10 +20,10 @@ __all__ = ["Tiles"]
 class Tiles(NamedTuple):
     """The tiles of a convolution.
 
-    src_pixel: bytes from the source of a pixel to that of the next in its row.
+    src_pixel: bytes from a pixel's source to the source of the next pixel in its row.
     src_unit: from a unit of channels in a window to the next.
     pitch: as in `Shared`.
-    has_parts: whether what stores write lies at uneven distances.
+    has_parts: whether stores write at uneven distances.
     is_apart: whether tiles read a source where it is, in blocks of channels, each far from the one before.
     """
 
@@ -36,13 +36,13 @@ class Tiles(NamedTuple):
     is_apart: bool
 
     def kernel(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
-        """The kernel that computes a tile, each full step of which prefetches so many lines."""
+        """The kernel that computes a tile; each full step prefetches so many lines."""
         if not self.blocking.pixel_lanes:
             return self.of_channels(epilogue, lines)
         return self.of_matrix_pixels(epilogue) if self.blocking.dot.is_matrix else self.of_pixels(epilogue)
 
     def register_sizes(self) -> list[int]:
-        """What `configure` is told, of a unit that multiplies matrices."""
+        """The arguments of `configure`, for a unit that multiplies matrices."""
         blocking = self.blocking
         if blocking.pixel_lanes:
             sizes = matrix_pixel_tile.register_sizes(blocking.width, blocking.blocks, self.step)
@@ -71,7 +71,7 @@ class Tiles(NamedTuple):
         return epilogue.rounding if self.stored.itemsize == 1 else 0
 
     def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
-        """Of a tile whose vectors run along pixels."""
+        """The kernel of a tile whose vectors run along pixels."""
         blocking, lanes = self.blocking, self.blocking.pixel_lanes
         return pixel_tile(
             *PixelTileSpec(
@@ -87,7 +87,7 @@ class Tiles(NamedTuple):
         )
 
     def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
-        """Of a tile of matrices whose columns are pixels."""
+        """The kernel of a tile of matrices whose columns are pixels."""
         blocking = self.blocking
         return matrix_pixel_tile.matrix_pixel_tile(
             *MatrixPixelSpec(
@@ -107,7 +107,7 @@ class Tiles(NamedTuple):
         )
 
     def of_channels(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
-        """Of a tile whose vectors run along output channels."""
+        """The kernel of a tile whose vectors run along output channels."""
         blocking, shared = self.blocking, self.blocking.shared
         spec = TileSpec(
             element=self.types.acc.code,

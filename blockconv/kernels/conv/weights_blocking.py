@@ -96,7 +96,7 @@ class WeightsBlocking:
         return (self.rows - 1) * self.row_unit + self.row_reach, self.columns(self.cols) + singles
 
     def chunks(self, problem: object) -> tuple[int, int, int]:
-        """Of the images, of an image's rows, of its columns."""
+        """How many chunks there are along the images, an image's rows, and its columns."""
         p = problem
         sizes = ((p.n, self.images), (p.oh, self.rows), (p.ow, self.cols))  # type: ignore[attr-defined]
         images, rows, cols = (-(-size // part) for size, part in sizes)
@@ -261,8 +261,9 @@ def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> tuple[int, int
 
 
 def _axis(name: str, taps: int, stride: int, dilation: int, size: int) -> dict[str, int]:
-    """The words step, unit and reach of an axis: of the input's pixels, those that are packed; of these, from an output
-    pixel to the next, and how many one needs. size: output pixels of a chunk."""
+    """The words step, unit and reach of an axis. step: from a packed pixel of the input to the next. unit, reach:
+    packed pixels from an output pixel to the next, and that one needs. size: output pixels of a chunk.
+    """
     step, unit, reach = 1, stride, (taps - 1) * dilation + 1
     if taps == 1:
         step, unit, reach = stride, 1, 1
@@ -272,7 +273,7 @@ def _axis(name: str, taps: int, stride: int, dilation: int, size: int) -> dict[s
 
 
 def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, int, int] | None:
-    """(images, rows, columns) of a chunk, of which one is cut at the most; None if a window is too large."""
+    """(images, rows, columns) of a chunk; at most one of these is cut. None if a window is too large."""
     p, room = request.problem, request.machine.second_level_cache // 4
     most = max(1, min(STEPS, PANEL // (width * itemsize)))
 
@@ -285,7 +286,7 @@ def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, i
     def largest(size: int, fit: Callable[[int], bool]) -> int:
         """The largest of even shares of a size that fits."""
         parts = next((k for k in range(1, size + 1) if fit(-(-size // k))), size)
-        # Of an even number two threads have as many each.
+        # Two threads get the same number of parts, if it is even.
         parts += 1 if 1 < parts < size and parts % 2 and size % (parts + 1) == 0 else 0
         return -(-size // parts)
 

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Images(Arguments):
-    """Where the pixels of an array lie. Images may be in blocks, which are outermost."""
+    """Where the pixels of an array are. Images may be in blocks, which are outermost."""
 
     first = word("the array", "address")
     lies = group(Geometry, "its strides; `n` is from an image of a block to the next")
@@ -56,10 +56,10 @@ class WeightsArguments(ConvSizes):
     """The gradient of a convolution's weights.
 
     A task is a share of the pixels (a split), a block of a group's input channels, and some blocks of its output
-    channels. It goes through chunks of pixels of the output: images of rows of columns, of which one is cut at the
-    most. A tile is `lines` sums of products, by a block of output channels; the lines of a row of taps are channels of
-    the input, or columns of taps by channels where these touch. Where groups share a vector, a group here is as many of
-    the problem as do.
+    channels. It goes through chunks of pixels of the output: images of rows of columns, at most one of these cut. A
+    tile is `lines` sums of products, by a block of output channels. The lines of a row of taps are channels of the
+    input, or columns of taps by channels where these touch. Where groups share a vector, a group here is as many of the
+    problem as do.
     """
 
     src = group(Images, "the input")
@@ -414,7 +414,7 @@ def weights_tiles(itemsize):
 def finish_sums(acc, dst, lanes):
     """Move the sums of a block of output channels to the gradient, as a `FinishRecord` says.
 
-    acc, dst: codes of the types. lanes: of a vector. Weights of an output channel lie in contiguous runs. Vectors of
+    acc, dst: codes of the types. lanes: of a vector. Weights of an output channel are in contiguous runs. Vectors of
     output channels of neighbouring weights are transposed.
     """
     itemsize, dst_bytes = ElementType.of(acc).itemsize, ElementType.of(dst).itemsize

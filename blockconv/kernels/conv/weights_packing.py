@@ -119,7 +119,7 @@ def _row_pairer(lanes: int) -> Any:
 
 
 def _held_and_packed(builder: Any, held: ElementType, packed: ElementType, lanes: int) -> tuple[Vectors, Vectors]:
-    """Code over what lies in memory, and over what is packed: floats that are computed with, or the same bits."""
+    """Code for elements in memory, and for packed ones: floats of the type of computation, or the same bits."""
     if packed == held:
         return Vectors(builder, held, lanes), Vectors(builder, held, lanes)
     floats = Floats(builder, held, lanes)
@@ -155,7 +155,7 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
             while c < last:
                 first = a.channel + c
                 count = min(last - c, a.lies.length - first % a.lies.length)
-                # What follows the last channel that exists is zero.
+                # Zeros follow the last channel that exists.
                 stored = a.width - c if c + count == last else count
                 at = image + _channel_offset(a.lies, first)
                 to, whole = dst + c * itemsize, count // lanes * lanes
@@ -217,7 +217,7 @@ def _vector_mover(held: ElementType, packed: ElementType, lanes: int, count: int
 
 
 def _mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
-    """move(dst, src, count, stored): a vector, of which so many lanes exist; so many are stored, the others as zero."""
+    """move(dst, src, count, stored): moves a vector. `count` lanes exist, `stored` are stored, the others as zero."""
 
     @emitted
     def move(builder: Any, dst: Any, src: Any, count: Any, stored: Any) -> None:
@@ -235,9 +235,9 @@ def _mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
 def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -> Any:
     """transpose_block(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
 
-    each: 1, or 2 for every second pixel, of which nothing past the last is read. pixel, plane: bytes from a pixel to
-    the next in the destination, from a channel to the next in the source. pixels, channels: that exist, of a vector's
-    lanes. stored: channels that are stored, as zero where they do not exist.
+    each: 1, or 2 for every second pixel; nothing past the last is read. pixel, plane: bytes from a pixel to the next in
+    the destination, from a channel to the next in the source. pixels, channels: that exist, of a vector's lanes.
+    stored: channels that are stored, as zero where they do not exist.
     """
 
     @emitted

@@ -1,22 +1,22 @@
 """The row of the gradient of a convolution's weights, and of its bias.
 
-A weight's gradient is a sum over all pixels of the output: of the product of its gradient and the pixel of the input
-that the weight multiplied. So the tile of the forward kernels serves, with other roles: what is broadcast are channels
-of the input at some taps, the vectors are output channels of the gradient, and the reduction runs over pixels.
+A weight's gradient is a sum over all pixels of the output. Each pixel's gradient is multiplied by the pixel of the
+input that the weight multiplied. So the tile of the forward kernels serves, with other roles. It broadcasts channels of
+the input at some taps, its vectors are output channels of the gradient, and the reduction runs over pixels.
 
-Input and gradient are packed, chunk by chunk, into the worker's scratch: a window of the input as
-[row][column][channel], a panel of the gradient as [pixel][output channel]. So any layout serves, and 16-bit floats
-become float32 on the way. Where bfloat16 has dot products, it is packed in pairs of pixels instead, neighbours in a row
-of the output: each column of the window holds the two pixels that such a pair multiplies by a tap. Sums stay in the
+Input and gradient are packed, chunk by chunk, into the worker's scratch. A window of the input is
+[row][column][channel], a panel of the gradient [pixel][output channel]. So any layout serves, and 16-bit floats become
+float32 on the way. Where bfloat16 has dot products, it is packed in pairs of pixels instead, neighbours in a row of the
+output: each column of the window holds the two pixels that such a pair multiplies by a tap. Sums stay in the
 second-level cache from a chunk to the next. Where there are few tasks, the chunks are shared by splits, whose sums are
 added in their order afterwards. How many splits there are follows from the problem, and their sums take at most 64 MiB.
 
-Groups of few output channels share a vector. An input channel is then spread over it, to each lane that of its group.
-Depthwise convolutions are such groups. A block of one vector takes neighbouring pixels together, so that an input
-channel is spread, or broadcast, once for all taps of a row that meet it.
+Groups of few output channels share a vector. An input channel is then spread over the vector: each lane gets its
+group's channel. Depthwise convolutions are such groups. A block of one vector takes neighbouring pixels together. So an
+input channel is spread, or broadcast, once for all taps of a row that meet it.
 
 Buffers: input, gradient of the output, gradient of the weights, gradient of the bias, workspace.
-Options of `make`: weights, the layout of the gradient over (O, I/G, H, W); bias, whether that of the bias is wanted.
+Options of `make`: weights, the layout of the gradient over (O, I/G, H, W); bias, whether the bias's gradient is wanted.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
 
 
 def _offsets(request: Request, at: WeightsBlocking, window: Words) -> tuple[list[int], list[int]]:
-    """From a window's first pixel to that of each step, in bytes: of a whole chunk, and of the last where rows are cut.
+    """Bytes from a window's first pixel to each step's: for a whole chunk, and for the last one where rows are cut.
 
     A pixel without another is the first of a pair among the row's single ones, which follow its columns.
     """
@@ -185,7 +185,7 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
     axes: the gradient's strides by dimension.
     """
     p, line = request.problem, at.width * request.types.acc.itemsize
-    # Of a row or a tap. The last tile may begin before the one before it ends.
+    # Lines of a tile, and of a row or a tap, at one of its taps. The last tile may begin before the one before it ends.
     each = at.lines // max(1, at.taps)
     count = at.row_lines // max(1, at.taps)
     begin, further = (at.tiles - 1) * each, at.tiles * each - count
@@ -206,7 +206,7 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
 
 
 def _sizes(request: Request, at: WeightsBlocking) -> Words:
-    """The problem's sizes, and how many parts of which size it is cut into."""
+    """The problem's sizes, and the number and sizes of the parts that it is cut into."""
     p = request.problem
     ic, oc = p.ic // p.g, at.groups * (p.oc // p.g)
     _, row_chunks, col_chunks = at.chunks(p)
@@ -258,7 +258,7 @@ def _window_words(request: Request, at: WeightsBlocking) -> Words:
 
 
 def _memory_words(request: Request, at: WeightsBlocking) -> Words:
-    """Where what lies in the scratch, which begins with the windows of a chunk's images."""
+    """Offsets in the scratch, which begins with the windows of a chunk's images."""
     size, sums = request.types.acc.itemsize, _task_sums(request, at)
     rows, cols = at.window
     # Channels that are spread are read as whole vectors, past the end of a window.
