@@ -1,4 +1,4 @@
-"""The argument blocks of Winograd's kernels, and what a worker's scratch begins with."""
+"""The argument blocks of Winograd's kernels, and the header of a worker's scratch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class WinogradArgs(Arguments):
     group_ocbs = word("blocks of output channels of a group", "blocks")
     group_oc = word("output channels of a group, with the destination's padding if there is only one", "channels")
     group_steps = word("reduction steps of a group", "steps")
-    # Of layouts whose blocks end within a vector, tables for each vector of channels, one behind the other.
+    # For layouts whose blocks end within a vector: tables for each vector of channels, one after the other.
     src_parts = word(
         "from `offsets` to those of the source: from a vector's first channel to its parts; then a patch's", "bytes"
     )
@@ -129,7 +129,7 @@ class Zero(Arguments):
 
 
 class Header(Arguments):
-    """What a worker's scratch begins with."""
+    """The header that a worker's scratch begins with."""
 
     set_index = word("the set of groups that is worked on")
     first_ocb = word("the first block of the set's output channels whose products are held")
@@ -140,4 +140,4 @@ class Header(Arguments):
     record = group(TileRecord)
 
 
-HEADER_BYTES = -(-Header.nbytes // LINE) * LINE  # behind it lie two tiles of pixels, for `Output.scratch`
+HEADER_BYTES = -(-Header.nbytes // LINE) * LINE  # two tiles of pixels follow it, for `Output.scratch`

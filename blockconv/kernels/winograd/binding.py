@@ -33,7 +33,7 @@ __all__ = ["winograd_op"]
 
 
 def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Op:
-    """The op. The residual lies in memory as the destination does."""
+    """The op. The residual has the destination's memory order."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
     padded = request.dst.padded_shape(p.dst_shape)[1]
     parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
@@ -137,7 +137,7 @@ def _channels(problem: Conv2dProblem, at: WinogradBlocking, oc_padded: int) -> d
 def _kernels(
     problem: Conv2dProblem, at: WinogradBlocking, types: Types, lies: tuple[Geometry, Geometry], epilogue: Epilogue
 ) -> dict[str, int]:
-    """The addresses of the kernels that are called. lies: source and destination."""
+    """The addresses of the kernels that are called. lies: of source and destination."""
     (m, stride, exact), dst = at.form, types.dst
     fma = int(target.isa().fma and not exact)
     load_width, src_parts = at.contiguous(lies[0], at.src_lanes)
@@ -187,7 +187,7 @@ def _parts(of: Geometry, at: WinogradBlocking, channels: int, lanes: int) -> lis
 
 
 def _patch_parts(source: Geometry, at: WinogradBlocking, itemsize: int) -> list[int]:
-    """The same in a patch, where a tile's pixels lie part by part."""
+    """The same in a patch, where a tile's pixels are stored part by part."""
     width, has_parts = at.contiguous(source, at.src_lanes)
     return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
 
@@ -206,7 +206,7 @@ def _tile_kernel(at: WinogradBlocking) -> jit.Kernel:
     """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
 
     Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
-    lie apart, with all tiles of one together.
+    are apart; all tiles of a block are contiguous.
     """
     fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
     if at.images:

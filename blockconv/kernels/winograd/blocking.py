@@ -32,12 +32,12 @@ __all__ = [
     "window_columns",
 ]
 
-ITEMSIZE = ELEMENT.itemsize  # of a product, and of what a multiply-accumulate takes of a channel, or a pair
+ITEMSIZE = ELEMENT.itemsize  # of a product, and of the channel, or the pair, that a multiply-accumulate takes
 SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
 CHUNK = 4  # vectors of output channels whose products are held between the second and the third stage
-# Registers of the machine: vectors of output channels: tiles in registers with them.
+# By the machine's registers and the vectors of output channels: the tiles that are in registers with these.
 _TILE_PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
-# Registers of the machine, where vectors are of images: accumulators, and the fewest output channels that a loaded
+# By the machine's registers, where vectors are of images: accumulators, and the fewest output channels that a loaded
 # vector is multiplied for.
 _IMAGE_TILES = {32: (24, 8), 16: (12, 4)}
 LEAST_IMAGES = 4  # of a vector
@@ -48,7 +48,7 @@ STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside
 
 
 class TileWindow(NamedTuple):
-    """What is gathered together of a source (see `source_windows.py`): that of neighbouring tiles of an image.
+    """The part of a source that is gathered at once, for neighbouring tiles of an image (see `source_windows.py`).
 
     rows, cols: of tiles, at most; more than one row where all columns fit.
     leading: pixels from a row to the next.
@@ -62,11 +62,11 @@ class TileWindow(NamedTuple):
 
 
 class ScratchLayout(NamedTuple):
-    """Where things lie in a worker's scratch, in bytes from its begin; behind the header and two tiles of pixels.
+    """Offsets in a worker's scratch, in bytes from its begin. The header and two tiles of pixels come first.
 
     patch: pixels of a tile that are gathered.
     v: the transformed source.
-    products: those that are held.
+    products: the held products.
     v_position, products_position: from one of a tile's positions to the next.
     products_tile, products_channel: from a tile, or an output channel, to the next.
     nbytes: of all.
@@ -86,13 +86,13 @@ class ScratchLayout(NamedTuple):
 class WinogradBlocking:
     """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
 
-    images: of a vector, which is of one channel of these then, and a tile is that of as many images; 0: vectors are of
+    images: of a vector, which then holds one channel of each, and a tile is of as many images; 0: vectors are of
         channels.
     lanes: of a vector of products.
-    src_lanes: of the transformed source, of which `transform_lanes` are transformed together.
-    dot: what multiplies; of integers, which are 16 bits wide then, pairs of channels.
+    src_lanes: of the transformed source; `transform_lanes` are transformed together.
+    dot: the multiply-accumulate; for integers it takes pairs of channels, 16 bits each.
     set_groups: groups of a set, so many that their channels are whole vectors; there are `sets`.
-    ic_block: channels of a group that one reduction step takes, as many as surely lie in one vector.
+    ic_block: channels of a group that one reduction step takes, as many as are always in one vector.
     shared: a set is one vector of small groups, as many channels out as in, whose weights stay in registers.
     tile_pixels: tiles that are in registers together, with `tile_channels` of a block's output channels, which are
         `vectors` vectors of `out_lanes`.
@@ -155,7 +155,7 @@ class WinogradBlocking:
         return odd_lines(self.elements(problem.ic // problem.g) * self.width * ITEMSIZE)
 
     def elements(self, channels: int) -> int:
-        """What a multiply-accumulate takes so many channels as."""
+        """Elements that a multiply-accumulate takes so many channels as."""
         return -(-channels // self.dot.channels)
 
     @property
@@ -174,10 +174,10 @@ class WinogradBlocking:
         return self.width if self.images else self.width / self.lanes
 
     def contiguous(self, lies: Geometry, lanes: int) -> tuple[int, bool]:
-        """(elements of a vector that a load or a store takes, whether the next such may lie anywhere).
+        """(elements of a vector that a load or a store takes, whether they are at uneven distances).
 
-        Of channels they are the most that divide both a block and a vector. Where a block ends within a vector that
-        begins in it, they are not evenly far apart.
+        In vectors of channels, they are the most that divide both a block and a vector. Distances are uneven where a
+        block ends within a vector that begins in it.
         """
         width = lanes if self.images else min(lanes, lies.length & -lies.length)
         return width, not self.images and width not in (lanes, lies.length)
@@ -187,12 +187,12 @@ class WinogradBlocking:
         return self.wei_positions * self.wei_position(problem)
 
     def wei_bytes(self, problem: Conv2dProblem) -> int:
-        """Of all groups, those too that the last set lacks."""
+        """Bytes of the weights of all groups, with those that the last set lacks."""
         return self.sets * self.set_ocbs * self.wei_ocb(problem)
 
 
 def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: Layout) -> int:
-    """Images of a vector, where a channel's images lie together in source and destination; else 0.
+    """Images of a vector, where a channel's images are contiguous in source and destination; else 0.
 
     A last vector of fewer images is moved back to be whole.
     """
@@ -296,8 +296,8 @@ def _tile_block(tiles: int, at_most: int, held: int, tasks: int, shared: bool) -
 def _split_and_chunk(set_groups: int, blocks: int, ocbs: int, threads: int, most: int) -> tuple[int, int]:
     """(tasks that share the output channels of each of so many blocks of tiles, blocks of these held together).
 
-    most: that are held. With images in vectors, of which there are many for each channel, products take half of what
-    sources do.
+    most: that are held. With images in vectors, sources have a vector for each channel, and products take half as much
+    as they do.
     """
     if set_groups > 1:
         return 1, set_groups * ocbs
@@ -357,7 +357,7 @@ def _scratch(
 ) -> ScratchLayout:
     """The scratch for so many tiles, with so many vectors of their sources and products each.
 
-    images: of a vector; products lie channel by channel then, of all tiles.
+    images: of a vector; products are then stored channel by channel, each of all tiles.
     """
     m, vector = form.m, lanes * ITEMSIZE
     patch = HEADER_BYTES + 2 * m * m * vector
@@ -371,7 +371,7 @@ def _scratch(
 
 
 def odd_lines(nbytes: int) -> int:
-    """At least as many bytes, an odd number of cache lines: what lies so far apart does not share sets."""
+    """At least as many bytes, an odd number of cache lines: data so far apart does not share cache sets."""
     return (-(-nbytes // LINE) | 1) * LINE
 
 
@@ -387,7 +387,7 @@ def _most_tiles(machine: Machine, tile_bytes: int, oc: int) -> int:
 def _most_tiles_of_images(tile_bytes: int, tiles: int, held: int) -> int:
     """`_most_tiles` where these are of a vector of images: a block is no more than registers hold.
 
-    Of the sizes, that which leaves the least to do, with what a step of the reduction takes beside its products.
+    It is the size with the least work, with what a step of the reduction takes beside its products.
     """
     most = max(1, min(held, SCRATCH // tile_bytes))
     return min(range(1, most + 1), key=lambda size: -(-tiles // size) * (size + STEP))

@@ -1,8 +1,7 @@
 """Loads, transforms and stores of Winograd's kernels, as LLVM vector IR: a vector is channels of one tile.
 
-Each function here takes what is known when a kernel is built, and returns code that the kernel calls with a named
-tuple of addresses and strides in bytes. The arithmetic of the transforms is that of
-`blockconv.kernels.winograd.transforms`.
+Each function here takes compile-time parameters and returns code. The kernel calls this code with a named tuple of
+addresses and strides in bytes. `blockconv.kernels.winograd.transforms` has the arithmetic of the transforms.
 
 Sources of bytes become integers of 16 bits, which hold all that their transform can be: ten times ten times 255.
 """
@@ -125,7 +124,7 @@ def multiply_shared(lanes: int, fma: int, channels: int) -> Any:
         weights = [v.load_parts(at, channels, run.wei_group) for at in rows]
 
         def each_groups(at: Any, k: int) -> Any:
-            """Channel k of each lane's group. Of a single group, one load."""
+            """Channel k of each lane's group; a broadcast load if there is a single group."""
             if channels == lanes:
                 return v.broadcast(builder.add(at, const(k * v.itemsize)))
             x = v.load(at)

@@ -1,8 +1,8 @@
 """Winograd's third stage, as LLVM vector IR: products to pixels, which are finished and stored.
 
-Products of integers are summed as int32, which wraps, and so do their transforms: these are right modulo 2^32, and
-`unit`² times what they should be. By the odd part of that they are divided as a multiplication with its inverse modulo
-2^32, by the even part as a shift to the right; so a pixel is exact as long as the even part times it is an int32.
+Products of integers are summed as int32, which wraps, and so do their transforms. The results are right modulo 2^32,
+and `unit`² times too large. A multiplication with an inverse modulo 2^32 divides by the odd part of `unit`². A shift to
+the right divides by the even part. So a pixel is exact as long as the even part times it is an int32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Finish(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Of a vector."""
+        """Channels of a vector."""
         return self.period or self.lanes
 
     def tile(self, rows: int, pixels: int) -> Tile:
@@ -85,7 +85,7 @@ def row_tiles(m: int) -> int:
 def destination_transform(how: Finish) -> Any:
     """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it; not to planes.
 
-    Of the tile's pixels, `rows` x `cols` are in the image. The output's scratch holds two tiles.
+    `rows` x `cols` of the tile's pixels are in the image. The output's scratch holds two tiles.
     """
     m, lanes, store_width, act, has_parts = how.form.m, how.lanes, how.store_width, how.act, bool(how.has_parts)
     whole_tile, one_pixel = (how.tile(size, size) for size in (m, 1))

@@ -20,7 +20,7 @@ class ChannelBlocks(NamedTuple):
 
     src: int  # the address of the first pixel in the first block
     src_block: int
-    valid: int  # blocks that exist; those that do not are the last that does
+    valid: int  # blocks that exist; the last of them takes the place of others
     dst: int
 
 
@@ -93,10 +93,10 @@ def copy_vectors(count: int, lanes: int) -> Any:
 
 @functools.cache
 def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
-    """`gather_planes` of elements that there may be no masks of; channels that do not exist are the last that does.
+    """`gather_planes` of elements that may have no masks; the last channel takes the place of those that do not exist.
 
-    Pixels behind the row are the border's. A vector is read from where the row begins, or further left where the array
-    ends before; stored; and read again from where its first column would be.
+    Pixels behind the row are the border's. A vector is read from where the row begins, or further left if the array
+    ends too early. It is stored, and read again from where its first column is.
     """
 
     @emitted
@@ -117,12 +117,12 @@ def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
 
 
 def _power(pixels: int) -> int:
-    """What a row of so many is read as."""
+    """The pixels that a row of so many is read as: a power of two."""
     return 1 << (pixels - 1).bit_length()
 
 
 def _block(builder: Any, src: Any, step: Any, k: int, valid: Any) -> Any:
-    """The address of block k; of blocks that do not exist, the last that does."""
+    """The address of block k; the last existing block's if k does not exist."""
     exists = builder.icmp_signed("<", const(k), valid)
     return builder.add(src, builder.mul(step, builder.select(exists, const(k), builder.sub(valid, const(1)))))
 

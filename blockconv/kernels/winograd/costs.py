@@ -17,8 +17,8 @@ __all__ = ["cost", "multiply_adds", "transforms", "weight_seconds"]
 _CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
 _BEGIN = 4000  # cycles until three stages have what they work with, whatever the problem
 _EDGE = 0.35  # more for a source over the image's edge
-# What is seen of weights' way from beyond the second-level cache, or of the products, whichever is shorter: both need
-# the fill buffers of the first-level cache, so one hides but a part of the other.
+# The share of the shorter time that is not hidden: of the products, or of loading weights from beyond the second-level
+# cache. Both need the fill buffers of the first-level cache, so one hides only a part of the other.
 _SEEN = 0.25
 
 
@@ -28,9 +28,9 @@ def cost(request: Request, at: WinogradBlocking) -> float:
     wei_bytes = at.wei_bytes(p)
     stays = wei_bytes // at.sets <= m.second_level_cache // 2
     again = m.move_seconds(wei_bytes, 0)
-    # In a network of integers others' weights fit the last cache, and these do not stay there: 740 µs for the 19 MB of
-    # 512 channels of 7x7, whose products take 200.
-    # What does not fit the last cache, beside the rest, is not there any more when it is read again.
+    # In a network of integers, the other layers' weights fit the last cache, but these do not stay there. 512 channels
+    # of 7x7 take 740 µs for their 19 MB, and 200 µs for the products. Weights that do not fit the last cache, beside
+    # the rest, have left it when they are read again.
     is_far = at.form.exact or 2 * wei_bytes > m.profile.caches["L3"]
     first = wei_bytes / m.profile.reads["memory"] if is_far else again
     streamed = first + (0 if stays else at.tile_blocks - 1) * again
@@ -87,9 +87,9 @@ def transforms(problem: Conv2dProblem, dst: Layout, at: WinogradBlocking) -> tup
 
 
 def _lies(lies: Geometry, lanes: int, at: WinogradBlocking) -> tuple[int, bool]:
-    """(elements of a vector that lie together, 0 for all; whether others lie between a pixel's and the next one's).
+    """(contiguous elements of a vector, 0 for all; whether there are others between a pixel's and the next one's).
 
-    lanes: of the vector; channels that lie together are counted as those of a vector of floats, which are fewer.
+    lanes: of the vector. Contiguous channels are scaled to a vector of floats, which has fewer lanes.
     """
     width, _ = at.contiguous(lies, lanes)
     together = width if width in (1, lanes) else max(2, width * at.lanes // lanes)

@@ -1,7 +1,7 @@
 """Winograd convolution's kernels: products, pixels, what runs all stages block by block, and its weights.
 
-The stages (see `blockconv.kernels.winograd.rows`) are kernels of their own, called by their address: which layout is
-read does not multiply with which is written, nor with the microkernel's tile.
+The stages (see `blockconv.kernels.winograd.rows`) are kernels of their own, called by their address. So the variants
+for source layouts, destination layouts and the microkernel's tiles do not multiply.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def winograd_multiply_shared(lanes, part, fma, channels):
 
 @inline
 def _even(a, oc):
-    """How far apart lies what stores of a vector write."""
+    """The distance between the stores of a vector."""
     return a.dst_block
 
 
@@ -228,8 +228,8 @@ def _store_planes(pixels, how):
 def _finish_planes(how):
     """finish for a destination of planes: several tiles of a row.
 
-    Planes are stored from a patch with such tiles side by side, a vector of pixels at a time: of 16 planes, lines that
-    are written bit by bit may all want the same few places of the first-level cache.
+    Planes are stored from a patch with such tiles side by side, a vector of pixels at a time. If the lines of 16 planes
+    were written bit by bit, all might map to the same few sets of the first-level cache.
     """
     m, pixel = how.form.m, how.lanes * ITEMSIZE
     row, transform, store = row_tiles(m) * m * pixel, destination_to_patch(how), _store_planes(how.lanes, how)
@@ -288,13 +288,13 @@ def winograd_finish(m, stride, exact, *given):
 
 @inline
 def _zero(a):
-    """What stands out of bounds of floats."""
+    """The border around a source of floats."""
     return 0
 
 
 @inline
 def _zero_point(a):
-    """What stands out of bounds of bytes: the zero point in each of eight."""
+    """The border around a source of bytes: the zero point in each of eight."""
     four = EpilogueArguments(a.act).src_fill
     return four | four << 32
 
@@ -361,7 +361,7 @@ def winograd_weights(m, stride, vectors, lanes, turned=0):
                 oc = ocb % blocks * width + v * lanes
                 group = min(ocb // blocks, a.groups - 1)
                 src = a.src + group * (group_oc * group_ic * tap_bytes) + oc * a.oc_step + ic * a.ic_step
-                # Those of groups that the last set lacks are multiplied: what is nearly 0 would take long.
+                # Groups that the last set lacks are multiplied too, with zeros: denormal numbers would take long.
                 exist = group_oc - oc if group == ocb // blocks else 0
                 if turned == 2:
                     copy(src, a.tap_step, exist, scratch)

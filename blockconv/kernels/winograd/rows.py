@@ -5,15 +5,15 @@ steps:
 
 - It transforms the tiles' sources into the worker's scratch, [position][channel block][tile][channels].
 - It multiplies them with the transformed weights, [output channel block][position][input channel][channels], for each
-  position and group. To the microkernel, that of all dense convolutions, this is a 1x1 convolution.
+  position and group. For the microkernel, which serves all dense convolutions, this is a 1x1 convolution.
 - It transforms the products into pixels, and adds bias, residual and activation on the way to the destination.
 
 All this stays in the second-level cache (see `blockconv.kernels.winograd.blocking`). Groups that end within a vector
-are transformed together: sets of two with 24 or 40 channels. What a group's last vector of products has too much, the
-next group's overwrite. Weights of groups of 4, 8 and 16 channels stay in registers for all tiles of a block.
+are transformed together: sets of two with 24 or 40 channels. The next group's products overwrite the excess lanes of a
+group's last vector. Weights of groups of 4, 8 and 16 channels stay in registers for all tiles of a block.
 
-Where a channel's images lie together (CHWN), vectors are of images and not of channels: a tile is that of a vector of
-them, and products are those of the microkernel that broadcasts weights, which are packed as ever. The last vector of
+Where a channel's images are contiguous (CHWN), vectors are of images and not of channels. A tile is of a vector of
+images. The microkernel that broadcasts weights computes the products; weights are packed as ever. The last vector of
 images is moved back to be whole.
 
 The source of tiles is gathered in scratch first, with zeros around it: windows of neighbouring tiles. In large images
@@ -23,9 +23,9 @@ by pixel, planes in rows. The last block is moved back to be whole and recompute
 Floats of 16 bits become float32 as they are loaded, and are rounded once, as pixels are stored. Where a processor
 multiplies them twice as fast, F(4x4) still has half as much to do.
 
-Integers of 8 bits take the same way, F(4x4) of stride 1, exactly: sources become 16 bits wide, pairs of channels are
-multiplied by dot products, to which a pair is one channel, and sums wrap (see `codegen_finish`). Zero points are in the
-bias, as of direct convolution, and stand around the image.
+Integers of 8 bits take the same way, F(4x4) of stride 1, exactly. Sources become 16 bits wide, dot products multiply
+pairs of channels as one channel, and sums wrap (see `codegen_finish`). Zero points are in the bias, as in direct
+convolution, and around the image.
 
 NaN and infinity spread. One in the source reaches every pixel of the tiles that read it; one in the weights reaches
 every pixel of its output channel. Values near the largest of float32 overflow earlier than direct convolution's:

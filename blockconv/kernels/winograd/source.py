@@ -1,6 +1,6 @@
-"""Winograd convolution's first stage: tiles of the source, gathered where they lie apart, and transformed.
+"""Winograd convolution's first stage: tiles of the source, gathered if they are not contiguous, and transformed.
 
-It is for vectors whose lanes lie together, and those whose parts a table has; see also `source_windows.py`.
+It is for vectors whose lanes are contiguous, or whose parts are in a table; see also `source_windows.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blockconv.kernels.winograd.transforms import Form
 
 @inline
 def _src_parts(a, c, lanes, load_width):
-    """The address of the table of channel c's vector; behind the last lies that of patches."""
+    """The address of the table of channel c's vector; the table of patches follows the last one."""
     return a.offsets + a.src_parts + c // lanes * (8 * (lanes // load_width))
 
 
@@ -109,8 +109,8 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
 
     lanes: of a vector, channels or images of one. part: lanes that are transformed together. load_width: contiguous
-    lanes that a load takes: all, unless `has_parts`: blocks end within vectors, so a table has where the parts of one
-    lie, and `part` is `lanes`. src_type: the code of the source's type.
+    lanes that a load takes: all, unless `has_parts`. Then blocks end within vectors, a table has the offsets of a
+    vector's parts, and `part` is `lanes`. src_type: the code of the source's type.
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1

@@ -1,9 +1,9 @@
-"""Winograd convolution's first stage by windows: what neighbouring tiles read becomes vectors of channels first.
+"""Winograd convolution's first stage by windows: pixels of neighbouring tiles become vectors of channels first.
 
-Tiles overlap: a pixel is in up to nine of them. So a window of pixels that neighbouring tiles of an image read is
-gathered once, with what stands out of bounds around them, and all its tiles are transformed from there. Planes (NCHW)
-and small blocks of channels are transposed on the way. Of a large image whose pixels are vectors anyway, tiles are
-better read where they lie (`source.py`): its edges are few.
+Tiles overlap: a pixel is in up to nine of them. So the window of pixels that neighbouring tiles read is gathered once,
+with the border around the image. All its tiles are transformed from there. Planes (NCHW) and small blocks of channels
+are transposed on the way. A large image whose pixels are vectors anyway has few edges: its tiles are better read in
+place (`source.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _row_of_planes(columns, lanes, src_type):
 
     @inline
     def gather(a, src, dst, pixels, valid, border):
-        """The `pixels` from `src` on, of `valid` channels. Of fewer than `columns`, borders follow them at `dst`."""
+        """The `pixels` from `src` on, of `valid` channels; borders follow fewer than `columns` of them at `dst`."""
         channel = a.src_strides.channel
         if pixels < columns:
             few(Planes(src, channel, a.src_end, pixels, valid, border, dst))
@@ -79,7 +79,7 @@ def _row_of_blocks(width, lanes, src_type):
 
 @inline
 def _fill_border(dst, border, count, pixel):
-    """So many pixels that are out of bounds."""
+    """Write so many pixels that are out of bounds."""
     for k in range(count):
         move(dst + k * pixel, border, pixel, 0)
 
@@ -93,7 +93,7 @@ def _columns_in(a, iw, width):
 
 @inline
 def _fill_borders(a, window, border, pixel, ih, iw, height, width):
-    """What is out of bounds of a window that begins with the source's pixel (ih, iw)."""
+    """Write the pixels out of bounds of a window that begins with the source's pixel (ih, iw)."""
     left, right = _columns_in(a, iw, width)
     for r in range(height):
         row = window + r * a.window_leading * pixel

@@ -1,13 +1,13 @@
 """Winograd's transforms, F(m x m, 3x3) of stride 1 and 2, as sums of multiples of values, whatever these are.
 
-Lavin and Gray, CVPR'16 ("Fast algorithms for convolutional neural networks"); the matrices are Toom and Cook's
-for m + r - 1 points, r taps: 0, ±p for each p of `POINTS`, and infinity where the number of points is even. Points
-that come in pairs share the even and odd halves of their sums, so no matrix is needed: each one-dimensional transform
-is a few lines. Which points are taken decides the rounding errors (Barabasz et al., TOMS'20). These were searched for
-over random data: against the textbook's 1, 2 those of six points have a third of the error.
+The algorithm is from Lavin and Gray, CVPR'16 ("Fast algorithms for convolutional neural networks"). The matrices are
+Toom and Cook's for r taps and m + r - 1 points: 0, ±p for each p of `POINTS`, and infinity where their number is even.
+Points that come in pairs share the even and odd halves of their sums, so no matrix is needed: each one-dimensional
+transform is a few lines. Which points are taken decides the rounding errors (Barabasz et al., TOMS'20). These were
+searched for over random data: against the textbook's 1, 2 those of six points have a third of the error.
 
-Over integers, which have to stay such, the points are the textbook's (`EXACT`). Sums wrap, and what comes out is right
-as long as that fits.
+Integers have to stay integers, so their points are the textbook's (`EXACT`). Sums wrap, and a result is right as long
+as it fits.
 
 With stride 2 the even pixels meet the first and the third tap only, which is F(m, 2) of stride 1, and the odd ones
 the second alone, which needs no transform: 2m + 1 products instead of 3m (25 instead of 36, 81 instead of 144 a tile).
@@ -81,7 +81,7 @@ class Form(NamedTuple):
         return EXACT[self.m].infinity if self.exact else 1
 
     def points(self, number: int) -> tuple[float, ...]:
-        """Those of an algorithm of so many."""
+        """The points of an algorithm of so many."""
         return EXACT[self.m].points if self.exact else POINTS[number]
 
     @property
@@ -199,5 +199,5 @@ def _squares(points: Sequence[float]) -> list[float]:
 
 
 def _whole(value: float) -> float:
-    """What is a whole number but for rounding: points are square roots, which are squared again."""
+    """The value without rounding errors, if it is a whole number: points are square roots, which are squared again."""
     return float(round(value)) if abs(value - round(value)) < 1e-12 else value

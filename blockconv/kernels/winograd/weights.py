@@ -63,7 +63,7 @@ def transform(form: Form, machine: Machine) -> Transform:
 
 
 def weight_form(request: Request, at: WinogradBlocking) -> WeightForm:
-    """What to pack for a problem that is cut so."""
+    """The packed form of the weights for a problem that is cut so."""
     problem, whole = request.problem, max(at.width, at.lanes)
     bias = -(-request.dst.padded_shape(problem.dst_shape)[1] // whole) * whole
     layout = Layout(f"aBCde{at.width}b{at.dot.channels}c" if at.form.exact else "abcde")
