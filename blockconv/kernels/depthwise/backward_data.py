@@ -43,7 +43,7 @@ class DepthwiseDataArguments(ConvSizes):
 
 
 class DataSpec(NamedTuple):
-    """What a kernel is compiled for.
+    """The compile-time parameters of a kernel.
 
     src, dst: the codes of the types of the output's gradient and of the input's.
     top, left: the padding, modulo the stride.
@@ -89,7 +89,7 @@ class DataSpec(NamedTuple):
 
     @property
     def pixel_bytes(self) -> int:
-        """Of a pixel's channels that are read."""
+        """Bytes of a pixel's channels that are read."""
         return self.unit * ElementType.of(self.src).itemsize
 
     @property

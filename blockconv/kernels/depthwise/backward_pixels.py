@@ -31,7 +31,7 @@ __all__ = ["PixelsSpec", "depthwise_weights_of_pixels"]
 
 
 class PixelsSpec(NamedTuple):
-    """What a kernel is compiled for.
+    """The compile-time parameters of a kernel.
 
     src: the code of the type of input and gradient.
     lanes: of a vector, `unit` channels of so many pixels.
@@ -60,7 +60,7 @@ class PixelsSpec(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the gradient whose taps reach a row of the input, or lie between such."""
+        """Rows of the gradient whose taps reach a row of the input, and rows between such."""
         return (self.kh - 1) * self.dh // self.sh + 1
 
     @property
@@ -206,7 +206,7 @@ class _Code:
             b.store(self.sums.add(b.load(self.accs[-1]), grad), self.accs[-1])
 
     def values(self, at: _Column, line: Any, has_mask: bool) -> list[Any]:
-        """What each tap of a row reads."""
+        """The vector that each tap of a row reads."""
         spec, loaded = self.spec, dict[int, list[Any]]()
         for (base, start), mask in at.masks.items():
             address = self.b.add(line, const((base + start) * spec.unit * self.v.itemsize))

@@ -25,8 +25,7 @@ __all__ = ["ChannelRun", "DepthwiseBlocking", "blocking"]
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
 MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, where half vectors would do
-# In vector operations: what a position of bytes takes to be interleaved, a vector of them to be finished, and to be
-# packed. Measured on AVX-512.
+# In vector operations, measured on AVX-512: to interleave a position of bytes, to finish a vector of them, to pack one.
 _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 
@@ -54,15 +53,15 @@ class ChannelRun(NamedTuple):
 
 @dataclass(frozen=True)
 class DepthwiseBlocking:
-    """What vectors run over, and the tile; `DepthwiseTileSpec` says what most numbers are.
+    """The axis that vectors run over, and the tile; `DepthwiseTileSpec` describes most numbers.
 
-    batched: a vector runs over a pixel's elements of all images, which lie together (CHWN4, CHWN, HWCN).
-    pixel: elements of a pixel that lie together.
+    batched: a vector runs over a pixel's elements of all images, which are contiguous (CHWN4, CHWN, HWCN).
+    pixel: contiguous elements of a pixel.
     runs: the output channels of each entry of the table.
     wei_block: source channels of a block of weights; 0 where there is one block.
     span: entries of the table that a task takes at the least.
     dot: the multiply-accumulate.
-    joined: taps of the loop axis, which it takes several of at once.
+    joined: taps of the loop axis; it takes several at once.
     shuffled: as in `DepthwiseTileSpec`.
     whole: vectors run over pixels, and a tile has whole rows of them.
     gathered: entries for which a task gathers what it reads, 0 where it is read in place.
@@ -102,7 +101,7 @@ class DepthwiseBlocking:
         return self.gathered * self.entry_bytes
 
     def flops(self, problem: Conv2dProblem) -> int:
-        """Of whole tiles."""
+        """The operations of whole tiles."""
         p = problem
         if self.columns:
             tiles = -(-p.oh // self.unrolled) * -(-p.ow * self.pixel // (self.loops * self.lanes))
@@ -123,10 +122,10 @@ class DepthwiseBlocking:
         return self.columns > 0 and not self.masks
 
     def packed(self, problem: Conv2dProblem, rows: int) -> PackedRows:
-        """Of tasks of so many rows."""
+        """The packed rows of tasks of so many rows."""
         p, s = problem, self.columns
         vectors = -(-p.ow * self.pixel // (self.loops * self.lanes)) * self.loops
-        taps = self.groups * self.dot.channels  # of which the last may have no weights, and are read all the same
+        taps = self.groups * self.dot.channels  # the last ones may have no weights, and are read all the same
         reach = vectors * self.lanes + ((taps - 1) * p.dw // s + 1) * self.pixel
         given = (p.pw + p.iw) * self.pixel
         phase = -(-max(reach, -(-given // s)) // self.lanes) * self.lanes + (self.lanes if self.shuffled else 0)
@@ -243,7 +242,7 @@ def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
     batched = _is_batched(s, p.n, types.src.itemsize)
     if 2 * s.length == lanes and types.acc.is_float and not batched and _is_half_enough(m, p, s, types):
         lanes = s.length
-    # Blocks that vectors are made of several of are not cut, if the pixels of a row lie together.
+    # A vector may be several whole blocks, if the pixels of a row are contiguous.
     if s.length >= lanes or lanes % s.length:
         return _over_channels(request, padded, lanes)
     pixel = s.length * (p.n if batched else 1)
@@ -261,7 +260,7 @@ def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):
         tiling, loops = _tiles_of_pixels(request)
         masked = int(pixel < lanes)
-        span = len(runs) if s.block < s.col else 1  # what lies together is read together
+        span = len(runs) if s.block < s.col else 1  # contiguous entries are read together
         return DepthwiseBlocking(
             lanes, s.length, 0, 1, loops, *tiling, 1, lanes, masked, batched, pixel, runs, s.length, span=span
         )
@@ -271,8 +270,9 @@ def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
 def _is_half_enough(machine: Machine, problem: Conv2dProblem, s: Geometry, types: Types) -> bool:
     """Whether a block that is half a vector is better computed by itself than as two pixels of a row.
 
-    It is where half a vector takes half as long; and where strides are in long rows, of which a tile holds one or less:
-    to pick every second pixel takes longer than the arithmetic (96 channels of 112x112 in blocks of 8: 1.7 times).
+    It is where half a vector takes half as long. It also is with strides in long rows, where a tile holds one row or
+    less: to pick every second pixel takes longer than the arithmetic (96 channels of 112x112 in blocks of 8: 1.7
+    times).
     """
     isa = machine.isa
     if isa.halves:
@@ -284,12 +284,12 @@ def _is_half_enough(machine: Machine, problem: Conv2dProblem, s: Geometry, types
 
 
 def _is_batched(at: Geometry, images: int, itemsize: int) -> bool:
-    """Whether a block's channels of all images lie together, inside a pixel."""
+    """Whether a block's channels of all images are contiguous, inside a pixel."""
     return images > 1 and at.n < at.col and at.n == at.length * itemsize
 
 
 def _is_row(at: Geometry, width: int, pixel: int, itemsize: int) -> bool:
-    """Whether pixels of so many elements lie together in a row."""
+    """Whether the pixels of a row, of so many elements each, are contiguous."""
     return width == 1 or at.col == pixel * itemsize
 
 
@@ -315,8 +315,8 @@ def _over_pixels(
     axis = WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph, request.anchor is not None)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
     tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
-    # As many outputs of half the rows are half as many streams, twice as wide (NCHW8 of 56x56: 1.1 times as fast), if
-    # windows are not as high as the tile.
+    # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as fast
+    # (NCHW8 of 56x56), unless windows are as high as the tile.
     if p.sw == 1 and p.kh < most // 2:
         tiling = halved(machine, axis, tiling.unrolled, types) or tiling
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))

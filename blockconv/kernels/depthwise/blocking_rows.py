@@ -13,13 +13,13 @@ from blockconv.machine.machine import Machine
 
 __all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
 
-# Of a tile of floats: registers that are left for other things than accumulators and weights; multiply-adds, which are
-# all unrolled; accumulators of a row.
+# For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
+# of a row that is spilled.
 SPARE, MOST_PRODUCTS, MOST_SPILLED = 8, 1100, 28
 MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are done may leave the registers
-# Of bytes, in vector operations: what a row takes to be shuffled for a vector and a group of taps, a vector to be
-# finished, a tile; and how long an operation takes, in multiply-adds, of which half as many can be issued. One of two
-# halves is issued once. Measured on AVX-512 and on AVX2.
+# For bytes, in vector operations: to shuffle a row for a vector and a group of taps, to finish a vector, beside these
+# for a tile. ISSUED: how long an operation takes, in multiply-adds; half as many of these can be issued. An operation
+# of two halves is issued once. Measured on AVX-512 and on AVX2.
 _SHUFFLED, _FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 7, 20, 0.7, 0.87
 
 
@@ -54,8 +54,8 @@ def whole_rows(
     loops = -(-elements // lanes)
     taps = row_columns(p, pixel, picked_unit(isa, p, pixel, lanes, types)).groups(p.kh, lanes, registers)
     most = max(most, registers - SPARE - p.kh * max(map(len, taps)))
-    # Of strides each row is read once or twice, however few are computed; else rows have to share what is read, the
-    # more where tiles of other shapes would have no masks, inside a row whose vectors are whole.
+    # With a stride each row is read once or twice, however few are computed. Else rows have to share what is read. More
+    # rows have to where tiles of other shapes need no masks, inside a row whose vectors are whole.
     rows = 1 if p.sw > 1 else 2 if elements % lanes or isa.name == "avx512" else 3
     # Without masks other tiles read borders lane by lane, where strides are: one row that is spilled takes less.
     widest = max(most, MOST_SPILLED) if p.sw > 1 and isa.name not in ("avx512", "avx2") else most // rows
@@ -91,7 +91,7 @@ def whole_integer_rows(
 def integer_tile_seconds(
     machine: Machine, problem: Conv2dProblem, pixel: int, lanes: int, rows: int, dot: Dot
 ) -> float:
-    """What a tile of so many rows of bytes takes."""
+    """The seconds of a tile of so many rows of bytes."""
     p, each = problem, lanes // PARTS
     columns = row_columns(p, pixel)
     vectors, row_lanes = columns.vectors(rows, each), columns.row_lanes(each)

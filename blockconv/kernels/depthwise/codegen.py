@@ -1,15 +1,15 @@
 """The tile of a depthwise convolution, as LLVM vector IR.
 
-A depthwise output reads one channel, so lanes never meet: a tile is some output vectors held in registers, and
-each source vector is loaded once and multiplied into every one of them that has a tap on it. One axis of the
-window, the *unrolled* one, has that sharing: `unrolled` neighbouring outputs, its taps in registers. The other,
-the *loop* axis, is a loop over its taps. Where vectors run over channels (NHWC, NCHW16) the unrolled axis is the
-width and the loop runs over the window's rows; where they run over the pixels of a row (NCHW, NCHW4) it is the
-height, and the loop runs over the window's columns, each a shifted vector.
+A depthwise output reads one channel, so lanes never meet. A tile is some output vectors held in registers. Each source
+vector is loaded once, and multiplied into every output that has a tap on it. One axis of the window, the *unrolled*
+one, has that sharing: `unrolled` neighbouring outputs, its taps in registers. The other, the *loop* axis, is a loop
+over its taps. Where vectors run over channels (NHWC, NCHW16), the unrolled axis is the width, and the loop runs over
+the window's rows. Where they run over the pixels of a row (NCHW, NCHW4), it is the height. The loop then runs over the
+window's columns, each a shifted vector.
 
-Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows), but never memory: along
-the unrolled axis it is known at compile time, as only the first and the last tile reach over the edge; along the loop
-axis a row outside is one sum of zero times each weight, and columns outside are lanes masked off.
+Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows), but never memory. Along the
+unrolled axis it is known at compile time, as only the first and the last tile reach over the edge. Along the loop axis,
+a row outside is one sum of zero times each weight, and columns outside are lanes masked off.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class DepthwiseTileSpec(NamedTuple):
     columns: 0 where vectors run over channels; else they run over pixels, and this is the stride between these.
     inner: elements of a pixel, where vectors run over pixels.
     loops: outputs along the loop axis, each by itself.
-    unrolled: outputs along the unrolled axis, which has `taps` taps of this stride and dilation; taps is 0 where these
-        and the edges are known at run time only.
+    unrolled: outputs along the unrolled axis, which has `taps` taps of this stride and dilation; taps is 0 if these and
+        the edges are known only at run time.
     begin, end: how far the first tile and the last reach over the edge, in positions.
     edges: 1, there is one tile along the axis; 3, there are inner ones, the first, the last.
     masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant; 0, none is,
@@ -51,11 +51,11 @@ class DepthwiseTileSpec(NamedTuple):
     permute: lanes of the source are permuted, as several channels of the destination read one.
     masked: 1, vectors may end past a pixel's elements; 2, or past a block's channels, and then with its weights.
 
-    Of a source of floats of 16 bits, src is the code of its type, and dst as in `Tile`; weights are float32. Of one of
-    bytes: src is the code of its type, and what is counted in elements is of that; dot the number of the
-    multiply-accumulate, which takes several taps of the loop axis at once, and joined the taps of that axis; shuffled
-    the elements from one to the next, where all are found within each 16 bytes, else 0; dst, rounding as in `Tile`, but
-    that dst may be float32; shifted as in `Epilogue`.
+    With 16-bit floats, src is the code of the source's type, and dst as in `Tile`; weights are float32. With bytes, src
+    is the code of the source's type, which elements are counted in. dot is the number of the multiply-accumulate, which
+    takes several taps of the loop axis at once. joined is the taps of that axis. shuffled is the elements from one to
+    the next, where all are found within each 16 bytes, else 0. dst and rounding are as in `Tile`, but dst may be
+    float32; shifted is as in `Epilogue`.
     """
 
     element: int
@@ -145,13 +145,13 @@ class DepthwiseTileRun(NamedTuple):
     """One tile; addresses, and counts of elements.
 
     variant: which of `DepthwiseTileSpec.variants`.
-    src: where the first output's first tap lies, in memory or not.
+    src: the address of the first output's first tap, in bounds or not.
     wei: the weights of the first tap.
     bia: a bias for each valid channel.
     permutation: the lanes' indices, for `permute`.
     src_valid: lanes that `masked` loads read.
-    zeros: as many as a load reads, which take the place of padding where the taps are known at run time only; of a
-        source of bytes, its zero point.
+    zeros: as many as a load reads, in place of padding, where the taps are known only at run time; for bytes, the zero
+        point.
     scales: one for each bias.
     """
 
@@ -188,8 +188,8 @@ class TileAxis(NamedTuple):
 
 
 def step_of(builder: Any, step: Any) -> Any:
-    """A step from one address to the next, which are worked out where they are used: before a loop, they would be kept
-    in registers that the accumulators need. Multiples of a constant are part of the instructions.
+    """A step from one address to the next. Addresses are computed where they are used: before a loop, they would be
+    kept in registers that the accumulators need. Multiples of a constant are part of the instructions.
     """
     return step if isinstance(step, ir.Constant) else opaque(builder, step)
 
@@ -241,7 +241,7 @@ class FloatTile:
     # ------------------------------------------------------------ the reduction
 
     def position(self, tap: Any, q: int) -> tuple[Any, Any]:
-        """Where tap `tap` of output `q` along the loop axis lies: from the first output's first tap, and of all."""
+        """The position of tap `tap` of output `q` on the loop axis: from the first output's first tap, and of all."""
         ahead = self.b.add(self.b.mul(tap, self.loop.dilation), times(self.b, self.loop.stride, q))
         return ahead, self.b.add(self.loop.first, ahead)
 
@@ -343,7 +343,7 @@ class FloatTile:
 
 
 def chosen(builder: Any, parts: list[Any], inner: int, phase: int = 0) -> Any:
-    """Of as many neighbouring vectors, every that many'th pixel of `inner` elements, from number `phase` on."""
+    """Every n-th pixel of `inner` elements of the n neighbouring vectors, from number `phase` on."""
     kind = parts[0].type
     return picked(builder, kind, every_pixel(kind.count, inner, len(parts), phase), parts.__getitem__)
 
@@ -351,8 +351,8 @@ def chosen(builder: Any, parts: list[Any], inner: int, phase: int = 0) -> Any:
 class Loader:
     """Loads of source vectors, as what is computed with.
 
-    masks: of vectors along pixels, of which every `columns`-th pixel is taken. border: what lanes are that the masks
-    lack; zeros where there is none.
+    masks: of vectors along pixels; every `columns`-th pixel is taken. border: the value of lanes that are masked off;
+    zeros where there is none.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class IntegerRowsTile(IntegerTile):
         return self.columns.vectors(self.spec.unrolled, self.v.lanes)
 
     def lanes(self, v: Vectors, address: Any) -> list[Any]:
-        """What lies at an address for each channel of a block, which all vectors repeat."""
+        """Values at an address, one for each channel of a block, which all vectors repeat."""
         return v.repeated(address, self.spec.period)
 
     def reduce(self, variant: tuple[int, int, int]) -> None:
@@ -117,7 +117,7 @@ class SourceBytes:
         self.b, self.address, self.rows = tile.b, tile.run.src, rows
         self.bytes, self.flip, self.border, self.unsigned = tile.bytes, tile.flip, tile.border, tile.unsigned
         self.known: dict[Any, Any] = {}
-        # Vectors of the source, of which each byte may go to any lane, and one is the padding.
+        # Vectors of the source: each byte may go to any lane, and one byte is the padding.
         self.spans: list[tuple[int, int]] = []
         for begin, end in sorted(map(reach, all_wanted)) if permutes_bytes(target.isa()) else ():
             if not 0 < end - begin < self.bytes.lanes:

@@ -1,16 +1,16 @@
 """The tile of a depthwise convolution of bytes.
 
-A lane of 32 bits takes as many taps at once as it has room for: a dot product, where a convolution of many channels has
-it over channels, is one over taps here. The taps are those of the loop axis, whose vectors of the source are
-interleaved element by element (`unpacked.py`); what was interleaved serves every tap of the unrolled axis. Weights are
-packed likewise, [tap of the unrolled axis] within [group of taps of the loop axis] or the other way round, [lane][tap
-of the group], as are biases and scales: in the order of the lanes, or, where a block of few channels repeats, once.
-Taps that lie within 16 bytes of each other, in rows of few channels a pixel, are shuffled from one load.
+A lane of 32 bits takes as many taps at once as it has room for. A dot product sums over taps here, and not over
+channels as in a convolution of many channels. The taps are those of the loop axis. Their vectors of the source are
+interleaved element by element (`unpacked.py`), once for every tap of the unrolled axis. Weights are packed likewise,
+[tap of the unrolled axis] within [group of taps of the loop axis] or the other way round, [lane][tap of the group].
+Weights, biases and scales are in the order of the lanes, or, where a block of few channels repeats, packed once. Taps
+within 16 bytes of each other, in rows of few channels a pixel, are shuffled from one load.
 
-Signed bytes are read as unsigned, with 128 more. Padding is the zero point. Where vectors run over channels, it is
-known along the unrolled axis as in a tile of floats, and along the loop axis rows outside are read from memory that
-holds it. Where they run over pixels, lanes masked off are set to it, or, where there are no masks of bytes, rows are
-packed with it (`kernels_packed.py`).
+Signed bytes are read as unsigned, with 128 more. Padding is the zero point. Where vectors run over channels, padding is
+known along the unrolled axis, as in a tile of floats. Along the loop axis, rows outside are read from memory that holds
+the zero point. Where vectors run over pixels, lanes masked off are set to it. Without masks of bytes, rows are packed
+with it (`kernels_packed.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class IntegerTile(FloatTile):
         self.accs = [slot for _ in range(self.vectors()) for part in bias for slot in self.v.slots(1, part)]
 
     def vectors(self) -> int:
-        """Of outputs, as many as `lanes` gives parts of each."""
+        """Vectors of outputs; `lanes` gives the parts of each."""
         return self.spec.loops * self.spec.unrolled
 
     def finished(self) -> list[Any]:
@@ -91,7 +91,7 @@ class IntegerTile(FloatTile):
         return [self.accs[first : first + PARTS] for first in numbers]
 
     def lanes(self, v: Vectors, address: Any) -> list[Any]:
-        """The parts of what lies at an address for each lane, or each channel of a block."""
+        """The parts of a vector of values at an address: one for each lane, or each channel of a block."""
         b, period = self.b, self.spec.period
         if not repeats(period, self.spec.lanes):
             return [v.load(b.add(address, const(j * v.bytes))) for j in range(PARTS)]

@@ -1,8 +1,8 @@
 """The tile of a depthwise convolution of whole rows, whose columns are all known.
 
-Where a row of pixels is a few vectors, most of them reach over an edge of the image. With every column known there is
-neither a mask to be computed nor a loop over the taps of a row: a tap's vector is loaded with the lanes that exist, or
-shuffled from the row's vectors where strides are between its pixels, and zeros take the place of what is outside.
+Where a row of pixels is a few vectors, most of them reach over an edge of the image. With every column known, no mask
+is computed, and the taps of a row need no loop. A tap's vector is loaded with the lanes that exist, or, with a stride,
+shuffled from the row's vectors. Zeros take the place of pixels outside.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RowsTile(FloatTile):
                         b.store(self.v.multiply_add(x, weights[tap, t], b.load(slot)), slot)
 
     def vector(self, row: SourceRow, tap: int, q: int) -> Any:
-        """What output vector `q` reads at a tap of a row, as what is computed with."""
+        """The source of output vector `q` at a tap of a row, in the type of the computation."""
         found = row.vector(tap, q)
         found = self.src.permuted(found, self.run.permutation) if self.spec.permute else found
         return widened(self.v, self.spec.half, found) if self.spec.half else found
@@ -106,7 +106,7 @@ class SourceRow:
         self.pairs: dict[int, Any] = {}  # vectors that pixels are picked from, by their first element
 
     def vector(self, tap: int, q: int) -> Any:
-        """What output vector `q` reads at a tap."""
+        """The source of output vector `q` at a tap."""
         lanes, columns = self.v.lanes, self.columns
         wanted = [columns.element(k, tap) for k in range(q * lanes, (q + 1) * lanes)]
         read = {at for at in wanted[: columns.dst - q * lanes] if at is not None}
@@ -135,7 +135,7 @@ class SourceRow:
         return self.known[firsts]
 
     def picked_in_units(self, tap: int, q: int) -> Any:
-        """What output vector `q` reads, in the order of `Columns.unit_lane`: every second pixel of two vectors."""
+        """The source of output vector `q`, in the order of `Columns.unit_lane`: every second pixel of two vectors."""
         lanes, columns, pixel = self.v.lanes, self.columns, self.columns.pixel
         first, phase = columns.pair(tap)
         begin = first * pixel + 2 * q * lanes
@@ -186,7 +186,7 @@ class SourceRow:
         return self.known[begin]
 
     def picked(self, parts: list[RowPart], wanted: list[int | None]) -> Any:
-        """Of these vectors what is wanted: elements, and zero for None; anything for an element that none has."""
+        """The wanted elements of these vectors: zero for None; anything for an element that no vector has."""
         lanes, vectors = self.v.lanes, [part.value for part in parts]
         found = {at: (k, lane) for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
         if None in wanted and None not in found:

@@ -18,8 +18,8 @@ class Columns(NamedTuple):
     pixel: elements of a pixel.
     taps, stride, dilation, pad: in pixels.
     src_row, dst_row, tap: bytes from a row to the next, and from the weights of a tap to those of the next.
-    unit: elements of 16 bytes, where one instruction loads a pixel of as many, or picks every second pixel of two
-        vectors if these stay within such units; 0 where whole vectors are permuted.
+    unit: elements of 16 bytes, where one instruction loads a pixel of 16 bytes, or picks every second pixel of two
+        vectors within such units; 0 where whole vectors are permuted.
     """
 
     src: int
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
     def element(self, output: int, tap: int) -> int | None:
         """The element of the source that an element of the destination reads at a tap; None: it is padding.
 
-        Of one past the end of the destination's row, the element that would be its own.
+        Past the end of the destination's row, it is the element that the output would read.
         """
         pixel, inside = divmod(output, self.pixel)
         at = (pixel * self.stride + tap * self.dilation - self.pad) * self.pixel
@@ -50,11 +50,11 @@ class Columns(NamedTuple):
         return max(UNIT // PARTS, 1 << (self.dst - 1).bit_length())
 
     def vectors(self, rows: int, lanes: int) -> int:
-        """Of such rows."""
+        """Vectors of so many such rows."""
         return -(-rows * self.row_lanes(lanes) // lanes)
 
     def phase(self, tap: int) -> int:
-        """Of the pixels that a stride steps over, the one that a tap reads."""
+        """The pixel that a tap reads, among those that a stride steps over."""
         return (tap * self.dilation - self.pad) % self.stride
 
     def phase_vectors(self, lanes: int) -> int:
@@ -73,7 +73,7 @@ class Columns(NamedTuple):
         return at - at % 2 - self.pad, at % 2
 
     def unit_lane(self, lanes: int, output: int) -> int:
-        """Of vectors that are picked within units, the lane of an output: the first half is of the first vector."""
+        """The lane of an output, in vectors that are picked within units: the first half is of the first vector."""
         half = self.unit // 2
         unit, inside = divmod(output % (lanes // 2), half)
         return unit * self.unit + output // (lanes // 2) * half + inside
@@ -81,9 +81,9 @@ class Columns(NamedTuple):
     def groups(self, rows: int, lanes: int, registers: int) -> list[list[int]]:
         """Taps that are reduced at once, in order, where each has weights for so many rows.
 
-        Those that are picked from the same two vectors are, where that is one instruction.
-        All are, where there are registers for their weights, so that what is read of a row of strides is read once.
-        Else those of one phase, whose pixels are shuffled once, where a row is more vectors than a shuffle takes.
+        Taps that are picked from the same two vectors are, where picking is one instruction. All taps are, where there
+        are registers for their weights, so that a row with a stride is read once. Else the taps of one phase are, whose
+        pixels are shuffled once, where a row is more vectors than a shuffle takes.
         """
         if self.unit > self.pixel:
             pairs = sorted({self.pair(tap)[0] for tap in range(self.taps)})

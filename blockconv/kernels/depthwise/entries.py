@@ -106,7 +106,7 @@ def following(e):
 
 @inline
 def entry_run(e, variant, src, zeros):
-    """What the tile of an entry reads."""
+    """The `DepthwiseTileRun` of an entry's tile."""
     return DepthwiseTileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, zeros, e.scales)
 
 

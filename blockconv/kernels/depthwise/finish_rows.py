@@ -93,7 +93,7 @@ class _RowsEpilogue(TileEpilogue):
         return found
 
     def is_whole(self, extent: LaneExtent) -> bool:
-        """Whether as many elements of the tile as a unit has lie where an extent begins."""
+        """Whether a whole unit of the tile's elements begins where an extent does."""
         lanes = self.unit.lanes
         return len(extent.lanes) == lanes or (
             self.is_dense and target.isa().name != "avx512" and extent.first + lanes <= self.rows * self.columns.dst

@@ -17,7 +17,7 @@ __all__ = ["entries_gathered", "entries_that_stay", "gathered_rows", "gathered_w
 def entries_gathered(machine: Machine, problem: Conv2dProblem, src: Geometry, each: int, entries: int) -> int:
     """How many entries, of `each` bytes of a pixel, are gathered at once; 0 where the source is read in place.
 
-    entries: those that lie together in a pixel. Where a row of tiles reads nothing again, nothing is gathered.
+    entries: how many are contiguous in a pixel. Where a row of tiles reads nothing again, nothing is gathered.
     """
     p = problem
     if p.oc != p.ic or p.kh <= p.sh or not is_crowded(machine, window_rows(p, 1) * p.iw, src.col):
@@ -30,12 +30,12 @@ def entries_gathered(machine: Machine, problem: Conv2dProblem, src: Geometry, ea
 def entries_that_stay(
     machine: Machine, problem: Conv2dProblem, src: Geometry, each: int, entries: int, rows: int, nbytes: int
 ) -> int:
-    """Of entries that are neighbours in a pixel, as many as a task takes at once; 0 where no part's window would stay.
+    """How many of a pixel's neighbouring entries a task takes at once; 0 where no part's window would stay.
 
     each: bytes of a pixel that an entry reads. rows: of the source, that a row of tiles reads. nbytes: of the source.
 
-    A row of tiles reads again what those above it read. Of pixels that are many lines that is more than the first-level
-    cache holds, but of a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
+    A row of tiles reads again what those above it read. If pixels are many lines, this is more than the first-level
+    cache holds, but for a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
     part is no fewer bytes than are fetched together; a source beyond the second-level cache is read pixel by pixel,
     whose lines the processor fetches ahead. Vectors of a quarter of a line are computed longer than lines are fetched.
     """

@@ -153,7 +153,7 @@ def _prefetch_rows(a, src, count, step):
 def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     """Gather rows `top` to `bottom` of an image for some entries; where the image would begin, seen from these.
 
-    Entries that exist read what lies together; those of padding read nothing.
+    Entries that exist read contiguous memory; those of padding read nothing.
     """
     e, window = read_entry(a, entry_first), scratch + a.window
     if e.valid > 0:
@@ -204,8 +204,8 @@ def depthwise_channels(along, gathered, pixel_bytes, *spec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
     along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 2,
-    a task has one entry, which is read before all rows; 0, the entries of a tile, where these are more of a pixel's
-    neighbours than a few: of a sequence of entries that differ only by even steps the first alone is read.
+    a task has one entry, which is read before all rows; 0, all entries are computed for a tile before the next tile,
+    where a pixel has more than a few. In a sequence of entries that differ only by even steps, only the first is read.
     gathered: 1, a task gathers what it reads of the source before its tiles do, see `gathering.py`.
     pixel_bytes: as in `depthwise_tile`.
     spec: a `DepthwiseTileSpec`.

@@ -1,8 +1,8 @@
 """Depthwise convolution of bytes along the pixels of rows, which are packed with the padding round them.
 
-Where there are no masks of bytes, as only AVX-512 has, a row's ends would be read byte by byte. Packed, every vector is
-whole; where pixels are strides apart, those that a vector of outputs reads at a tap are made neighbours, once for all
-taps and rows. A window of rows stays in the first-level cache.
+Where there are no masks of bytes, as only AVX-512 has, a row's ends would be read byte by byte. In packed rows, every
+vector is whole. With a stride, packing makes neighbours of the pixels that a vector of outputs reads at a tap, once for
+all taps and rows. A window of rows stays in the first-level cache.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Which memory is contiguous decides what vectors run over:
 - The channels of a pixel, where a source's block holds a vector of them, or no whole number of blocks makes one (NHWC,
   NCHW16, NCHW24). The destination is any: as in the direct kernel, a layout is only addressing.
 - Otherwise the pixels of a row, each with the block's few channels (NCHW, NCHW4, and CHWN4 with its images between
-  pixels), or a pixel's images (HWCN). In the destination the same elements lie together.
+  pixels), or a pixel's images (HWCN). In the destination the same elements are contiguous.
 
 Every source is read in place, borders too.
 
@@ -167,14 +167,14 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) ->
     """`along`, `gathered` and `pixel_bytes` of `depthwise_channels`."""
     if at.batched or at.gathered:  # what is gathered is of pixels that are many lines apart
         return 0, int(at.gathered > 0), 0
-    # Of pixels that are more, all entries of a tile are computed before the next tile's, as their lines come in order.
+    # With larger pixels, all entries of a tile are computed before the next tile's, as their lines come in order.
     few = s.col <= min(LINE, 2 * at.lanes * types.src.itemsize)
     along = 0 if not few else 2 if at.span == 1 else 1
     return along, 0, s.col if s.col == d.col and s.length != NO_BLOCK else 0
 
 
 def _prefetched(request: Request, at: DepthwiseBlocking) -> dict[str, int]:
-    """What tiles prefetch of the source, in all rows or those that no tile above has read."""
+    """The words of prefetching, in all rows of the source or in those that no tile above has read."""
     p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
@@ -182,8 +182,9 @@ def _prefetched(request: Request, at: DepthwiseBlocking) -> dict[str, int]:
         vector = at.lanes * types.src.itemsize
         in_lines = lines_bind(m.isa) and vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
         return {"ahead": at.loops * vector + 2 * LINE, "ahead_rows": span if in_lines else 0}
-    # The processor expects a pixel's lines to be read one after the other, and fetches these; of pixels that are many
-    # lines, as in NHWC, a tile reads one of each. So it has the next line of each fetched where these are far away.
+    # The processor expects a pixel's lines to be read one after the other, and fetches these. Where pixels are many
+    # lines, as in NHWC, a tile reads one line of each. So it prefetches the next line of each, where these are far
+    # away.
     wide = is_wide(m, src, p.src_shape, types.src, lines=2)
     if at.gathered or not (wide and is_beyond(m, types.src.nbytes(src.size(p.src_shape)))):
         return {"ahead": 0, "ahead_rows": 0}
@@ -192,7 +193,7 @@ def _prefetched(request: Request, at: DepthwiseBlocking) -> dict[str, int]:
 
 
 def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
-    """(bytes of scratch, words of the arguments that say what lies where in it), of tasks of so many rows."""
+    """(bytes of scratch, words of the arguments with the offsets in it), of tasks of so many rows."""
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
     names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "row_stride", "phase"

@@ -29,7 +29,7 @@ MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of v
 class WindowAxis(NamedTuple):
     """One axis of a problem.
 
-    shared: its tiles are those that axes of any size share (`Request.anchor`).
+    shared: whether axes of any size share its tiles (`Request.anchor`).
     """
 
     size: int
@@ -65,7 +65,7 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
     if not types.acc.is_float:
         return MOST_OF_BYTES[registers], LEAST_OF_BYTES[registers]
     most = MOST_OUTPUTS[registers]
-    # Of vectors of 128 bits a tile is so little arithmetic that what it costs besides is shared by more of them.
+    # With 128-bit vectors a tile is little arithmetic: more vectors share what a tile costs besides.
     return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
 
 

@@ -1,8 +1,8 @@
 """Packed parameters of 8-bit depthwise convolution: weights, biases and scales in the order of the lanes that they
 meet.
 
-A lane takes several taps of the loop axis at once, and the lanes of unpacked bytes are in an order of their own
-(`common/unpacked.py`), which no layout has: a kernel gathers weights by a table.
+A lane takes several taps of the loop axis at once. The lanes of unpacked bytes are in an order of their own
+(`common/unpacked.py`). No layout has this order, so a kernel gathers weights by a table.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["entry_lanes", "packed_taps"]
 
 
 def entry_lanes(at: DepthwiseBlocking) -> int:
-    """Lanes of which an entry of the table has weights: a vector's, or the channels that it repeats."""
+    """Lanes for which an entry of the table has weights: a vector's, or the channels that it repeats."""
     return at.period if repeats(at.period, at.lanes) else at.lanes
 
 
 @functools.lru_cache(maxsize=1024)
 def packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: DepthwiseBlocking) -> WeightForm:
-    """The weights' form. [entry][row of taps][tap][lane][tap of a group], of which one axis is of groups."""
+    """The weights' form. [entry][row of taps][tap][lane][tap of a group]; rows or taps are groups."""
     channels = _channels(oc, at)
     return WeightForm(
         Layout("abcde"),
@@ -66,7 +66,7 @@ def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBl
 
 
 def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
-    """Of each packed weight, its index among all; -1 for zero."""
+    """The index of each packed weight among all; -1 for zero."""
     taps = np.arange(at.groups * at.dot.channels).reshape(-1, at.dot.channels)
     if at.columns:  # [row][group of columns]
         row, col = np.arange(kh)[:, None, None], taps[None]
