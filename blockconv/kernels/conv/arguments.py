@@ -135,5 +135,5 @@ class ScatterRecord(Arguments):
     gather = word("whether the tile is read from there", "0 or 1")
 
 
-# Bytes of a tile's record, and of what packs or scatters at another time than it.
+# Bytes of a tile's record, and of a record to pack or to scatter; these two share their place.
 RECORDS = TileRecord.nbytes + max(WindowRecord.nbytes, ScatterRecord.nbytes)

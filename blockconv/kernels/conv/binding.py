@@ -167,7 +167,7 @@ class _Binding:
         return [channel + tap for channel in self.channel_offsets() for tap in taps]
 
     def column_offset(self, column: int) -> int:
-        """From a pixel's source to what is so many columns of the source further, in bytes."""
+        """Bytes from a pixel's source to the one so many columns further."""
         if not self.blocking.pixel_lanes:
             return column * self.pixel
         further, phase = divmod(column, self.at.sw)
@@ -183,7 +183,7 @@ class _Binding:
         return [offset >> self.dst_shift for offset in offsets]
 
     def bias_offsets(self) -> list[int]:
-        """From the biases to those of each range of taps that tiles reduce, in bytes: what rows add, what columns add.
+        """Bytes from the biases to the biases of each range of taps that tiles reduce: for rows, then for columns.
 
         Floats have one bias for all ranges: their padding is zero.
         """
@@ -224,7 +224,7 @@ class _Binding:
         }
 
     def reduction(self, steps: int) -> Words:
-        """Steps and weights: `steps` of whole blocks of channels, and of what is left over."""
+        """Steps and weights: `steps` in all, of whole blocks of channels and of the remainder."""
         blocking, shared = self.blocking, self.blocking.shared
         row_steps = -(-self.at.kw // shared.taps)
         tail = blocking.step if self.is_shared else (self.ic - 1) % blocking.step + 1
@@ -239,8 +239,8 @@ class _Binding:
         if kept is not None and k_blocks > 1:  # of whole runs
             k_steps = max(1, k_steps // (self.at.kh * row_steps)) * self.at.kh * row_steps
             k_blocks = max(1, full // k_steps)
-        # Windows are not prefetched: what that saves when they are packed, the tiles lose. (Measured on 256 channels of
-        # 56x56, where packing takes 8 %.)
+        # Windows are not prefetched: the tiles lose what packing gains. (Measured on 256 channels of 56x56, where
+        # packing takes 8 %.)
         return {
             "ic": -(-self.p.ic // self.src_each),
             "oc": self.p.oc,

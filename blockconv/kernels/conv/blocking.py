@@ -171,7 +171,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     shape = tile or tile_of_least_time(request, at, d, stored, lanes, dot, is_half)
     in_place = as_it_is and is_read_in_place(m, p, at, s, shape.pixels)
     packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(isa, s, -(-oc // (shape.vectors * lanes)))
-    # Steps of whole blocks prefetch the next one, which pays for blocks of four where these are read in place.
+    # Steps of whole blocks prefetch the next block. For blocks of four it is profitable if these are read in place.
     blocks_are_steps = cb > 4 * dot.channels or (in_place and cb == 4 * dot.channels)
     inner = Inner(
         shape=shape,
@@ -238,8 +238,8 @@ def divided(request: Request, inner: Inner, at: Space | None = None) -> ConvBloc
     ocbs = -(-(oc if inner.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * packed  # of an output channel
-    # Threads share the pixels, or, where weights are more than the source, these: each reads what it needs once. (More
-    # threads than there are blocks of output channels share both.)
+    # Threads share the pixels, or the weights where these are more than the source. Each then reads its share once.
+    # (More threads than there are blocks of output channels share both.)
     by_pixels = weights * oc <= channels * packed * at.ih * at.iw
     whole = channels * packed * math.prod(at.window(at.oh, at.ow))
     cache = m.second_level_cache
@@ -311,9 +311,9 @@ def lies_in_units(problem: Conv2dProblem, src: Geometry, unit: int) -> bool:
 
 
 def _ends_inside(problem: Conv2dProblem, src: Geometry, types: Types, dot: Dot) -> bool:
-    """Whether the last element of a pixel's channels has others in it: of the next pixel, of what follows the array.
+    """Whether the last element of a pixel's channels holds other values: of the next pixel, or from after the array.
 
-    Or a source's padding, of floats: what it holds may be no number, and zero weights do not undo that.
+    With floats, the source's padding counts too: it may hold NaN, and zero weights do not remove that.
     """
     return problem.ic // problem.g % dot.channels > 0 and (types.acc.is_float or src.length == NO_BLOCK)
 
@@ -326,7 +326,7 @@ def is_converted(types: Types, dot: Dot) -> bool:
 
 
 def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
-    """Channels that are packed together: contiguous in the source, but where a group begins within its blocks.
+    """Channels that are packed together: contiguous in the source, except where a group begins within its blocks.
 
     In a blocked source, a power of two that divides the block: a vector of 16 of 24 channels would span two blocks.
     unit: channels that are packed as one, of a source that has its channels in such units.

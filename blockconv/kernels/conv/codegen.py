@@ -115,8 +115,8 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
     def pack_line(out, src, count, step, block, last):
         """`count` pixels, `step` bytes apart, whose contiguous extents are `block` bytes apart, to [pixel][pitch].
 
-        Extents past number `last` are not there; what takes their place is not looked at. Planes (extents of one
-        channel) are transposed: up to `lanes` - 1 pixels past the last are overwritten.
+        Extents past number `last` do not exist: nothing reads what takes their place. Planes (extents of one channel)
+        are transposed: up to `lanes` - 1 pixels past the last are overwritten.
         """
         if cb == 1 and step == itemsize:
             for p in range(0, count, lanes):
@@ -133,7 +133,7 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
 def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int) -> Any:
     """transpose_pixels(dst, plane, src, step, valid, stored, exist): pixels of channels become planes.
 
-    channels: of a pixel that are contiguous, `lanes` at most. touching: whether those of the next pixel follow.
+    channels: of a pixel that are contiguous, `lanes` at most. touching: whether the next pixel's channels follow.
     plane, step: bytes from a channel of the destination to the next, and from a pixel of the source. valid, stored:
     pixels, of `lanes`, that are read, and that are written, as zeros where they are not read. exist: channels, of
     `channels`, that are read and written.

@@ -9,7 +9,7 @@ __all__ = ["pixels_of_task", "room_for_window", "splits_of_tasks", "tasks_wanted
 
 
 def room_for_window(cache: int, block: int, whole: int) -> int:
-    """Bytes of a window beside a block of weights, where more windows mean to read all weights once more for each.
+    """Bytes of a window that shares the cache with a block of weights. Each further window reads all weights again.
 
     cache: bytes of the second level.
     A single window, of `whole` bytes, may push a block out: its weights come from the next cache all the same.
@@ -18,7 +18,7 @@ def room_for_window(cache: int, block: int, whole: int) -> int:
 
 
 def tasks_wanted(threads: int) -> int:
-    """Tasks that an op has at the least, so that threads which are interrupted hold nobody up for long."""
+    """The least number of tasks of an op: with enough, an interrupted thread does not delay the others for long."""
     return 3 * threads if threads > 1 else 1
 
 
@@ -59,7 +59,7 @@ def pixels_of_task(
 
 
 def _smaller(extent: int, unit: int, least: int, size: int, parts: int) -> int:
-    """An extent less as many units as it takes for `size` to be divided into so many parts; at the least `least`."""
+    """An extent, less the units that it takes to divide `size` into so many parts; at least `least`."""
     most = (size - 1) // (parts - 1) if parts > 1 else extent
     return max(min(extent, least), extent - max(0, -(-(extent - most) // unit)) * unit)
 

@@ -1,4 +1,4 @@
-"""The kernels of convolution by tiles: the loop over tasks, and what scatters tiles.
+"""The kernels of convolution by tiles: the loop over tasks, and the kernels that scatter tiles.
 
 See `blockconv.kernels.conv.binding`. The loop over tasks and tiles is one kernel for all problems. Packing a window,
 computing a tile and scattering it are kernels of their own, called by address with a record of arguments. So a new
@@ -106,7 +106,7 @@ class _Scattered(NamedTuple):
     """How tiles are scattered.
 
     all: whether all of them are.
-    kernel: what does it.
+    kernel: the kernel that scatters.
     tile: where a tile is stored first, with no gaps.
     gathered: where its residual is gathered.
     residual: bytes from the destination to the residual.
@@ -121,7 +121,7 @@ class _Scattered(NamedTuple):
 
 @inline
 def _write_common(a, run, scattered):
-    """Write what the records of all tiles have in common: scattered ones are stored as `_Scattered.tile` first."""
+    """Write the words that the records of all tiles share: scattered ones are stored as `_Scattered.tile` first."""
     lanes_bytes = a.lanes * a.itemsize >> a.dst_shift
     width_bytes = a.tile_width * a.itemsize >> a.dst_shift
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
@@ -214,7 +214,7 @@ def _scatter(a, run, scattered, dst, block):
 
 @inline
 def _gather_residual(a, run, scattered, dst, channel, valid):
-    """Move what is added to the tile from the residual to where the tile finds it."""
+    """Move the tile's part of the residual to where the tile reads it."""
     wanted = ScatterRecord(run.address + TileRecord.nbytes)
     wanted.tile = scattered.gathered
     wanted.dst = dst + scattered.residual
@@ -233,7 +233,7 @@ def _tiles_of(a, cols):
 
 @inline
 def _write_row(a, run, cols):
-    """Write what the tiles of a row of a task have in common."""
+    """Write the words that the tiles of a row of a task share."""
     pixels, last, tiles = a.tile_pixels, cols.size - a.tile_pixels, _tiles_of(a, cols)
     # Where each tile of a row has a panel, it begins with it.
     src_next = a.panel_bytes if a.panel == pixels else pixels * a.src_pixel
@@ -280,9 +280,9 @@ def _cols_in_bounds(a, col):
 
 @inline
 def _leave_out(a, run, every, rows, cols):
-    """Write which steps a tile reduces: those of these rows and columns of taps, of each block of channels.
+    """Write which steps a tile reduces: in each block of channels, the steps of these rows and columns of taps.
 
-    Where none is left out, all are one run, as of a tile inside the image.
+    If none is left out, all are one run, as in a tile inside the image.
     """
     (top, bottom), (left, right) = rows, cols
     first, each, run_steps = top * a.row_steps + left, right - left, a.tap_rows * a.row_steps
@@ -358,7 +358,7 @@ def _written(a, group, ocb, valid):
 
 @inline
 def _write_block(a, run, group, ocb, valid):
-    """Write what the records of a block of output channels have in common."""
+    """Write the words that the records of a block of output channels share."""
     run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.acc_itemsize)
     run.scales = run.bia + a.scales
     if a.parts_step:

@@ -33,7 +33,7 @@ def why_not(request: Request) -> Reason | None:
 
 @functools.lru_cache(maxsize=4096)
 def blocking(request: Request) -> ConvBlocking:
-    """The blocking of a problem. A tile has all columns of its task; what is reduced together is of one size."""
+    """The blocking of a problem. A tile has all columns of its task; blocks that are reduced together have one size."""
     p, types = request.problem, request.types
     at, dot = space(p, request.src, request.dst), matrix_dot_for(types, request.machine.isa)
     unit = packed_as_one(types, dot)

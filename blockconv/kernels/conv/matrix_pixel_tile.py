@@ -109,7 +109,7 @@ def matrix_pixel_tile(*spec):
 
 
 def _compute(b: Any, run: TileRecord, spec: MatrixPixelSpec) -> None:
-    """Reduce and store a tile. Accumulators come by way of the scratch, [output channel][block][pixel]."""
+    """Reduce and store a tile. Accumulators go through the scratch, [output channel][block][pixel]."""
     reduce = _reduce if spec.dot in INSTRUCTIONS else _emulate
     last = const(spec.all_blocks - spec.blocks)
     with cgutils.for_range(b, const(-(-spec.all_blocks // spec.blocks))) as loop:

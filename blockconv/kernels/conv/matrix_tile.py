@@ -6,8 +6,8 @@ at even distances: pixels of every window are so spaced, and weights for dot pro
 step of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer. A tile loads it once for
 two by two such blocks of accumulators, or for four blocks of pixels: eight registers hold no more.
 
-Accumulators go to the epilogue by way of memory, some pixels at a time. Where there is no such unit, the same is
-emulated by dot products of vectors, for tests.
+Accumulators go to the epilogue through memory, some pixels at a time. Without such a unit, dot products of vectors
+emulate it, for tests.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def row_blocks(rows: int, pixels: int, gap: int = 0) -> list[Block]:
 class Registers(NamedTuple):
     """Numbers of the matrix registers: accumulators by [block of pixels][block of output channels], weights, sources.
 
-    Each block's source has one of its own, or, where there are too few, takes the place of the one before it.
+    Each block's source has a register of its own. Where there are too few, it overwrites the source before it.
     """
 
     blocks: int
@@ -163,7 +163,7 @@ def release():
 def matrix_tile(*spec):
     """Reduce tiles and store them: see `kernel_of_tiles`.
 
-    spec: a `TileSpec`, of vectors of 16 lanes, whose `step` counts what all taps of a step have.
+    spec: a `TileSpec`, of vectors of 16 lanes, whose `step` counts the elements of all taps of a step.
     """
     return kernel_of_tiles(functools.partial(_compute, spec=TileSpec(*spec)))
 
@@ -213,7 +213,7 @@ class _Reduction:
 
 
 def call_unit(b: Any, name: str, *args: Any) -> None:
-    """An instruction of the unit; registers are told by their numbers."""
+    """An instruction of the unit; registers are given by their numbers."""
     call_llvm(b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
 
 
@@ -227,7 +227,7 @@ def store_register(b: Any, register: int, at: Any, line: Any) -> None:
 
 
 def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
-    """Prefetch what a step of the reduction is to prefetch of the memory that is read after the tile."""
+    """Prefetch a step's share of the memory that is read after the tile."""
     at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
     with cgutils.for_range(b, run.prefetch_lines) as line:
         emit_prefetch(b, b.add(at, b.mul(line.index, const(LINE))))

@@ -55,7 +55,7 @@ def columns_in_bounds(a, iw):
 
 @inline
 def is_padding(a, h, z):
-    """Whether row `h` of level `z` is none of the source's."""
+    """Whether row `h` of level `z` is outside the source."""
     return h < 0 or h >= a.ih or z < 0 or z >= a.depth_size
 
 
@@ -95,7 +95,7 @@ def pack_window(cb, itemsize, odd=0):
         for part in range((blocks + contiguous - 1) // contiguous):
             first, count = part * contiguous, min(contiguous, blocks - part * contiguous)
             src_block = image + source_offset(a, channel + first * cb)
-            # A source's padding is read with the rest; where there is none, a tail ends where it ends.
+            # A source's padding is read with the rest; without padding, only the tail is read.
             tail = a.group_ic - (first + count - 1) * cb
             padded = tail >= cb or (s_len < NO_BLOCK and a.groups == 1)
             full = count if padded else count - 1
@@ -261,7 +261,7 @@ def pack_interleaved(unit):
 
 @jit.kernel
 def convert_window(itemsize, signed, lanes):
-    """Convert packed bytes to what tiles read; the arguments are where to, where from, how many bytes, and nothing.
+    """Convert packed bytes to what tiles read. Arguments: destination, source, number of bytes, and one that is unused.
 
     itemsize: of a channel there: 1 flips the highest bit (a signed byte becomes 128 more, unsigned), 2 widens. lanes:
     of a vector; up to so many bytes past the last are read, and as many channels written. Both may be one memory,
@@ -280,7 +280,7 @@ def convert_window(itemsize, signed, lanes):
 def unpack_window(itemsize, signed, flipped, lanes):
     """`convert_window` for packed pairs of 4 bits, which become two channels of `itemsize` bytes.
 
-    flipped: those of a signed type with their highest bit flipped, 8 more and unsigned. lanes: bytes of a vector.
+    flipped: values of a signed type become unsigned, 8 more, by a flip of their highest bit. lanes: bytes of a vector.
     """
     unpack = nibble_unpacker(itemsize, signed, flipped, lanes)
 

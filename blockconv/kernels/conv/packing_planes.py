@@ -93,7 +93,7 @@ def pack_phases(phases, stride, lanes, itemsize):
 def pack_across(channels, touching, phases, stride, lanes, itemsize):
     """`pack_phases` for a source whose pixels have so many channels contiguous: vectors of them are transposed.
 
-    touching: whether those of the next pixel follow.
+    touching: whether the next pixel's channels follow.
     """
     transpose_pixels = pixel_transposer(channels, touching and stride == 1, lanes, itemsize)
 

@@ -6,7 +6,7 @@ more, windows of tiles overlap, and a task has one panel. The columns of a row t
 with strides too (`ConvBlocking.phases`). So the same vectors serve every tap, each from where that begins.
 
 Few output channels leave most lanes of a vector of channels idle, in every layout. There vectors of pixels serve
-layouts without planes too: what packs windows transposes them, and tiles are scattered.
+layouts without planes too: packing transposes windows, and tiles are scattered.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def contiguous_channels(lies: Geometry, at: Space, itemsize: int) -> int:
 
 
 def space_of(request: Request) -> Space:
-    """The space that tiles run in. Only what packs planes finds the rows of a flat destination."""
+    """The space that tiles run in. Only the packing of planes finds the rows of a flat destination."""
     p, src, dst = request.problem, request.src, request.dst
     flat = space(p, src, dst, strided=True)
     has_planes = not contiguous_channels(request.source, flat, request.types.src.itemsize)
@@ -126,7 +126,7 @@ def blocking(request: Request) -> ConvBlocking:
         scratch=-(-windows // 128) * 128 + 256 + 3 * tile.rows * tile.pixels * tile.channels * itemsize,
         pixel_lanes=tile.lanes,
         phases=phases,
-        # The one-tap problem's own rows, where its space is not what it is for every kernel.
+        # The rows of the one-tap problem, where its space differs from the space of the other kernels.
         line=p.ow if at != space(p, request.src, request.dst) else 0,
     )
 
@@ -172,7 +172,7 @@ def cycles(request: Request, at: Space, found: ConvBlocking) -> float:
 
 
 def _cycles(request: Request, at: Space, tile: _Tile, rows: int, cols: int) -> float:
-    """`cycles`, of tasks of so many rows and columns at the most."""
+    """`cycles`, of tasks of at most so many rows and columns."""
     p, machine, itemsize = request.problem, request.machine, request.types.src.itemsize
     ic, oc = p.ic // p.g, p.oc // p.g
     down, along = -(-at.oh // rows), -(-at.ow // cols)
@@ -241,7 +241,7 @@ def _step_cycles(machine: Machine, tile: _Tile, itemsize: int, overlap: bool) ->
 def _held(isa: Isa, oc: int) -> Iterator[tuple[int, int]]:
     """(vectors of pixels, the most output channels) of tiles that the registers hold: with all of a few, more vectors.
 
-    Else the more channels, the fewer vectors are loaded for the same products.
+    Otherwise tiles of more channels load fewer vectors for the same products.
     """
     known = tiles_of_registers(isa, isa.fma)
     yield from known

@@ -68,7 +68,7 @@ def _tiled(
     """`Row.make` of tiles.
 
     cut(request): the blocking; its option `tile` is a shape to take. seconds(request, blocking): on one thread.
-    weights(blocking): the form of the weights. why_not(request): the reason beside a window that is too large.
+    weights(blocking): the form of the weights. why_not(request): a reason other than a window that is too large.
     """
 
     def make(request: Request, **tile: TileShape) -> Primitive | Reason:
@@ -161,7 +161,7 @@ def _storing(request: Request, found: ConvBlocking, channels: float) -> float:
 
 
 def _packing(request: Request, found: ConvBlocking) -> float:
-    """Seconds to pack all windows: what the kernel takes, or the lines of the source and what is written of them."""
+    """Seconds to pack all windows: the kernel's time, or the time to read the source's lines and to write, if more."""
     p, src, known, itemsize = request.problem, request.src, request.machine.profile, request.types.src.itemsize
     at, lies, shared = space(p, src, request.dst), request.source, found.shared.groups
     tasks = at.images * -(-p.g // shared) * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
@@ -184,7 +184,7 @@ def _packing(request: Request, found: ConvBlocking) -> float:
 
 
 def _with_memory(computed: float, request: Request, dot: Dot) -> float:
-    """Seconds of what is computed, or of source, weights and destination on their way if more, and of what waits.
+    """Seconds of the computation, or of moving source, weights and destination if more; and of waiting.
 
     Weights may be packed wider than they are.
     """

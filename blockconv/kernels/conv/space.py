@@ -56,7 +56,7 @@ class Space:
 def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = False) -> Space:
     """The space in which a problem is blocked. It depends on which axes are contiguous in the layouts.
 
-    strided: the destination of a 1x1 problem with strides is flat; what packs windows finds each row of the source.
+    strided: the destination of a 1x1 problem with strides is flat; packing finds each row of the source.
     """
     p = problem
     s, d = geometry(src, p.src_shape, 1), geometry(dst, p.dst_shape, 1)
@@ -86,13 +86,13 @@ def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = Fals
 
 
 def is_pointwise(problem: Conv2dProblem) -> bool:
-    """Whether each pixel of the destination is made of the same one of the source alone."""
+    """Whether each pixel of the destination is computed from the same pixel of the source alone."""
     p = problem
     return (p.kh, p.kw, p.sh, p.sw, p.ph, p.pw, p.ph_r, p.pw_r) == (1, 1, 1, 1, 0, 0, 0, 0)
 
 
 def has_one_tap(problem: Conv2dProblem) -> bool:
-    """Whether each pixel of the destination is made of one of the source alone, which is none of padding.
+    """Whether each pixel of the destination is computed from one pixel of the source, which is not padding.
 
     Padding is less than none at ends whose last pixels no stride reaches.
     """

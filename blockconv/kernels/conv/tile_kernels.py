@@ -64,7 +64,7 @@ class Tiles(NamedTuple):
 
     @property
     def converted(self) -> int:
-        """The code of that type, where it is none of the accumulators'."""
+        """The code of that type; 0 if it is the accumulators' type."""
         return self.stored.code if self.stored != self.types.acc else 0
 
     def rounding(self, epilogue: Epilogue) -> int:

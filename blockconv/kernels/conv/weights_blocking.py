@@ -27,17 +27,17 @@ class WeightsBlocking:
 
     together: groups that share a vector of output channels.
     packed_ic, packed_oc: channels of a packed pixel of the input, of the gradient.
-    wide: such vectors whose windows are packed side by side: so much of a pixel is contiguous.
+    wide: vectors of output channels whose windows are packed side by side: so much of a pixel is contiguous.
     taps: columns of taps of a tile that takes neighbouring pixels together; 0 where it takes one.
     pixels: that it takes.
     tap_rows: rows of taps of a tile.
     cb: input channels of a task, of each group.
     row_lines: that a row of taps has, or a single tap where `tap_cols` taps of a row are apart.
     images, rows, cols: of the output, in a chunk.
-    task_ocbs, oc_tasks: blocks of output channels of a task, at the most, and how many tasks share them.
+    task_ocbs, oc_tasks: blocks of output channels of a task, at most, and how many tasks share them.
     splits: shares of the chunks.
     row_reach, col_reach, row_unit, col_unit, row_step, col_step: as in `WeightsArguments`.
-    dot: the multiply-accumulate; what it takes at once are neighbouring pixels of a row of the output.
+    dot: the multiply-accumulate; it takes neighbouring pixels of a row of the output at once.
     """
 
     lines: int
@@ -91,7 +91,7 @@ class WeightsBlocking:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Rows and columns of a chunk's window, of an image, with those of pixels that are single."""
+        """Rows and columns of a chunk's window of an image, with the columns of single pixels."""
         singles = self.col_reach if self.dot.channels > 1 else 0
         return (self.rows - 1) * self.row_unit + self.row_reach, self.columns(self.cols) + singles
 
@@ -168,7 +168,7 @@ def _splits(request: Request, chunks: int, tasks: int, task_sums: int) -> int:
     p, cache = request.problem, request.machine.second_level_cache
     wanted = min(-(-TASKS // tasks), max(1, int(p.flops / SPLIT_FLOPS)), chunks)
     if 16 * tasks * task_sums <= cache:
-        # Sums are few: as many shares as let what one reads stay in the cache for its next task.
+        # Sums are few: so many shares that what one reads stays in the cache for its next task.
         read = request.types.src.itemsize * p.n * (p.ic * p.ih * p.iw + p.oc * p.oh * p.ow)
         wanted = max(wanted, min(chunks, 2 * read // cache))
     most, near = max(1, min(chunks, WORKSPACE // (tasks * task_sums))), max(1, wanted // 3)
@@ -192,7 +192,7 @@ WIDEST = 4  # vectors that the input channels of groups that share one may fill
 
 
 def _groups_together(request: Request, lanes: int) -> int:
-    """Groups that share a vector of output channels, where each by itself would fill half of one or less."""
+    """Groups that share a vector of output channels, where each alone would fill half a vector or less."""
     p = request.problem
     ic, oc = p.ic // p.g, p.oc // p.g
     count = lanes // oc

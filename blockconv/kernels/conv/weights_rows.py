@@ -298,7 +298,7 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
 
 
 def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:
-    """The microkernel of a block of one vector; of_ones: what sums the gradient alone."""
+    """The microkernel of a block of one vector; of_ones: the kernel that sums the gradient alone."""
     p = request.problem
     spec = kernels.ColumnsTileSpec(
         request.types.acc.code, int(target.isa().fma), at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
