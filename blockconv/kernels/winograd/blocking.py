@@ -187,7 +187,7 @@ class WinogradBlocking:
         return self.wei_positions * self.wei_position(problem)
 
     def wei_bytes(self, problem: Conv2dProblem) -> int:
-        """Bytes of the weights of all groups, with those that the last set lacks."""
+        """Bytes of the weights of all groups, with the groups that the last set lacks."""
         return self.sets * self.set_ocbs * self.wei_ocb(problem)
 
 

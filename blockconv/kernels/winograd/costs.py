@@ -39,7 +39,7 @@ def cost(request: Request, at: WinogradBlocking) -> float:
     products = multiply_adds(m, p, at) * each
     multiply = max(products, streamed) + (0.0 if stays else _SEEN * min(products, streamed))
     read, written = types.src.nbytes(src.size(p.src_shape)), types.dst.nbytes(dst.size(p.dst_shape))
-    # Transforms are timed in the second-level cache, and hide nothing of what comes from beyond it.
+    # Transforms are timed in the second-level cache: they do not hide loads from beyond it.
     beyond = max(0.0, m.move_seconds(read, written) - (read + written) / m.profile.copies["L2"])
     form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)
     source *= m.transform_seconds(form, *_lies(request.source, at.src_lanes, at))[0]
@@ -52,7 +52,7 @@ def cost(request: Request, at: WinogradBlocking) -> float:
 
 
 def weight_seconds(form: Form, machine: Machine, problem: Conv2dProblem) -> float:
-    """To transform the weights, whose vectors of output channels take what those of a source's tile do.
+    """Seconds to transform the weights: a vector of output channels takes as long as a vector of a source's tile.
 
     Floats are transposed first, as planes are, and transformed in float64: twice as many vectors.
     """

@@ -1,4 +1,4 @@
-"""Winograd convolution's kernels: products, pixels, what runs all stages block by block, and its weights.
+"""Winograd convolution's kernels: products, pixels, the kernel that runs all stages block by block, and weights.
 
 The stages (see `blockconv.kernels.winograd.rows`) are kernels of their own, called by their address. So the variants
 for source layouts, destination layouts and the microkernel's tiles do not multiply.
@@ -251,7 +251,7 @@ def _finish_planes(how):
 def winograd_finish(m, stride, exact, *given):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels.
 
-    given: of a `Finish`, what comes after the form.
+    given: the fields of a `Finish` after the form.
     """
     how = Finish(Form(m, stride, bool(exact)), *given)
     channels, finish, most = how.channels, _finish_tile(how), 1
@@ -301,7 +301,7 @@ def _zero_point(a):
 
 @jit.kernel
 def winograd(exact):
-    """A task is a block of tiles of a set and a share of its output channels; those of one block follow one another.
+    """A task is a block of tiles of a set and a share of its output channels; tasks of a block follow one another.
 
     It reads source, weights, bias and residual, and writes the pixels of its tiles and channels in the destination.
     exact: whether of integers.

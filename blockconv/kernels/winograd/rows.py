@@ -13,7 +13,7 @@ are transformed together: sets of two with 24 or 40 channels. The next group's p
 group's last vector. Weights of groups of 4, 8 and 16 channels stay in registers for all tiles of a block.
 
 Where a channel's images are contiguous (CHWN), vectors are of images and not of channels. A tile is of a vector of
-images. The microkernel that broadcasts weights computes the products; weights are packed as ever. The last vector of
+images. The microkernel that broadcasts weights computes the products; weights are packed as always. The last vector of
 images is moved back to be whole.
 
 The source of tiles is gathered in scratch first, with zeros around it: windows of neighbouring tiles. In large images
@@ -127,7 +127,7 @@ def _errors(m: int, problem: Any) -> tuple[float, float]:
     return _ERROR[m, problem.sh] * channels, _DIRECT_ERROR * channels
 
 
-# Values on the way are larger than what goes in and what comes out. At most, with every source's sign at its worst:
+# Intermediate values are larger than inputs and outputs. At most, with every source's sign at its worst:
 #
 #                         F(2x2)  F(4x4)  F(6x6)  stride 2: F(2x2)  F(4x4)
 #   transformed source    4       26.2    161.2             4       76.6    times max|src|

@@ -49,7 +49,7 @@ def _gather(side, lanes, load_width, has_parts, src_type):
 
     @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):
-        """The pixels from (ih, iw) on, `valid` channels each; out of bounds what is at `zeros`.
+        """Gather the pixels from (ih, iw) on, `valid` channels each; out of bounds, the values at `zeros`.
 
         They become [part][row][column][channels of a part]; a part is what a load takes.
         """
@@ -98,7 +98,7 @@ def tile_at(a, tile):
 
 @inline
 def _prefetch_next(a, src):
-    """Fetch what the tile to the right adds to this one: too few lines in a row to be foreseen."""
+    """Prefetch the pixels that the tile to the right adds: the processor does not foresee so few lines in a row."""
     for r in range(a.prefetch_rows):
         for k in range(a.side, a.side + a.step):
             prefetch(src + r * a.src_strides.row + k * a.src_strides.col)

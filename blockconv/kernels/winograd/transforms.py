@@ -4,7 +4,7 @@ The algorithm is from Lavin and Gray, CVPR'16 ("Fast algorithms for convolutiona
 Toom and Cook's for r taps and m + r - 1 points: 0, ±p for each p of `POINTS`, and infinity where their number is even.
 Points that come in pairs share the even and odd halves of their sums, so no matrix is needed: each one-dimensional
 transform is a few lines. Which points are taken decides the rounding errors (Barabasz et al., TOMS'20). These were
-searched for over random data: against the textbook's 1, 2 those of six points have a third of the error.
+searched for over random data: with six points they have a third of the error of the textbook's 1, 2.
 
 Integers have to stay integers, so their points are the textbook's (`EXACT`). Sums wrap, and a result is right as long
 as it fits.
@@ -50,7 +50,7 @@ class Integers(NamedTuple):
     """How F(m x m, 3x3) of stride 1 is computed with integers, in each direction.
 
     points: as in `POINTS`.
-    unit: what the weights' transform is multiplied by, to be whole, and so the outputs'.
+    unit: the factor that makes the weights' transform whole numbers, and scales the outputs' too.
     infinity: the part of it that is left to the products at infinity, so that transformed weights fit 16 bits.
     """
 

@@ -19,8 +19,9 @@ __all__ = ["weight_form"]
 
 
 def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Op:
-    """turned: whether input and output channels are exchanged, and taps in reverse order, in what is read. is_last: of
-    these, whether output channels are contiguous."""
+    """turned: whether input and output channels are exchanged, and taps in reverse order, in the weights that are read.
+    is_last: whether output channels are contiguous in these.
+    """
     p, m, at = problem, form.m, _blocking(form, machine, problem)
     ic, oc, each = p.ic // p.g, p.oc // p.g, TAPS * TAPS * ITEMSIZE
     args = WinogradWeightsArgs(
