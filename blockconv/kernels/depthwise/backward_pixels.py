@@ -6,10 +6,10 @@ At the end the sums of a vector's pixels are added: pairs of vectors become one,
 
 A step reads `sh` new rows of the input, and one of the gradient. Each row of the input is multiplied by all rows of the
 gradient whose taps reach it; these stay in registers from a step to the next. So of 3x3 taps with stride 1 a step has
-four loads and nine products. Masks keep what is outside the image, or past a row, zero. They depend on the column
-alone, and inner columns need none. With a horizontal stride of 2, taps share what is loaded.
+four loads and nine products. Masks set values outside the image, or past a row, to zero. They depend on the column
+alone, and inner columns need none. With a horizontal stride of 2, taps share loads.
 
-Tasks, splits and their sums are those of `backward_weights`.
+Tasks, splits and their sums are as in `backward_weights`.
 """
 
 from __future__ import annotations

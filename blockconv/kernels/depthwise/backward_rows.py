@@ -1,7 +1,7 @@
 """The rows of depthwise gradients: of weights, by vectors along channels (`backward_weights`) and pixels
 (`backward_pixels`), and of inputs by vectors along pixels (`backward_data`).
 
-Buffers and options of the first two: as those of `kernels.conv.weights_rows`.
+Buffers and options of the first two: as in `kernels.conv.weights_rows`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The blocking of depthwise convolution: what vectors run over, the tile, the tasks."""
+"""The blocking of depthwise convolution: the axis of vectors, the tile, the tasks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DepthwiseBlocking:
     joined: taps of the loop axis; it takes several at once.
     shuffled: as in `DepthwiseTileSpec`.
     whole: vectors run over pixels, and a tile has whole rows of them.
-    gathered: entries for which a task gathers what it reads, 0 where it is read in place.
+    gathered: entries whose source a task gathers; 0 where it is read in place.
     entry_bytes: of a pixel, that one of them reads.
     """
 
@@ -203,7 +203,7 @@ def _in_two_rows(request: Request, at: DepthwiseBlocking) -> DepthwiseBlocking:
 
 
 def _in_place(request: Request) -> DepthwiseBlocking | Reason:
-    """The blocking of a source that is read in place, but where rows of pixels are packed."""
+    """The blocking of a source that is read in place, except where rows of pixels are packed."""
     problem, types, m = request.problem, request.types, request.machine
     whole = m.lanes((types.acc if types.acc.is_float else types.src).itemsize)
     if types.acc.is_float:

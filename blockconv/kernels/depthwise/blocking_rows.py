@@ -70,7 +70,7 @@ def whole_rows(
 def whole_integer_rows(
     isa: Isa, problem: Conv2dProblem, lanes: int, block: int, pixel: int
 ) -> tuple[int, int, AxisTiling] | None:
-    """As `whole_rows`, of bytes, where a vector has whole blocks of channels."""
+    """`whole_rows` for bytes, where a vector has whole blocks of channels."""
     p, each, unit = problem, lanes // PARTS, UNIT // PARTS
     if not (isa.is_x86 and isa.ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
         return None

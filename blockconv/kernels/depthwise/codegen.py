@@ -246,7 +246,7 @@ class FloatTile:
         return ahead, self.b.add(self.loop.first, ahead)
 
     def reduce_variant(self) -> None:
-        """The variant of this run: each is code of its own."""
+        """Reduce by the variant of this run: each variant is code of its own."""
         if len(self.spec.variants) == 1:
             self.reduce(self.spec.variants[0])
             return
@@ -307,7 +307,7 @@ class FloatTile:
             self.b.store(self.b.fadd(self.b.load(slot), total), slot)
 
     def reduce_any(self) -> None:
-        """Any number of taps, stride, dilation and padding: tap by tap, what is outside read from `zeros`."""
+        """Reduce any number of taps, with any stride and dilation, one by one. `zeros` replaces padding."""
         b, spec, u = self.b, self.spec, self.unrolled
         with cgutils.for_range(b, self.loop.taps) as loop, cgutils.for_range(b, u.taps) as taps:
             wei = b.add(self.run.wei, b.mul(loop.index, self.loop.wei_step))
@@ -349,7 +349,7 @@ def chosen(builder: Any, parts: list[Any], inner: int, phase: int = 0) -> Any:
 
 
 class Loader:
-    """Loads of source vectors, as what is computed with.
+    """Loads of source vectors, in the type of the computation.
 
     masks: of vectors along pixels; every `columns`-th pixel is taken. border: the value of lanes that are masked off;
     zeros where there is none.

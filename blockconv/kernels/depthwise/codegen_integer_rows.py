@@ -97,7 +97,7 @@ class IntegerRowsTile(IntegerTile):
 
 
 def first_of(wanted: Wanted) -> int:
-    """The first byte of the source among these; what has none comes first."""
+    """The first byte of the source among these; -1 if there is none."""
     return min((at for at in wanted if at >= 0), default=-1)
 
 

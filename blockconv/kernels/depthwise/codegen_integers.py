@@ -200,7 +200,7 @@ class IntegerTile(FloatTile):
         return interleaved(self.b, rows, self.dot.itemsize)
 
     def reduce_any(self) -> None:
-        """Any number of taps, stride, dilation and padding: what is outside is read from `zeros`."""
+        """Reduce any number of taps, with any stride and dilation. `zeros` is read in place of padding."""
         b, spec, u, taken = self.b, self.spec, self.unrolled, self.dot.channels
         groups = b.sdiv(b.add(self.loop.taps, const(taken - 1)), const(taken))
         with cgutils.for_range(b, groups) as group, cgutils.for_range(b, u.taps) as taps:

@@ -126,7 +126,7 @@ class SourceRow:
         return self.picked([self.phase(phase, k) for k in holding], wanted)
 
     def of_pixels(self, firsts: tuple[int | None, ...]) -> Any:
-        """Pixels by themselves, by their first elements."""
+        """Single pixels, joined to a vector, by their first elements."""
         lanes, size = self.columns.pixel, self.columns.src
         outside = ir.Constant(ir.VectorType(self.v.element, lanes), None)
         if firsts not in self.known:
@@ -171,7 +171,7 @@ class SourceRow:
         return self.picked([self.part(min(max(begin, 0), size - lanes))], wanted)
 
     def part(self, begin: int) -> RowPart:
-        """The vector from an element on; of a row that is less than a vector, all of it."""
+        """The vector from an element on; the whole row if it is less than a vector."""
         v, size = self.v, self.columns.src
         masked = has_masks(v) and begin + v.lanes > size
         begin = max(0, begin if masked else min(begin, size - v.lanes))

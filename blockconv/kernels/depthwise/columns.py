@@ -54,7 +54,7 @@ class Columns(NamedTuple):
         return -(-rows * self.row_lanes(lanes) // lanes)
 
     def phase(self, tap: int) -> int:
-        """The pixel that a tap reads, among those that a stride steps over."""
+        """The pixel that a tap reads, among the pixels that a stride steps over."""
         return (tap * self.dilation - self.pad) % self.stride
 
     def phase_vectors(self, lanes: int) -> int:

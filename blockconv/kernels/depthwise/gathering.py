@@ -35,7 +35,7 @@ def entries_that_stay(
     each: bytes of a pixel that an entry reads. rows: of the source, that a row of tiles reads. nbytes: of the source.
 
     A row of tiles reads again what those above it read. If pixels are many lines, this is more than the first-level
-    cache holds, but for a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
+    cache holds. With a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
     part is no fewer bytes than are fetched together; a source beyond the second-level cache is read pixel by pixel,
     whose lines the processor fetches ahead. Vectors of a quarter of a line are computed longer than lines are fetched.
     """

@@ -114,7 +114,7 @@ class _Row(NamedTuple):
 
 @inline
 def _common(a, gathered):
-    """Read what tiles have in common. gathered: whether they read a gathered window."""
+    """Read the words that tiles share. gathered: whether they read a gathered window."""
     src_row, src_col = a.src_row, a.src_col
     if gathered:
         src_row, src_col = a.row_stride, a.gathered_col

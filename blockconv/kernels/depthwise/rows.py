@@ -73,7 +73,7 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
     m, width, itemsize = p.oc // p.ic, at.period, types.src.itemsize
     padded = request.dst.padded_shape(p.dst_shape)[1]
     oc, count, ic = np.array(at.runs, np.int64).T
-    # A vector past the last channel is written as zero: it reads what the last one does.
+    # A vector past the last channel is written as zero: it reads the same as the last one.
     existing = np.minimum(np.arange(len(oc)), np.searchsorted(oc, p.oc) - 1)
     wei, ic = oc[existing], ic[existing]
     lane = wei - ic * m  # of all that the source's vector gives, the first that is computed
@@ -241,7 +241,7 @@ _WIDENED = 1.15  # times as long for floats of 16 bits, which are widened and ro
 
 
 def _cost(request: Request, at: DepthwiseBlocking) -> float:
-    """Multiply-adds in whole tiles and outputs at the machine's rates, or the bytes moved, and what stores take.
+    """Seconds of multiply-adds in whole tiles and of outputs, or of moving bytes if more; of stores; and of waiting.
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
@@ -250,7 +250,7 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
     moved = m.move_seconds(itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape))
     stored = 0.0
     if at.columns == 0:
-        # A vector of channels to as many planes takes what storing them one by one does.
+        # Storing a vector of channels to as many planes takes as long as storing them one by one.
         each = m.store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(request)
     if at.gathered:
@@ -270,7 +270,7 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
 
 
 def _refetched_seconds(request: Request) -> float:
-    """To fetch lines of the destination again which blocks of the source write parts of, each in a pass of its own.
+    """Seconds to fetch the destination's lines again: each block of the source writes parts of them, in its own pass.
 
     (32 channels of 112x112 from NCHW8 into NCHW16 took 206 µs, into NCHW8 147.)
     """

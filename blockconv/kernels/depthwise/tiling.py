@@ -54,7 +54,7 @@ class AxisTiling(NamedTuple):
 def lines_bind(isa: Isa) -> bool:
     """Whether a tile of floats may wait for cache lines: a vector is a line, and is not computed in two halves.
 
-    Where arithmetic takes twice as long for a line, what saves fetches made no difference (Zen 4).
+    Where arithmetic takes twice as long for a line, saving fetches made no difference (Zen 4).
     """
     return isa.name == "avx512" and not isa.halves
 
