@@ -1,10 +1,10 @@
 """Code of softmax and local response normalisation, where each result needs all elements of an axis.
 
-In storage they lie in one of two ways. Contiguous (NHWC), or in contiguous blocks of channels (NCHW16): then vectors go
-along the axis; blocks that are no whole vectors are gathered in the scratch first, a position at a time, and the
-results scattered from there. Or strided (NCHW): then a vector holds contiguous positions that have nothing to do with
-each other, and the axis is a loop. Results of channels that do not exist are zeros, whatever lies there in the source.
-Floats of 16 bits, and integers of 8 bits, are computed with as float32.
+Their memory order is one of two. Contiguous (NHWC), or in contiguous blocks of channels (NCHW16): vectors go along the
+axis. Blocks that are no whole vectors are first gathered in the scratch, one position at a time, and results are
+scattered from there. Or strided (NCHW): a vector holds contiguous, independent positions, and the axis is a loop.
+Results of padding channels are zeros, whatever the source holds there. Kernels compute 16-bit floats and 8-bit integers
+as float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) 
 def contiguous_axis(request: Request, axis: int, given: Quantizations = None) -> ContiguousAxis | None:
     """An axis whose elements are contiguous, at least in a block; None where they are not.
 
-    Of a layout whose only block, if any, is on the channels. The source is buffer 0, the destination buffer 1.
+    The layout may have one block, of channels. The source is buffer 0, the destination buffer 1.
     given: what integers of 8 bits stand for in both.
     """
     layout, shape, element, m = request.dst, request.problem.shape, request.types.src, request.machine

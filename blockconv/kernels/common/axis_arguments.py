@@ -1,6 +1,6 @@
 """The arguments of kernels that need all elements of an axis for each result.
 
-A *position* is an index of all dimensions but the axis. Positions lie in two loops, `outer` around `inner`.
+A *position* is an index of all dimensions but the axis. Two loops go over the positions, `outer` around `inner`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make 
 class Moved(NamedTuple):
     """The element types of a move: their codes in the source and in the destination.
 
-    Of bits, which are one type on both sides, or of numbers, which are converted.
+    Bits have one type on both sides and are copied; numbers are converted.
     """
 
     src: int
@@ -66,7 +66,7 @@ class ConversionArguments(Arguments):
 
 
 def conversion_words(types: tuple[ElementType, ElementType], given: Any) -> ConversionArguments:
-    """Of a source and a destination of these types. given: the quantization of each, None of floats."""
+    """The arguments of a source and a destination of these types. given: the quantization of each; None for floats."""
     src, dst = map(quantization_words, given, types)
     return ConversionArguments(src=src, dst=dst)
 
@@ -90,7 +90,7 @@ def read_and_written(
 
 
 class Conversion:
-    """Code that converts vectors of elements; the address is that of its `ConversionArguments`."""
+    """Code that converts vectors of elements. address: of its `ConversionArguments`."""
 
     def __init__(self, builder: Any, moved: Moved, lanes: int, address: Any) -> None:
         src, dst = moved.types

@@ -78,7 +78,7 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size):
 
 @inline
 def gather_blocks(dst, src, size, block, stride):
-    """Copy `size` bytes to a contiguous extent: they lie in blocks of `block` bytes that are `stride` bytes apart."""
+    """Copy `size` bytes from blocks of `block` bytes, which are `stride` bytes apart, to a contiguous extent."""
     if stride == block:
         copy_bytes(dst, src, size)
         return

@@ -1,8 +1,8 @@
 """The multiply-accumulate of a reduction: floats one by one, or 8-bit integers and bfloat16 as dot products.
 
 A dot product is a multiply-add on wider elements. Neighbouring channels of a pixel that fill 32 bits are one element,
-which is broadcast as one float32 is; a lane of the weights has as many, of an output channel; and their products are
-added to the lane's int32, or float32. So a tile, its addresses and its loop nest are the same for all.
+which is broadcast like a float32. A lane of the weights has as many weights of one output channel. Their products are
+added to the lane's int32 or float32. So a tile, its addresses and its loop nest are the same for all.
 
 Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere.
 
@@ -44,10 +44,10 @@ class Dot(NamedTuple):
     """A multiply-accumulate.
 
     number: how kernel families are told.
-    channels: of an element that is broadcast.
+    channels: in an element that is broadcast.
     itemsize: bytes of a channel in a packed window and in packed weights; 0 where these hold what the arrays do.
     is_unsigned: a source of int8 is packed with 128 more in each channel, as uint8.
-    instructions: that multiply and add, of which one alone takes no register for what is between them.
+    instructions: how many multiply and add; several need a register for the values between them.
     """
 
     number: int
@@ -71,11 +71,11 @@ DOTS = {
     # Words of 16 bits, two at a time, where VNNI has an instruction for it.
     "vpdpwssd": Dot(8, 2, 2),
 }
-# What takes as long as another on every processor that has both, and is not measured by itself.
+# Instructions that are not measured, with one that takes as long on every processor that has both.
 _AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd"}
 # bfloat16, two at a time: AVX512-BF16.
 BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
-# Of matrices, by the types of source and weights; no source is converted. Emulated, these are a dot product each.
+# Matrix instructions, by the types of source and weights. No source is converted. Emulated ones are dot products.
 MATRIX_DOTS = {
     "tdpbusd": Dot(9, 4, 1, is_matrix=True),
     "tdpbssd": Dot(10, 4, 1, is_matrix=True),
@@ -116,7 +116,7 @@ def matrix_dot_for(types: Types, isa: Isa) -> Dot:
 
 
 def packed_as_one(types: Types, dot: Dot) -> int:
-    """Channels of a source that are packed as one: those that fill 32 bits, where several are multiplied at once."""
+    """Channels of a source that are packed as one: as many as fill 32 bits, where several are multiplied at once."""
     return 1 if dot.channels == 1 else 4 // types.src.itemsize
 
 

@@ -1,11 +1,11 @@
 """The end of every convolution kernel, after its accumulators are finished: residual, activation, stores, tails.
 
-A tile is `rows` x `pixels` x `vectors` accumulators in vector registers. Where it is stored is three strides (of a row,
-of a pixel, and of the channels that one store writes), and the width of a store: a whole vector, part of one (NCHW4),
-or one element (NCHW: the tile is transposed in registers, and a store writes pixels of a plane). Where vectors end
-inside a destination's blocks (those of 24 channels), the parts of a tile lie at uneven distances, which a table has.
-Integer accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits. Results that
-are stored as 16-bit floats stay float32 until then.
+A tile is `rows` x `pixels` x `vectors` accumulators in vector registers. Three strides say where it is stored: of a
+row, of a pixel, and of the channels that one store writes. A store is a whole vector, part of one (NCHW4), or one
+element (NCHW: the tile is transposed in registers, and a store writes pixels of a plane). Where vectors end inside a
+destination's blocks (of 24 channels, say), the stores are at irregular offsets, which a table holds. Integer
+accumulators come as float32 (`requantize.py`), and are stored as such, or as integers of 8 bits. Results that are
+stored as 16-bit floats stay float32 until then.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TileEpilogue:
         self.how = Rounding.AWAY in self.rounding, act != ActivationKind.OTHER
 
     def finish(self, accs: list[Any]) -> None:
-        """Of accumulators in the order [row][pixel][vector]."""
+        """Finish accumulators in the order [row][pixel][vector]."""
         if self.finishes_in_parts:
             self.finish_bytes(accs)
             return
@@ -178,7 +178,7 @@ class TileEpilogue:
     # ------------------------------------------------------------ destinations with contiguous channels
 
     def stores(self, i: int, base: Any) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
-        """Of a row's vector number `i`: the first lane of each store, and what gives its address and limit."""
+        """The stores of a row's vector number `i`: each one's first lane, and a function for its address and limit."""
         p, vector = divmod(i, self.tile.vectors)
         at = self.b.add(base, self.b.mul(const(p), self.out.dst_pixel))
         for k in range(0, self.tile.lanes, self.store_width):
@@ -187,8 +187,8 @@ class TileEpilogue:
     def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
         """(address, how many lanes from there on are written; None: all of it) of store number `j` of a pixel.
 
-        Where no lane is, the address is the pixel's own: a masked store to a page that is not there, behind the array,
-        does nothing, but that takes a processor hundreds of cycles to find out.
+        If no lane is in bounds, the address is the pixel's own. A fully masked store to an unmapped page behind the
+        array writes nothing, but takes a processor hundreds of cycles.
         """
         offset = to_store(self.b, self.out, j, self.has_parts)
         if not self.masked or self.tile.row:
@@ -213,7 +213,7 @@ class TileEpilogue:
                 self.stored.store_lanes(part, *locate(), self.lanes_of(i, row))
 
     def lanes_of(self, i: int, row: int) -> int:
-        """Of what a store of a row's vector number `i` writes, how many lanes exist, or are rewritten later."""
+        """How many lanes a store of a row's vector number `i` may write: those that exist or are rewritten later."""
         exist = self.tile.row * (self.tile.rows - row if self.tile.dense else 1) - i * self.tile.lanes
         return min(self.store_width, exist) if self.tile.row else self.store_width
 
@@ -229,7 +229,7 @@ class TileEpilogue:
     # ------------------------------------------------------------ the residual
 
     def add_residual(self, accs: list[Any]) -> None:
-        """Add the residual, which lies in memory as the destination does, `residual` bytes away.
+        """Add the residual, which has the destination's strides and is `residual` bytes away from it.
 
         Integers that stay what they are take none.
         """
@@ -258,7 +258,7 @@ class TileEpilogue:
         return self.load_vectors(base, row, 0, self.tile.pixels * self.tile.vectors * self.parts)
 
     def load_vectors(self, base: Any, row: int, first: int, count: int) -> list[Any]:
-        """What is added to so many accumulators of a row from number `first` on."""
+        """The residual of `count` accumulators of a row, from number `first` on."""
         stored = range(first // self.parts, (first + count) // self.parts)
         if self.store_width == 1:
             values = self.each_plane([None] * len(stored), base, self.load_planes)

@@ -1,4 +1,4 @@
-"""Vectors of floats that are computed with in the type that is right for it, whatever their type in memory is."""
+"""Vectors of floats that kernels compute in float32 or float64, whatever their type in memory is."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Floats(Vectors):
         self.memory.store(value, address, mask)
 
     def in_computed(self, offset: Any) -> Any:
-        """Bytes of memory as those that as many elements take in the type that is computed with."""
+        """An offset in memory, in bytes, as the offset of the same elements in the computed type."""
         return self.b.mul(offset, const(self.type.itemsize // self.itemsize))
 
     def _widened(self, some: Vectors, value: Any) -> Any:
-        """What lies in memory as vectors that are computed with."""
+        """A vector of the memory's type, in the computed type."""
         return widened(some, self.held, value) if self.held.is_half else self._elements(some.lanes).dequantized(value)
 
     def _rounded(self, some: Vectors, value: Any) -> Any:
-        """Vectors that were computed as what lies in memory."""
+        """A vector of the computed type, in the memory's type."""
         return rounded(some, self.held, value) if self.held.is_half else self._elements(some.lanes).quantized(value)
 
     def _elements(self, lanes: int) -> Elements:

@@ -1,9 +1,9 @@
-"""Windows of pixels that lie a power of two apart, which push each other out of the first-level cache.
+"""Windows of pixels a power of two apart, which evict each other from the first-level cache.
 
-Pixels of 512 or 1024 channels of float32 in NHWC are 2 or 4 KiB apart: the same channels of all pixels of a window are
-lines of one or two sets of the cache, each of which holds a few. Whatever is read then comes from the second-level
-cache, for every tap anew: a depthwise 3x3 of 1024 channels at 28x28 took 3.1 times as long as of blocks of 16. So a
-task gathers what it reads of some channels first, where pixels are neighbours (`copies.gather_window`).
+Pixels of 512 or 1024 channels of float32 in NHWC are 2 or 4 KiB apart: the same channels of all pixels of a window map
+to one or two sets of the cache, and a set holds a few lines. Every tap then reads from the second-level cache again: a
+depthwise 3x3 of 1024 channels at 28x28 took 3.1 times as long as in blocks of 16. So a task first gathers some channels
+of its pixels into contiguous memory (`copies.gather_window`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from blockconv.machine.machine import Machine
 
 __all__ = ["FEW_SETS", "TOGETHER", "gathered_bytes", "gathering_seconds", "is_crowded", "rows_that_stay", "window_rows"]
 
-FEW_SETS = 2  # in which all pixels lie: of 4 it takes longer to gather (strides of 2 .75 times as fast, 5x5 .85)
-TOGETHER = 256  # bytes of a pixel that are gathered at once: lines that follow one another are fetched ahead
+FEW_SETS = 2  # that all pixels map to; with 4, gathering is slower (stride 2: .75 times as fast, 5x5: .85)
+TOGETHER = 256  # bytes of a pixel that are gathered at once: the processor prefetches consecutive lines
 
 
 def is_crowded(machine: Machine, pixels: int, step: int, few_sets: int = FEW_SETS) -> bool:
-    """Whether so many pixels, `step` bytes apart, lie in so few sets that these hold only a part of them."""
+    """Whether so many pixels, `step` bytes apart, map to so few sets that these hold only a part of them."""
     known = machine.profile
     sets = known.sets_reached(step)
     return sets <= few_sets and pixels > known.ways * sets
@@ -31,7 +31,7 @@ def window_rows(problem: Conv2dProblem | Pool2dProblem, rows: int) -> int:
 
 
 def rows_that_stay(machine: Machine, row_bytes: int, window: int, stride: int) -> int:
-    """Of how many rows of outputs what is gathered stays in the second-level cache; 0 where not even of one.
+    """How many rows of outputs keep their gathered source in the second-level cache; 0 if not even one does.
 
     row_bytes: of a row that is gathered. window: rows of the source for one of outputs. stride: for one more.
     """

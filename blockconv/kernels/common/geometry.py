@@ -1,4 +1,4 @@
-"""Where the elements of an activation lie, as the strides that kernels take."""
+"""The memory order of an activation, as the strides that kernels take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_BLOCK = 1 << 30  # the length of a channel block that holds all channels
 
 
 class Geometry(Arguments):
-    """Where the elements of an activation lie."""
+    """The strides of an activation with at most one block of channels."""
 
     n: int = word("from an image to the next", "bytes")
     block: int = word("from a block of channels to the next", "bytes")
@@ -63,8 +63,8 @@ class ConvSizes(Arguments):
 def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     """The geometry of a tensor of this shape, in a layout with at most one block of channels.
 
-    An axis of size 1 is no axis: it has the stride that lets its neighbours be one with it. Where all channels of a
-    pixel lie together, in whatever layout (HWCN of one image), they are one block.
+    An axis of size 1 is no axis: it has the stride that lets its neighbours be one with it. If all channels of a pixel
+    are contiguous, in any layout (HWCN of one image), they are one block.
     """
     strides: dict[tuple[int, int], int] = {}
     for axis in layout.axes(shape):

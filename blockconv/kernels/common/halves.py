@@ -60,7 +60,7 @@ def _rounded_to_brain(v: Vectors, bits: Any) -> Any:
     return b.select(b.fcmp_unordered("uno", x, x), b.or_(upper, _each(v, 0x40)), nearest)
 
 
-# The exponent of float16 is biased by 15, that of float32 by 127, and its mantissa has 13 bits more.
+# The exponent's bias is 15 in float16 and 127 in float32, and float32's mantissa has 13 bits more.
 _REBIAS, _MORE = (127 - 15) << 23, 13
 _LEAST = (127 - 14) << 23  # 2^-14, the least normal float16, as bits of a float32
 _TOO_LARGE = (127 + 16) << 23  # 2^16; what is below and rounds up to it has the bits of infinity then
@@ -74,8 +74,8 @@ def _widened_in_integers(v: Vectors, bits: Any) -> Any:
     normal = b.add(b.shl(size, _each(v, _MORE)), _each(v, _REBIAS))
     special = b.icmp_unsigned(">=", size, _each(v, 0x7C00))
     normal = b.select(special, b.or_(normal, _each(v, _INFINITE)), normal)
-    # Those below the least normal one are multiples of 2^-24, made without arithmetic on denormal floats, which a
-    # processor may have been told to take for zeros.
+    # Values below the least normal one are multiples of 2^-24. They are made without arithmetic on denormal floats,
+    # which a processor may be set to take for zeros.
     small = b.bitcast(v.mul(b.sitofp(size, v.kind), v.c(2.0**-24)), size.type)
     made = b.select(b.icmp_unsigned("<", size, _each(v, 0x0400)), small, normal)
     return b.bitcast(b.or_(made, sign), v.kind)
@@ -88,7 +88,7 @@ def _rounded_in_integers(v: Vectors, bits: Any) -> Any:
     odd = b.and_(b.lshr(size, _each(v, _MORE)), _each(v, 1))
     even = b.add(odd, _each(v, (1 << (_MORE - 1)) - 1))
     normal = b.lshr(b.add(b.sub(size, _each(v, _REBIAS)), even), _each(v, _MORE))
-    # A sum with 1/2 has as its last bit 2^-24, which is that of the smallest float16: it rounds as they do.
+    # A sum with 1/2 has 2^-24 as its last bit, like the smallest float16: it rounds the same way.
     summed = b.bitcast(v.add(b.bitcast(size, v.kind), v.c(0.5)), size.type)
     small = b.sub(summed, _each(v, (127 - 1) << 23))
     special = b.select(b.icmp_unsigned(">", size, _each(v, _INFINITE)), _each(v, 0x7E00), _each(v, 0x7C00))

@@ -1,9 +1,9 @@
 """The reduction of a tile where several groups share a vector of output channels.
 
-Groups of 2, 4 or 8 channels fill no vector, so `Shared.groups` of them are interleaved in one. What a lane
-multiplies by its weight is then its own group's source channel: "channel k of each lane's group" is a constant
-permutation of a source pixel's channels, one load and one shuffle. A loaded pixel serves all taps of a row of
-the kernel that fall on it, so that with three taps a column there are three multiply-adds to a shuffle.
+Groups of 2, 4 or 8 channels fill no vector, so `Shared.groups` of them are interleaved in one. Each lane multiplies its
+weight by a source channel of its own group. "Channel k of each lane's group" is a constant permutation of a source
+pixel's channels: one load and one shuffle. A loaded pixel serves all taps of a row of the kernel that fall on it. With
+three taps in a row there are three multiply-adds to a shuffle.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Storage as strided loops, and a reorder as a nest of them.
 
 A loop has a size, and for each operand the stride from one of its steps to the next. The axes of a layout are such
-loops; loops that follow one another in every operand are fused, so that what is left is the least that has to be
-looped over.
+loops. Loops that are contiguous with each other in every operand are fused, so the fewest possible loops remain.
 
-In a reorder the blocks of both layouts cut a dimension into digits (C = 4·c1 + c0), which are the loops, as in
-HPTT (Springer et al., ARRAY'17) and in oneDNN's reorders.
+In a reorder the blocks of both layouts cut a dimension into digits (C = 4·c1 + c0), and each digit is a loop. HPTT
+(Springer et al., ARRAY'17) and oneDNN's reorders do the same.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _L = TypeVar("_L", bound="Loop")
 class Loop:
     """`size` steps: each adds `strides[k]` to the offset in operand k, and `step` to the logical index of `dim`.
 
-    Of a loop with two operands the first is the source, and the second the destination.
+    If a loop has two operands, the first is the source and the second the destination.
     """
 
     size: int
@@ -66,9 +65,9 @@ def fused(loops: Iterable[_L], alone: Callable[[_L], bool] = lambda loop: False)
 class Nest:
     """Loops in the destination's order, outermost first; strides in elements.
 
-    Of a dimension in `limits`, indices below the first number are copied, from there to the
-    second filled, and from there on left alone. Every other dimension is copied whole.
-    Of a dimension in `unread`, the source has no room for what is filled: it must not be read.
+    limits: two numbers for a dimension. Indices below the first are copied, those up to the second are filled, and the
+        rest are not written. Every other dimension is copied whole.
+    unread: dimensions whose filled indices have no memory in the source: it must not be read there.
     """
 
     loops: tuple[Loop, ...]

@@ -4,12 +4,12 @@ A tile is `rows` x `pixels` output pixels by `vectors` vectors of output channel
 the reduction is one tap of one block of channels. For each channel it multiplies one source scalar of each pixel by the
 channel's weight vectors, which stream from memory in the order of use.
 
-The source is addressed by four numbers, so one microkernel serves every layout: bytes between pixels, between rows and
-between channel blocks, and a table of tap offsets. The bytes between pixels are known when the kernel is compiled, so a
+Four numbers address the source: bytes between pixels, between rows and between channel blocks, and a table of tap
+offsets. So one microkernel serves every layout. The bytes between pixels are known when the kernel is compiled, so a
 pixel is an immediate offset. It is the kernel of Georganas et al., SC'18 ("Anatomy of high-performance deep learning
 convolutions on SIMD architectures") with the addresses left open.
 
-Where the destination lies, and what is done on the way there, is the epilogue's (`epilogue.py`).
+The epilogue finishes and stores results in any memory order (`epilogue.py`).
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ __all__ = [
 ]
 
 
-STREAMED = 2048  # bytes from the weights that a tile of one pixel multiplies to those that it prefetches
+STREAMED = 2048  # prefetch distance, in bytes, of the weights of a tile of one pixel
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
-# Channels that are one turn of a step's loop. What counts and moves addresses takes ports of the multiply-adds: of
-# Xeon's, two cycles in 16.
+# Channels that are one turn of a step's loop. Counters and address updates take ports of the multiply-adds: on Xeons,
+# two cycles in 16.
 UNROLLED = 2
 
 
 class TileSpec(NamedTuple):
     """The compile-time parameters of a microkernel: a tile, its source's strides, its stores, and how groups share it.
 
-    From `element` to `lanes`, the fields of `Tile`. From `groups` on, those of `Shared`, where more than one group
-    shares a vector; a step may then be several taps, and the channels are unrolled.
+    The fields from `element` to `lanes` are those of `Tile`. From `groups` on come the fields of `Shared`, where more
+    than one group shares a vector. A step may then be several taps, and the channels are unrolled.
 
-    src_pixel: bytes from the source of a pixel to that of the next in its row.
+    src_pixel: bytes between the sources of neighbouring pixels of a row.
     step: channels of a block of the source, which each full step takes.
     store_width: contiguous destination channels, which one store writes; 1 is NCHW.
     act: an `ActivationKind`.
-    has_parts: whether what stores write lies at uneven distances.
-    dot: the number of the multiply-accumulate (`Dot`); what `step` counts are elements that it takes at once, of one
-        channel or several.
-    dst: the code of the destination's type where it is none of the accumulators'; of 8 bits it is uint8 for int8 too.
+    has_parts: whether stores are at irregular offsets, from a table.
+    dot: the number of the multiply-accumulate (`Dot`). `step` counts the elements that it takes at once, of one channel
+        or several.
+    dst: the code of the destination's type where it differs from the accumulators'; for 8 bits it is always uint8.
     rounding: as in `Tile`.
     shifted: as in `Epilogue`.
     gap: as in `conv.blocking.TileShape`, of kernels that have it.
     k_blocked: whether a call reduces a block of the steps, and keeps the accumulators for the next.
     burst: whether a turn of channels prefetches as many lines as it reads, as few tiles have to, and not a single one.
     ahead: whether each step prefetches the source of the next.
-    src_channel: bytes from the source of a channel of a step to that of the next, where that is no element's.
+    src_channel: bytes between the sources of two channels of a step, where these are not contiguous.
     cut: whether tiles leave out taps that find only padding.
     """
 
@@ -136,7 +136,7 @@ class TileSpec(NamedTuple):
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The numbers that a kernel is compiled by: a tile is no other one for what it does not have and others do."""
+        """The numbers that a kernel is compiled for, without trailing defaults."""
         required = len(self) - len(self._field_defaults)
         return self[: max(k for k, value in enumerate(self) if value or k < required) + 1]
 
@@ -147,9 +147,8 @@ class TileSpec(NamedTuple):
 
 
 def unrolled_channels(step: int, fma: int) -> int:
-    """Channels of a turn of a step of so many: several where what LLVM loads ahead finds a register.
-
-    Of 16 it seldom does. fma: whether multiply-adds are one instruction.
+    """Channels of a turn, for a step of so many channels: several where LLVM has free registers to load ahead. With 16
+    registers it seldom has. fma: whether multiply-adds are one instruction.
     """
     return UNROLLED if fma and target.isa().registers == 32 and step % UNROLLED == 0 else 1
 
@@ -167,8 +166,8 @@ def lines_ahead(block: int, tiles: int, steps: int) -> int:
 def conv_tile(*spec):
     """Reduce tiles and store them: see `kernel_of_tiles`.
 
-    spec: a `TileSpec`. A kernel of its own and not a part of the one that walks over tasks, which is the same for all
-    of these: what differs between problems is compiled alone.
+    spec: a `TileSpec`. It is a kernel of its own, separate from the one that loops over tasks and is the same for all
+        tiles. So only the code that differs between problems is compiled again.
     """
     given = TileSpec(*spec)
     kept = given.rows * given.pixels * given.vectors * given.lanes * ElementType.of(given.element).itemsize
@@ -199,7 +198,7 @@ def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output, accs: li
 
 
 def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
-    """A block of a tile's reduction. Accumulators are kept as they are: sums are those of a reduction in one."""
+    """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
     v = spec.tile.code(builder)
     is_last = builder.icmp_signed("!=", run.is_last, const(0))
     with builder.if_then(is_last):
@@ -218,7 +217,7 @@ def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, out: Output) ->
 
 
 def real_accumulators(builder: Any, spec: TileSpec, bia: Any, scales: Any, accs: list[Any]) -> list[Any]:
-    """Accumulators as they are finished: of integers that are stored as something else, the real numbers.
+    """Accumulators ready to be finished: integers that are stored as another type become real numbers.
 
     bia, scales: as in `TileRecord`.
     """
@@ -269,7 +268,7 @@ class Reduction(NamedTuple):
 
     run: a `TileRecord` of LLVM's values.
     step: channels of a full step.
-    apart: bytes from the source of one to that of the next.
+    apart: bytes between the sources of two channels.
     channel_bytes: of a channel's weights for all of the tile.
     channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these addresses.
     unrolled: channels of a full step that are one turn of its loop.
@@ -324,7 +323,8 @@ class Reduction(NamedTuple):
     def prefetch_next(self, step: Any) -> None:
         """Prefetch the next step's source into the first-level cache.
 
-        What lies apart from this one's, as a block of channels of a few pixels does, no processor expects to be read.
+        It is not contiguous with this step's (a block of channels of a few pixels), so no processor prefetches it by
+        itself.
         """
         if not self.ahead:
             return
@@ -337,17 +337,17 @@ class Reduction(NamedTuple):
             emit_prefetch(b, b.add(x, const(line)), NEAREST)
 
     def prefetch_streamed(self, w: Any) -> None:
-        """Prefetch what is multiplied soon; of one stream of reads, processors run ahead farther than of two."""
+        """Prefetch weights that are multiplied soon; processors run farther ahead with one stream than with two."""
         for line in range(0, self.channel_bytes if self.streamed else 0, LINE):
             emit_prefetch(self.b, self.b.add(w, const(STREAMED + line)))
 
     def prefetch_share(self, step: Any, channel: Any, count: int) -> None:
-        """Prefetch the share that `count` channels have of what their step prefetches: what they read at the most.
+        """Prefetch the share of `count` channels in their step's lines: as many bytes as they read, at the most.
 
-        All lines of a step at once would take every fill buffer of the first-level cache: the weights of the next
-        channels would wait, in the second-level cache, for lines of memory. What is beyond a small share is in another.
-        Where many tiles share a block, a share is less than a line: more would be prefetched in vain, time and again,
-        and each takes a port and a fill buffer.
+        All lines of a step at once would take every fill buffer of the first-level cache. The next channels' weights,
+        in the second-level cache, would then wait for lines from memory. Lines beyond a small share are left to other
+        shares. Where many tiles share a block, a share is less than a line: more would prefetch the same lines
+        repeatedly, and each prefetch takes a port and a fill buffer.
         """
         b = self.b
         share = b.mul(self.run.prefetch_lines, const(LINE // self.step))  # bytes

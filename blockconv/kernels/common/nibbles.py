@@ -15,7 +15,7 @@ from blockconv.jit.ir import I8
 
 __all__ = ["PAIRED", "packed_pairs", "unpacked_pairs", "why_not_packed"]
 
-PAIRED = 4  # channels of 4 bits that lie together, at the least: those that a multiply-accumulate takes at once
+PAIRED = 4  # the least number of contiguous 4-bit channels: as many as a multiply-accumulate takes at once
 
 
 def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:

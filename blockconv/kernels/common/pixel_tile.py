@@ -1,9 +1,9 @@
 """The outer-product microkernel with its operands' roles exchanged: vectors run along pixels, weights are broadcast.
 
 A tile is `rows` x `vectors` vectors of pixels by `channels` output channels. Each step of the reduction loads the
-vectors of source pixels of one channel at one tap, and multiplies them by one broadcast weight for each output channel.
-Both operands lie where the other microkernel's do: the source at an offset from a table, the weights in reading order.
-Where the pixels of a row lie together per channel (NCHW, CHWN) nothing is then transposed, and stores are of whole
+source pixels of one channel at one tap. It multiplies these vectors by one broadcast weight for each output channel.
+Operands are addressed as in the other microkernel: the source at an offset from a table, the weights in reading order.
+Where the pixels of a row are contiguous in each channel (NCHW, CHWN), nothing is transposed, and stores are whole
 vectors.
 """
 
@@ -30,7 +30,7 @@ class PixelTileSpec(NamedTuple):
     element, fma, lanes: as `Tile`'s.
     act: an `ActivationKind`.
     step: channels that a step of the reduction takes, `src_channel` bytes apart.
-    wei_width: output channels of a block of packed weights, of which the tile takes `channels`; 0: it takes all.
+    wei_width: output channels of a block of packed weights; the tile takes `channels` of them. 0: it takes all.
     cut: as in `TileSpec`.
     """
 
@@ -93,7 +93,7 @@ def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
 
 
 def _finish(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any], channels: int, first: Any) -> None:
-    """Store the accumulators of so many channels, of which number `first` is the first."""
+    """Store the accumulators of so many channels, from number `first` on."""
     tile = spec.tile(channels)
     out = Output(
         dst=builder.add(run.dst, builder.mul(first, run.dst_block)),
@@ -113,7 +113,7 @@ def _finish_one_by_one(builder: Any, spec: PixelTileSpec, run: TileRecord, accs:
     """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
     v = spec.tile(1).code(builder)
     each = spec.rows * spec.vectors
-    # What an activation keeps in the scratch takes the first channel's place, which has been read by then.
+    # An activation overwrites the first channel's place in the scratch, which has been read by then.
     for c in range(spec.channels):
         for i in range(each):
             row, k = divmod(i, spec.vectors)

@@ -10,7 +10,7 @@ __all__ = ["are_far", "tiles_of", "tiles_of_registers"]
 
 # (vectors of output channels, the most pixels) of a tile that is held in so many registers.
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
-_TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers, one of which holds each product before it is added
+_TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers; one holds each product before it is added
 
 # By vpmaddubsw, for which a register holds ones. With AVX2's three operands, two accumulators more cost less than a
 # narrower tile, though they are kept in memory. Three vectors read more weights from the second-level cache than hides.

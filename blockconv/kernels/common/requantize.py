@@ -1,16 +1,19 @@
 """Between integer accumulators and real numbers, and between these and integers of 8 bits.
 
-The steps are float32, each rounded by itself, in one order on every machine: the accumulator times the scale of its
-output channel, plus a bias of float32 where there is one (`dequantized`); where the sum is to be as if it had been
-stored by itself, it is bounded, rounded, and times the scale of what would have been stored (`rounded_sum`); plus the
-residual times its scale (`dequantized_residual`); the activation; times the inverse of the destination's scale; bounded
-so that it fits, rounded to a whole number, plus the zero point (`quantized`). Nothing is contracted to a multiply-add,
-so that bits agree wherever they are computed. Where the activation is one that bounds, all scales are multiplied by
-that inverse beforehand, and so are its bounds, which then are those of the destination
+The steps are float32, each rounded by itself, in one order on every machine:
+- The accumulator is multiplied by its output channel's scale, and a float32 bias, if any, is added (`dequantized`).
+- With `Rounding.SUMS`, the sum is clamped, rounded and multiplied by its own scale, as if it was stored
+  (`rounded_sum`).
+- The residual times its scale is added (`dequantized_residual`), and the activation follows.
+- The result is multiplied by the inverse of the destination's scale, clamped and rounded, and the zero point is added
+  (`quantized`).
+
+Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. If the activation clips, all
+scales and its bounds are multiplied by that inverse beforehand. The bounds are then the destination's
 (`dispatch.quantizing.Requantization`).
 
-Ops between convolutions compute as ONNX does with dequantized values: subtract the zero point and multiply by the
-scale; the op in float32; divide by the destination's scale and round to even (`Elements`).
+Ops between convolutions compute with dequantized values, like ONNX. They subtract the zero point and multiply by the
+scale, do the op in float32, divide by the destination's scale and round to even (`Elements`).
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ class QuantizationArguments(Arguments):
 
 
 def quantization_words(given: Quantization | None, type: ElementType) -> QuantizationArguments:
-    """Of an array of this type; None: of floats, which stand for themselves."""
+    """The arguments for an array of this type; None: for floats, which stand for themselves."""
     float64 = element("float64")
     if given is None:
         return QuantizationArguments(scale=float64.bits(1.0), zero_point=0, low=0, high=0)
@@ -118,10 +121,10 @@ def float_of(builder: Any, lanes: int) -> Vectors:
 
 
 def dequantized(v: Vectors, accs: list[Any], scales: list[Any], shifts: list[Any]) -> list[Any]:
-    """Accumulators as float32, times the scales of their output channels, of which a pixel has so many vectors.
+    """Accumulators as float32, times the scales of their output channels.
 
-    v: of the accumulators, stack slots in the order [row][pixel][vector]; so is what is returned. shifts: as many
-    vectors that are added, or none.
+    v: code over the accumulators, which are stack slots in the order [row][pixel][vector], as are the results. scales:
+        one for each vector of a pixel. shifts: as many vectors that are added, or none.
     """
     f, b, made = float_of(v.b, v.lanes), v.b, []
     for i, slot in enumerate(accs):
@@ -131,7 +134,7 @@ def dequantized(v: Vectors, accs: list[Any], scales: list[Any], shifts: list[Any
 
 
 def after_scales(builder: Any, bia: Any, scales: Any) -> Any:
-    """Where the float32 lie that follow the scales as these follow the biases, of the same output channels."""
+    """The address of the float32 after the scales, of the same output channels: as far on as scales from biases."""
     return builder.add(scales, builder.sub(scales, bia))
 
 
@@ -160,8 +163,8 @@ def _whole(v: Vectors, x: Any) -> Any:
 
 
 _TWO_TO_23 = 0x4B000000  # the bits of this float32
-# From 2^23 to 2^24 floats are the whole numbers: a sum with this is rounded to one, half to even, and the low bits of
-# its mantissa are those of what was added.
+# From 2^23 to 2^24 floats are the whole numbers. So a sum with this is rounded to one, half to even, and the low bits
+# of its mantissa are the low bits of the rounded addend.
 _TO_WHOLE = 1.5 * 2**23
 _BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one rounds half away from zero
 
@@ -174,11 +177,11 @@ def times_inverse(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
 def quantized(
     v: Vectors, args: EpilogueArguments | QuantizationArguments, x: Any, away: bool, kind: ir.IntType = I8
 ) -> Any:
-    """Multiples of the destination's scale, as float32, as integers of 8 bits; what does not fit is the nearest that
-    does, and a NaN the least.
+    """Multiples of the destination's scale, from float32 to 8-bit integers. Values out of range are clamped, and a NaN
+    becomes the least integer.
 
-    away: a half is rounded away from zero, and not to the even neighbour. kind: LLVM's type of what is given, of which
-    the lowest 8 bits count.
+    away: a half is rounded away from zero, and not to the even neighbour. kind: LLVM's type of the results, whose
+        lowest 8 bits count.
     """
     b, scaled = v.b, _bounded(v, args, x)
     if away:
@@ -191,13 +194,13 @@ def quantized(
 def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool) -> Any:
     """`quantized` of four parts (`unpacked.py`), as one vector of bytes in order.
 
-    fits: whether each is sure to fit an integer of 32 bits. Packing saturates, so that bytes are bounded and not
-    floats: what is too low for an integer of 32 bits, or NaN, becomes the least of these.
+    fits: whether each is sure to fit a 32-bit integer. Packing saturates, so the bytes are bounded, not the floats. A
+        NaN, or a value too low for a 32-bit integer, becomes the least 32-bit integer.
     """
     if not target.X86:
         return in_order(v.b, [quantized(v, args, x, away) for x in parts])
     b = v.b
-    # Packed to unsigned bytes, those that may be negative are 128 more.
+    # Packing makes unsigned bytes; values that may be negative have 128 added.
     bound = b.add(b.fptosi(b.bitcast(args.low, ir.DoubleType()), I64), args.zero_point)
     flip = b.select(b.icmp_signed("<", bound, ir.Constant(I64, 0)), ir.Constant(I64, 128), ir.Constant(I64, 0))
     offset = b.trunc(b.add(args.zero_point, flip), ir.IntType(16))
@@ -274,8 +277,8 @@ def _inverse(v: Vectors, bits: Any) -> Any:
 class Elements:
     """Code over an array's elements that computes in float32: floats are themselves, integers what they stand for.
 
-    type: float32, floats of 16 bits, or integers of 8 or 32 bits, of which those of 32 are only read. address: of an
-    array's `QuantizationArguments`, for integers. `memory` loads and stores what lies there, `real` computes.
+    type: float32, 16-bit floats, or integers of 8 or 32 bits; those of 32 bits are only read. address: of an array's
+        `QuantizationArguments`, for integers. `memory` loads and stores elements, `real` computes.
     """
 
     def __init__(self, builder: Any, type: ElementType, lanes: int, address: Any = None) -> None:
@@ -309,7 +312,7 @@ class Elements:
         return self.b.sub(x, self.zero_point)
 
     def scaled(self, difference: Any) -> Any:
-        """What integers less their zero point, or sums of such, stand for."""
+        """The real numbers of integers less their zero point, or of sums of these."""
         return self.real.mul(self.b.sitofp(difference, self.real.kind), self.scale)
 
     def quantized(self, x: Any) -> Any:
@@ -321,9 +324,10 @@ class Elements:
     def divided(self, x: Any) -> Any:
         """float32 divided by the scale, rounded once.
 
-        A division takes as long as ten multiplications. What the product with the inverse lacks of the quotient is
-        found exactly, and added: Markstein, "Computation of elementary functions on the IBM RISC System/6000"
-        (1990), theorem 8. Where that is no number (infinities, scales without such an inverse), it is divided.
+        A division takes as long as ten multiplications. The difference between the quotient and the product with the
+        inverse is found exactly, and added: Markstein, "Computation of elementary functions on the IBM RISC
+        System/6000" (1990), theorem 8. If the result is NaN (infinities, scales without such an inverse), the code
+        divides.
         """
         if not target.isa().fma:
             return self.b.fdiv(x, self.scale)

@@ -62,7 +62,7 @@ def _in_bounds(axis: _Axis, start: int, extent: int) -> TapRange:
 def _tap_runs(axis: _Axis, extent: int) -> tuple[tuple[TapRange, int], ...]:
     """The ranges of an axis' tiles in their order, each with how many tiles have it one after the other.
 
-    Only tiles near the ends of the image are looked at. Those between have all taps.
+    Only tiles near the ends of the image are looked at: the others have all taps.
     """
     tiles, last = -(-max(1, axis.o) // extent), max(0, axis.o - extent)
 

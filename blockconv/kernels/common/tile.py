@@ -73,9 +73,9 @@ class Output(NamedTuple):
     dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
     dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of a
         table: from its first channel to each such part.
-    residual: from the destination to the residual, which lies as it does; 0 where there is none.
+    residual: from the destination to the residual, which has the same strides; 0 where there is none.
     valid: output channels that exist.
-    written: those that are written, as zero where they do not exist.
+    written: output channels that are written, as zero where they do not exist.
     activation: the address of its `ActivationArguments`.
     scratch: memory for the accumulators of a tile.
     """

@@ -18,10 +18,10 @@ __all__ = ["TileRecord", "each_step", "kernel_of_tiles"]
 class TileRecord(Arguments):
     """The arguments of `conv_tile`: the source, weights and destination of a tile, or of several in a row.
 
-    A step of the reduction is one tap of one block of channels. All steps are one run of one row, or, where some taps
-    are left out, there is a run for each block of channels, whose rows have the steps that are not. The words from
-    `dst` to `scratch` are those of `Output`. Of several tiles, what one alone has is the first one's; the last one may
-    lie less far from the one before it than the others do, and so compute some pixels again.
+    A step of the reduction is one tap of one block of channels. All steps are one run of one row. Where some taps are
+    left out, each block of channels is a run, whose rows have the remaining steps. The words from `dst` to `scratch`
+    are those of `Output`. With several tiles, words for one tile describe the first. The last tile may be closer to the
+    one before it than the others are; then it computes some pixels again.
     """
 
     tiles = word("how many are computed, one after the other", "tiles")
@@ -85,10 +85,10 @@ def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any 
 
 
 def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:
-    """A kernel whose first argument is a `TileRecord`, each tile of which compute(builder, run) reduces and stores.
+    """A kernel whose first argument is a `TileRecord`; compute(builder, run) reduces and stores each of its tiles.
 
-    The kernel's other arguments are not looked at. A call takes all tiles of a row: what it takes to call, and to load
-    a record, is worth some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
+    The kernel ignores its other arguments. A call computes all tiles of a row, because a call and loading a record take
+    as long as some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
     """
 
     @emitted

@@ -2,8 +2,8 @@
 
 An x86 processor unpacks within each 16 bytes of a vector, so that four vectors made of one of bytes do not hold its
 elements in order: of each 16 bytes, the first vector has the first four, the second the next four, and so on. Packing
-puts them back. What is done in between goes lane by lane, so that the order matters only to what it is done with,
-which is kept in this order too.
+puts them back. Code in between works lane by lane, so the order matters only for other operands, which are kept in this
+order too.
 """
 
 from __future__ import annotations

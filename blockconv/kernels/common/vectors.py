@@ -75,14 +75,14 @@ class Vectors:
         return call_llvm(self.b, f"llvm.masked.load.{self.suffix(kind.count)}.p0", kind, given)
 
     def load_parts(self, address: Any, part: int, step: Any) -> Any:
-        """A vector whose parts, of `part` lanes each, lie `step` bytes (i64) apart."""
+        """A vector whose parts, of `part` lanes each, are `step` bytes (i64) apart in memory."""
         parts = [self.load(address, lanes=part)]
         for k in range(1, self.lanes // part):
             parts.append(self.load(self.b.add(address, self.b.mul(step, const(k))), lanes=part))
         return join(self.b, parts)
 
     def gathered(self, addresses: Sequence[Any]) -> Any:
-        """A vector whose parts, as many lanes of each, lie at these addresses."""
+        """A vector of equal parts, which are loaded from these addresses."""
         return join(self.b, [self.load(at, lanes=self.lanes // len(addresses)) for at in addresses])
 
     def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
@@ -279,7 +279,7 @@ class Vectors:
         return self.multiply_add(self.c(factor), x, acc)
 
     def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]) -> Any:
-        """The sum of each factor times its value; those that need no multiplication come first."""
+        """The sum of each factor times its value; terms that need no multiplication come first."""
         acc = None
         for factor, x in sorted(zip(factors, values, strict=True), key=lambda pair: pair[0] != 1):
             acc = self.add_multiple(acc, factor, x)

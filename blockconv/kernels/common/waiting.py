@@ -15,8 +15,8 @@ def waiting_seconds(request: Request) -> float:
     """Seconds for cache lines to come from beyond the second-level cache where a kernel jumps from one to the next.
 
     It does where the channels of a pixel are more than a line, as in NHWC: a tile takes some vectors of each of its
-    pixels. Processors fetch ahead what follows, which is for other tiles, so arithmetic hides none of this: of 16 to 96
-    channels at 112x112 on AVX-512, 500 µs into blocks of 16 were 740 into NHWC.
+    pixels. Processors prefetch the following lines, which are for other tiles, so arithmetic hides none of this. A
+    convolution of 16 to 96 channels at 112x112 on AVX-512 took 500 µs into blocks of 16, and 740 µs into NHWC.
     """
     p, types, m = request.problem, request.types, request.machine
     sides = (request.src, p.src_shape, types.src), (request.dst, p.dst_shape, types.dst)
@@ -34,6 +34,6 @@ def is_beyond(machine: Machine, nbytes: int) -> bool:
 
 
 def is_wide(machine: Machine, layout: Layout, shape: tuple[int, ...], element: ElementType, lines: int = 1) -> bool:
-    """Whether neighbouring pixels are farther apart than so many cache lines, for more channels lie together."""
+    """Whether neighbouring pixels are farther apart than so many cache lines, because more channels are contiguous."""
     lies, line = geometry(layout, shape, element.itemsize), machine.profile.line
     return lies.channel == element.itemsize and min(lies.length * element.itemsize, lies.col) > lines * line
