@@ -2,8 +2,8 @@
 
 A pixel of the input is reached by every `stride`-th tap. So the pixels with the same remainder are a convolution of
 stride 1 with these taps in reverse order, and with input and output channels exchanged. Its results are `stride` pixels
-apart in memory. Nothing but addresses differs from the forward op: every forward kernel is a row here, packing reads
-the weights in another order (`WeightForm.pieces`), and no array is copied.
+apart in memory. Only addresses differ from the forward op, so every forward kernel is a row here. Packing reads the
+weights in another order (`WeightForm.pieces`), and no array is copied.
 
 Pixels that no tap reaches are a convolution of padding alone, which writes the bias.
 
@@ -41,8 +41,8 @@ class _Reached(NamedTuple):
 
     first: the first such pixel.
     size: how many there are.
-    tap, step, taps: the first of the taps in reverse order, from there to the next, and how many; no taps reach pixels
-        whose convolution would read padding alone.
+    tap, step, taps: the first tap in reverse order, the step to the next, and how many taps there are. Pixels whose
+        convolution would read padding alone have no taps.
     dilation: in pixels of the output.
     cut: pixels of the output before the first that is read.
     begin: padding before it.

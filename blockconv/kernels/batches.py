@@ -42,8 +42,8 @@ class Parts(NamedTuple):
     def of(problem: Any, src: Layout, dst: Layout, whole: bool) -> Parts:
         """As few parts as there can be.
 
-        whole: one, for a kernel to which the images of a block are one with their channels, as long pixels; it computes
-        something for images that do not exist too.
+        whole: one part, for a kernel that takes the images of a block and their channels as one long pixel. It computes
+            padding images too.
         """
         if whole:
             padded = dst.padded_shape(problem.dst_shape)[0]
@@ -84,15 +84,15 @@ class Parts(NamedTuple):
         return found
 
     def seconds(self, machine: Machine, part: float, types: Types) -> float:
-        """Of all, when a part takes so many."""
+        """The seconds of all parts, where one part takes `part` seconds."""
         p, dst = self.whole, self.layouts[1]
         missing = -p.dst_shape[0] % dst.blocks[0] * math.prod(dst.padded_shape(p.dst_shape)[1:]) * types.dst.itemsize
         return len(self.first) * part + (machine.move_seconds(0, missing) if missing else 0.0)
 
 
 def _held(layout: Layout, images: int, part: int) -> Layout:
-    """The layout of a part of so many images, as it lies among all."""
-    inside = layout.outer[0] != 0  # something lies around images: strides count them
+    """The layout of a part of so many images, with its strides in the whole array."""
+    inside = layout.outer[0] != 0  # images are not outermost: other strides count them
     return part_of(layout, (images, 0, 0, 0)) if inside and part != images else layout
 
 
@@ -109,7 +109,7 @@ def _buffers(op: Op) -> set[int]:
 def fill_images(
     layout: Layout, shape: tuple[int, ...], itemsize: int, buffer: int, fill: int = 0, given: int | Buffer = 0
 ) -> list[Op]:
-    """What fills the last block of images up to its end: at each pixel, or channel of a pixel, the images that lack.
+    """Ops that fill the last block of images: at each pixel, or channel of a pixel, the missing images.
 
     fill: the byte that stands for zero. given: where its word stands, if it is not known before.
     """

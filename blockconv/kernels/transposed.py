@@ -1,7 +1,7 @@
-"""Layouts that have h inside w: kernels are asked for the transposed problem, which lies in memory as they expect.
+"""Layouts that have h inside w: kernels get the transposed problem, whose memory order they take.
 
-A convolution of an image is that of the transposed image with transposed taps, transposed. A storage of NCWH is, byte
-for byte, one of NCHW of the transposed image; so is that of any layout with the letters of h and w exchanged.
+A convolution equals the convolution of the transposed image with transposed taps, transposed. An image in NCWH is, byte
+for byte, the transposed image in NCHW. The same holds for any two layouts that differ by exchanged letters of h and w.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def dynamic_quantize(lanes):
 
 
 class DynamicEpilogueArgs(Arguments):
-    """What a convolution of integers reads beside source and weights, of a quantization that is found."""
+    """Makes an integer convolution's biases and parameters, where its source's quantization is found at run time."""
 
     found = word("the scale and the zero point, a float32 each", "address")
     weights = word("sums of the weights of each output channel, int32; then their scales, then biases", "address")

@@ -1,9 +1,10 @@
 """Quantization to uint8 by a scale and a zero point that are found while a network runs.
 
-The range of an array is found task by task, then that of these; 0 is part of it, so that the zeros of padding channels
-change nothing and a storage is taken as it lies, in any layout. It is quantized likewise: padding becomes the zero
-point. A convolution reads its biases, scales and what stands for a zero from memory; so for one whose source has such a
-quantization a small op writes them there first (`dynamic_epilogue_op`), and the convolution's kernels are the same.
+Each task finds the range of a part of the array; a last step combines these ranges. 0 is always in the range, so the
+zeros of padding channels change nothing, and any layout is read in its memory order. Quantization does the same:
+padding becomes the zero point. A convolution reads its biases, scales and source zero point from memory. If its source
+has such a quantization, a small op writes them there first (`dynamic_epilogue_op`). So the convolution's kernels stay
+the same.
 
 Buffers: find_quantization: source, destination (scale and zero point), `RANGES_BYTES` of memory. dynamic_quantize:
 source, scale and zero point, destination.
@@ -98,9 +99,9 @@ ROWS = (
 def dynamic_epilogue_op(count: int, scaled: bool, shifted: bool, found: Buffer, weights: Buffer, given: Buffer) -> Op:
     """The op before a convolution whose source has a quantization that is found: writes its biases and parameters.
 
-    count: of biases, as the convolution has them. weights: for each of these the sum of the weights, int32; if sums of
-    products become real numbers (`scaled`), the scales of the weights follow, float32; and if these are `shifted`, as
-    many float32 that are added. given: its `EpilogueArguments` for the zero point 0.
+    count: number of biases that the convolution has. weights: the int32 sum of each output channel's weights. If sums
+        of products become real numbers (`scaled`), float32 scales of the weights follow. If these are `shifted`,
+        float32 biases follow. given: its `EpilogueArguments` for the zero point 0.
     """
     args = DynamicEpilogueArgs(
         found=found,

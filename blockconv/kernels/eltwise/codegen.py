@@ -46,7 +46,7 @@ class OpKind:
 class Operand:
     """How an operand goes along with contiguous elements: not at all, as many, or repeated.
 
-    REPEATED: a few elements, of which code that is built for their number makes vectors. PERIOD: as many as the extent.
+    REPEATED: a few elements, kept in vectors by code that is built for their number. PERIOD: as many as the extent.
     """
 
     NONE, FULL, REPEATED, PERIOD = range(4)
@@ -73,7 +73,7 @@ class ExtentsRun(NamedTuple):
     """Extents of contiguous elements.
 
     src, dst: the addresses of the first one.
-    other, second: those of as many elements of the operands, or of those that are repeated.
+    other, second: the addresses of as many elements of the operands, or of their repeated elements.
     mask: of as many elements with zero bits where no channel exists.
     size: elements of an extent.
     activation: the address of its `ActivationArguments`, or of the 256 bytes that are looked up.
@@ -96,7 +96,7 @@ class ExtentsRun(NamedTuple):
 
 
 class _Sides:
-    """Code over the elements of source, operands and destination, and over those that are computed with."""
+    """Code over the elements of source, operands and destination, and over the computed type."""
 
     def __init__(self, builder: Any, element: ElementType, lanes: int, kind: int, integers: Any) -> None:
         self.memory = self.real = Vectors(builder, element, lanes)
@@ -230,8 +230,8 @@ def _activation(v: Vectors, act: int, address: Any) -> Any:
 def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
     """lookup(x): for each byte of a vector, the one that it names of the 256 at an address.
 
-    With VBMI two permutations name 128 each. Shuffles name 16 each: those of a half are chained, as each adds to the
-    bytes that are not below its own first one by what these differ from the bytes of the shuffle before.
+    With VBMI two permutations name 128 each. A shuffle names 16. The eight shuffles of a half are chained: each holds
+    its bytes xor the bytes of the shuffle before, and changes only results whose index is not below its first byte.
     """
     b, isa = v.b, target.isa()
     if isa.vbmi:

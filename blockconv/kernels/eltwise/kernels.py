@@ -29,7 +29,7 @@ class EltwiseLoop(Arguments):
 
 
 class EltwiseArgs(Arguments):
-    """dst = activation(op(src, operands)) over a storage: contiguous extents, in loops of which the last is `extents`.
+    """dst = activation(op(src, operands)) over a storage: contiguous extents in loops; `extents` is the last.
 
     A task is a part of an extent, or of each of several neighbouring extents.
     """
@@ -86,7 +86,7 @@ def repeat_elements(to, values, inner, count, block, valid, itemsize):
     """Write `count` elements: the `inner` ones at `values`, again and again; of channels that do not exist, zeros."""
     channel = 0
     for j in range(inner):
-        # Of a block's last channels only those that exist may be read.
+        # Only channels that exist may be read.
         exists = inner == 1 or channel < valid
         store_bits(to + j * itemsize, load_bits(values + j * itemsize, itemsize) if exists else 0, itemsize)
         channel = 0 if channel + 1 == block else channel + 1
@@ -96,7 +96,7 @@ def repeat_elements(to, values, inner, count, block, valid, itemsize):
 
 @inline
 def write_mask(mask, period, block, valid, itemsize):
-    """Write `period` elements, of blocks of which the first `valid` exist: these get ones, the others zeros."""
+    """Write `period` elements, in blocks: all ones in each block's first `valid`, which exist, zeros in the others."""
     for j in range(period):
         store_bits(mask + j * itemsize, -1 if j % block < valid else 0, itemsize)
 

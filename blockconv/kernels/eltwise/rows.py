@@ -1,11 +1,10 @@
 """Elementwise ops: activations, two operands (the second broadcast along any axes), scale and shift of channels.
 
-Nothing moves, so the storage is taken as it lies, whatever the layout: as contiguous extents. What differs between
-layouts is how the broadcast operand goes along with an extent, and that is one of three ways: in full (the operand is
-as large), as a few elements that repeat and are kept in vectors (a channel of NCHW, a block of channels), or as a long
-period (NHWC). A period that is no multiple of a vector is written out in the scratch until it is.
-Extents whose block has channels that do not exist are masked: their tails are zero again, whatever the op makes of
-zero, and whatever lay there.
+Nothing moves, so kernels take any layout's storage as contiguous extents, in memory order. Layouts differ in how the
+broadcast operand goes along with an extent. It goes in full (the operand is as large), as a few repeated elements that
+are kept in vectors (a channel of NCHW, a block of channels), or as a long period (NHWC). A period that is no multiple
+of a vector is written out in the scratch until it is. Extents in a block with padding channels are masked: these
+channels become zero, whatever they held, and whatever the op makes of zero.
 
 Buffers: activation: source, destination. binary: first operand, second operand, destination.
 affine: source, scale (C), shift (C), destination. The destination may be an operand of its own shape and layout.
@@ -118,7 +117,7 @@ def extents(storage: Operated, images: range, lanes: int) -> EltwiseExtents | st
     ragged = layout.is_blocked and bool(shape[1] % layout.blocks[1])
     every, begin = _loops(storage, images)
     loops = fused(every, alone=lambda loop: ragged and _channels(loop) > 0)
-    # Of a block of images alone, one that is not full may have no two neighbours that exist.
+    # A block of images that is not full may have no two contiguous images.
     contiguous = bool(loops) and loops[-1].src == 1
     inner, outer = (loops[-1], tuple(loops[:-1])) if contiguous else (Loop(1, (1, 0)), tuple(loops))
     block = layout.blocks[1] if ragged else 1
@@ -198,7 +197,7 @@ class EltwiseMethod:
     table: bytes = b""
 
     def integers(self, *buffers: int) -> EltwiseQuantization:
-        """Of these sources and the destination."""
+        """The quantizations of these sources and of the destination."""
         given: list[Quantization | None] = [None] * 3
         if not self.element.is_float:
             said = self.quantizations
@@ -328,7 +327,7 @@ def _without_extents(request: Request, storage: Operated) -> Reason | None:
     return found if isinstance(found, Reason) else None
 
 
-# Of a vector of float32, to dequantize a source. To round a result to 16 bits takes as long as to quantize it.
+# For a vector of float32, to dequantize a source. Rounding a result to 16 bits takes as long as quantizing it.
 DEQUANTIZED_CYCLES = 2
 
 

@@ -3,7 +3,7 @@
 An index that the data does not have is a failure (`Primitive.fails`): it is reported, reads zeros, and writes nothing.
 
 Buffers: gather_at: data, indices, destination, report. scatter_at: data, indices, updates, destination, report. scan,
-top: source, destination. Types: the source is that of the data, the weights' is that of the indices.
+top: source, destination. Types: the source's type is the data's, the weights' type is the indices'.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _gather(request: Request) -> list[Op]:
 
 def _scatter(request: Request, kind: str = "none") -> list[Op]:
     args = _index_args(request, 1, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
-    # What is only copied is the same for all types of a size.
+    # A plain copy is the same for all types of one size.
     code = request.types.src.code if kind != "none" else ElementType("", UNSIGNED, request.types.src.itemsize).code
     return [Op(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
 

@@ -58,7 +58,7 @@ def squares(element: ElementType, lanes: int) -> Any:
 
 
 def normalisation(element: ElementType, lanes: int, power: int, squared: bool) -> Any:
-    """Code that computes a `LrnRun`'s results. squared: what lies near is squares already."""
+    """Code that computes a `LrnRun`'s results. squared: the neighbouring elements are squares already."""
 
     @emitted
     def normalise(builder: Any, w: LrnRun) -> None:

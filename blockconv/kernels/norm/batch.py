@@ -1,13 +1,12 @@
 """Batch normalisation in training, and its gradient: each channel over all images and pixels.
 
-The forward op reads the source twice. The first pass sums what differs from a value near the mean, and the squares of
-it: the value is the mean of the first chunk, so that a large mean loses no digits. The second pass writes
-(x - mean) * slope + shift, plus a residual, between two bounds: that is ReLU and ReLU6. Running statistics are updated
-between the passes.
+The forward op reads the source twice. The first pass sums the deviations from a value near the mean, and their squares.
+The value is the mean of the first chunk, so a large mean loses no digits. The second pass writes (x - mean) * slope +
+shift, plus a residual, between two bounds: that is ReLU and ReLU6. Running statistics are updated between the passes.
 
-The gradient likewise: sums of the gradient and of its products with what differs from the mean, and then a multiple of
-the gradient plus a line in x. Where the output reached a bound, the gradient counts as 0: the output is computed again,
-with the same bits.
+The gradient has two passes too. The first sums the gradient and its products with the deviation from the mean. The
+second writes a multiple of the gradient plus a linear function of x. Where the output reached a bound, the gradient
+counts as 0: the output is computed again, with the same bits.
 
 Chunks follow from the problem. Their sums are float32, and are added in float64 in their order.
 """
@@ -77,8 +76,8 @@ class BatchSpan(NamedTuple):
 
     pixels: how many.
     stride: bytes from a pixel to the next.
-    channels: those that exist.
-    width: with those that are written.
+    channels: how many exist.
+    width: how many are written, with padding.
     totals: two arrays by channel, of float64.
     terms: `TERMS` of them.
     room: channels of an array.
@@ -297,7 +296,7 @@ def _store_output(a, channel, terms, held):
 
 @inline
 def _keep(old, new, channel, value, momentum, held):
-    """What a running statistic becomes."""
+    """Store the new value of a running statistic."""
     if old != 0:
         before = np.float64(load_f(old + channel * held, held))
         store_f(new + channel * held, (1.0 - momentum) * before + momentum * value, held)

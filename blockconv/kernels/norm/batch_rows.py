@@ -1,10 +1,10 @@
 """The rows of batch normalisation in training: see `batch`, whose kernels they bind.
 
 Buffers of the forward op: source, scale, bias, destination, mean, 1 / sqrt(variance + epsilon), residual, running mean
-and variance and what they become (0 for those that are not there), numbers (`BatchNormArgs.numbers`), workspace. Of the
+and variance and their new values (0 for missing ones), numbers (`BatchNormArgs.numbers`), workspace. Buffers of the
 gradient: source, gradient of the output, scale, bias, mean, 1 / sqrt(variance + epsilon), destination, gradients of
-scale and bias, numbers, workspace. All but source, residual, gradient and destination are of the type that is computed
-with. The options are `extra`: that of `batch_apply`.
+scale and bias, numbers, workspace. All but source, residual, gradient and destination have the computed type. The
+option `extra` is the parameter of `batch_apply`.
 """
 
 from __future__ import annotations

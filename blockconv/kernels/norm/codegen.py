@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 UNROLL = 4  # vectors with accumulators of their own, pixels or columns: an addition need not wait for the one before
-# Arrays by channel. Shifts take the place of sums, and a gradient's slopes that of products, when groups are summed.
+# Arrays by channel. When groups are summed, shifts replace sums, and a gradient's slopes replace products.
 SUMS = SHIFTS = 0
 MEANS = 1
 PRODUCTS = SLOPES = 2
@@ -48,8 +48,8 @@ class PixelSpan(NamedTuple):
     src, grad, dst: addresses of the first pixel.
     pixels: how many.
     stride: bytes from a pixel to the next.
-    channels: those that exist.
-    width: with those that the destination has room for.
+    channels: how many exist.
+    width: how many the destination has room for.
     arrays: the address of the first array by channel.
     room: bytes from an array to the next.
     """

@@ -2,8 +2,8 @@
 
 Then it is scaled and shifted by channel. One channel a group is instance normalisation; one group, and no pixels, layer
 normalisation. By pixel, each pixel is an image of its own. A task reads some groups of an image three times: for means,
-for the squares of what differs from them (so that a large mean loses no digits), and for the results. Contiguous rows
-of one group (layer normalisation) have kernels of their own, without arrays by channel.
+for squares of deviations from them, and for the results. So a large mean loses no digits. Contiguous rows of one group
+(layer normalisation) have kernels of their own, without arrays by channel.
 
 Buffers: source, scale and bias of each channel (of the type that is computed with), destination (which may be the
 source). With the option `statistics` also what the gradient needs: the mean of each image's groups, and

@@ -125,7 +125,7 @@ def _divided(kind: str, src: ElementType, v: Vectors, x: Any, y: Any) -> Any:
 
 
 def _converted(src: ElementType, target: Vectors, x: Any) -> Any:
-    """Elements as those of another type. What floats have beyond an integer's bounds is the bound; a NaN is 0."""
+    """Elements as those of another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
     b, dst, computed = target.b, target.type, target.type.computed
     if dst.kind == BITS:  # booleans
         return b.zext(_is_true(b, x), target.kind)

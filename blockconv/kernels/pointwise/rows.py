@@ -4,8 +4,8 @@ All operands have the layout of the destination, and any of them may have one el
 more. So there is one stride for each operand and each axis of the storage, which is zero where the operand is
 broadcast. Contiguous extents of the destination are vectors; along these an operand has as many elements, or one.
 
-Buffers: the operands, the destination. Types: the source is that of the operands (but the first of `where`, which is of
-booleans), the destination that of the result.
+Buffers: the operands, the destination. Types: the source's type is the operands' (except the first of `where`, which is
+boolean), the destination's type is the result's.
 """
 
 from __future__ import annotations

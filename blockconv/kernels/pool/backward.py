@@ -1,16 +1,16 @@
 """The kernels of the gradients of pools, native from every layout to every other.
 
-Each element of the output is added to elements of the input, which are zero before: that of an average, times its
-share, to all that its window covers; that of a maximum to the one that its index names. Windows are taken in their
-order, so each element's sum has one order for any number of threads.
+Each element of the output's gradient is added to elements of the input's gradient, which are zero before. For an
+average, its share is added to all elements of the window; for a maximum, it is added to the element that its index
+names. Windows are taken in their order, so each element's sum has one order for any number of threads.
 
-Where both arrays have contiguous channels, a vector of channels is added at each tap of a window, of a maximum in the
-lanes whose index is there. Rows of the input that stay in the cache are a band. Sums of 16-bit floats are float32, in
-the scratch, until a band is complete. Otherwise, and where windows of maxima have many taps, elements are added one by
-one. Rows of contiguous pixels, whose averages have no pixel in common, are vectors of the output's gradient with each
-lane repeated.
+Where both arrays have contiguous channels, a vector of channels is added at each tap of a window. For a maximum, only
+the lanes whose index names this tap are added. Rows of the input that stay in the cache are a band. Sums of 16-bit
+floats are float32, in the scratch, until a band is complete. Otherwise, and where windows of maxima have many taps,
+elements are added one by one. Rows of contiguous pixels, whose averages have no pixel in common, are vectors of the
+output's gradient with each lane repeated.
 
-Buffers: gradient of the output, gradient of the input, indices of maxima (which lie as the former).
+Buffers: gradient of the output, gradient of the input, indices of maxima (strided like the output's gradient).
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class TapRun(NamedTuple):
     """A vector of an element of the output, and the taps that it is added to: addresses, counts, strides in bytes.
 
     position: the number of the first tap's pixel.
-    below: from there to that of the next row's tap.
-    beside: to that of the next tap.
+    below: from a tap's position to the position of the tap below.
+    beside: from a tap's position to the next tap's.
     share: what an average multiplies by.
     """
 
@@ -207,7 +207,7 @@ def _clear(a, dst, rows, written, itemsize):
 
 
 def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[Any, Any, Any]:
-    """What is done with a band: its sums become zero, a row of windows is added, 16-bit sums are rounded."""
+    """The steps of a band: its sums become zero, a row of windows is added, 16-bit sums are rounded."""
     itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
     add_all, add_some = (_adder(held, lanes, bool(is_max), cols, whole) for whole in (True, False))
     round_all = _rounder(held, lanes)
@@ -416,7 +416,7 @@ def _beside(v: Floats, address: Any, offset: Any) -> Any:
 
 
 def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
-    """What a `pool_spread` does with rows: add a multiple of one to sums, multiply them by factors, write a row."""
+    """The steps of a `pool_spread` with rows: add a multiple of one to sums, multiply them by factors, write a row."""
 
     @emitted
     def add_row(builder: Any, dst: Any, src: Any, count: Any, factor: Any) -> None:
@@ -581,7 +581,7 @@ def pool_repeat(src, lanes, columns):
     """The loop over tasks and rows of windows, of averages that have no pixel in common.
 
     A task is a channel of an image. Pixels of a row are contiguous in both arrays. src: the code of the type. lanes: of
-    a vector. columns: of a window, the first of which begins with the row, and the others where the one before ends.
+    a vector. columns: of a window. The first window begins with the row, and each other one where the one before ends.
     """
     held = ElementType.of(src)
     itemsize = held.itemsize

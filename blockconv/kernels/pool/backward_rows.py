@@ -99,7 +99,7 @@ class _Axes(NamedTuple):
 
 
 def _axes(request: Request) -> _Axes:
-    """Of an average of all pixels, whose rows follow each other, all are one row."""
+    """The windows of a gradient. An average of all pixels takes rows that follow each other as one."""
     p, d = request.problem, request.destination
     rows, cols = windows(p.pool, "h"), windows(p.pool, "w")
     ih, iw = p.dst_shape[2:]
@@ -142,7 +142,7 @@ def _slots(request: Request) -> tuple[list[Any], int]:
     keep = at < end.reshape(vectors, 1, lanes)
     base = np.where(keep.any(axis=2), np.where(keep, at, 1 << 40).min(axis=2), 0)[..., None]
     parts = []
-    # Of an adaptive pool with more windows than pixels, those of a vector may be further apart than its lanes.
+    # If an adaptive pool has more windows than pixels, the windows of a vector may be further apart than its lanes.
     for first in range(0, int(np.where(keep, at - base, 0).max()) + 1, lanes):
         chosen = keep & (first <= at - base) & (at - base < first + lanes)
         words = np.concatenate([np.where(chosen, at - base - first, 0), np.where(chosen, -1, 0)], axis=2)
@@ -225,7 +225,7 @@ def _op(request: Request) -> Op:
 
 
 def _images(request: Request) -> dict[str, int]:
-    """Where the images of both arrays lie, as words of `PoolBackwardArgs`."""
+    """The strides of images in both arrays, as words of `PoolBackwardArgs`."""
     p, found = request.problem, {}
     for name, layout, shape in (("src", request.src, p.src_shape), ("dst", request.dst, p.dst_shape)):
         blocks = image_blocks(layout, shape, request.types.src.itemsize)
@@ -234,7 +234,7 @@ def _images(request: Request) -> dict[str, int]:
 
 
 def _planes_follow(problem: Any, lies: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
-    """Whether each channel's plane is contiguous, and followed by that of the next one, and of the next image."""
+    """Whether each channel's plane is contiguous, and followed by the next channel's, and the next image's."""
     height, width = shape[2:]
     plane, is_dense = height * width * itemsize, lies.col == itemsize and lies.row == width * lies.col
     return is_dense and lies.length == 1 and lies.block == plane and (problem.n == 1 or lies.n == problem.ic * plane)
@@ -264,6 +264,6 @@ def _make(request: Request) -> Primitive | Reason:
     return Primitive(seconds, lambda: [_op(request)])
 
 
-# Of a vector of zeros; of a vector of the output, of each of its taps; of an element that is added by itself.
+# For a vector of zeros; for a vector of the output, and each of its taps; for an element that is added by itself.
 CLEAR_CYCLES, VECTOR_CYCLES, TAP_CYCLES, SCATTER_CYCLES = 2, 8, 2, 4
 BACKWARD = Row("pool_backward", "pool2d_backward", _make, frozenset(FLOATS))

@@ -1,8 +1,8 @@
 """How a pool is cut: planes of inner elements, tables of windows, tasks.
 
-To a pool, a tensor is an array [planes][rows][columns][inner], in which everything but inner may have any strides.
-So layouts differ in numbers alone: NCHW has N * C planes of 1 inner element, NHWC N planes of C, NCHW16 N * C/16 planes
-of 16, CHWN4 C/4 planes of 4 * N, HWCN one plane of C * N.
+To a pool, a tensor is an array [planes][rows][columns][inner], in which everything but inner may have any strides. So
+layouts differ only in numbers. NCHW has N * C planes of 1 inner element, NHWC N planes of C, NCHW16 N * C/16 planes of
+16. CHWN4 has C/4 planes of 4 * N, HWCN one plane of C * N.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PlaneView(NamedTuple):
 def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...]) -> PlaneView:
     """The view of a source and a destination in the same layout, with at most one block of channels.
 
-    Of a block of images, those that exist are counted.
+    In a block of images, only those that exist are counted.
     """
     images, channels = src_shape[:2]
     loops = [
@@ -112,7 +112,7 @@ def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...])
 
 
 class Windows(NamedTuple):
-    """Of windows along an axis: the first element in the image, how many there are, how many an average counts."""
+    """Windows along an axis: each one's first element in the image, how many it covers, how many an average counts."""
 
     first: Block
     taps: Block
@@ -178,7 +178,7 @@ def all_taps(problem: Problem, x: str) -> int:
 class PoolBlocking:
     """A pool of elements of one type, from a layout to a layout, and how it is cut for so many threads.
 
-    Of packed integers problem and layouts are over pairs of channels.
+    For packed integers, problem and layouts are over pairs of channels.
 
     is_odd: the last pair has one channel.
     """
@@ -194,7 +194,7 @@ class PoolBlocking:
 
     @property
     def in_pairs(self) -> PoolBlocking:
-        """Of packed integers, the blocking over pairs of channels."""
+        """The blocking of packed integers, over pairs of channels."""
         halves = (re.sub(r"\d+", lambda size: str(int(size[0]) // 2), layout.tag) for layout in (self.src, self.dst))
         channels = self.problem.ic
         problem = replace(self.problem, ic=-(-channels // 2))
@@ -204,12 +204,12 @@ class PoolBlocking:
 
     @cached_property
     def view(self) -> PlaneView:
-        """Of a pool that does not change the layout."""
+        """The view of a pool that does not change the layout."""
         return view(self.src, self.problem.src_shape, self.problem.dst_shape)
 
     @property
     def pixel_bytes(self) -> int:
-        """Of a pixel of a plane."""
+        """Bytes of a pixel of a plane."""
         return self.view.inner * self.itemsize
 
     @cached_property
@@ -264,7 +264,7 @@ class PoolBlocking:
 
     @property
     def integers(self) -> PoolQuantization:
-        """What the integers stand for; themselves, where nothing is said."""
+        """The quantizations of source and destination. Without them, integers stand for themselves."""
         given = self.quantizations or (None, None)
         if self.is_average and not self.element.is_float and self.quantizations is None:
             given = (Quantization(1.0), Quantization(1.0))
@@ -294,13 +294,13 @@ class PoolBlocking:
 
     @property
     def reduction(self) -> PoolReduction:
-        """What kernels reduce; they are masked if channels that do not exist have to be zeroed."""
+        """The reduction of the kernels, which are masked if channels that do not exist have to be zeroed."""
         masked = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
         return PoolReduction(SUM if self.is_average else MAXIMUM, self.element.code, self.lanes, int(masked))
 
     @property
     def row_bytes(self) -> int:
-        """Of the elements of a row of the image, in a plane."""
+        """Bytes of a row of the image, in a plane."""
         return int(self.problem.iw * self.pixel_bytes)
 
     @cached_property

@@ -1,10 +1,10 @@
 """Pooling's vector code: a maximum or a sum of elements, by vectors and one by one, as LLVM IR.
 
-Every function reduces vectors that lie at run-time strides, keeping several accumulators so that no operation waits
-for the one before it.
+Every function reduces vectors at run-time strides, in several accumulators, so that no operation waits for the one
+before it.
 
-What is known when a kernel is built is a `PoolReduction` and a ``...Spec``; what it is called with is a ``...Run``.
-Addresses and steps between elements of memory are in bytes.
+A `PoolReduction` and a ``...Spec`` hold the parameters that a kernel is built for, a ``...Run`` the arguments of a
+call. Addresses and steps between elements of memory are in bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def store_value(typingctx, address, value, element_lit):
 
 @intrinsic(prefer_literal=True)
 def identity(typingctx, operation_lit, element_lit):
-    """What a reduction starts from, as `load_value` gives it."""
+    """The initial value of a reduction, as `load_value` gives it."""
     reduction = PoolReduction(operation_lit.literal_value, element_lit.literal_value, 1)
     result = _scalar(ElementType.of(reduction.element))
 
