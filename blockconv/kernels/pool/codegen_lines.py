@@ -142,7 +142,7 @@ class TapsRun(NamedTuple):
 
 
 def reduce_taps(reduction: PoolReduction, spec: TapsSpec) -> Any:
-    """Code for neighbouring elements, each reduced with those that lie a few `tap_step` after it."""
+    """Code for neighbouring elements, each reduced with the elements a few `tap_step` after it."""
 
     @emitted
     def taps(builder: Any, run: TapsRun) -> None:
@@ -297,7 +297,7 @@ class IndexRun(NamedTuple):
 
 
 def max_with_index(reduction: PoolReduction, inner: int = 0, stride: int = 0, dilation: int = 1) -> Any:
-    """Code for a vector of windows: their maxima and where these are; of equals the first, of NaNs the last.
+    """Code for a vector of windows: their maxima and where these are; the first of equals, the last of NaNs.
 
     inner: elements of a pixel, if a vector holds several pixels, whose windows begin `stride` columns apart, or 0.
     dilation: columns between taps of such a window. Indices are counted in 32 bits.
@@ -315,7 +315,7 @@ def max_with_index(reduction: PoolReduction, inner: int = 0, stride: int = 0, di
             return builder.add(splat(builder, builder.trunc(first, I32), lanes), columns)
 
         most, where = e.accumulators(1)[0], cgutils.alloca_once(builder, indices)
-        # Where nothing is more than the least value, the first column of the image that the window has.
+        # If no element is more than the least value, the index is the window's first column inside the image.
         outside = builder.sub(ir.Constant(indices, [dilation - 1] * lanes), of_lanes(run.column))
         outside = builder.mul(builder.sdiv(outside, apart), apart)
         outside = builder.select(builder.icmp_signed(">", outside, zero), outside, zero)

@@ -46,7 +46,7 @@ def unrolled(b: PoolBlocking) -> int:
 
 
 def _vectors(b: PoolBlocking, columns: int) -> int:
-    """Of a row of so many pixels: of each pixel where it has a vector or more, else of the whole row."""
+    """Vectors of a row of so many pixels: of each pixel if it has a vector or more, else of the whole row."""
     inner = b.view.inner
     return columns * -(-inner // b.lanes) if inner >= b.lanes else -(-columns * inner // b.lanes)
 
@@ -120,10 +120,10 @@ def cost(b: PoolBlocking, name: str) -> float:
 
 
 def _exposed(b: PoolBlocking, name: str) -> float:
-    """Of moving and computing, the part of the shorter one that the longer one does not hide.
+    """The part of moving or computing, whichever is shorter, that the longer one does not hide.
 
-    A plane that is one window is read in order, and so ahead. A line is made of one vector of each pixel, and then of
-    the next: of pixels of several the rest is skipped, and nothing is fetched ahead.
+    A plane that is one window is read in order, so the processor prefetches it. A line takes one vector of each pixel,
+    and the next line the next vector. Reads skip a pixel's other vectors, so nothing is prefetched.
     """
     if name == "pool_planes":
         return 0.0

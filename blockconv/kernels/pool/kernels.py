@@ -1,11 +1,11 @@
 """Pooling's kernels over planes of rows, columns and inner elements (see `blockconv.kernels.pool.rows`).
 
-A task is some rows of outputs of one plane. What a window covers of the image comes from a table of rows and one of
-columns, and what its sum is multiplied by from one more: no kernel clips a window, or counts or divides.
+A task is some rows of outputs of one plane. A table of rows and one of columns hold the part of the image that each
+window covers. A third holds the factors of sums. So no kernel clips a window, or counts or divides.
 
-Here are the argument blocks, what all kernels share, and the kernels that read windows from the image itself; those
-that reduce rows of windows into lines of scratch first, and those that find indices, are in `kernels_lines`, and the
-one that takes any two layouts in `reference`.
+This module has the argument blocks, code that all kernels share, and the kernels that read windows from the image
+itself. `kernels_lines` has the kernels that first reduce rows of windows into lines of scratch, and those for indices.
+`reference` has the kernel that takes any two layouts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PlaneArgs(PoolArgs):
 
 
 class WindowRow(Arguments):
-    """What a row of windows covers of the image."""
+    """The rows of the image that a row of windows covers."""
 
     first = word("the first row that exists", "rows")
     taps = word("how many rows exist", "rows")
@@ -99,7 +99,7 @@ class WindowRow(Arguments):
 
 
 class WindowColumn(Arguments):
-    """What a column of windows covers of the image."""
+    """The columns of the image that a column of windows covers."""
 
     first = word("the first column that exists", "columns")
     taps = word("how many columns exist", "columns")
@@ -218,7 +218,7 @@ def exists(mask, i, period, itemsize):
 
 
 class TilesArgs(PoolArgs):
-    """Tiles of wide pixels, of which a task may gather parts first: see `kernels.common.gathering`."""
+    """Tiles of wide pixels. A task may first gather parts of these: see `kernels.common.gathering`."""
 
     dh = word("rows from a row of a window to the next", "rows")
     part = word("elements of a pixel that are gathered at once, or all that it has", "elements")
@@ -319,8 +319,8 @@ def pool_tiles(operation, element, lanes, masked, *tile):
 def pool_windows(operation, element, lanes, masked, vectors, unroll):
     """A task is rows of outputs, or some channels of them; each output by itself, whatever its window's size.
 
-    `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time. What is left at
-    the end is reduced as whole vectors, with some of the channels before.
+    `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time. The remainder is
+    reduced as whole vectors, which overlap with channels before.
     """
     reduction = PoolReduction(operation, element, lanes, masked)
     itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes

@@ -1,7 +1,7 @@
 """Pooling's kernels that reduce the rows of a row of windows into lines of scratch, and outputs from there.
 
 So large windows cost their height plus their width. The two kernels that find maxima and their indices are here too.
-Tasks, and what kernels share, are those of `kernels`.
+Tasks and shared code are in `kernels`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The reduction of pooling: a maximum or a sum of elements, of floats or integers, and its vectors.
 
 A maximum takes a NaN wherever it meets one and keeps the first of equals, as PyTorch's does. Sums are never taken back
-by a subtraction, so a NaN or infinity reaches the windows that hold it and no other. Integers are summed less their
-zero point, as int32, and such sums are what lines of scratch then hold: an average is the sum as float32, divided by
-how many it counts times what a step of outputs is of one of the image, and rounded to even. Floats of 16 bits are
-float32 as soon as they are read, in lines of scratch too, and are rounded as they are stored.
+by a subtraction, so a NaN or infinity reaches the windows that hold it and no other. Integers less their zero point are
+summed as int32, and lines of scratch hold such sums. An integer average is the sum as float32, divided once and rounded
+to even. The divisor is the number of elements, times the destination's scale relative to the source's. Floats of 16
+bits are float32 as soon as they are read, in lines of scratch too, and are rounded as they are stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Vectors = list[Any]
 
 
 def held_type(operation: int, element_type: ElementType) -> ElementType:
-    """The type of what is reduced: int32 of sums of integers, float32 of floats of 16 bits, bytes of packed ones."""
+    """The type that is reduced: int32 for sums of integers, float32 for 16-bit floats, bytes for packed maxima."""
     if element_type.is_float:
         return element_type.computed
     if element_type.is_packed and operation == MAXIMUM:
@@ -69,7 +69,7 @@ class PoolReduction(NamedTuple):
 
 
 class PoolQuantization(Arguments):
-    """What the integers of a pool stand for."""
+    """The quantizations of a pool's integers."""
 
     src = group(QuantizationArguments, "of the image")
     dst = group(QuantizationArguments, "of outputs")
@@ -86,7 +86,7 @@ def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
 
 
 class Reducer(Vectors):
-    """The vector code of a reduction: over vectors of what is held, which are read from `memory`.
+    """The vector code of a reduction: over vectors of the held type, which are read from `memory`.
 
     integers: the address of their `QuantizationArguments`, where integers are read or written.
     """
@@ -110,7 +110,7 @@ class Reducer(Vectors):
 
     @property
     def identity(self) -> Any:
-        """What changes no result, a scalar: zero, or the least value."""
+        """The scalar that changes no result: zero, or the least value."""
         if self.is_sum:
             return 0.0 if self.type.is_float else 0
         if self.type.is_float:
@@ -159,8 +159,8 @@ class Reducer(Vectors):
         """``store(compute())``, faster for maxima: as if nothing were NaN, and once more if the sums say that it was.
 
         A maximum that takes a NaN wherever it meets one is three instructions, x86's own is one. All values that
-        `compute` reads by `read` are added up, on units that maxima leave idle; the sum is NaN if one of them is (or
-        if both infinities are among them).
+        `compute` reads by `read` are added up, on units that maxima leave idle. The sum is NaN if one of them is, or if
+        both infinities are among them.
         """
         if self.is_sum or not self.type.is_float:
             store(compute())
@@ -216,14 +216,14 @@ class Reducer(Vectors):
         return picked(self.b, self.kind, elements, lambda k: self.load(self.b.add(address, const(k * self.bytes))))
 
     def scale(self, address: Any, spread: bool = True) -> Any:
-        """What sums are multiplied by, or those of integers divided by; spread: one for all lanes. None: for maxima."""
+        """The factor of sums, or the divisor of sums of integers; None for maxima. spread: one for all lanes."""
         if not self.is_sum:
             return None
         f = self if self.type.is_float else Vectors(self.b, element("float32"), self.lanes)
         return f.broadcast(address) if spread else f.load(address)
 
     def store_result(self, value: Any, address: Any, scale: Any, mask: Any, count: Any | None = None) -> None:
-        """Store what windows come to, with the vector `scale` of sums.
+        """Store the results of windows. scale: the vector of factors or divisors of sums.
 
         mask: the address of zero bits for channels that do not exist. count: the elements that are stored, if not all.
         """

@@ -3,22 +3,21 @@
 To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`). Where inner is at least a vector
 (wide), vectors run over it; where it is less (narrow), over the whole pixels of a row.
 
-- `pool_shuffles`: small windows over pixels that are no whole vectors, of which vectors hold neighbours.
+- `pool_shuffles`: small windows over pixels that are no whole vectors. A vector holds neighbouring pixels.
 - `pool_tiles`: wide, windows of few columns. Neighbouring outputs share the columns that they read.
 - `pool_windows`: wide, each window by itself, whatever its size: global, adaptive.
 - `pool_wide_lines`: wide, large windows: the windows' rows into a line of scratch, then the line's columns.
 - `pool_planes`: inner a vector or less, one window that is the whole plane, whose rows are contiguous.
-- `pool_runs`: narrow, small windows a pixel apart, and as many outputs in a row as the image has pixels: rows that
-  follow one another are one contiguous extent.
+- `pool_runs`: narrow, small windows a pixel apart, with as many outputs in a row as pixels. Contiguous rows are one
+  extent.
 - `pool_lines`: any other narrow windows: a line as above, so that large windows cost their height plus their width.
 - `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
 - `pool_wide_indices`, `pool_line_indices`: maxima and where they are, wide and narrow.
 
 Two tables, of rows and of columns, hold the part of the image that each window covers. They are made when the problem
 is bound, so no kernel clips, or counts the elements of an average. Buffers: source, destination, and for
-`pool2d_indices` the indices.
-Option of the primitive, of integers: quantizations, what those of source and destination stand for; the destination's
-padding holds its zero point.
+`pool2d_indices` the indices. Option of the primitive: quantizations, of integers in source and destination; the
+destination's padding holds its zero point.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _why_not_narrow(b: PoolBlocking, most: int | None = None) -> Reason | None:
 
 
 def _why_not_padding(b: PoolBlocking) -> Reason | None:
-    """Of kernels that read whole windows, their padding too."""
+    """For kernels that read whole windows, with their padding."""
     columns, most = b.line_columns, MOST_MARGIN * (b.problem.iw + 16)
     return f"the windows span {columns} columns, and the image has only {b.problem.iw}" if columns > most else None
 
@@ -148,7 +147,7 @@ def _why_not_windows(b: PoolBlocking) -> Reason | None:
 def _windows(b: PoolBlocking) -> Op:
     p, v, lanes, vectors = b.problem, b.view, b.lanes, unrolled(b)
     split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
-    # Vectors that are moved back would lie in two tasks.
+    # Otherwise a vector that is moved back would be in two tasks.
     width = vectors * lanes
     if tasks < 4 * b.threads and v.inner % width == 0:
         wanted = min(v.inner // width, -(-4 * b.threads // tasks))

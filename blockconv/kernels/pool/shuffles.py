@@ -1,8 +1,8 @@
 """Pools of rows of pixels that are no whole vectors: tiles of contiguous outputs, whose taps are shuffled in registers.
 
 Vectors hold whole rows' elements, whatever pixel they are of, so that no lane is idle (blocks of 4, 12, 24 channels).
-The rows of windows are reduced first, by vectors of neighbouring elements; each tap of the windows' columns is then
-picked from these vectors by shuffles that are known when the kernel is built.
+The rows of windows are reduced first, by vectors of neighbouring elements. Constant shuffles then pick each tap of the
+windows' columns from these vectors.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ShuffledTile(NamedTuple):
     right: int = 0  # last vectors of columns that some tile has outside the image, or in part
 
     def picked(self, tap: int, output: int) -> int:
-        """The element, of those that are read, that is this tap of an output's window."""
+        """The number of the read element that is this tap of an output's window."""
         column = output // self.inner * self.stride + tap * self.dilation
         return self.shift + column * self.inner + output % self.inner
 
     def columns(self, lanes: int) -> int:
-        """The vectors that are read: of neighbouring elements, which all windows of a tile are in."""
+        """How many vectors are read: of neighbouring elements, which include all windows of a tile."""
         return self.picked(self.kw - 1, self.vectors * lanes - 1) // lanes + 1
 
 

@@ -66,7 +66,7 @@ def _tile(b: PoolBlocking, vectors: int) -> ShuffledTile:
 
 
 def shuffles_args(b: PoolBlocking) -> ShufflesArgs:
-    """What the windows of a part of a row cover has to stay in the first-level cache from a row to the next."""
+    """Parts of a row are so short that the rows of their windows stay in the first-level cache for the next row."""
     p, width = b.problem, shuffled_tile(b).vectors * b.lanes
     outputs, wanted = p.ow * b.view.inner, -(-p.kh * b.row_bytes // MOST_BYTES)
     part = -(-outputs // (width * wanted)) * width

@@ -28,8 +28,8 @@ def table_of(
 ) -> Block:
     """The table of a pool's windows, or `of` other rows and columns of windows.
 
-    A WindowRow for each row; a WindowColumn for each column, if the kernel asks for `columns`; for averages a line of
-    scales for each height that counts, and slack for a vector's load.
+    It has a WindowRow for each row, and a WindowColumn for each column, if the kernel needs `columns`. Averages have a
+    line of scales for each counted height, and slack for a vector's load.
     """
     h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))
     empty = np.empty(0, np.int64)
@@ -60,7 +60,7 @@ def masks_of(b: PoolBlocking, elements: int) -> Block:
 def _scales(b: PoolBlocking, heights: Block, widths: Block, more: int) -> Block:
     """A line of whole words for each height: 1 / (height * width), or 0 for empty windows.
 
-    Of integers (height * width) times what a step of outputs is of one of the image, by which sums are divided.
+    For integers, the divisors of sums: (height * width) times the destination's scale relative to the source's.
     """
     widths = np.resize(widths, widths.size + more)
     itemsize = b.held.itemsize

@@ -34,7 +34,7 @@ def pays_to_gather(machine: Machine, problem: Pool2dProblem | AdaptivePool2dProb
 
 
 def crowded_seconds(machine: Machine, problem: Pool2dProblem, s_col: int, nbytes: int) -> float:
-    """What rows of windows wait beyond their loads if they read each row of an image of so many bytes by itself."""
+    """How long rows of windows wait beyond their loads, if they read each row of an image of `nbytes` by itself."""
     p = problem
     is_slow = is_crowded(machine, window_rows(p, 1) * p.iw, s_col)
     return gathering_seconds(machine, nbytes * p.kh / p.sh) if is_slow else 0.0
