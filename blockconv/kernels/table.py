@@ -58,10 +58,10 @@ class WeightForm(NamedTuple):
     transform: how what the kernel reads is computed from weights in this layout; None where it reads these.
     dot: the multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the
         bias.
-    order: order(problem) is the output channel of each element of the bias, -1 for none, where they lie otherwise.
-    pieces: of what is computed by several convolutions, or by some of the taps, theirs; all but `dot` is said by these.
-    kept: ranges of rows and of columns of taps; for each of them there is a bias, which has the source's zero point
-        times the sum of these weights in it. None: one bias, of all taps.
+    order: order(problem) is the output channel of each element of the bias, -1 for none; None: the order of channels.
+    pieces: several convolutions that compute the op, or one by some of the taps. They replace all fields but `dot`.
+    kept: ranges of rows and of columns of taps. Each has a bias, which includes the source's zero point times the sum
+        of these taps' weights. Empty: one bias, of all taps.
     """
 
     layout: Layout
@@ -93,14 +93,14 @@ class WeightForm(NamedTuple):
 
 
 class TapsPiece(NamedTuple):
-    """A convolution by some of the taps: one of several that compute the gradient of an input, or all that is left of
-    one whose other taps find nothing but padding.
+    """A convolution by some of the taps. It is one of several that compute the gradient of an input, or a convolution
+    without the taps that find only padding.
 
     problem: a `Conv2dProblem`.
     form: of its weights.
-    taps: for rows and for columns of the whole's taps, the index of its first tap, and the step from there to the next;
-        None: it has none of these, and its weights are zero.
-    turned: of a gradient, whose input channels are the output channels of the whole's, and whose stride is 1.
+    taps: for rows and for columns of all taps, the index of its first tap and the step to the next. None: it has no
+        taps, and its weights are zero.
+    turned: whether it is of a gradient. Its input channels are then the whole's output channels, and its stride is 1.
     """
 
     problem: Any
@@ -115,7 +115,7 @@ class TapsPiece(NamedTuple):
         return weight[:, :, row : row + self.problem.kh, col : col + self.problem.kw]
 
 
-ALIGNED = 128  # bytes, or elements, of which the packed weights and biases of pieces are multiples
+ALIGNED = 128  # bytes, or elements; the packed weights and biases of pieces are multiples of these
 
 
 class Epilogue(NamedTuple):
@@ -123,7 +123,7 @@ class Epilogue(NamedTuple):
 
     activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
     rounding: a `Rounding`, where integers are stored.
-    shifted: whether a float32 of each output channel is added to what scales make of integers, before the residual.
+    shifted: whether a float32 of each output channel is added to scaled integers, before the residual.
     """
 
     activation: int = 0
@@ -143,8 +143,8 @@ class Primitive:
 
     cost(): predicted seconds.
     weights: what to pack, for an op that has weights.
-    make(): the ops, whose kernels are compiled then, or read from the cache. Of a convolution, make(epilogue) gives
-        those with an `Epilogue`, which no decision depends on.
+    make(): the ops, whose kernels are compiled then, or read from the cache. For a convolution, make(epilogue) gives
+        the ops with an `Epilogue`, which no decision depends on.
     blocking: how the kernel cuts the problem, where it does.
     workspace: bytes of memory that the ops need, one buffer each, after those of the operands.
     fails: whether the ops may fail. The last buffer of the workspace is then zero when they begin. An op that fails
@@ -172,7 +172,7 @@ class Primitive:
 
     @property
     def form(self) -> WeightForm:
-        """What to pack, of a kernel that has weights."""
+        """The form of the weights, for a kernel that has some."""
         assert self.weights is not None
         return self.weights
 
@@ -186,12 +186,12 @@ class Row:
         It sees only types that the row is for. The options belong to the op; its family's rows document them.
     dtypes: the element types that it is for, as `str(Types)` names them; None is any.
     reference: it covers every problem, and is slow.
-    whole_blocks: where images are in blocks, it takes these as dimensions like others, and a last one as if it were
-        whole; images that do not exist are filled afterwards.
+    whole_blocks: whether it takes blocks of images as dimensions like others, and a last block as if it were whole.
+        Images that do not exist are filled afterwards.
     algorithm: "direct", by the definition, or "winograd": what users ask for by name.
     error(problem): for a kernel that does not compute by the definition, its largest error against float64 and direct
-        convolution's, relative to the largest output, as measured. Such a kernel may also spread a NaN or infinity
-        over its neighbours.
+        convolution's, relative to the largest output, as measured. This kernel may also spread a NaN or infinity over
+        its neighbours.
     least(request): predicted seconds that no tile goes below, on one thread: a bound that costs less than a decision.
     """
 
@@ -276,7 +276,7 @@ class Row:
         return Parts.of(problem, src, dst, whole=True)
 
     def _of_parts(self, parts: Parts, request: Request, fill: int) -> Callable[[Primitive], Primitive]:
-        """From the primitive of a part to that of the whole. fill: what stands for zero in images that do not exist."""
+        """From a part's primitive to the whole's. fill: the value that stands for zero in images that do not exist."""
         return lambda part: replace(
             part,
             cost=lambda: parts.seconds(request.machine, part.seconds, request.types),

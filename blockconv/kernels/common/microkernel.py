@@ -166,8 +166,8 @@ def lines_ahead(block: int, tiles: int, steps: int) -> int:
 def conv_tile(*spec):
     """Reduce tiles and store them: see `kernel_of_tiles`.
 
-    spec: a `TileSpec`. It is a kernel of its own, separate from the one that loops over tasks and is the same for all
-        tiles. So only the code that differs between problems is compiled again.
+    spec: a `TileSpec`. The loop over tasks is another kernel, the same for all tiles. So only code that differs between
+        problems is compiled again.
     """
     given = TileSpec(*spec)
     kept = given.rows * given.pixels * given.vectors * given.lanes * ElementType.of(given.element).itemsize
@@ -323,8 +323,7 @@ class Reduction(NamedTuple):
     def prefetch_next(self, step: Any) -> None:
         """Prefetch the next step's source into the first-level cache.
 
-        It is not contiguous with this step's (a block of channels of a few pixels), so no processor prefetches it by
-        itself.
+        No processor prefetches it by itself where it is not contiguous with this step's, as with blocks of few pixels.
         """
         if not self.ahead:
             return

@@ -287,7 +287,7 @@ class IndexRun(NamedTuple):
     cols: Any
     col_step: Any
     index: Any  # the index of that pixel
-    index_row: Any  # from an index to that of the next row of the window
+    index_row: Any  # from an index to the index one row below
     index_col: Any  # and of the next column
     column: Any  # that pixel's column
     dst: Any

@@ -1,4 +1,4 @@
-"""How products of matrices are cut: the tile, the rows of a task, where each matrix lies."""
+"""How products of matrices are cut: the tile, the rows of a task, the offset of each matrix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Matrices(NamedTuple):
-    """Where the matrices of an operand, or of a result, lie in a row-major array. In bytes.
+    """The offsets and strides, in bytes, of an operand's or a result's matrices in a row-major array.
 
     offsets: of each.
     row, column: from a row, and from a column, to the next.
@@ -46,7 +46,7 @@ class Matrices(NamedTuple):
 
     @staticmethod
     def of(shape: Sequence[int], order: Order, batch: Sequence[int], itemsize: int) -> Matrices:
-        """Of an array's matrices, its axes in that order, which broadcast to `batch`."""
+        """The matrices of an array with its axes in that order, broadcast to `batch`."""
         steps = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         *outer, row, column = ordered(tuple(steps), order)
         sizes = ordered(tuple(shape), order)[:-2]
@@ -58,7 +58,7 @@ class Matrices(NamedTuple):
 
     @staticmethod
     def own(shape: Sequence[int], order: Order, itemsize: int) -> Matrices:
-        """Of an array's own matrices."""
+        """The array's own matrices, not broadcast."""
         return Matrices.of(shape, order, ordered(tuple(shape), order)[:-2], itemsize)
 
     @staticmethod
@@ -68,7 +68,7 @@ class Matrices(NamedTuple):
         return Matrices.of((*sizes, 1, 1), None, batch, 1).offsets
 
     def is_one(self, rows: int) -> bool:
-        """Whether the rows of all matrices are evenly apart, as if of one."""
+        """Whether the rows of all matrices have one stride, like the rows of one matrix."""
         return bool((self.offsets == np.arange(len(self.offsets)) * rows * self.row).all())
 
 
@@ -76,7 +76,7 @@ class Matrices(NamedTuple):
 class Product:
     """A product of (rows, depth) by (depth, columns), in tiles of `pixels` rows by `vectors` vectors of columns.
 
-    element: the type that is computed with.
+    element: the computed type.
     lanes: of a vector, and elements of a block of the reduction.
     """
 
@@ -100,7 +100,7 @@ class Product:
 
     @property
     def steps(self) -> int:
-        """Blocks of the reduction, the last of which may have less."""
+        """Blocks of the reduction; the last one may be shorter."""
         return -(-self.depth // self.lanes)
 
     @property
@@ -131,7 +131,7 @@ def few_rows_seconds(machine: Machine, x: Product) -> float:
 
 
 class ProductSizes(NamedTuple):
-    """Those of a product, and the type that is computed with."""
+    """The sizes of a product, and the computed type."""
 
     rows: int
     depth: int

@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
     stride: from a row to the next, in bytes.
     dst_row: from a packed row to the next, in bytes; packed rows are the matrix's, or its columns where it is turned.
     dst_block: from a vector of such a row to the next, in bytes.
-    blocks: vectors of a row. Those that are more than exist are zeros.
+    blocks: vectors of a packed row. Elements that do not exist are zeros.
     """
 
     src: int
@@ -71,7 +71,7 @@ def _turned(element: ElementType, lanes: int) -> Any:
         squares = builder.sdiv(builder.add(x.columns, const(lanes - 1)), const(lanes))
 
         def square(src: Any, dst: Any, rows: Any | None, columns: Any) -> None:
-            """rows, columns: those that exist; rows is None where all of both do."""
+            """rows, columns: how many exist; rows is None where all of both do."""
             loaded = []
             for k in range(lanes):
                 at = builder.add(src, builder.mul(const(k), x.stride))
@@ -202,5 +202,5 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
 
 
 def _or_zero(v: Vectors, value: Any, other: float, asked: bool) -> Any:
-    """A value, or zero where it is `other`, if that is asked for."""
+    """A value, or zero where it is `other`, if `asked` is true."""
     return v.b.select(v.b.fcmp_ordered("==", value, v.c(other)), v.zero, value) if asked else value

@@ -45,7 +45,7 @@ class PanelArgs(Arguments):
 
 @jit.kernel
 def pack_panels(element, lanes, vectors, turned):
-    """A task is a panel. turned: the columns of panels are the rows of matrices as they lie."""
+    """A task is a panel. turned: the columns of panels are the rows of matrices in memory."""
     kind = ElementType.of(element)
     pack, held, width = matrix_packer(kind, lanes, bool(turned)), kind.computed.itemsize, lanes * vectors
 
@@ -222,8 +222,8 @@ def _row_packer(element: int, lanes: int, turned: bool) -> Any:
 def multiply(element, lanes, packs, turned):
     """A task is some rows of a matrix by some of the panels.
 
-    packs: rows are packed in the scratch first, else they are read where they are. turned: these are columns as they
-    lie.
+    packs: rows are packed in the scratch first, else they are read where they are. turned: in memory, these are
+        columns.
     """
     pack = _row_packer(element, lanes, bool(turned))
 

@@ -47,9 +47,11 @@ RECORD = -(-TileRecord.nbytes // 128) * 128
 
 
 class Ends(NamedTuple):
-    """What a tile reads and writes: from a row of the source to the next; the type that is stored; from a row of the
-    destination, from a vector of it and from a panel's columns to the next, in bytes.
+    """A tile's source and destination; strides in bytes.
 
+    src_pixel: from a row of the source to the next.
+    dst: the stored type.
+    dst_pixel, dst_block, dst_panel: from a row of the destination, a vector of it, and a panel's columns, to the next.
     tiles: of a task.
     """
 
@@ -126,7 +128,7 @@ def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buf
 class Left(NamedTuple):
     """Rows of the left matrices as tasks read them.
 
-    turned: they are columns as they lie.
+    turned: in memory, they are columns.
     packs: they are packed first.
     room: rows of a packed block.
     block: bytes from a block of the reduction to the next.
@@ -155,9 +157,9 @@ class Left(NamedTuple):
 
 
 def left(request: Request, x: Product, at: Matrices, tasks: int) -> Left:
-    """How left matrices are read. Rows that lie so that they push each other out of the first-level cache are packed.
+    """How left matrices are read. Rows whose strides make them evict each other from the first-level cache are packed.
 
-    So are those of a size that was not planned, since a tile that reads them where they are is compiled for each size.
+    Rows of a size that was not planned are packed too, since a tile that reads them in place is compiled for each size.
     """
     kind, known = request.types.src, request.machine.profile
     turned = at.column != kind.itemsize
@@ -187,9 +189,9 @@ def _is_few(x: Product, like: Product | None) -> bool:
 
 
 class _MatMul:
-    """A product on a machine: where its matrices lie, and how it is cut.
+    """A product on a machine: the offsets of its matrices, and how it is cut.
 
-    Where one right matrix is for all left ones, whose rows are evenly apart, these are one.
+    Left matrices whose rows have one stride, and which share one right matrix, become one.
     """
 
     def __init__(self, request: Request) -> None:
@@ -209,7 +211,7 @@ class _MatMul:
 
     @property
     def nbytes(self) -> int:
-        """Of all panels."""
+        """Bytes of all panels."""
         return 0 if self.is_few else len(self.b.offsets) * self.x.panels * self.x.panel_bytes
 
     def seconds(self) -> float:
@@ -331,7 +333,7 @@ class _Attention:
 
     @property
     def nbytes(self) -> tuple[int, int]:
-        """Of all panels of keys and of values."""
+        """Bytes of all panels of keys, and of values."""
         if self.is_few:
             return 0, 0
         one, two = (

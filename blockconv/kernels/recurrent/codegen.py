@@ -99,7 +99,7 @@ class _Gates:
         return self.f.load(self.b.add(self.b.add(self.step.src, start), offset), mask)
 
     def gate(self, gate: int, offset: Any, mask: Any) -> Any:
-        """Of 0 to 1."""
+        """The sigmoid of a gate's input and sums, from 0 to 1."""
         sums = self.v.load(self.scratch(self.step.sums, offset, gate), mask)
         return self.v.sigmoid(self.v.add(self.input(gate, offset, mask), sums))
 

@@ -23,7 +23,7 @@ class MeanLoop(Arguments):
 
 
 class Means(Arguments):
-    """What means are made of. The innermost axes that are kept are contiguous, and no loop."""
+    """The words that kernels of means share. The innermost kept axes are contiguous, and no loop."""
 
     src = word("the source's first element", "address")
     dst = word("the first mean", "address")
@@ -73,7 +73,7 @@ def _zero_missing(a, first, count, itemsize):
 def reduce_mean(element, lanes, vectors, period, ragged, how):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
-    vectors: of a row that are summed at once. period: if not 0, elements of which several make a vector, a row.
+    vectors: of a row that are summed at once. period: elements of a row, where several rows make a vector; else 0.
     ragged: some results are of channels that do not exist. how: a `Combine`.
     """
     kind = ElementType.of(element)

@@ -87,7 +87,7 @@ class TransposeBlocking(NamedTuple):
 
     us, vs: elements along u and v.
     u_strip, v_strip: of these in a task.
-    u_strides, v_strides: of what does not lie in the inner loop, and of an element, on the other side.
+    u_strides, v_strides: on the other side, the strides around the inner loop and of an element in it.
     dims: the dimensions of the four limited indices.
     ahead: elements of a source row to prefetch.
     offsets: with `TABLED`, the destination offset of each element along u.
@@ -157,7 +157,7 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
 def _flags(
     nest: Nest, shape: TransposeShape, loops: tuple[Loop, Loop], u_strides: tuple[int, int], v_strides: tuple[int, int]
 ) -> int:
-    """What a tile is like, besides what its shape says already."""
+    """The flags of a tile."""
     a, b, va, ub, flags = shape[2:]
     u, _ = loops
     if a >= b and not set(nest.limits) - {u.dim} and v_strides == (va * b, b):
@@ -202,7 +202,8 @@ def _around(nest: Nest, loop: Loop, other: Loop, stride: Callable[[Loop], int]) 
 def _strips(us: int, vs: int, shape: TransposeShape, src_row: int, dst_row: int) -> tuple[int, int]:
     """Elements of u and v in a task: whole tiles, long enough segments on both sides, a cache's share together.
 
-    Rows that are far apart are streams, and memory keeps up with few: of source rows a tile takes, long parts.
+    Rows that are far apart are streams, and memory keeps up with few. If source rows are far apart, a task takes only a
+    tile's rows, and long parts of these.
     """
     itemsize, a, b = shape.moved.itemsize, shape.a, shape.b
     if src_row >= FAR > dst_row:

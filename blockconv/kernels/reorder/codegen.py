@@ -1,7 +1,7 @@
 """Tiles that are read as vectors, transposed in registers and written as vectors; and elements that become others.
 
-Tails cost no scalar code: a row that does not exist is read from a line of fill values, and one that must not be
-written goes to a line of the scratch.
+Tails need no scalar code. A row that does not exist is read from a line of fill values; a row that must not be written
+goes to a line of the scratch.
 
 Where the two sides are of different types, or their integers stand for different numbers, elements are converted
 between loads and stores: those of a tile where they are narrower, so that fewer registers are transposed.
@@ -53,7 +53,7 @@ class TransposeShape(NamedTuple):
 
     @property
     def moved(self) -> Moved:
-        """What src and dst are the types of."""
+        """The types of source and destination."""
         return Moved(self.src, self.dst)
 
     @property
@@ -65,12 +65,12 @@ class TransposeShape(NamedTuple):
 class TileAddresses(NamedTuple):
     """Where a tile is read and written.
 
-    Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner, and is fill values where r % va >=
-    valid. Row q of the destination is at dst + (q // ub) * dst_outer + (q % ub) * dst_inner, is fill values where q %
-    ub >= copied, and not written at all where q % ub >= written.
+    Row r of the source is at src + (r // va) * src_outer + (r % va) * src_inner. It is fill values where r % va >=
+    valid. Row q of the destination is at dst + (q // ub) * dst_outer + (q % ub) * dst_inner. It is fill values where q
+    % ub >= copied, and not written where q % ub >= written.
 
-    lines: the address of a line of fill values of the source, then of one of the destination, and of one that takes
-        what is not to be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer.
+    lines: the address of three lines: fill values of the source, fill values of the destination, and a line for rows
+        that must not be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer.
     conversion: the address of the `ConversionArguments`.
     """
 

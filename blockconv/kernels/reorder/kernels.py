@@ -39,7 +39,7 @@ SCRATCH = 3 * LINE  # bytes that `reorder_transpose` needs, without a tile of it
 
 
 class Limit(Arguments):
-    """A dimension of which some indices have no element in the source."""
+    """A dimension with indices that have no element in the source."""
 
     copied = word("indices below this are copied")
     written = word("from there to below this, filled; from here on, left alone")
@@ -178,7 +178,7 @@ def reorder_copy(src_type, dst_type, vector_bytes, one_vector, stream):
 
 
 class TileLoop(Arguments):
-    """A loop over tiles: contiguous on one side; on the other in two strides, of which the inner is an element's."""
+    """A loop over tiles: contiguous on one side; with two strides on the other, the inner one an element's."""
 
     size = word("elements")
     strip = word("elements in a task")
@@ -205,7 +205,7 @@ def fill_line(line, value, itemsize):
 
 @inline
 def copy_first(dst, src, elements, inner, count, itemsize):
-    """Of `elements` elements, copy those that are among the first `count` of their `inner` ones."""
+    """Copy elements in groups of `inner`, the first `count` of each group; `elements` in all groups."""
     for k in range(elements):
         if k % inner < count:
             store_bits(dst + k * itemsize, load_bits(src + k * itemsize, itemsize), itemsize)
@@ -215,8 +215,8 @@ def copy_first(dst, src, elements, inner, count, itemsize):
 def reorder_transpose(src_type, dst_type, a, b, va, ub, flags):
     """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TransposeShape`).
 
-    A last tile that would hang over is moved back. Scratch: a line of fill values of each side, a line for what must
-    not be written, and a tile, if one may be longer than the source.
+    A last tile that would hang over is moved back. Scratch: a line of fill values of each side, a line for rows that
+    must not be written, and a tile, if it may be longer than the source.
     """
     shape = TransposeShape(src_type, dst_type, a, b, va, ub, flags)
     itemsize, dst_bytes = shape.moved.src_bytes, shape.moved.dst_bytes
@@ -246,7 +246,7 @@ def reorder_transpose(src_type, dst_type, a, b, va, ub, flags):
             u_first, v_first = u_task * u_strip, (rest % v_strips) * v_strip
             ahead = w.ahead
             if ahead:
-                # What is read in parts comes in order, once.
+                # Rows are read in parts later: prefetch them in order, once.
                 for v in range(v_first, min(vs, v_first + v_strip)):
                     row = src + (v // va) * s1 + (v % va) * s0 + u_first * itemsize
                     for at in range(0, min(ahead, (us - u_first) * itemsize), 64):

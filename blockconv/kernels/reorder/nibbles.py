@@ -1,6 +1,6 @@
 """Between integers of 4 bits, two a byte with the first in its lower bits, and the same one a byte.
 
-Eight of them at a time: in 64 bits, of which each byte is one.
+Eight of them at a time, as the bytes of 64 bits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reorders: copy tiles, transpose them in registers, or, for layouts whose blocks do not nest, element by element.
 
-A reorder is a `nest` of loops. Where one loop has unit stride on both sides its extents are copied
-(`reorder_copy`); where two different ones have it, tiles of both are read as vectors, transposed
-in registers and written as vectors (`reorder_transpose`).
+A reorder is a `nest` of loops. If one loop has unit stride on both sides, its extents are copied (`reorder_copy`). If
+each side has it in another loop, tiles of both are read as vectors, transposed in registers and written as vectors
+(`reorder_transpose`).
 
 Either converts elements on their way, of float32, floats of 16 bits or integers of 8 or 32 bits, to all of these but
 the last: types then are `Types.converted`, and the option `quantizations` says what the integers of source and
@@ -77,10 +77,10 @@ PACKED = frozenset(
 
 
 class MovedElements(NamedTuple):
-    """What is moved, and the words of kernels that say so.
+    """The types and quantizations of moved elements, as words of kernels.
 
-    fill: what the destination's padding holds, as the bits of an element.
-    src_fill: what it is made of.
+    fill: the value of the destination's padding, as the bits of an element.
+    src_fill: the source's element that becomes `fill`.
     """
 
     moved: Moved
@@ -90,13 +90,13 @@ class MovedElements(NamedTuple):
 
     @staticmethod
     def bits(itemsize: int, fill: int = 0) -> MovedElements:
-        """Of so many bytes, that are moved as they are."""
+        """Elements of so many bytes, which are moved as they are."""
         code, none = Types.bits(itemsize).src.code, quantization_words(None, Types.all("float32").src)
         return MovedElements(Moved(code, code), fill, fill, ConversionArguments(src=none, dst=none))
 
     @staticmethod
     def converted(types: Types, quantizations: Quantizations) -> MovedElements:
-        """Of these types. The padding holds the zero point."""
+        """Elements that are converted between these types. The padding holds the zero point."""
         ends = tuple(zip((types.src, types.dst), quantizations, strict=True))
         src, dst = (quantization_words(given, type) for type, given in ends)
         src_fill, fill = (type.bits(given.zero_point if given else 0) for type, given in ends)
@@ -233,8 +233,8 @@ def _transpose_cost(loops: Nest, cut: TransposeBlocking, sizes: MovedBytes) -> f
 def _copy_cost(loops: Nest, cut: Copy, sizes: MovedBytes) -> float:
     """Bytes at the speed of a copy, or the moves of all contiguous extents, whichever takes longer.
 
-    An extent longer than a cache line counts as its lines. Where a tail cuts extents, each is checked, and those that
-    are cut are moved in parts and filled.
+    An extent longer than a cache line counts as its lines. Where a tail cuts extents, each is checked, and cut ones are
+    moved in parts and filled.
     """
     extent = next((loop.size for loop in loops.loops if loop.src == loop.dst == 1), 1)
     count = sizes.moved / 2 / min(extent * sizes.itemsize, LINE)
@@ -258,13 +258,13 @@ def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
     return elements / machine.lanes(4) * each * machine.cycle_seconds()
 
 
-# In scalar moves: a load, a store and their loop; in a dimension with a tail each extent, and one that is cut, which is
-# also filled where the destination has room for more.
+# In scalar moves: a load, a store and their loop. In a dimension with a tail: for each extent, and for one that is cut;
+# by whether the destination has room for more, which is filled.
 MOVE, CHECKED = 1.6, {False: (2.6, 1.4), True: (4.3, 10.0)}
 INSTRUCTION_CYCLES = 0.9  # of a tile that is transposed
 _TRANSPOSED = 1.1  # beside a copy
 LINE = 64
-# Of a vector of float32: a division is most of what it takes to quantize one.
+# For a vector of float32. A division is most of the time to quantize one.
 QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 12, 4
 EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 

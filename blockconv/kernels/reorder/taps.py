@@ -113,8 +113,8 @@ def pack_taps_op(pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple
     """The op from weights of this shape, (G, O/G, I/G, H, W), to those of all pieces, in buffer 1.
 
     pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. None if
-    the forms of pieces differ in more than taps, if not all taps are packed as they are, or if vectors are of no even
-    memory order.
+        the forms of pieces differ in more than taps, if not all taps are packed unchanged, or if vectors have an
+        irregular memory order.
     """
     one, _ = pieces[0]
     layout, channels, taps = one.form.layout, one.problem.grouped_wei_shape[:3], math.prod(shape[3:])

@@ -1,7 +1,7 @@
 """Packed weights of 4 bits as the bytes, or wider integers, that a kernel reads: unpacked one by one, on their way.
 
-Any layout's offsets are sums, of one number for each index; so two tables of these take weights from any layout of
-(O, I/G, H, W) to any of (G, O/G, I/G, H, W).
+In any layout, an offset is a sum of one number for each index. So two tables of these numbers take weights from any
+layout of (O, I/G, H, W) to any layout of (G, O/G, I/G, H, W).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnpackArguments(Arguments):
 
 
 class Offset(Arguments):
-    """What an index adds to where a weight lies."""
+    """What an index adds to the offset of a weight."""
 
     src = word("in the source", "weights")
     dst = word("in the destination", "bytes")
@@ -90,7 +90,7 @@ def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, ite
 
 
 def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:
-    """What each index along each dimension adds to an element's offset, in elements."""
+    """For each dimension, what each index adds to an element's offset, in elements."""
     offsets = [np.zeros(size, np.int64) for size in shape]
     for axis in layout.axes(shape):
         index = np.arange(shape[axis.dim], dtype=np.int64)
@@ -99,5 +99,5 @@ def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:
 
 
 def _sums(outer: Table, inner: Table) -> Table:
-    """Of two dimensions as one."""
+    """The offsets of two dimensions as one."""
     return (outer[:, None] + inner).reshape(-1)

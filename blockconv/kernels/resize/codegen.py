@@ -28,8 +28,8 @@ __all__ = [
 def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
     """Code for dst = a * (1 - weight) + b * weight over `count` contiguous elements; weight is a float64.
 
-    src, dst: the types of what is read and written, of which one may be wider. integers: the address of the
-    `ConversionArguments`, where one of them is of integers.
+    src, dst: the types that are read and written; one may be wider. integers: the address of the `ConversionArguments`,
+        if one is an integer type.
     """
 
     @emitted
@@ -48,7 +48,7 @@ def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
     return mix
 
 
-UNROLLED = 4  # vectors of sums, for each of which a tap's offset and weight are read once
+UNROLLED = 4  # vectors of sums that share one read of a tap's offset and weight
 WEIGHT = 16  # bytes: an offset and a weight
 
 
@@ -161,18 +161,18 @@ def pixels_of_a_vector(lanes: int, inner: int) -> int:
 
 
 def near_bytes(vector: int) -> int:
-    """Of a `near` entry: the offsets of two vectors of the source, and which of their lanes make up the result."""
+    """Bytes of a `near` entry: the offsets of two vectors of the source, and which of their lanes are the result."""
     return 16 + 2 * vector
 
 
 def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int, near: int) -> Any:
     """Code that makes the `count` pixels of a row of results from those of a row of the source, as its `Tap`s say.
 
-    element, dst_element: the types of what is read and written, of which one may be wider where it blends.
+    element, dst_element: the types that are read and written; one may be wider where the code blends.
     inner: elements of a pixel. linear: blends, else copies. integers: as in `blend`.
-    near: of each vector of several pixels, the first ones of their pairs come from one vector of the source, and the
-    second ones from another; after the taps stand their entries (`near_bytes`). Then stand, where several pixels are a
-    vector, the weights of all elements of the row.
+    near: in each vector of several pixels, the first pixels of all pairs come from one vector of the source, the second
+        ones from another. Their entries (`near_bytes`) follow the taps. Where several pixels are a vector, the weights
+        of all elements of the row come last.
     """
     pixels = pixels_of_a_vector(lanes, inner)
 
@@ -183,7 +183,7 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
         done = const(0)
 
         def addresses(at: Any) -> list[Any]:
-            """Of what the first words at an address say: the first, and where two are blended the second."""
+            """The pixels whose offsets are the first words at an address: one, or two that are blended."""
             words = pointer(builder, at, I64)
             return [builder.add(src, builder.load(builder.gep(words, [const(k)]))) for k in range(1 + linear)]
 
@@ -229,7 +229,7 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
 def _ends(
     builder: Any, src: ElementType, dst: ElementType, linear: int, integers: Any, lanes: int
 ) -> tuple[Vectors, Vectors]:
-    """Code over what is read, and over what is written; what is copied is bits."""
+    """Code over the elements that are read, and over the written ones. Copies move bits."""
     if linear:
         return read_and_written(builder, src, dst, lanes, integers)
     v = Vectors(builder, src, lanes)
@@ -240,7 +240,7 @@ TAP = 24  # bytes: two offsets and a weight
 
 
 def _weights(v: Vectors, tap: Any) -> list[Any]:
-    """Of the first and of the second pixel, scalars."""
+    """The weights of the first and of the second pixel, scalars."""
     second = v.b.load(pointer(v.b, v.b.add(tap, const(16)), ir.DoubleType()))
     both = v.b.fsub(second.type(1.0), second), second
     return [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in both]

@@ -94,7 +94,7 @@ def zero_tails(dst, plane, elements, a, itemsize):
 
 @inline
 def position(a, number):
-    """Of the row of results that comes so late in memory: (outer plane, row of results, interleaved plane)."""
+    """The (outer plane, row of results, interleaved plane) of row `number` of the results in memory order."""
     above = number // a.between
     return above // a.oh, above % a.oh, number % a.between
 
@@ -282,7 +282,7 @@ def resize_columns(element, lanes, inner, near):
 @inline
 def zero_part_tails(a, dst, count, itemsize):
     """Zero what `count` elements of each pixel of a row, the first at `dst`, have of channels that do not exist."""
-    # A row is of one block of channels, unless the blocks lie inside w.
+    # A row has one block of channels, unless the blocks are inside w.
     is_one = a.block_stride >= a.ow * a.inner
     is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1
     if a.valid < a.block and (is_last or not is_one):

@@ -5,20 +5,21 @@ results is made of one or two rows of the source.
 
 Linear blends the two rows, by vectors, into a line of the scratch, and then the two columns of each result. Columns of
 pixels that are less than a vector take longer than rows. Where rows of the source serve several rows of results, their
-columns are blended first, into lines of the scratch that are kept. That is not done for images in memory whose pixels
-are not very small. There it takes up to twice as long: memory rests while columns are blended.
+columns are blended first, into lines of the scratch that are kept. Images beyond the caches are an exception, unless
+their pixels are very small. There it takes up to twice as long: memory idles while columns are blended.
 
-Of pixels larger than code is built for, two at a time are blended from two rows, and then with each other: a row of
-many images' pixels leaves the first-level cache, and a pixel does not. Pixels that are less than half a vector are read
-as two vectors of the source whose lanes are permuted, where a vector of results lies so near in the source: it does
-unless images get smaller.
-Cubic, and what shrinks with antialias, is a sum of more than two rows and columns: `resize_sums` adds the rows into a
-line of the scratch, and then the columns of each result. It takes two taps as well where rows are blended in parts.
-Which rows and columns, and their weights, stand in a table: all of ONNX's coordinate rules are made there.
+Pixels may be larger than code is built for. Then two pixels at a time are blended from two rows, and then with each
+other: a row of many images' pixels leaves the first-level cache, and a pixel does not. For pixels of less than half a
+vector, the code reads two vectors of the source and permutes their lanes. This needs the pixels of a vector of results
+to be that close in the source, as they are unless images get smaller.
 
-Buffers: source, destination. Option of the primitive, for integers of 8 bits: quantizations, what those of source and
-destination stand for. They are taken from the nearest as they are, where they stand for the same; or blended as if they
-were dequantized and the result quantized. The destination's padding holds the zero point.
+Cubic results, and antialiased shrinking, are sums of more than two rows and columns. `resize_sums` adds the rows into a
+line of the scratch, and then the columns of each result. It takes two taps as well where rows are blended in parts. A
+table holds the rows, the columns and their weights: all of ONNX's coordinate rules are in it.
+
+Buffers: source, destination. Option of the primitive, for 8-bit integers: quantizations, of source and destination.
+Nearest copies integers, if both are the same. Blending is as if the source was dequantized and the result quantized.
+The destination's padding holds the zero point.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ __all__ = ["ROWS"]
 
 
 PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
-MOST_LANES = 16  # of a vector, which of bytes that lie apart takes as many loads
+MOST_LANES = 16  # of a vector; bytes that are not contiguous take a load each
 FEW = 4  # pixels in a vector: of so many, or more, blending columns takes longer than writing results to memory
-SHARE = 4  # of the last-level cache: other processors' arrays lie there too
+SHARE = 4  # of the last-level cache: it holds other processors' arrays too
 Words = npt.NDArray[np.int64]
 
 
 class Storage(NamedTuple):
-    """A storage as rows of pixels, of which each has all that lies inside w.
+    """A storage as rows of pixels. A pixel has all elements inside w.
 
-    planes: outside h, each of `between` planes whose rows are interleaved.
+    planes: outside h; each consists of `between` planes whose rows are interleaved.
     inner: contiguous elements of a pixel.
     block, blocks, valid: channels in a block, blocks, and channels that exist in the last one.
     blocks_are_planes: all elements of a plane are of one block of channels, and plane k, interleaved ones counted, of
@@ -83,7 +84,7 @@ class Storage(NamedTuple):
 
 
 def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
-    """Of a layout that has w inside h, and at most one block of channels."""
+    """The storage of a layout that has w inside h, and at most one block of channels."""
     axes, block, channels = layout.axes(shape), layout.blocks[1], shape[1]
     h, w = (next(k for k, axis in enumerate(axes) if axis.dim == dim) for dim in (2, 3))
     planes, between = (math.prod(axis.size for axis in some) for some in (axes[:h], axes[h + 1 : w]))
@@ -104,7 +105,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
     lanes = min(m.lanes(held if linear else itemsize), MOST_LANES)
     args = _args(p, at, element, quantizations)
     tasks = at.planes * at.between * p.oh
-    # Where rows are blended first, one lies in the scratch; of large pixels two lie there.
+    # If rows are blended first, the scratch holds one row, or two large pixels.
     whole = not linear or row <= m.second_level_cache
     large = at.inner > LARGEST_BLOCK
     fits = not linear or 2 * at.inner * held <= m.second_level_cache if large else whole
@@ -169,7 +170,7 @@ def _sums(
 def _whole(
     machine: Machine, problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, lanes: int
 ) -> tuple[Kernel, int, list[Words]]:
-    """Of whole rows of results: the kernel, bytes of scratch, and the table of columns."""
+    """For whole rows of results: the kernel, bytes of scratch, and the table of columns."""
     p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
     linear = p.mode != "nearest"
     if inner > LARGEST_BLOCK:
@@ -194,9 +195,8 @@ def _whole(
 def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: int) -> Words | None:
     """The entries of all vectors of several pixels (see `make_columns`); None where a pair of vectors does not do.
 
-    itemsize: bytes of an element that is read. held: of one as it is permuted.
-    Nor do they where lanes cannot be permuted by one instruction, of bytes and in vectors of 128 bits, or where to load
-    two halves takes less.
+    itemsize: bytes of an element that is read. held: of one as it is permuted. Also None where one instruction cannot
+    permute the lanes (bytes, or 128-bit vectors), or where loading two halves is faster.
     """
     p, pixels = problem, lanes // inner
     vectors, size = p.ow // pixels, near_bytes(lanes * held)
@@ -242,7 +242,7 @@ def _table(problem: ResizeProblem, axis: Literal["h", "w"], stride: int) -> npt.
 
 
 def _weights(problem: ResizeProblem, inner: int, element: ElementType) -> npt.NDArray[np.int64]:
-    """Of each element of a row of results, the weight of the second of its two; whole words."""
+    """For each element of a row of results, the weight of the second of its two pixels; in whole words."""
     weights = np.repeat(problem.taps("w")[1][:, -1], inner)
     words = -(-weights.size * element.itemsize // 8)
     held = np.zeros(8 * words // element.itemsize, element.name)

@@ -1,10 +1,10 @@
 """Channel shuffles where neighbouring channels are contiguous: tiles of pixels are transposed to planes and back.
 
 An element at a time, a permutation of channels costs a load and a store each. Here a tile of pixels by neighbouring
-channels is transposed in registers, and written to the scratch as one vector for each channel; the destination's
-channels are then picked from there, and transposed back. Any permutation costs the same. A tile has as many pixels as a
-vector has lanes, or as follow each other, and as many channels as make a block with the least work (`_tile`). A last
-tile of pixels, or of a block's channels, is moved back to be whole.
+channels is transposed in registers, and written to the scratch as one vector for each channel. Then the destination's
+channels are read from there, and transposed back. Any permutation costs the same. A tile has as many pixels as a vector
+has lanes, or fewer if fewer are contiguous. The number of its channels is the one that makes a block with the least
+work (`_tile`). A last tile of pixels, or of a block's channels, is moved back to be whole.
 
 Buffers: source, destination.
 """

@@ -1,7 +1,7 @@
 """Softmax as vector code.
 
-The softmax of x is e^(x - most) / total, where most is the largest of all x, so that no power overflows, and total the
-sum of these powers; its logarithm is x - (most + log(total)). Each is found by a loop over the axis.
+The softmax of x is e^(x - most) / total. Here most is the largest of all x, so no power overflows, and total is the sum
+of these powers. Its logarithm is x - (most + log(total)). A loop over the axis finds each of these.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ __all__ = ["Neighbours", "SoftmaxRun", "contiguous_softmax", "strided_softmax"]
 
 
 class SoftmaxRun(NamedTuple):
-    """The elements of an axis at one position, in contiguous extents: addresses, bytes from an extent to the next,
-    elements of an extent, elements of all of them; memory for as many powers, where elements are narrower than these,
-    and where the elements' `ConversionArguments` are."""
+    """The elements of an axis at one position, in contiguous extents.
+
+    src, dst: addresses.
+    stride: bytes from an extent to the next.
+    extent, size: elements of an extent, and of the axis.
+    powers: memory for `size` powers, where elements are narrower than these.
+    integers: the address of the elements' `ConversionArguments`.
+    """
 
     src: int
     dst: int
@@ -35,9 +40,13 @@ class SoftmaxRun(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """Contiguous positions: addresses of their first elements, elements of the axis, bytes from one to the next, and
-    how many positions there are (only a vector's lanes of them are computed); memory for their powers, a vector for
-    each element of the axis, where elements are narrower than these, and where the elements' `ConversionArguments` are.
+    """Contiguous positions.
+
+    src, dst: addresses of their first elements.
+    size, stride: elements of the axis, and bytes from one to the next.
+    positions: how many there are; only a vector's lanes of them are computed.
+    powers: memory for `size` vectors of powers, where elements are narrower than these.
+    integers: the address of the elements' `ConversionArguments`.
     """
 
     src: int

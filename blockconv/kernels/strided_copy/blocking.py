@@ -16,7 +16,7 @@ EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at th
 
 @dataclass(frozen=True)
 class Bordered(Loop):
-    """A loop over elements of the destination, of which `count` from `begin` on are copied."""
+    """A loop over elements of the destination; `count` of them from `begin` on are copied."""
 
     begin: int = 0
     count: int = 0

@@ -29,7 +29,7 @@ class CopyExtent(Arguments):
 
 
 class PixelLoop(Arguments):
-    """A loop over pixels of the destination, of which some are copied; the others, around these, are filled."""
+    """A loop over pixels of the destination: some are copied, and the others, around these, are filled."""
 
     size = word("pixels of the destination")
     begin = word("the first that is copied")
@@ -60,7 +60,7 @@ class StridedCopyArgs(Arguments):
 def strided_copy(src_type, dst_type):
     """A task reads and writes some extents of some columns of one row.
 
-    Elements are bits, of which nothing is rounded, or of 8 bits on both sides, and converted.
+    Elements are bits that are copied, or 8-bit integers on both sides that are converted.
     """
     moved = Moved(src_type, dst_type)
     itemsize, converted, convert = moved.src_bytes, int(moved.is_converted), convert_extents(moved, CONVERTED_LANES, 0)

@@ -108,7 +108,7 @@ def in_blocks(region: CopyRegion, src: Side, dst: Side, itemsize: int) -> Iterat
 
 
 def loops_of(region: CopyRegion, s: Geometry, d: Geometry) -> list[Bordered]:
-    """Three loops over pixels, in the destination's order; those that are one on both sides are fused."""
+    """Three loops over pixels, in the destination's order; loops that are one on both sides are fused."""
     strides = [(step * src, dst) for step, src, dst in zip(region.steps, pixels(s), pixels(d), strict=True)]
     counts = region.counts or region.sizes
     loops = [

@@ -4,14 +4,14 @@ A reorder between layouts whose blocks of channels do not nest (24 and 16, say) 
 with a stride on either side. A step of the source is part of its stride, and borders before and after are filled. The
 channels are a list of *extents*, contiguous on both sides and cut where a block of either layout ends. So an offset
 that is no multiple of a block, a permutation and a step are no cases of their own. An extent is copied for a row of
-pixels at a time; where it is contiguous with that of the next pixel on both sides, as one.
+pixels at a time. If the extents of neighbouring pixels are contiguous on both sides, they are copied as one.
 
-Buffers: the source(s), the destination. Options of the primitive, for integers of 8 bits, of all but the reorder:
-quantizations, what those of the source(s) and of the destination stand for. Where they are not the same, elements are
-requantized as they are copied; the destination's padding is its zero point.
+Buffers: the source(s), the destination. Option of the primitive, for 8-bit integers, of all but the reorder:
+quantizations, of the source(s) and of the destination. If they differ, elements are requantized as they are copied. The
+destination's padding is its zero point.
 
-Arrays of other than four dimensions are row-major: neighbouring axes that are copied as a whole are one, and what
-remains is (N, C, H, W) for the copy.
+Arrays of other than four dimensions are row-major. Neighbouring axes that are copied as a whole are one, and the
+remaining axes are (N, C, H, W) for the copy.
 """
 
 from __future__ import annotations
@@ -231,8 +231,11 @@ def _why_not_reorder(request: Request) -> Reason | None:
 
 
 def _groups(problem: ConcatProblem | GatherProblem | SliceProblem | PadProblem) -> list[range]:
-    """The axes that are one axis to the copy: those before the first that it copies a part of, which is the channels,
-    those between it and the next such, and so on. Where there are fewer than four, the last are of no axis."""
+    """The groups of axes that are one axis to the copy.
+
+    Each axis that is copied in part is a group: the first of these is the channels. The axes between two of these are
+    one group. If there are fewer than four groups, the last are empty.
+    """
     p, axes = problem, range(len(problem.src_shape))
     if isinstance(p, (ConcatProblem, GatherProblem)):
         parts = [p.axis]
