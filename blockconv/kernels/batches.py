@@ -26,7 +26,7 @@ FILLED = 4096  # bytes that a worker fills at a time
 class Parts(NamedTuple):
     """A problem over blocks of images, in parts of equal size: one kernel, and one form of weights, is for all.
 
-    whole, layouts: the problem, and those of its source and destination.
+    whole, layouts: the problem, and the layouts of its source and destination.
     problem, src, dst: a part's.
     first: the images that the parts begin with.
     """
@@ -59,9 +59,10 @@ class Parts(NamedTuple):
         return Parts(problem, (src, dst), part, _held(src, problem.n, images), _held(dst, problem.n, images), first)
 
     def ops(self, part: Sequence[Op], op: str, types: Types, fill: int) -> list[Op]:
-        """A part's ops for each part, and what fills blocks of the destination up.
+        """The ops of every part, and ops that fill up the destination's blocks of images.
 
-        fill: what stands for zero, where it is known now; a convolution of integers has it in its `EpilogueArguments`.
+        fill: the value that stands for zero, if it is known now; an integer convolution has it in its
+            `EpilogueArguments`.
         """
         p, (src, dst) = self.whole, self.layouts
         if op in ("conv2d", "conv2d_backward_data"):

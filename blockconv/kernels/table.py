@@ -36,7 +36,7 @@ WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and 
 
 
 class Transform(NamedTuple):
-    """op(problem): from packed weights (buffer 0) to what a kernel reads (buffer 1).
+    """op(problem): from packed weights (buffer 0) to the form that a kernel reads (buffer 1).
 
     nbytes(problem): of that.
     seconds(problem): predicted for the op, beside moving the bytes.
@@ -55,7 +55,7 @@ class WeightForm(NamedTuple):
 
     layout: of the weights, over (G, O/G, I/G, H, W).
     bias: elements a group, the end zero-padded; `sharing` groups, where they share a vector, count as one.
-    transform: how what the kernel reads is computed from weights in this layout; None where it reads these.
+    transform: computes the form that the kernel reads from weights in this layout; None where it reads these.
     dot: the multiply-accumulate, which may want weights wider than they are given, and a source's zero point in the
         bias.
     order: order(problem) is the output channel of each element of the bias, -1 for none; None: the order of channels.
@@ -86,7 +86,7 @@ class WeightForm(NamedTuple):
         return itemsize * self.layout.size(problem.grouped_wei_shape)
 
     def read_bytes(self, problem: Any, itemsize: int) -> int:
-        """Bytes of what the kernel reads."""
+        """Bytes of the weights that the kernel reads."""
         if self.pieces:
             return sum(-(-of.form.read_bytes(of.problem, itemsize) // ALIGNED) * ALIGNED for of in self.pieces)
         return self.packed_bytes(problem, itemsize) if self.transform is None else self.transform.nbytes(problem)
@@ -142,7 +142,7 @@ class Primitive:
     """A kernel that is prepared for one problem, as oneDNN's primitive descriptors are: nothing is worked out again.
 
     cost(): predicted seconds.
-    weights: what to pack, for an op that has weights.
+    weights: the form of weights, for an op that has some.
     make(): the ops, whose kernels are compiled then, or read from the cache. For a convolution, make(epilogue) gives
         the ops with an `Epilogue`, which no decision depends on.
     blocking: how the kernel cuts the problem, where it does.

@@ -22,7 +22,7 @@ from blockconv.runtime import Buffer
 
 __all__ = ["Quantizations", "contiguous_axis", "cost", "element_words", "positions", "strided_axis"]
 
-MULTIPLY_ADDS = 60.0  # that a vector of results takes as long as
+MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
 
 Quantizations = tuple[Quantization, Quantization] | None  # of a source and a destination of integers
 
@@ -43,7 +43,7 @@ def contiguous_axis(request: Request, axis: int, given: Quantizations = None) ->
     """An axis whose elements are contiguous, at least in a block; None where they are not.
 
     The layout may have one block, of channels. The source is buffer 0, the destination buffer 1.
-    given: what integers of 8 bits stand for in both.
+    given: the quantizations of 8-bit integers in both.
     """
     layout, shape, element, m = request.dst, request.problem.shape, request.types.src, request.machine
     itemsize = element.itemsize
@@ -93,7 +93,7 @@ def strided_axis(request: Request, axis: int, given: Quantizations = None) -> St
 
 
 def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
-    """The words of arguments that say what elements stand for."""
+    """The words of arguments for padding and quantizations."""
     plain = None if element.is_float else Quantization(1.0)
     src, dst = given or (plain, plain)
     zero = element.bits(0 if dst is None else dst.zero_point)

@@ -24,7 +24,7 @@ __all__ = [
     "read_and_written",
 ]
 
-CONVERTED_LANES = 16  # of a vector that is converted: of bytes as many as make float32 of AVX-512
+CONVERTED_LANES = 16  # of a converted vector, of bytes too: as many float32 fill a vector of AVX-512
 
 
 class Moved(NamedTuple):
@@ -72,7 +72,7 @@ def conversion_words(types: tuple[ElementType, ElementType], given: Any) -> Conv
 
 
 def both_ends(builder: Any, element: ElementType, lanes: int, address: Any) -> tuple[Floats, Floats]:
-    """Code over the elements of a source, and over those of a destination of the same type.
+    """Code over the elements of a source, and over a destination of the same type.
 
     address: of their `ConversionArguments`, which integers need.
     """
@@ -99,11 +99,11 @@ class Conversion:
         self.dst = Elements(builder, dst, lanes, builder.add(address, const(8 * fields["dst"].first)))
 
     def load(self, address: Any) -> Any:
-        """Elements of the source at an address, as those of the destination."""
+        """Elements of the source at an address, converted to the destination's."""
         return self.converted(self.src.memory.load(address))
 
     def converted(self, value: Any) -> Any:
-        """Elements of the source as those of the destination."""
+        """Elements of the source, converted to the destination's."""
         return self.dst.quantized(self.src.dequantized(value))
 
 
@@ -122,7 +122,7 @@ class ConvertedExtents(NamedTuple):
 def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
     """Code that converts `ConvertedExtents` by vectors of `lanes`: one for an extent, or more.
 
-    The last vector of an extent is moved back to be whole; those of an extent that is shorter are of one element.
+    The last vector of an extent is moved back to be whole. Shorter extents are converted element by element.
     """
 
     @emitted

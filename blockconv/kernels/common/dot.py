@@ -45,7 +45,7 @@ class Dot(NamedTuple):
 
     number: how kernel families are told.
     channels: in an element that is broadcast.
-    itemsize: bytes of a channel in a packed window and in packed weights; 0 where these hold what the arrays do.
+    itemsize: bytes of a channel in a packed window and in packed weights; 0 if these have the arrays' types.
     is_unsigned: a source of int8 is packed with 128 more in each channel, as uint8.
     instructions: how many multiply and add; several need a register for the values between them.
     """

@@ -125,7 +125,7 @@ class TileEpilogue:
 
     @property
     def finishes_planes(self) -> bool:
-        """Whether planes are finished as such: a residual need not be transposed first."""
+        """Whether planes are finished after the transpose, so that a residual need not be transposed."""
         is_converted = self.tile.dst or not self.v.type.is_float or self.parts > 1
         return self.store_width == 1 and self.act != ActivationKind.OTHER and not is_converted
 
@@ -141,7 +141,7 @@ class TileEpilogue:
         return [quantized_parts(self.v, self.args, group, *self.how) for group in groups]
 
     def read(self, value: Any) -> Any:
-        """A vector as it is stored, as what is computed with."""
+        """A stored vector, in the computed type."""
         if self.half:
             return widened(self.v, self.half, value)
         return dequantized_residual(self.v, self.args, value) if self.args else value
@@ -170,7 +170,7 @@ class TileEpilogue:
             self.b.store(v.load(self.b.add(scratch, const(i * v.bytes))), slot)
 
     def divide(self, slots: list[Any]) -> None:
-        """Make multiples of the destination's scale of what scales did not make so: see `requantize.py`."""
+        """Convert to multiples of the destination's scale, where scales did not do it: see `requantize.py`."""
         if self.args:
             for slot in slots:
                 self.b.store(times_inverse(self.v, self.args, self.b.load(slot)), slot)
@@ -231,7 +231,7 @@ class TileEpilogue:
     def add_residual(self, accs: list[Any]) -> None:
         """Add the residual, which has the destination's strides and is `residual` bytes away from it.
 
-        Integers that stay what they are take none.
+        Accumulators that stay integers have none.
         """
         if not self.v.type.is_float:
             return
@@ -248,7 +248,7 @@ class TileEpilogue:
         return self.b.add(self.b.add(self.out.dst, self.out.residual), self.b.mul(const(row), self.out.dst_row))
 
     def with_residual(self, x: Any, value: Any) -> Any:
-        """A vector and what is added to it, as that is stored."""
+        """The sum of a vector and a stored residual."""
         if self.args and Rounding.SUMS in self.rounding:
             x = rounded_sum(self.v, self.args, x)
         return self.b.fadd(x, self.read(value))

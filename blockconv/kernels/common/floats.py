@@ -15,7 +15,7 @@ __all__ = ["Floats"]
 
 
 class Floats(Vectors):
-    """Floats as they are computed with: what is narrower in memory is float32 from a load to a store.
+    """Floats in the computed type: narrower types in memory are float32 from a load to a store.
 
     Floats of 16 bits are rounded once, by the store; integers of 8 bits are dequantized and quantized, as the
     `QuantizationArguments` at the address `words` say. `itemsize` and `bytes` are of memory; `computed` is as many

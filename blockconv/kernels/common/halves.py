@@ -1,8 +1,8 @@
 """Floats of 16 bits in memory, which are float32 in registers: how one becomes the other.
 
-Every float of 16 bits is a float32, so that widening is exact. Rounding is to the nearest, a half to the even one; what
-is too large is infinite, and a NaN stays one. bfloat16 is the upper half of a float32. float16 has instructions where
-the target says so (`Isa.f16`), and else the same in integers, bit for bit, but for what a NaN carries.
+Every float of 16 bits is a float32, so that widening is exact. Rounding is to the nearest, a half to the even one. Too
+large numbers become infinite, and a NaN stays one. bfloat16 is the upper half of a float32. float16 has instructions
+where the target says so (`Isa.f16`), and else the same in integers, bit for bit, but for a NaN's payload.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _rounded_to_brain(v: Vectors, bits: Any) -> Any:
 # The exponent's bias is 15 in float16 and 127 in float32, and float32's mantissa has 13 bits more.
 _REBIAS, _MORE = (127 - 15) << 23, 13
 _LEAST = (127 - 14) << 23  # 2^-14, the least normal float16, as bits of a float32
-_TOO_LARGE = (127 + 16) << 23  # 2^16; what is below and rounds up to it has the bits of infinity then
+_TOO_LARGE = (127 + 16) << 23  # 2^16; a number below that rounds up to it gets the bits of infinity
 _INFINITE = 0x7F800000
 
 

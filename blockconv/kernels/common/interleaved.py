@@ -56,9 +56,9 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int
     """The accumulators of a tile of one vector, in the order [row][pixel].
 
     The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. px_step:
-    source pixels from one pixel of the tile to the next. dot: the number of the multiply-accumulate, of whose elements
-    channels here are one each. The channels of a group are unrolled, each a loop of its own
-    over the steps: in one loop, LLVM would keep all pixels of all channels in registers.
+    source pixels from one pixel of the tile to the next. dot: the number of the multiply-accumulate; a channel here is
+    one of its elements. The channels of a group are unrolled, each a loop of its own over the steps: in one loop, LLVM
+    would keep all pixels of all channels in registers.
     """
     b = v.b
     accs = v.slots(tile.rows * tile.pixels, v.load(run.bia))

@@ -110,7 +110,7 @@ def _digits(dim: int, padded: int, src: list[Axis], dst: list[Axis]) -> list[Loo
     for step in steps:
         strides = tuple(a.stride * (step // a.step) for a in (_holding(src, step), _holding(dst, step)))
         digits.append(Loop(-(-above // step), strides, dim, step))
-        # Below a digit that takes one value a whole block need not be looped over, only what exists of it.
+        # Below a digit with one value, the loop covers only the part of a block that exists.
         above = min(step, above)
     return digits
 

@@ -156,8 +156,8 @@ def unrolled_channels(step: int, fma: int) -> int:
 def lines_ahead(block: int, tiles: int, steps: int) -> int:
     """Lines of the next block of weights (`block` bytes) that each step of a tile prefetches; `tiles` use a block.
 
-    Weights that would stay in the second-level cache are prefetched too: in a network, what other ops read and write
-    has pushed them out.
+    Weights that would stay in the second-level cache are prefetched too: in a network, other ops' data has evicted
+    them.
     """
     return -(-block // (LINE * tiles * steps))
 

@@ -84,8 +84,7 @@ class Rounding(enum.IntFlag):
     """How integers are made.
 
     AWAY: a half is rounded away from zero, and not to the even neighbour.
-    SUMS: what the scales make of a sum is rounded by itself, half to even, before a residual is added, as if it had
-        been stored.
+    SUMS: a scaled sum is rounded by itself, half to even, before a residual is added, as if it had been stored.
     """
 
     AWAY = 1
@@ -141,7 +140,7 @@ def after_scales(builder: Any, bia: Any, scales: Any) -> Any:
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any:
     """A residual's vector of bytes as float32, times its scale."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
-    # A float of 2^23 more than a byte has this byte as the lowest of its mantissa, and less another such it is exact.
+    # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
     bits = b.or_(b.trunc(args.residual_flip, I32), ir.Constant(I32, _TWO_TO_23))
     lifted = b.bitcast(b.xor(b.zext(value, wide), _splat(v, bits)), v.kind)
     zero = b.add(b.trunc(args.residual_zero, I32), ir.Constant(I32, _TWO_TO_23))
@@ -275,7 +274,7 @@ def _inverse(v: Vectors, bits: Any) -> Any:
 
 
 class Elements:
-    """Code over an array's elements that computes in float32: floats are themselves, integers what they stand for.
+    """Code over an array's elements that computes in float32: floats are themselves, integers are dequantized.
 
     type: float32, 16-bit floats, or integers of 8 or 32 bits; those of 32 bits are only read. address: of an array's
         `QuantizationArguments`, for integers. `memory` loads and stores elements, `real` computes.

@@ -22,7 +22,7 @@ class Tile(NamedTuple):
     dst: the code of a type that floats are stored as, integers of 8 or 4 bits or floats of 16; 0: they are stored as
         they are.
     rounding: a `Rounding`, to integers.
-    unpacked: how many of the vectors hold what is stored as one, in the order of `unpacked.py`; 0 where each is stored.
+    unpacked: how many vectors are stored as one, in the order of `unpacked.py`; 0 where each is stored.
     row: elements of a row, where the last vector of one has more lanes; 0 where not, or where that is not known.
     dense: whether rows follow one another, so that a row's last vector may write over the next, which is stored later.
     """
@@ -61,7 +61,7 @@ class Tile(NamedTuple):
         return self._replace(lanes=self.lanes * self.unpacked, vectors=self.vectors // self.unpacked, unpacked=0)
 
     def stored(self, builder: Any) -> Vectors:
-        """Code over what is stored."""
+        """Code over the stored vectors."""
         tile = self.in_order
         return Vectors(builder, ElementType.of(self.dst), tile.lanes) if self.dst else tile.code(builder)
 
@@ -71,8 +71,8 @@ class Output(NamedTuple):
 
     dst: the address of the first pixel and channel.
     dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
-    dst_block: from the channels that are stored together to the next such; or, where a tile has parts, the address of a
-        table: from its first channel to each such part.
+    dst_block: from the channels of one store to the next store's; or, where a tile has parts, the address of a table:
+        from its first channel to each store's.
     residual: from the destination to the residual, which has the same strides; 0 where there is none.
     valid: output channels that exist.
     written: output channels that are written, as zero where they do not exist.

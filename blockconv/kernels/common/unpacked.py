@@ -92,7 +92,7 @@ _SHUFFLES = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: 
 
 
 def shuffled_bytes(builder: Any, value: Any, indices: Any) -> Any:
-    """In each part of 16 bytes, those of `value` that the last four bits of indices name; 0 where one is negative."""
+    """In each 16 bytes, the bytes of `value` that the last four bits of indices name; 0 where an index is negative."""
     return call_llvm(builder, _SHUFFLES[value.type.count], value.type, [value, indices])
 
 
@@ -105,7 +105,7 @@ UNPACKED_LANES = frozenset(_NARROW)  # of vectors of 32 bits that can be packed
 
 
 def nearest(builder: Any, x: Any) -> Any:
-    """float32 rounded to integers of 32 bits, a half to the even one; what is none of these, NaN too, is the least."""
+    """float32 rounded to 32-bit integers, half to even. Values out of range, and NaN, become the least integer."""
     kind = ir.VectorType(I32, x.type.count)
     if x.type.count == 16:
         rest = [ir.Constant(kind, None), ir.Constant(ir.IntType(16), -1), ir.Constant(I32, 4)]  # as MXCSR says
@@ -114,7 +114,7 @@ def nearest(builder: Any, x: Any) -> Any:
 
 
 def packed(builder: Any, parts: Sequence[Any], offset: Any) -> Any:
-    """The integers of four parts plus `offset` (i16), as bytes in order; what is then below 0 or above 255 is that."""
+    """The integers of four parts plus `offset` (i16), as bytes in order; sums are clamped to 0 and 255."""
     each = parts[0].type.count
     words, bytes_ = ir.VectorType(ir.IntType(16), 2 * each), ir.VectorType(I8, 4 * each)
     to_words, to_bytes = _NARROW[each]

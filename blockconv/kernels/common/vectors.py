@@ -1,4 +1,4 @@
-"""Vector code over elements of memory, as LLVM IR: what every family of kernels loads, stores and computes with."""
+"""Vector code over elements of memory, as LLVM IR: every kernel family's loads, stores and arithmetic."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Vectors:
         return out
 
     def with_zero_bits(self, value: Any, mask: Any) -> Any:
-        """`value` with zero bits where those at the address `mask` are zero."""
+        """`value` with zero bits where the bits at the address `mask` are zero."""
         bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
         keep = self.b.load(pointer(self.b, mask, bits), align=1)
         return self.b.bitcast(self.b.and_(self.b.bitcast(value, bits), keep), self.kind)

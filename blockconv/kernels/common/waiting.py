@@ -29,7 +29,7 @@ def _nbytes(layout: Layout, shape: tuple[int, ...], element: ElementType) -> int
 
 
 def is_beyond(machine: Machine, nbytes: int) -> bool:
-    """Whether a source of so many bytes comes from beyond the second-level cache, at twice what that holds."""
+    """Whether a source of so many bytes is more than twice the second-level cache, and so comes from beyond it."""
     return nbytes > 2 * machine.second_level_cache
 
 

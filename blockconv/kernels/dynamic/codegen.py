@@ -1,4 +1,4 @@
-"""Ranges of floats, and what is found of them, as vector code."""
+"""Ranges of floats, and the quantizations found from them, as vector code."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class DynamicEpilogueArgs(Arguments):
 
 @jit.kernel
 def dynamic_epilogue():
-    """The only task folds the zero point into the bias, and the scale into those of the weights."""
+    """The only task folds the zero point into the bias, and the scale into the weights' scales."""
 
     def kernel(args, first, last, scratch):
         a = DynamicEpilogueArgs(args)

@@ -1,7 +1,7 @@
-"""Elementwise ops as vector code: contiguous elements, and what goes along with them.
+"""Elementwise ops as vector code: contiguous elements, and their operands.
 
-Integers of 8 bits are computed with as what they stand for, in float32, and the result is quantized. Floats of 16 bits
-are float32 between load and store.
+8-bit integers are dequantized to float32, and the result is quantized. Floats of 16 bits are float32 between load and
+store.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Sides:
         return self.dst.quantized(x) if self.is_converted else x
 
     def masked(self, x: Any, mask: Any) -> Any:
-        """A result where the bits at the address `mask` are not zero; elsewhere zero, or what stands for it."""
+        """A result where the bits at the address `mask` are not zero; elsewhere zero, or the zero point."""
         b, v = self.memory.b, self.memory
         if self.fill is None:
             return v.with_zero_bits(x, mask)

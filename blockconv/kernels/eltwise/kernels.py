@@ -1,4 +1,4 @@
-"""The kernel of elementwise ops: contiguous extents, and what goes along with them."""
+"""The kernel of elementwise ops: contiguous extents, and their operands."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def eltwise(element, lanes, kind, operand, act, repeated):
                             repeat_elements(to, values, inner, repeated or period, block, valid, operand_itemsize)
                         held = offset
                     other, second = scratch, scratch + table_bytes
-                if valid < block and not masked:  # what a last block holds is the same in every image
+                if valid < block and not masked:  # a last block has the same mask in every image
                     write_mask(mask, period, block, valid, itemsize)
                     masked = 1
                 part = period if periodic or valid < block else count

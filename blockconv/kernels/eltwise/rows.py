@@ -8,13 +8,13 @@ channels become zero, whatever they held, and whatever the op makes of zero.
 
 Buffers: activation: source, destination. binary: first operand, second operand, destination.
 affine: source, scale (C), shift (C), destination. The destination may be an operand of its own shape and layout.
-Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant);
-for binary, other: the layout of the operand that is broadcast, if it is not the destination's; for integers of 8 bits,
-quantizations: what those of the sources and of the destination stand for, in the order of the buffers. These compute as
-if they were dequantized and the result quantized; a destination's padding then is its zero point. Floats of 16 bits
-compute as float32, which is rounded once. Scale and shift are float32 then.
-lookup: source, destination; the option table is the result for each byte, and the last of quantizations says what the
-padding is.
+Options of the primitive: activation, an `Activation` that follows (for the op "activation": the one that is meant); for
+binary, other: the layout of the operand that is broadcast, if it is not the destination's; for 8-bit integers,
+quantizations: of the sources and of the destination, in the order of the buffers. Results are as if integers were
+dequantized, and the result quantized. A destination's padding then is its zero point. Floats of 16 bits compute as
+float32, which is rounded once. Scale and shift are float32 then.
+lookup: source, destination; the option table is the result for each byte, and the last of quantizations has the
+padding's zero point.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class EltwiseExtents:
 
 
 class Operated(NamedTuple):
-    """A storage, and what is broadcast over it: layouts and shapes.
+    """A storage, and the operand that is broadcast over it: layouts and shapes.
 
     other: None: nothing.
     """
@@ -98,7 +98,7 @@ class Operated(NamedTuple):
     other_shape: tuple[int, ...] = ()
 
     def images(self) -> list[range]:
-        """The whole blocks of images, and those of the last block where it is not full."""
+        """The images of whole blocks, and of the last block where it is not full."""
         count, block = self.shape[0], self.layout.blocks[0]
         whole = count // block * block
         return [some for some in (range(whole), range(whole, count)) if some]

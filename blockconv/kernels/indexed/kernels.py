@@ -117,7 +117,7 @@ def gather_at(index):
 
 @jit.kernel
 def scatter_at(index, data, kind):
-    """The only task copies the data and puts the items into the copy, or combines them with what is there, in order.
+    """The only task copies the data and puts the items into the copy, or combines them with its elements, in order.
 
     An index that the data does not have writes nothing.
     """

@@ -1,8 +1,9 @@
 """Batch normalisation in training, and its gradient: each channel over all images and pixels.
 
 The forward op reads the source twice. The first pass sums the deviations from a value near the mean, and their squares.
-The value is the mean of the first chunk, so a large mean loses no digits. The second pass writes (x - mean) * slope +
-shift, plus a residual, between two bounds: that is ReLU and ReLU6. Running statistics are updated between the passes.
+The value is the mean of the first chunk, so a large mean loses no digits. The second pass writes
+(x - mean) * slope + shift, plus a residual, between two bounds: these are ReLU and ReLU6. Running statistics change
+between the passes.
 
 The gradient has two passes too. The first sums the gradient and its products with the deviation from the mean. The
 second writes a multiple of the gradient plus a linear function of x. Where the output reached a bound, the gradient
@@ -287,7 +288,7 @@ def batch_sums(element, lanes, period, is_backward, bounded):
 
 @inline
 def _store_output(a, channel, terms, held):
-    """The mean, the slope and the shift of a channel's output, from what is held of mean and inverse."""
+    """The mean, the slope and the shift of a channel's output, from the stored mean and inverse."""
     inverse = np.float64(load_f(a.inverse + channel * held, held))
     store_f(terms, load_f(a.mean + channel * held, held), held)
     store_f(terms + a.room * held, inverse * load_f(a.scale + channel * held, held), held)
@@ -313,7 +314,7 @@ def _elements(a, split):
 
 @inline
 def _combine_means(a, at, channels):
-    """Means and squares of all splits, in the place of those of the first."""
+    """Means and squares of all splits, which replace the first split's."""
     before = _elements(a, 0)
     for split in range(1, a.splits):
         other, count = at + split * a.units * a.room * 16, _elements(a, split)
@@ -330,7 +331,7 @@ def _combine_means(a, at, channels):
 
 @inline
 def _combine_sums(a, at):
-    """The sums of all splits, in the place of those of the first."""
+    """The sums of all splits, which replace the first split's."""
     for split in range(1, a.splits):
         other = at + split * a.units * a.room * 16
         for c in range(2 * a.room):
@@ -338,7 +339,7 @@ def _combine_sums(a, at):
 
 
 def _channel_terms(held: int) -> tuple[Any, Any]:
-    """forward and backward(args, channel, terms, sums): what is made of a channel's sums. held: bytes of a number."""
+    """forward and backward(args, channel, terms, sums): code that uses a channel's sums. held: bytes of a number."""
 
     @inline
     def forward(a, channel, terms, at):
@@ -366,7 +367,7 @@ def _channel_terms(held: int) -> tuple[Any, Any]:
 
 @jit.kernel
 def batch_terms(element, is_backward):
-    """A task is a unit: the sums of all splits, what is returned of each channel, and what results are made of."""
+    """A task is a unit: the sums of all splits, each channel's outputs, and the terms of `batch_apply`."""
     held = ElementType.of(element).computed.itemsize
     forward, backward = _channel_terms(held)
 

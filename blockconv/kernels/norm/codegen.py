@@ -93,8 +93,9 @@ def _array(v: Vectors, given: Any, which: int) -> Any:
 
 
 def span_sums(element: ElementType, lanes: int, period: int, what: str) -> Any:
-    """Code that adds sums over pixels to the arrays of each channel. what: "elements"; "squares" of what they differ
-    from their means; "products" of this difference and the gradient, and the gradient itself."""
+    """Code that adds sums over pixels to the arrays of each channel. what: "elements"; "squares" of their differences
+    from their means; "products" of these differences and the gradient, and the gradient itself.
+    """
     kept = (SUMS, PRODUCTS) if what == "products" else (SUMS,)
 
     @emitted
@@ -164,7 +165,7 @@ def normalised_span(element: ElementType, lanes: int, period: int, ragged: bool,
 
 
 def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any, Any], tuple[Any, Any]]) -> None:
-    """body(offset, mask): what is done at a vector of channels: step(offset, mask, k) for each pixel, and finish().
+    """body(offset, mask): the code of a vector of channels: step(offset, mask, k) for each pixel, and finish().
 
     s: `pixels` and `stride` of a span. period: as of `span_sums`; all channels are one vector then. step's k is which
     of `UNROLL` accumulators it may add to.

@@ -78,7 +78,7 @@ def normalised_row(element: ElementType, lanes: int, centred: bool) -> Any:
 
 
 def gradient_of_row(element: ElementType, lanes: int) -> Any:
-    """Code that writes the gradient of a row (see `group_gradients`), and adds to those of bias and scale."""
+    """Code that writes the gradient of a row (see `group_gradients`), and adds to the gradients of bias and scale."""
 
     @emitted
     def write_gradient(builder: Any, s: RowSpan) -> None:
@@ -86,7 +86,7 @@ def gradient_of_row(element: ElementType, lanes: int) -> Any:
         mean, inverse = (v.computed.broadcast(each) for each in (s.mean, s.inverse))
 
         def loaded(offset: Any, mask: Any | None) -> tuple[Any, Any, Any]:
-            """The gradient, what the elements differ from the mean, the scale."""
+            """The gradient, the elements' differences from the mean, the scale."""
             grad, x = (v.load(b.add(each, offset), mask) for each in (s.grad, s.src))
             return grad, v.sub(x, mean), v.computed.load(b.add(s.scale, v.in_computed(offset)), mask)
 

@@ -127,7 +127,7 @@ def _groups(a, image, start, arrays, held):
 
 @jit.kernel
 def group_norm(element, lanes, period, ragged):
-    """A task is a unit of an image: the sums of its channels, those of squares, the results. Scratch: `ARRAYS` of it.
+    """A task is a unit of an image: sums of its channels, sums of squares, results. Scratch: `ARRAYS` of it.
 
     period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0. ragged: channels of a last
     block may not exist.

@@ -6,7 +6,7 @@ for squares of deviations from them, and for the results. So a large mean loses 
 (layer normalisation) have kernels of their own, without arrays by channel.
 
 Buffers: source, scale and bias of each channel (of the type that is computed with), destination (which may be the
-source). With the option `statistics` also what the gradient needs: the mean of each image's groups, and
+source). With the option `statistics` also inputs of the gradient: the mean of each image's groups, and
 1 / sqrt(variance + epsilon).
 
 The gradient's: source, gradient of the output, scale, mean, 1 / sqrt(variance + epsilon), destination, gradients of

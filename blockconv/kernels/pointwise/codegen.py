@@ -103,7 +103,7 @@ def _is_true(b: Any, x: Any) -> Any:
 
 
 def _divided(kind: str, src: ElementType, v: Vectors, x: Any, y: Any) -> Any:
-    """Integers divided towards zero, or what is left, with the divisor's sign. By zero it is 0.
+    """Integers divided towards zero, or the remainder with the divisor's sign. By zero it is 0.
 
     A processor stops at a division by zero, and of the least integer by -1, so neither is made.
     """
@@ -125,7 +125,7 @@ def _divided(kind: str, src: ElementType, v: Vectors, x: Any, y: Any) -> Any:
 
 
 def _converted(src: ElementType, target: Vectors, x: Any) -> Any:
-    """Elements as those of another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
+    """Elements converted to another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
     b, dst, computed = target.b, target.type, target.type.computed
     if dst.kind == BITS:  # booleans
         return b.zext(_is_true(b, x), target.kind)

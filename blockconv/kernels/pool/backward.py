@@ -120,7 +120,7 @@ class TapRun(NamedTuple):
     position: the number of the first tap's pixel.
     below: from a tap's position to the position of the tap below.
     beside: from a tap's position to the next tap's.
-    share: what an average multiplies by.
+    share: the factor of an average.
     """
 
     dst: int
@@ -411,7 +411,7 @@ def pool_scatter_halves(src, lanes):
 
 
 def _beside(v: Floats, address: Any, offset: Any) -> Any:
-    """The address of what is computed with, of elements at an offset in memory."""
+    """The address, in an array of the computed type, of elements at an offset in memory."""
     return v.b.add(address, v.in_computed(offset))
 
 

@@ -57,7 +57,7 @@ SCATTERED = 128  # channels of a task that scatters
 PLANE = 1 << 19  # bytes of a plane of sums, at the most
 MOST_COLS = 4  # taps of a row of windows for which code of its own is made
 MOST_REPEATED = 8  # columns of a window whose pixels belong to no other, for which code of its own is made
-MOST_TAPS = 4  # of a maximum whose vectors are added at each tap
+MOST_TAPS = 4  # taps of a maximum whose vectors are added at each of them
 
 
 def _by_planes(request: Request) -> bool:
@@ -115,7 +115,7 @@ def _tables(request: Request) -> list[Any]:
     pool, (rows, cols, ih, _) = request.problem.pool, _axes(request)
     last = rows.first + (rows.taps - 1) * getattr(pool, "dh", 1)
     pixels = np.arange(ih)
-    # With dilation, what windows cover need not begin in their order.
+    # With dilation, the pixels of windows need not begin in the windows' order.
     start = np.searchsorted(np.maximum.accumulate(last), pixels, "left")
     end = np.searchsorted(np.minimum.accumulate(rows.first[::-1])[::-1], pixels, "right")
     return [np.stack(rows, axis=1), np.stack(cols, axis=1), np.stack([start, np.maximum(start, end)], axis=1)]

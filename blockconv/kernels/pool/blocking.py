@@ -50,7 +50,7 @@ __all__ = [
 
 SRC, DST, IDX = (Buffer(k) for k in range(3))
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
-TASK_BYTES = 1 << 16  # of the source: what a task reads at the least, if there are tasks enough
+TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
 
 ANY_TYPE = ("float32", "float64", "bfloat16", "float16", "int8", "uint8")  # the element types that pools take

@@ -110,7 +110,7 @@ def combine(typingctx, operation_lit, element_lit, acc, x):
 
 
 def store_average(element_type: ElementType) -> Any:
-    """Code for one integer of outputs: (its address, the sum, the address of what it is divided by, and of words)."""
+    """Code for one integer of outputs: (its address, the sum, the addresses of the divisor and of words)."""
 
     @emitted
     def store(builder: Any, address: Any, total: Any, divisor: Any, words: Any) -> None:
@@ -148,7 +148,7 @@ class PoolTileRun(NamedTuple):
     fill: Any  # address of a vector that changes no result
     dst: Any  # the first output
     d_step: Any  # from an output to the next
-    scales: Any  # address of what each output's sum is multiplied by
+    scales: Any  # address of the scale of each output's sum
     mask: Any  # address of zero bits for channels that do not exist
     integers: Any  # address of the `PoolQuantization`
 
@@ -202,7 +202,7 @@ class WindowRun(NamedTuple):
     cols: Any
     col_step: Any
     dst: Any
-    scale: Any  # address of what a sum is multiplied by
+    scale: Any  # address of a sum's scale
     mask: Any  # address of zero bits for channels that do not exist
     last: Any  # from the first vector to the last, which may overlap the one before, in bytes
     integers: Any  # address of the `PoolQuantization`

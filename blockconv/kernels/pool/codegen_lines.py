@@ -124,7 +124,7 @@ class TapsSpec(NamedTuple):
     taps: int
     checked: int  # bit t: tap t is read only where its flags are not zero
     partial: int  # 1: only `TapsRun.count` elements of one vector exist
-    result: int  # 1: what is stored are results, scaled and masked
+    result: int  # 1: results are stored, scaled and masked
 
 
 class TapsRun(NamedTuple):
@@ -135,7 +135,7 @@ class TapsRun(NamedTuple):
     flags: Any  # address of a byte for each element, of the first tap
     flags_step: Any  # from a tap's flags to the next's
     dst: Any
-    scales: Any  # address of what each element is multiplied by
+    scales: Any  # address of each element's scale
     mask: Any
     integers: Any  # address of the `PoolQuantization`
     count: Any = 0
@@ -242,7 +242,7 @@ class FoldRun(NamedTuple):
 
     src: Any  # the vectors, one after another
     dst: Any
-    scale: Any  # address of what sums are multiplied by
+    scale: Any  # address of the scale of sums
     integers: Any  # address of the `PoolQuantization`
 
 

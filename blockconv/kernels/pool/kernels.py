@@ -123,7 +123,7 @@ class OutputRow(NamedTuple):
     rows: Any  # how many
     src: Any  # address of that row's first pixel
     dst: Any  # address of the first output
-    scales: Any  # address of what the outputs' sums are multiplied by
+    scales: Any  # address of the scales of the outputs' sums
 
 
 @inline
@@ -161,7 +161,7 @@ def window_column(a, ow):
 
 
 def sums_integers(operation: int, element: int) -> bool:
-    """Whether what is reduced are sums of integers less their zero point."""
+    """Whether the kernel sums integers less their zero point."""
     return operation == SUM and not ElementType.of(element).is_float
 
 
@@ -180,7 +180,7 @@ def reading(operation: int, element: int) -> Any:
 
 
 def storing(operation: int, element: int) -> Any:
-    """``store(a, to, value, scale)``: what a window comes to; a sum with the number at `scale`."""
+    """``store(a, to, value, scale)``: code that stores a window's result; a sum with the number at `scale`."""
     kind = ElementType.of(element)
     held_bytes, average = held_type(operation, kind).itemsize, store_average(kind)
 
@@ -203,7 +203,7 @@ def storing(operation: int, element: int) -> Any:
 
 @inline
 def fill_identity(operation, element, itemsize, to, elements):
-    """Fill `elements` elements with what changes no result."""
+    """Fill `elements` elements with the value that changes no result."""
     for k in range(elements):
         store_value(to + k * itemsize, identity(operation, element), element)
 
@@ -228,7 +228,7 @@ class TilesArgs(PoolArgs):
 class PoolTile(NamedTuple):
     """The shape of `pool_tiles`' tiles."""
 
-    gathered: int  # 1: a task gathers what it reads
+    gathered: int  # 1: a task gathers its source first
     pixels: int  # outputs
     kh: int  # rows of a window that are few enough to be unrolled, or 0
     kw: int
@@ -238,7 +238,7 @@ class PoolTile(NamedTuple):
 
 @inline
 def _gathered_image(a, image, at, oh_first, oh_last, window, size):
-    """Gather what some rows of outputs read of an image; where the image would begin, seen from these.
+    """Gather the pixels that some rows of outputs read. Returns where the image would begin, seen from these.
 
     at, size: of each pixel, from its first byte on and how many; these are a pixel's of the window.
     """
@@ -256,7 +256,7 @@ def _gathered_image(a, image, at, oh_first, oh_last, window, size):
 def pool_tiles(operation, element, lanes, masked, *tile):
     """A task is rows of outputs, by tiles of some outputs by a vector of channels.
 
-    A row's last tile, or vector, is moved back to be whole. `PoolTile` says what the last integers are.
+    A row's last tile, or vector, is moved back to be whole. The last integers are a `PoolTile`.
     """
     gathered, pixels, kh, kw, stride, dilation = PoolTile(*tile)
     reduction = PoolReduction(operation, element, lanes, masked)

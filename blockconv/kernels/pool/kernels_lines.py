@@ -239,7 +239,7 @@ def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: bool =
 
     @inline
     def moved(run, at, offset, step, count):
-        """The run from element `at` on, whose flags and scales are those `offset` elements after the first."""
+        """The run from element `at` on, with the flags and scales `offset` elements after the first."""
         src, dst = run.src + at * itemsize, run.dst + at * itemsize
         scales, mask = run.scales + offset * itemsize, run.mask + offset * itemsize
         return TapsRun(src, run.tap_step, run.flags + offset, step, dst, scales, mask, run.integers, count)

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MAXIMUM, SUM = range(2)
-SUMS = 4  # that hide the latency of an addition
+SUMS = 4  # accumulators, which hide the latency of an addition
 
 _Vectors = list[Any]
 
@@ -55,7 +55,7 @@ class PoolReduction(NamedTuple):
     operation: int  # MAXIMUM or SUM
     element: int  # the element type's code
     lanes: int  # elements of a vector in memory, or packed pairs
-    masked: int = 0  # 1: a value is stored for channels that do not exist: zero, or what stands for it
+    masked: int = 0  # 1: a value is stored for channels that do not exist: zero, or the zero point
 
     @property
     def itemsize(self) -> int:
@@ -105,7 +105,7 @@ class Reducer(Vectors):
         if integers is not None and self.is_masked and not self.memory.type.is_float:
             words = QuantizationArguments.load(builder, quantization_at(builder, integers, "dst"))
             self.filled = splat(builder, builder.trunc(words.zero_point, self.memory.element), self.lanes)
-        self.sums: _Vectors = []  # slots, while a guard adds up what is read: see `guarded`
+        self.sums: _Vectors = []  # slots, while a guard adds up values that are read: see `guarded`
         self._read = 0
 
     @property
@@ -189,7 +189,7 @@ class Reducer(Vectors):
         return self._seen(value if mask is None else self.b.select(mask, value, self.c(self.identity)))
 
     def _unpacked(self, pairs: Any) -> Any:
-        """Packed integers as what is reduced."""
+        """Packed integers in the held type."""
         value = unpacked_pairs(self.b, pairs)
         if self.memory.type.kind == SIGNED:
             sign = ir.Constant(value.type, [8] * value.type.count)
@@ -254,5 +254,5 @@ class Reducer(Vectors):
         return self.b.add(address, const(elements * self.memory.itemsize))
 
     def plus_held(self, address: Any, elements: int) -> Any:
-        """The same of what is held, in the scratch, and of scales."""
+        """The same for the held type in the scratch, and for scales."""
         return self.b.add(address, const(elements * self.itemsize))

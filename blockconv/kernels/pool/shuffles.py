@@ -55,13 +55,13 @@ class ShufflesArgs(PoolArgs):
 class ShuffledRun(NamedTuple):
     """The arguments of `pool_shuffled`. Addresses and steps are in bytes."""
 
-    src: Any  # what is read first, in the first row that exists
+    src: Any  # the first element that is read, in the first row that exists
     rows: Any  # of the windows
     row_step: Any
     before: Any  # elements of the row before that, negative where it is outside
     elements: Any  # of a row of the image
     dst: Any
-    scales: Any  # address of what each element's sum is multiplied by
+    scales: Any  # address of the scale of each element's sum
     mask: Any  # address of zero bits for channels that do not exist
     count: Any  # elements that are stored, of a partial tile
 
@@ -131,7 +131,7 @@ def _pick(e: Reducer, vectors: list[Any], elements: list[int]) -> Any:
 def pool_shuffles(operation, element, lanes, masked, *tile):
     """A task is rows of outputs, by tiles of vectors of them. A row's last tile is moved back to be whole.
 
-    `ShuffledTile` says what the last integers are.
+    The last integers are a `ShuffledTile`.
     """
     shape = ShuffledTile(*tile)
     reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize

@@ -1,4 +1,4 @@
-"""The tables of pools: what windows cover, what their sums are multiplied by, which channels exist."""
+"""The tables of pools: the extents of windows, the scales of their sums, the channels that exist."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def table_of(
 def masks_of(b: PoolBlocking, elements: int) -> Block:
     """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
 
-    Each holds so many elements and what vectors read after that.
+    Each holds so many elements, and as many as vectors read after them.
     """
     exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
     bits = np.where(exist, -1, 0)

@@ -1,4 +1,4 @@
-"""Tiles of wide pixels: how many outputs they have, and when what they read is gathered first."""
+"""Tiles of wide pixels: how many outputs they have, and when their source is gathered first."""
 
 from __future__ import annotations
 

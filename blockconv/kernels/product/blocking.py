@@ -143,7 +143,8 @@ class ProductSizes(NamedTuple):
 def product(m: Machine, of: ProductSizes, like: Product | None = None, pixels: int = 0) -> Product:
     """The tile of least predicted time.
 
-    like: the anchor's: then tiles are those of any size. pixels: the rows that the tile has to have, if any.
+    like: the anchor's product, if any: tiles then have one of a few shared sizes, or the anchor's. pixels: the rows
+        that the tile has to have, if any.
     """
     rows, lanes, found = of.rows, m.lanes(of.element.itemsize), []
     for vectors, most in tiles_of(MULTIPLY_ADD, m.isa):

@@ -112,7 +112,7 @@ class Scores(NamedTuple):
     block: from a vector to the next, in bytes.
     columns: of a row; the lanes after the last may hold anything.
     scale: a factor, float64.
-    mask: the address of what is added to the first row.
+    mask: the address of the values that are added to the first row.
     mask_row: from there to the next row's, in bytes.
     first: the number of the first row.
     """

@@ -21,8 +21,8 @@ __all__ = ["RecurrentStep", "add_products", "narrow", "reset_hidden", "update", 
 class RecurrentStep(NamedTuple):
     """A step of one image in one direction. Scratch holds the type that is computed with.
 
-    src: address of what the inputs give to each gate.
-    sums: address of what the hidden values give to each gate; scratch.
+    src: address of the inputs' terms of each gate.
+    sums: address of the hidden values' terms of each gate; scratch.
     last: the same for the last gate of a GRU.
     hidden: address of the hidden values; scratch.
     cell: address of an LSTM's cells, or of reset hidden values; scratch.

@@ -17,7 +17,7 @@ from blockconv.runtime import Buffer, Op
 
 __all__ = ["ROWS"]
 
-IMAGES = 4  # of a task at most: what they multiply with is loaded once for all
+IMAGES = 4  # of a task at most: a weight is loaded once for all
 
 
 def _blocks(problem: RecurrentProblem) -> tuple[int, int]:

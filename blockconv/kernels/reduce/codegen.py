@@ -37,7 +37,7 @@ def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
 
 
 def begin_sums(element: ElementType, lanes: int, how: int) -> Any:
-    """Code that writes what `count` contiguous sums begin with, whole vectors of the type that is computed with."""
+    """Code that writes the initial values of `count` contiguous sums, whole vectors of the computed type."""
 
     @emitted
     def begin(builder: Any, at: Any, count: Any) -> None:

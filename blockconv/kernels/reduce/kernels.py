@@ -63,7 +63,7 @@ class FoldedMeanArgs(Means):
 
 @inline
 def _zero_missing(a, first, count, itemsize):
-    """Zero those of `count` means from one on that are of channels which do not exist."""
+    """Zero the means of channels that do not exist, among `count` means from number `first` on."""
     for index in range(first, first + count):
         if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
             store_bits(a.dst + index * itemsize, 0, itemsize)
@@ -117,7 +117,7 @@ def reduce_mean(element, lanes, vectors, period, ragged, how):
 def reduce_folded(element, lanes, vectors, period, ragged, how):
     """A task is some lines of each row of one step of the outer loop. Scratch: the sums of the rows, and of a line.
 
-    Options are as those of `reduce_mean`; a row of a line's elements is no longer than `vectors`.
+    Options as in `reduce_mean`; a row of a line's elements is no longer than `vectors`.
     """
     kind = ElementType.of(element)
     itemsize, held, width, wide = kind.itemsize, kind.computed.itemsize, vectors * lanes, WIDE * lanes

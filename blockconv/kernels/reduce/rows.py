@@ -40,7 +40,7 @@ class Axes(NamedTuple):
     inner: contiguous elements that are kept, inside all of these.
     period: these, where several make a vector, else 0.
     vectors: of a row that are summed at once.
-    summands: what a mean is made of.
+    summands: elements of a mean.
     divisor: of the sums.
     """
 

@@ -49,12 +49,12 @@ class Copy(NamedTuple):
 
     @property
     def tasks(self) -> int:
-        """Without those of the outer loops."""
+        """Tasks, without the outer loops."""
         return -(-self.x.size // self.x_strip) * -(-self.y.size // self.y_strip)
 
 
 def copy_blocking(nest: Nest, itemsize: int) -> Copy | str:
-    """How to copy what is contiguous on both sides, one element if need be; else why not, in a sentence."""
+    """How to copy extents that are contiguous on both sides, of one element if need be; else why not, in a sentence."""
     extent = next((loop for loop in nest.loops if loop.src == loop.dst == 1), UNIT)
     dims = limited_dimensions(nest, extent.dim, extent.dim)
     if dims is None:
@@ -109,7 +109,7 @@ class TransposeBlocking(NamedTuple):
 
     @property
     def tasks(self) -> int:
-        """Without those of the outer loops."""
+        """Tasks, without the outer loops."""
         return -(-self.us // self.u_strip) * -(-self.vs // self.v_strip)
 
 

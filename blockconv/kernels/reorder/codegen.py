@@ -27,11 +27,11 @@ __all__ = [
     "tile_code",
 ]
 
-LINE = 64  # bytes of one line of fill values, and of one line that takes what must not be written
+LINE = 64  # bytes of one line of fill values, and of the line for rows that must not be written
 
 # Flags of a tile.
 DENSE_SRC, DENSE_DST = 1, 2  # the tile is contiguous in the source, in the destination
-FILLED = 4  # some of what is written is fill values
+FILLED = 4  # some written elements are fill values
 STREAM = 8  # stores pass the caches by
 BOUNCE = 16  # a tile whose rows are longer than the source is goes through the scratch
 TABLED = 32  # the destination offsets of u stand in a table: u runs over several loops
@@ -128,7 +128,7 @@ def tile_code(shape: TransposeShape) -> Any:
 def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tuple[Any, Any]:
     """load(address, lanes), and store(vector, address, filled) of vectors of the narrower type, as bits.
 
-    filled: (whether it is not, the address of what is stored if it is), or None.
+    filled: (whether it is not, the address of the fill values), or None.
     """
     by_lanes: dict[int, Conversion] = {}
     if moved.is_converted:

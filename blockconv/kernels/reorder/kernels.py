@@ -46,7 +46,7 @@ class Limit(Arguments):
 
 
 class OuterLoop(Arguments):
-    """A loop around those of a task. index0 to index3: of the dimensions of the four limits."""
+    """A loop around the loops of a task. index0 to index3: of the dimensions of the four limits."""
 
     size = word("steps")
     src = word("from a step to the next in the source", "bytes")

@@ -5,8 +5,8 @@ each side has it in another loop, tiles of both are read as vectors, transposed 
 (`reorder_transpose`).
 
 Either converts elements on their way, of float32, floats of 16 bits or integers of 8 or 32 bits, to all of these but
-the last: types then are `Types.converted`, and the option `quantizations` says what the integers of source and
-destination stand for. Packed integers of 4 bits are one a byte on their way, in buffers 2 (source) and 3 (destination).
+the last: types then are `Types.converted`, and the option `quantizations` has those of integers in source and
+destination. Packed integers of 4 bits are one a byte on their way, in buffers 2 (source) and 3 (destination).
 """
 
 from __future__ import annotations
@@ -272,8 +272,7 @@ EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row:
     """Options of the primitive: fill, the bits of the destination's padding; stream, to store past the caches.
 
-    quantizations: what the integers of source and destination stand for, of types that are converted; the padding then
-    is the zero point.
+    quantizations: of integers in source and destination, for converted types; the padding then is the zero point.
 
     cut: None for the reference, whose `bind` takes the layouts. bind(nest, cut, elements, stream): the op.
     """

@@ -110,7 +110,7 @@ def copy_taps(itemsize, lanes):
 
 
 def pack_taps_op(pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int) -> Op | None:
-    """The op from weights of this shape, (G, O/G, I/G, H, W), to those of all pieces, in buffer 1.
+    """The op that packs weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
 
     pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. None if
         the forms of pieces differ in more than taps, if not all taps are packed unchanged, or if vectors have an

@@ -166,7 +166,7 @@ def near_bytes(vector: int) -> int:
 
 
 def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int, near: int) -> Any:
-    """Code that makes the `count` pixels of a row of results from those of a row of the source, as its `Tap`s say.
+    """Code that makes the `count` pixels of a row of results from a row of the source, as its `Tap`s say.
 
     element, dst_element: the types that are read and written; one may be wider where the code blends.
     inner: elements of a pixel. linear: blends, else copies. integers: as in `blend`.

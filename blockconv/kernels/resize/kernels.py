@@ -85,7 +85,7 @@ class ResizeSumsArgs(ResizePartsArgs):
 
 @inline
 def zero_tails(dst, plane, elements, a, itemsize):
-    """Zero what a row of the last block of channels has of channels that do not exist."""
+    """Zero the channels that do not exist, in a row of the last block of channels."""
     if a.valid < a.block and plane % a.blocks == a.blocks - 1:
         for k in range(elements // a.block):
             for c in range(a.valid, a.block):
@@ -281,7 +281,7 @@ def resize_columns(element, lanes, inner, near):
 
 @inline
 def zero_part_tails(a, dst, count, itemsize):
-    """Zero what `count` elements of each pixel of a row, the first at `dst`, have of channels that do not exist."""
+    """Zero the channels that do not exist, among `count` elements of each pixel of a row, the first at `dst`."""
     # A row has one block of channels, unless the blocks are inside w.
     is_one = a.block_stride >= a.ow * a.inner
     is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1

@@ -29,11 +29,11 @@ class CopySpan(NamedTuple):
 class CopyRegion:
     """The extents that are copied, and their places: of N, H and W, and of the channels.
 
-    channels: what goes to the channels from `first` on.
+    channels: the spans that go to the channels from `first` on.
     tail: the destination's block of channels that the last of them is in is zeroed to its end.
     sizes: elements of N, H and W that are written.
     starts: the first.
-    begins, counts: those of them that are copied, where there is a border that is filled.
+    begins, counts: the written elements that are copied, where there is a border that is filled.
     sources, steps: the first element that is read, and from one to the next.
     """
 

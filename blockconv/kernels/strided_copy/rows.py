@@ -62,7 +62,7 @@ MOST_RUNS = 32  # slices that a gather along N, H or W becomes, an op each
 class CopyMethod:
     """How a region is copied, whatever its shape is.
 
-    quantizations: what integers of the source(s) and of the destination stand for.
+    quantizations: of the source(s) and of the destination, for integers.
     fill: the bits of an element of the border.
     """
 
@@ -110,7 +110,7 @@ def _op(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Op:
     s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
     unit = kind.itemsize
     if images_are_innermost(region, src, s, kind.itemsize) and images_are_innermost(region, dst, d, kind.itemsize):
-        # All images of a channel are copied as one, and those of neighbouring channels with them.
+        # All images of a channel are copied as one, with the images of neighbouring channels.
         unit = s.channel
         region = replace(region, sizes=(1, *region.sizes[1:]), counts=region.counts and (1, *region.counts[1:]))
         s, d = s._replace(length=NO_BLOCK), d._replace(length=NO_BLOCK)
