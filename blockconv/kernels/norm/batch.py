@@ -2,8 +2,8 @@
 
 The forward op reads the source twice. The first pass sums the deviations from a value near the mean, and their squares.
 The value is the mean of the first chunk, so a large mean loses no digits. The second pass writes
-(x - mean) * slope + shift, plus a residual, between two bounds: these are ReLU and ReLU6. Running statistics change
-between the passes.
+(x - mean) * slope + shift, plus a residual, between two bounds: these are ReLU and ReLU6. Running
+statistics are updated between the passes.
 
 The gradient has two passes too. The first sums the gradient and its products with the deviation from the mean. The
 second writes a multiple of the gradient plus a linear function of x. Where the output reached a bound, the gradient

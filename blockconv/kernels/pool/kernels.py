@@ -5,7 +5,7 @@ window covers. A third holds the factors of sums. So no kernel clips a window, o
 
 This module has the argument blocks, code that all kernels share, and the kernels that read windows from the image
 itself. `kernels_lines` has the kernels that first reduce rows of windows into lines of scratch, and those for indices.
-`reference` has the kernel that takes any two layouts.
+`kernels_reference` has the kernel that takes any two layouts.
 """
 
 from __future__ import annotations
