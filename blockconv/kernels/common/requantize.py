@@ -10,7 +10,7 @@ The steps are float32, each rounded by itself, in one order on every machine:
 
 Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. If the activation clips, all
 scales and its bounds are multiplied by that inverse beforehand. The bounds are then the destination's
-(`dispatch.quantizing.Requantization`).
+(`core.quantization.Requantization`).
 
 Ops between convolutions compute with dequantized values, like ONNX. They subtract the zero point and multiply by the
 scale, do the op in float32, divide by the destination's scale and round to even (`Elements`).
