@@ -8,8 +8,8 @@ The steps are float32, each rounded by itself, in one order on every machine:
 - The result is multiplied by the inverse of the destination's scale, clamped and rounded, and the zero point is added
   (`quantized`).
 
-Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. If the activation clips, all
-scales and its bounds are multiplied by that inverse beforehand. The bounds are then the destination's
+Nothing is contracted to a multiply-add, so that bits agree wherever they are computed. If the activation is none or a
+clip, all scales and its bounds are multiplied by that inverse beforehand. The bounds are then the destination's
 (`core.quantization.Requantization`).
 
 Ops between convolutions compute with dequantized values, like ONNX. They subtract the zero point and multiply by the
