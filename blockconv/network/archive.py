@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
-    """The record that `_plain` wrote. kinds: those that it may be; all, if there are none."""
+    """The record that `_plain` wrote. kinds: the allowed records; empty: all."""
     made = _RECORDS[value["is"]]
     if kinds and made not in kinds:
         raise TypeError(f"{value['is']} is none of {kinds}")

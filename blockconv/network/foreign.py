@@ -89,7 +89,7 @@ def counted(kinds: Iterable[str]) -> str:
 
 
 def reads_of(node: Any) -> list[str]:
-    """The values that a node reads, those that its graphs take from outside among them."""
+    """The values that a node reads, including values that its graphs take from outside."""
     return [name for name in (*node.input, *captured(node)) if name]
 
 

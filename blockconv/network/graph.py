@@ -79,7 +79,7 @@ class Network:
     name: the network's name, for its errors.
     remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
     rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.rest`.
-    merged: for each node that a pass merged into another, the other's name. That node may be merged as well.
+    merged: for each node that a pass merged into another, the other's name. The other may be merged too.
     tensors: the name, shape and element type of every value by its name, with constants.
 
     Raises NetworkError, which names the node, for a graph that breaks a rule.
@@ -229,7 +229,7 @@ class Network:
     ) -> Network:
         """The same nodes and constants for other shapes of some inputs, `remake` apart.
 
-        known: values for these shapes. A reshape makes those that it makes in their shapes.
+        known: values for these shapes. A reshape gives its output the known shape.
 
         Raises NetworkError, which names the node, if the nodes do not take them.
         """
@@ -399,7 +399,7 @@ def check_network(op: str, network: object) -> None:
 
 
 def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
-    """An input, as NumPy holds its type: one 4-bit integer per byte, in an 8-bit type or in that of ml_dtypes.
+    """An input in NumPy's dtype for its type: a 4-bit integer per byte, given in an 8-bit or an ml_dtypes dtype.
 
     Raises NetworkError for elements of another type, or that the type does not have.
     """
@@ -435,7 +435,7 @@ def _inferred(
 ) -> tuple[list[Node], dict[str, Tensor]]:
     """(the nodes, with reshapes that make what is `known`; every value).
 
-    like: a network with constants of the same names. Those that are the same arrays are not looked at.
+    like: a network with constants of the same names. Its tensors serve where both hold the same array object.
     """
     nodes, tensors = [], {t.name: t for t in net.inputs}
     for tensor in net.inputs:
@@ -488,7 +488,7 @@ def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor],
 
 
 def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], title: str = "") -> Array:
-    """What a node makes of these elements, in plain NumPy. Raises NetworkError, as `inferred` does."""
+    """The value that a node computes from these elements, in plain NumPy. Raises NetworkError, as `inferred` does."""
     try:
         return node.attributes.evaluate(inputs, parameters)
     except NetworkError:  # names a node already
@@ -498,5 +498,5 @@ def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], t
 
 
 def named_error(title: str, error: ArgumentError) -> NetworkError:
-    """The error of an op as that of the node which has it."""
+    """The error of an op as an error of its node."""
     return NetworkError(title, error.argument, error.value, error.rule, error.remedy)

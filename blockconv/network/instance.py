@@ -44,7 +44,7 @@ class Arenas:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that no call uses."""
+        """Bytes of the arenas that no call uses."""
         return sum(arena.nbytes for arena in self._idle)
 
 

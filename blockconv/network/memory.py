@@ -1,4 +1,4 @@
-"""Where tensors lie: bytes that are the same in two layouts, offsets in an arena."""
+"""Memory of tensors: layouts that give the same bytes, offsets in an arena."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     """(an offset for each, the bytes of them all), so that no two that live at once overlap.
 
     The largest is placed first, each in the smallest gap that holds it (Pisarchyk and Lee, MLSys 2020: "greedy by
-    size"; within a few percent of the largest live set on the networks that they and we tried).
+    size"). On their networks and ours, the arena is within a few percent of the largest live set.
     """
     offsets = [0] * len(intervals)
     placed: list[int] = []  # by offset

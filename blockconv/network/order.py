@@ -30,7 +30,7 @@ def topological(
         for name in unknown:
             readers.setdefault(name, []).append(i)
     ready = [i for i, count in enumerate(missing) if not count]
-    while ready:  # a heap: the first of those that can run
+    while ready:  # a heap: the first item that can run is on top
         item = items[heapq.heappop(ready)]
         order.append(item)
         for name in makes(item):
@@ -42,7 +42,7 @@ def topological(
 
 
 def _circle(items: Sequence[T], reads: Callable[[T], Iterable[str]], makes: Callable[[T], Iterable[str]]) -> list[T]:
-    """Of items that all wait for one another, some that do so in a circle, each read by the next; none of none."""
+    """A circle among items that all wait for one another: each is read by the next. Empty for no items."""
     if not items:
         return []
     makers = {name: i for i, item in enumerate(items) for name in makes(item)}

@@ -22,8 +22,8 @@ class ReceptiveField(NamedTuple):
     """The pixels of an input that one pixel of an output reads, as (height, width).
 
     size: how many.
-    stride: from the pixels that an output pixel reads to those that the next one reads; less than 1 where the network
-        enlarges images.
+    stride: how many pixels the window moves from one output pixel to the next; less than 1 where the network enlarges
+        images.
     first: the first pixel that output pixel 0 reads; negative ones are padding.
     """
 
@@ -32,7 +32,7 @@ class ReceptiveField(NamedTuple):
     first: tuple[int, int]
 
 
-Reaches = dict[int, Reach]  # by the axis of a value along which pixels lie
+Reaches = dict[int, Reach]  # by the axis of a value that counts pixels
 
 
 def reaches(network: Any, name: str) -> dict[str, Reaches]:

@@ -2,8 +2,8 @@
 
 A *value* is a tensor in one layout. Its memory is a block, or a part of one. Views, and layouts with the same bytes,
 share their source's block. An input of a concatenation is in the output's block, if it is alone in its own. A block is
-an input or output of the network, an array of constants, or a part of the arena, whose bytes serve one block after the
-other.
+an input or output of the network, an array of constants, or a part of the arena. Bytes of the arena serve one block
+after the other.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Location:
-    """Where a value lies: in a block, so many bytes from its begin."""
+    """The memory of a value: a block, and the offset in it."""
 
     block: _Block
     offset: int = 0  # bytes
@@ -179,7 +179,7 @@ class _Scheduler:
         self.allocate((name, layout), address)
 
     def need(self, value: Value) -> _Location:
-        """Where a value lies; made by a reorder if it does not exist yet."""
+        """The location of a value. A reorder makes the value if it does not exist yet."""
         if value in self.locations:
             return self.locations[value]
         name, layout = value
@@ -200,7 +200,7 @@ class _Scheduler:
         locations = [self.locations[source], self.allocate(value)]
         cost = self.costs(name, source[1], layout)
         action = Action(name, "reorder", ops_[0].kernel.name, (source,), value, cost, ops_)
-        # Packed elements lie in two more buffers on their way, one a byte.
+        # Packed elements pass through two more buffers, one element a byte.
         sizes = [unpacked_bytes(lay.size(shape)) for lay in (source[1], layout)] if type.is_packed else []
         self.drafts.append(_Draft(action, (*locations, *(_Location(_Block(nbytes)) for nbytes in sizes))))
         return locations[1]

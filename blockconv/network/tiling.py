@@ -26,8 +26,8 @@ from blockconv.network.reach import reaches, windows
 __all__ = ["USUAL", "Piece", "Tiling", "checked_out", "run_tiled", "tiling"]
 
 Array = npt.NDArray[Any]
-USUAL = 512  # pixels of a tile along an axis, where nothing else is asked for
-LEAST_SHARE = 4  # a tile has at least so many times the pixels that its cuts cost
+USUAL = 512  # pixels of a tile along an axis, unless a size is requested
+LEAST_SHARE = 4  # a tile has at least this many times the pixels that its cuts cost
 
 
 class Piece(NamedTuple):

@@ -110,7 +110,7 @@ def transposed(
     bias: tuple[Tensor, ...],
     depth: Depth,
 ) -> Tensor:
-    """The transposed convolution of a volume: each tap's images are added to those that they overlap.
+    """The transposed convolution of a volume: each tap's images are added to the images that they overlap.
 
     made, weight: see `convolved`; the weight is (I, O/groups, KD, KH, KW).
     depth: its pads are slices that are cut, or added if they are negative.

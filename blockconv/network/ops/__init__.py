@@ -1,9 +1,9 @@
-"""The ops of a network: each is a frozen record, and all that is known of it stands there.
+"""The ops of a network: each is a frozen record, which holds everything that is known of the op.
 
-A record has its attributes as fields. It infers the output's shape and type, computes its meaning in NumPy, and says
-what it does to integers and what the planner asks of the kernel table (`rule`). It holds no sizes, so a network can be
-made for others. Shapes are logical, (N, C, H, W) where there are four dimensions. Methods raise ArgumentError for
-inputs that an op does not take.
+A record has its attributes as fields. It infers the output's shape and type, and computes its meaning in NumPy. It
+says what it does to integers, and what the planner requests from the kernel table (`rule`). It holds no sizes, so the
+same record serves inputs of any size. Shapes are logical: (N, C, H, W) for four dimensions. Methods raise
+ArgumentError for inputs that an op does not take.
 
 Front ends translate into these ops, and passes rewrite within them. An op that a kernel can end with an activation has
 the field `activation`; it is the identity unless fusion set it. The records of `quantized` say what their integers

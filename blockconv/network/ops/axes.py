@@ -43,7 +43,7 @@ __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 
 
 class _OfFloats(Solved):
-    """What computes with floats; of integers `Quantized` says what they stand for."""
+    """An op that computes with floats. For integers, `Quantized` says what they stand for."""
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "input", inputs[0], *FLOATS)
@@ -124,9 +124,9 @@ class Resize(_OfFloats):
     (in - out / s) / 2; asymmetric: o / s;
     align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1;
     tf_crop_and_resize: the same between the ends of `roi`, or their middle where out is 1.
-    linear blends the two pixels around it along each axis, cubic the four around it, by the cubic convolution with the
-    parameter `cubic`; nearest takes one, rounded as `nearest` says (round_prefer_floor rounds x.5 down,
-    round_prefer_ceil up). Coordinates outside read the border pixel.
+    mode: linear blends the two pixels around the coordinate along each axis. cubic blends four, by the cubic
+    convolution with the parameter `cubic`. nearest takes one, rounded as `nearest` says (round_prefer_floor rounds
+    x.5 down, round_prefer_ceil up). Coordinates outside read the border pixel.
     antialias: where a scale is below 1, linear and cubic blend 1 / s times as many pixels.
     exclude_outside: pixels outside the image have no weight, and the weights are divided by their sum.
     roi: (top, left, bottom, right), as fractions of H - 1 and W - 1.

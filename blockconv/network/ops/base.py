@@ -65,7 +65,7 @@ class Attributes(Rule):
         raise NotImplementedError
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        """The output's element type: that of all operands, unless an op says otherwise. Raises DtypeError."""
+        """The output's element type: the common one of all operands, unless an op says otherwise. Raises DtypeError."""
         given = (*inputs, *parameters)
         if given.count(given[0]) < len(given):
             raise DtypeError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
@@ -80,7 +80,7 @@ class Attributes(Rule):
         raise NotImplementedError
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
-        """What the op does to 8-bit and 4-bit integers that stand for floats, where the table has kernels for them.
+        """The op's effect on 8-bit and 4-bit integers that stand for floats, where the table has kernels for them.
 
         "moves": it gives some of them unchanged. "computes": as `Quantized`, with what they stand for. None: nothing.
         """
@@ -102,7 +102,7 @@ class Attributes(Rule):
 
 
 class Solved(Attributes):
-    """An op whose rules and sizes are those of its problem, which kernels are asked to solve.
+    """An op with the rules and sizes of its problem, which kernels solve.
 
     problem(*shapes): the problem of inputs of these shapes. Raises ArgumentError.
     """
@@ -121,7 +121,7 @@ class Scaled(Solved):
     """An op with two parameters for each channel, of shape (C,).
 
     With 16-bit floats they may be float32, in which kernels compute.
-    names: those of the two in errors.
+    names: the names of the two in errors.
     """
 
     parameters: ClassVar[range] = range(2, 3)

@@ -27,7 +27,7 @@ FOUND = (2,)
 
 @dataclass(frozen=True)
 class FindQuantization(Solved):
-    """(scale, zero point) of uint8 for the range of a float32 array, of which 0 is part.
+    """(scale, zero point) of uint8 for the range of a float32 array, extended to include 0.
 
     scale = (most - least) / 255, or 1 where that is 0; zero point = round(0 - least / scale), a half to the even
     neighbour, from 0 to 255: as ONNX's DynamicQuantizeLinear has it. A NaN is no part of the range.

@@ -41,7 +41,7 @@ __all__ = ["Concat", "Gather", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"
 def part(layout: Layout, shape: Shape, axis: int, begin: int, size: int) -> int | None:
     """The offset, in elements, of `size` of an array's elements along an axis if they are contiguous; else None.
 
-    They are if whatever lies outside of that axis has one element, and no channel block is split.
+    They are if every axis outside of it in memory has size 1, and no channel block is split.
     """
     for at in layout.axes(shape):
         if at.dim == axis:
@@ -115,7 +115,7 @@ class Pad(Solved):
 
 @dataclass(frozen=True)
 class Slice(_Moves):
-    """Elements begin, begin + step, ... (`size` of them) of one axis. What a Split gives is one Slice an output."""
+    """Elements begin, begin + step, ... (`size` of them) of one axis. A Split becomes one Slice per output."""
 
     op: ClassVar[str] = "slice"
     axis: int

@@ -45,7 +45,7 @@ __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "
 
 
 class _GivesIntegers(BetweenTypes):
-    """What gives integers of 8 or 4 bits, `dtype`, of the shape of its input; `dst` says what they stand for."""
+    """An op that gives 8-bit or 4-bit integers, `dtype`, in its input's shape. `dst` says what they stand for."""
 
     dst: Quantization
     dtype: IntegerType
@@ -286,7 +286,7 @@ class Quantized(Attributes):
             summed = replace(of, kind="avg_exclude_padding", divisor=1)
             total, covered = summed.evaluate([exact], ()), summed.evaluate([ones], ())
             counts = np.full(covered.shape, float(of.divisor or 1))
-            if of.divisor is None:  # the mean of ones is the part of those that count which a window covers
+            if of.divisor is None:  # a window's mean of ones: covered pixels / pixels that count
                 some = covered > 0
                 counts[some] = np.rint(covered[some] / of.evaluate([ones], ())[some])
         ratio = float(self.dst.scale) / float(self.srcs[0].scale)

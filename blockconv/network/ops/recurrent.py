@@ -29,8 +29,8 @@ def blocks_of_columns(matrices: Array) -> Array:
 class Recurrent(Attributes):
     """An LSTM or a GRU over T steps of N sequences in D directions, with ONNX's order of gates.
 
-    inputs: the products of all inputs with their weights, (T, N, D * gates * H), with biases; and the first hidden
-        values with an LSTM's first cells, (1 or 2, D * N, H).
+    inputs: the products of all inputs with their weights, plus biases: (T, N, D * gates * H). Then the first hidden
+        values, and an LSTM's first cells: (1 or 2, D * N, H).
     parameters: the weights of hidden values; biases (D, gates * H); for the kind "gru" the weights of reset hidden
         values. Weights are (D, H, columns) in the form of `blocks_of_columns`.
     kind: see `RecurrentProblem`.

@@ -1,8 +1,8 @@
 """An op's planning rule: the problem that kernels solve, the layouts of its operands, types and options.
 
 No kernel and no machine is known here. The planner asks the kernel table, and gets the rows that take the problem. An
-op offers a *view*, which needs no kernel, if its output is bytes that exist already: a reshape, a contiguous slice, a
-concatenation whose inputs are written where it has them.
+op offers a *view*, which needs no kernel, if the bytes of its output exist already. Views are a reshape, a contiguous
+slice, and a concatenation whose inputs are written straight into its output.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class View(NamedTuple):
     """An output without a kernel.
 
     srcs, dst: the layouts of inputs and output.
-    begin: where the output lies in its first input, in elements.
-    starts: where each input lies in the output, in elements; None if the output lies in an input.
+    begin: the output's offset in its first input, in elements.
+    starts: each input's offset in the output, in elements; None if the output is part of an input.
     """
 
     srcs: Layouts

@@ -107,7 +107,7 @@ class Convolution(Weighted):
         return [windows_of(self.problem_at(site)), *[same_pixels(axes)] * (len(site.inputs) - 1)]
 
     def sums(self, src: Array, wei: Array) -> Array:
-        """Of products, without what is added to them."""
+        """The sums of the products, without bias and residual."""
         p, g = self.problem(src.shape, wei.shape), self.groups
         image = framed(src, _reach(p), 0)
         dst = np.zeros((p.n, g, p.oc // g, p.oh * p.ow), np.result_type(src, wei))
@@ -139,7 +139,7 @@ class IntegerConvolution(Convolution):
         return shape
 
     def check_types(self, inputs: ElementTypes, parameters: ElementTypes, taken: Sequence[str], bias: str) -> None:
-        """taken: types that an input may have. bias: that of a bias."""
+        """taken: types that an input may have. bias: the type of a bias."""
         check_type(self, "input", inputs[0], *taken)
         check_type(self, "weight", parameters[0], "int8")
         for type in parameters[1:]:
@@ -150,7 +150,7 @@ class IntegerConvolution(Convolution):
         return types._replace(wei=replace(types.wei, narrow=self.narrow, light=self.light))
 
     def int32_sums(self, src: Array, given: Quantization, parameters: Arrays) -> Array:
-        """Of products of integers, of which `src` stands for what `given` says; and of a bias.
+        """The int32 sums of the products of integers, and of a bias. `given` says what `src` stands for.
 
         float64 holds these integers exactly, and multiplies matrices of them faster than NumPy does ints.
         """

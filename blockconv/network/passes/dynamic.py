@@ -1,6 +1,6 @@
 """Sums of integers whose quantization is found at run time become real numbers in the convolution that sums them.
 
-ONNX multiplies them by the scale that was found times that of the weights, in an op of its own.
+ONNX multiplies them by the found scale times the weights' scale, in an op of its own.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def scaled(network: Network) -> Network:
 
 
 class _Factor(NamedTuple):
-    """A scale that was found, a part of this value, times constants."""
+    """A found scale, which is a part of the value `found`, times constants."""
 
     found: str
     constant: Array
 
 
 def _factor(edit: Edit, name: str) -> _Factor | None:
-    """What a value is, if it is a scale that was found times constants."""
+    """A value as a factor, if it is a found scale times constants; else None."""
     through = edit.producer(name, Reshape)
     if through is not None:
         inner = _factor(edit, through[0].inputs[0])
@@ -90,7 +90,7 @@ def _scale(edit: Edit, node: Node) -> bool:
 
 
 class _Scaled:
-    """Nodes that make a value (`old`), and those that make it times a scale that was found, and constants (`new`)."""
+    """The nodes that make a value (`old`), and nodes that make it times a found scale and constants (`new`)."""
 
     def __init__(self, edit: Edit, found: str) -> None:
         self.edit, self.found = edit, found
@@ -133,7 +133,7 @@ class _Scaled:
         return self._put(node, replace(node, inputs=(value,), output=output))
 
     def _joined(self, node: Node, output: str, constant: Array) -> bool:
-        """Of sums that are added to others times numbers of each output channel."""
+        """The same for a convolution that multiplies sums by a number per output channel and adds other sums."""
         values = [self.edit.value_name(f"{output}.{k}") for k in range(2)]
         one = np.ones(1, np.float32)
         if not all(map(self.scale, node.inputs, values, (one, constant))):

@@ -98,7 +98,7 @@ def fold_constants(network: Network) -> Network:
 
 
 def merge_equal(network: Network) -> Network:
-    """One node in place of those that do the same to the same values. Outputs of the network keep theirs."""
+    """Nodes that do the same to the same values become one. Outputs of the network keep theirs."""
     kept: dict[object, Node] = {}
     values: dict[str, str] = {}  # that go, and what is read in their place
     nodes, merged = [], dict(network.merged)
@@ -148,7 +148,7 @@ def _pad_into_pool(edit: Edit, node: Node) -> bool:
         return False
     if a.kind == "max":
         return pad[1].value == -np.inf and _take_pad(edit, pad[0], node, replace(a, pads=pads))
-    # What was padded counts as pixels; what the pool itself pads may not.
+    # The pad's pixels count in an average; the pool's own padding may not count.
     if pad[1].value != 0 or a.pads != ((0, 0), (0, 0)) or a.ceil_mode:
         return False
     return _take_pad(edit, pad[0], node, replace(a, pads=pads, kind="avg_include_padding"))
@@ -316,7 +316,7 @@ def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
 
 
 def _residual_into_conv(edit: Edit, node: Node) -> bool:
-    """Of two convolutions that are added, the later takes the other's result in its store."""
+    """A convolution adds the other operand of an addition in its store; of two convolutions, the later one does."""
     a = node.attributes
     found = adding_convolution(edit, node, _gives_floats) if isinstance(a, Binary) and a.kind == "add" else None
     if found is None or not isinstance(a, Binary):

@@ -1,8 +1,8 @@
 """Ops between dequantized values become ops of integers, of 8 bits and of 4 (see `nibbles`).
 
-A quantized network, as ONNX's tools write it, has each op of floats between a Dequantize of what it reads and a
-Quantize of what it gives. Here Dequantize goes down and Quantize goes up past what only moves elements; a convolution
-of dequantized values is one of integers; and where a Quantize follows an op that has kernels of integers, the op gives
+A quantized network, as ONNX's tools write it, has each float op between a Dequantize of its inputs and a Quantize of
+its output. This pass moves Dequantize down and Quantize up, past ops that only move elements. A convolution of
+dequantized values becomes a convolution of integers. An op that has integer kernels and a Quantize after it gives
 integers itself. Other ops run in float32 between the two (`dequantized`).
 """
 
@@ -78,8 +78,7 @@ def lookups(network: Network) -> Network:
 
 
 def known_weights(network: Network) -> Network:
-    """Convolutions say what is known of their weights: of floats that they are finite, where there is padding; of
-    integers whether they are narrow, and whether they are light."""
+    """Convolutions record facts on their weights: `finite` for floats with padding, `narrow` and `light` for int8."""
 
     def said(node: Node) -> Node:
         a = node.attributes
@@ -281,7 +280,7 @@ def _values(edit: Edit, name: str) -> Array:
 
 
 def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
-    """A convolution's bias as integers of this scale, of those that it was, or the nearest ones."""
+    """A convolution's bias as int32 of this scale: its own integers if they have it, else the nearest ones."""
     if len(node.parameters) < 2:
         return None
     known, wide = _constant(edit, node.parameters[1]), edit.shape(node.parameters[1])
@@ -335,7 +334,7 @@ def _op_stores(edit: Edit, node: Node) -> bool:
 
 
 def _conv_adds(edit: Edit, node: Node) -> bool:
-    """Of two convolutions of integers whose results are added as such, the later adds the other's in its store.
+    """A convolution of integers adds the other operand of an integer addition in its store; of two, the later does.
 
     It rounds its own result as if it had been stored, so that nothing else changes.
     """
@@ -412,7 +411,7 @@ def _is_element_wise(edit: Edit, node: Node, shape: Shape) -> bool:
 
 
 def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, ElementType] | None:
-    """Of a value that flows: the integers of 8 or 4 bits that it is made of, what they stand for, and their type."""
+    """(The 8-bit or 4-bit integers behind a value that is no constant, what they stand for, their type), or None."""
     before = edit.producer(name, Dequantize)
     if before is None or before[0].inputs[0] in edit.constants or before[1].src.scale.ndim:
         return None
@@ -421,7 +420,7 @@ def _dequantize(edit: Edit, name: str) -> tuple[str, Quantization, ElementType] 
 
 
 def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:
-    """Of a dequantized constant: its integers, what they stand for, and the axis of their scales."""
+    """(The integers of a dequantized constant, what they stand for, the axis of their scales), or None."""
     before = edit.producer(name, Dequantize)
     if before is None or before[0].inputs[0] not in edit.constants:
         return None

@@ -1,8 +1,8 @@
 """Integers of 4 bits where there are kernels for them, and of 8 where there are none.
 
-Values of 4 bits are packed, two a byte. Convolutions and pools have kernels that read and write them so; another op
-runs on the same integers of 8 bits, between two conversions: each of 4 bits is one of 8, and what an op gives is
-bounded twice, to 8 bits and to 4, which is the same as once.
+Values of 4 bits are packed, two a byte. Convolutions and pools have kernels that read and write them packed. Another
+op runs on the same numbers as 8-bit integers, between two conversions. Its result is clipped to 8 bits and then to 4
+bits, which equals one clip to 4 bits.
 """
 
 from __future__ import annotations

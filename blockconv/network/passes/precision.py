@@ -1,8 +1,8 @@
 """Networks whose tensors are stored in 16 bits, and computed with as float32; and conversions between types of floats.
 
-Every value and every constant is rounded once, as it is stored. Inputs and outputs stay what the network says: they
-are converted where they come in and go out, an output by the convolution that makes it, where one does. Biases stay
-float32, as accumulators are, and so do scales and shifts of channels.
+Every value and every constant is rounded once, as it is stored. Inputs and outputs keep the types that the network
+states. They are converted where they enter and leave; if a convolution makes an output, it stores it converted. Biases
+stay float32, as accumulators are, and so do scales and shifts of channels.
 """
 
 from __future__ import annotations

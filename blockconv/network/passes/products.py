@@ -54,7 +54,7 @@ def _writes_transposed(edit: Edit, node: Node) -> bool:
 
 @dataclass
 class _Scores:
-    """What is known of a value on the way up from a softmax: it is factor * scores + mask + flowing.
+    """A value on the way up from a softmax, in the form factor * scores + mask + flowing.
 
     shape: of the value.
     gone: the nodes that one op replaces.

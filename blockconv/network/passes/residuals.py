@@ -13,9 +13,9 @@ __all__ = ["adding_convolution"]
 
 
 def adding_convolution(edit: Edit, node: Node, takes: Callable[[Any], bool]) -> tuple[Node, Any, int] | None:
-    """Of the convolutions whose results an op of two inputs adds, the later one that `takes` the other as its residual.
+    """(a convolution that can add the other input of an addition in its store, its attributes, which input that is).
 
-    With its attributes, of which `takes` is asked, and which input of the op the other value is. None: neither does.
+    takes(attributes): whether a convolution can. If both inputs come from one, the later does. None if neither can.
     """
     first, second = node.inputs
     if first == second or any(name in edit.constants for name in node.inputs):

@@ -181,7 +181,7 @@ Rule = Callable[[Edit, Node], bool]
 
 
 def rewritten(network: Network, *rules: Rule) -> Network:
-    """The network after rules, each of which may rewrite around a node and says whether it did, until none does.
+    """The network after its rules, until none changes it. A rule may rewrite around a node, and says whether it did.
 
     No rule is for a node that reads nothing, as a foreign one of random numbers.
     """
@@ -223,9 +223,9 @@ class Refit:
     def _fitted(self, other: Network) -> Network | None:
         """`after` for the sizes of `other`; None unless rules make it of that as well.
 
-        Rules look at attributes, constants, ranks and channels, which have to be the same; and they compare sizes of a
-        node's values with each other, with 0 and with 1, which has to say the same. The sizes that a reshape names are
-        those of its values.
+        Rules look at attributes, constants, ranks and channels. They have to be equal. Rules also compare sizes of a
+        node's values with each other, with 0 and with 1. The results have to be equal. The sizes that a reshape names
+        are those of its values.
         """
         before, after, constants = self.before, self.after, other.constants
         if (

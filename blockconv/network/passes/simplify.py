@@ -40,7 +40,7 @@ LEAST = float(np.finfo(np.float32).tiny)
 
 
 def _idle(edit: Edit, node: Node) -> bool:
-    """What changes nothing vanishes."""
+    """Ops that change nothing vanish."""
     a, src = node.attributes, edit.shape(node.inputs[0])
     idle = (
         (isinstance(a, Activate) and a.activation.is_identity)
@@ -57,7 +57,7 @@ def _reshape_of_reshape(edit: Edit, node: Node) -> bool:
     before = edit.producer(node.inputs[0], Reshape)
     if not isinstance(node.attributes, Reshape) or before is None or 0 in edit.shape(node.output):
         return False
-    # What remains stays so, for other sizes. Of a size that is kept, the input is another one.
+    # -1 stays, for other sizes. 0 means a size of the input, which is another one now, so it becomes a number.
     sizes = zip(node.attributes.shape, edit.shape(node.output), strict=True)
     merged = replace(node, attributes=Reshape(tuple(said or size for said, size in sizes)), inputs=before[0].inputs)
     return edit.replace((before[0], node) if edit.private(node.inputs[0], Reshape) else (node,), merged)
@@ -74,7 +74,7 @@ def _transpose_of_transpose(edit: Edit, node: Node) -> bool:
 
 
 def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
-    """Elementwise ops go before a reshape, where what computes the values can take them in."""
+    """Elementwise ops go before a reshape, where the op that computes the values can take them in."""
     before = edit.private(node.inputs[0], Reshape)
     if not isinstance(node.attributes, (Activate, Affine)) or before is None:
         return False
@@ -150,10 +150,10 @@ def _concat_of_parts(edit: Edit, node: Node) -> bool:
 
 
 def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
-    """What an earlier concatenation holds already is taken from there: cat(a, b, c) is cat(cat(a, b), c).
+    """A concatenation reads an earlier one that holds its first inputs: cat(a, b, c) is cat(cat(a, b), c).
 
-    DenseNet's blocks, as PyTorch exports them, concatenate all earlier features anew in every layer. As a chain, each
-    layer's features are written once, behind those of the layers before it, where the layout lets them lie in place.
+    DenseNet's blocks, as PyTorch exports them, concatenate all earlier features anew in every layer. In a chain, each
+    layer writes its features once, behind the features of earlier layers, if the layout permits it in place.
     """
     if not isinstance(node.attributes, Concat):
         return False

@@ -32,7 +32,7 @@ def bind(
 
     A convolution's are those of its kernels: source, weight, bias, destination, residual, epilogue.
 
-    known: the kernels of convolutions that were bound before. Those with the same problem share their ops.
+    known: the kernels of convolutions bound before. Convolutions with the same problem share their ops.
     """
     if isinstance(node.attributes, Weighted):
         prepare = functools.partial(_prepared, {} if known is None else known, candidate, threads)

@@ -91,9 +91,9 @@ class Taken(NamedTuple):
 class Pricing:
     """The cost of a candidate.
 
-    layouts: those that are considered.
+    layouts: the layouts to consider.
     price(taken, problem, node): the seconds of a kernel that takes the problem.
-    reorder(tensor, src, dst): those of a reorder, or of a copy.
+    reorder(tensor, src, dst): the seconds of a reorder, or of a copy.
     accuracy: the largest error that a kernel may have; see `selection.ACCURACIES`.
     every: keep each kernel, not the cheapest for its layouts alone.
     references: take reference kernels too where there are others.

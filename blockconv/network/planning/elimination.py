@@ -1,11 +1,11 @@
 """Minimising a sum of cost tables over variables of few values each: exactly where that fits a budget, else with a
 bound.
 
-A *factor* is a table of costs over some variables. A variable is eliminated by adding all factors that hold it and
-taking the least over its values, which leaves a factor over its neighbours (bucket elimination: Dechter, Artificial
-Intelligence 1999). The cheapest variable goes first. For variables of one or two neighbours this is what partitioned
-boolean quadratic problems (PBQP) call the reductions RI and RII, so every series-parallel network is solved exactly
-in no time; but it goes on to three neighbours and more, as long as a table has at most `TABLE` elements.
+A *factor* is a table of costs over some variables. To eliminate a variable, add all factors that hold it and take the
+least over its values. The result is a factor over its neighbours (bucket elimination: Dechter, Artificial Intelligence
+1999). The cheapest variable goes first. With one or two neighbours, these are the reductions RI and RII of partitioned
+boolean quadratic problems (PBQP). They solve every series-parallel network exactly, in no time. Elimination goes on to
+three neighbours and more, as long as a table has at most `TABLE` elements.
 
 Where a table would be larger, its factors are added and minimised in several parts (mini-buckets: Dechter and Rish,
 Journal of the ACM 2003). The result is a lower bound, and the assignment that the smaller tables suggest is a solution.
@@ -28,12 +28,10 @@ __all__ = ["STEPS", "TABLE", "Factor", "Minimum", "minimum"]
 
 Costs = npt.NDArray[np.float64]
 TABLE = 1 << 20  # elements of a table that an elimination may make, the eliminated variable's values included
-STEPS = (
-    1 << 30
-)  # elements that a search may work out, some seconds; counted, not timed, so that all machines stop alike
-OVERHEAD = 1 << 12  # elements that could be worked out in the time that the smallest table takes
+STEPS = 1 << 30  # elements that a search may compute, some seconds; a count, so that all machines stop alike
+OVERHEAD = 1 << 12  # elements that could be computed in the time of the smallest table
 SLAB = 1 << 16  # elements that are added at once, so that they stay in the caches
-TOLERANCE = 1e-9  # by which, in parts, a solution has to be better than one that is known
+TOLERANCE = 1e-9  # the relative improvement that makes a solution better than a known one
 
 
 class Factor(NamedTuple):
@@ -44,8 +42,11 @@ class Factor(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """Values of the variables, or None if no assignment costs less than what was known; their cost; no assignment
-    costs less than `bound`; the steps that it took to find out."""
+    """The result of a search. No assignment costs less than `bound`.
+
+    values: of the variables; None if no assignment costs less than the known `cost`.
+    steps: the steps that the search took.
+    """
 
     values: dict[int, int] | None
     cost: float
@@ -55,7 +56,7 @@ class Minimum(NamedTuple):
 
 @dataclass
 class _Budget:
-    """Steps that a search may take, those that it took, and who is told of them."""
+    """The steps that a search may take, the steps that it took (`spent`), and the function that is told of them."""
 
     steps: int
     report: Callable[[int], None] | None = None
@@ -72,7 +73,7 @@ class _Budget:
 
 
 class _Relaxed(NamedTuple):
-    """What an elimination came to: a bound, the values it suggests, and the variable to branch on (None if exact)."""
+    """An elimination's result: a bound, the values it suggests, and the variable to branch on (None if exact)."""
 
     bound: float
     values: dict[int, int]
@@ -86,7 +87,7 @@ def minimum(
     table: int = TABLE,
     report: Callable[[int], None] | None = None,
 ) -> Minimum:
-    """The values that make the sum of the factors least, among those that make it less than `most`.
+    """The values that make the sum of the factors least, if that sum is less than `most`.
 
     steps: the budget, in elements of tables; the first elimination is always finished, so that there is a bound.
     table: elements that a table may have. report(steps): is told how many were spent, as it goes.
@@ -173,7 +174,7 @@ def _size(factors: Sequence[Factor], domains: Mapping[int, int]) -> int:
 
 
 def _parts(factors: Sequence[Factor], domains: Mapping[int, int], table: int) -> list[list[Factor]]:
-    """Groups of factors, each of which fits a table together: all in one, where that does."""
+    """Groups of factors, so that the sum of each group fits a table; one group if the sum of all fits."""
     parts: list[list[Factor]] = []
     for f in sorted(factors, key=lambda f: (-f.costs.size, f.scope)):
         fitting = (part for part in parts if _size([*part, f], domains) <= table)

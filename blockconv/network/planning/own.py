@@ -124,7 +124,7 @@ def _reorders(network: Network, layouts: Iterable[Layout]) -> Iterable[tuple[str
 
 
 def check_costs(network: Network, options: Options) -> None:
-    """Raise ArgumentError for a key that no plan of this network reads, whatever the layouts it is asked for."""
+    """Raise ArgumentError for a key that no plan of this network reads, in whatever layouts."""
     if not options.costs:
         return
     asked = options.layouts if isinstance(options.layouts, tuple) else ()

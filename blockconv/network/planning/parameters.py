@@ -30,11 +30,11 @@ Array = npt.NDArray[Any]
 class Parameters:
     """Weights packed once for each form that kernels ask for: bytes are shared by all nodes and sizes that agree.
 
-    They lie in the order of the nodes, biases first: a convolution prefetches on past the end of its weights, which is
-    where the next one begins.
+    Memory holds them in the order of the nodes, each bias before its weights. So a convolution's prefetches beyond its
+    weights load the next one's data.
 
-    like: those of another plan of the same network, maybe for other sizes. Weights that both need are packed once.
-        They live as long as one of the two does.
+    like: the parameters of another plan of the same network, maybe for other sizes. Weights that both need are packed
+        once. They live as long as one of the two does.
     """
 
     def __init__(self, network: Network, like: Parameters | None = None) -> None:
@@ -56,7 +56,7 @@ class Parameters:
         return made
 
     def _key(self, names: tuple[str, ...]) -> tuple[Any, ...]:
-        """What tells constants apart from all others."""
+        """A key that tells constants apart from all others."""
         return tuple(self._keys.get(name, name) for name in names)
 
     def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
@@ -127,7 +127,7 @@ class Parameters:
         return self._kept(names, how, lambda empty: aligned_copy(make(), empty))
 
     def _kept(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[Empty], Array]) -> Array:
-        """What is made of these constants, once. For constants of other sizes it lives as long as it is used."""
+        """The array of these constants, made once. For constants of other sizes it lives as long as it is used."""
         key = self._key(names), *how
         found = self._packed.get(key)
         if found is None:

@@ -168,7 +168,7 @@ class Planned(NamedTuple):
 
 
 def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
-    """The layouts that are looked at: those that were asked for; or `NATIVE`, without CHWN4 where that is NCHW4."""
+    """The layouts to consider: the requested tuple; else `NATIVE` and requested ones, CHWN4 only if it is not NCHW4."""
     if isinstance(options.layouts, tuple):
         return options.layouts
     given = options.layouts.values() if isinstance(options.layouts, Mapping) else [options.layouts]
@@ -336,7 +336,7 @@ def _weight_rate(network: Network) -> float:
 
     All weights together do not stay in the last cache then. Two cores are taken to read at once, because a choice is
     for any number of threads. For 512 channels of 7x7 on one core of a Zen 4, 38 MB of F(4x4) take as long as 17 MB of
-    F(2x2); on two cores they take 1.7 times as long.
+    F(2x2). On two cores they take 1.7 times as long.
     """
     known = host().profile
     nbytes = sum(array.nbytes for array in network.constants.values())
@@ -346,9 +346,9 @@ def _weight_rate(network: Network) -> float:
 def _predicted(
     network: Network, costs: Mapping[str, float], weight_rate: float, taken: Taken, problem: Any, node: Node
 ) -> float:
-    """A user's cost, or the row's, but no less than its weights take to come from where they lie.
+    """A user's cost; else the row's, but at least the time to load its weights.
 
-    For one thread whatever their number, so that the choice, and with it every bit, does not depend on it.
+    The cost is for one thread whatever their number, so that the choice, and every bit, does not depend on it.
     """
     if costs:
         types = element_types(network, node)
@@ -400,10 +400,10 @@ def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
 def measured(
     network: Network, found: tuple[tuple[Candidate, ...], ...], threads: int, costs: Mapping[str, float]
 ) -> tuple[tuple[Candidate, ...], ...]:
-    """The candidates with times for costs: of each node the MOST that are predicted to cost least are timed.
+    """The candidates with times for costs: for each node, the MOST with the least predicted costs are timed.
 
-    The rest keep their predictions, in the proportion in which those that were timed differ from theirs. The
-    cheapest kernel for each pair of layouts stays. Times are kept on disk.
+    The other predictions are multiplied by the median ratio of time to prediction. The cheapest kernel for each pair
+    of layouts stays. Times are kept on disk.
     """
     known = tuning.Costs()
     done: list[tuple[Candidate, ...]] = []

@@ -1,14 +1,14 @@
 """Which layout each tensor has: the choice of one candidate for every op, at the least cost over a whole network.
 
-Ops have candidates, each with a layout for every input, one for the output, and a cost. A tensor lies in its
-producer's layout and in that of every copy that a reorder makes of it; one copy serves all readers that want it.
-So the cost of a choice is that of its candidates, and of one reorder for each (tensor, layout) that is read and
-is not the producer's.
+Ops have candidates, each with a layout for every input, one for the output, and a cost. A tensor exists in its
+producer's layout, and in the layout of every copy that a reorder makes. One copy serves all readers that want it. So
+a choice costs what its candidates cost, plus one reorder for each (tensor, layout) that is read and is not the
+producer's.
 
 `optimal` writes this as a partitioned boolean quadratic problem (PBQP: Scholz and Eckstein, LCTES 2002; for layouts
-of convolutions: Anderson and Gregg, CGO 2018): variables with costs, and matrices of costs between two of them. A
-variable is an op, its values the candidates; a tensor of several readers is a variable too, its values the
-producer's layout together with a set of copies, which makes shared reorders exact. `elimination` minimises that.
+of convolutions: Anderson and Gregg, CGO 2018): variables with costs, and matrices of costs between two of them. An op
+is a variable, and its candidates are the values. A tensor with several readers is a variable too. Each of its values
+is a layout of the producer with a set of copies, so shared reorders are exact. `elimination` minimises that.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _of_tensor(
     wanted: Sequence[Lay],
     variables: Iterator[int],
 ) -> Iterator[Factor]:
-    """What it costs to have a tensor, made by step `maker` (None: given), in the layouts that its readers want."""
+    """The costs of a tensor, made by step `maker` (None: given), in the layouts that its readers want."""
     given = [problem.given[tensor]] if maker is None else [c.dst for c in problem.steps[maker].choices]
     asked = [[c.srcs[i] for c in problem.steps[k].choices] for k, i in uses]
     # Layouts by number from here on.

@@ -45,7 +45,7 @@ def _digest(factors: Sequence[Factor], most: float, steps: int, table: int) -> s
 
 
 def _known(name: str, factors: Sequence[Factor]) -> Minimum | None:
-    """What is kept under a name; None if there is nothing, or nothing that fits the problem."""
+    """The solution that is kept under a name; None if there is none that fits the problem."""
     table = kept.read(name)
     domains = {v: size for f in factors for v, size in zip(f.scope, f.costs.shape, strict=True)}
     try:

@@ -73,10 +73,10 @@ def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like
 
 
 def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:
-    """What the rows cost that take a request: the anchor's, and direct ones beside Winograd, whose tiles small images
-    do not fill. If none does, others; references if none does.
+    """The costs of the rows that take a request: the anchor's row, and direct ones if that is not direct.
 
-    A row whose bound says that it is not taken in place of the anchor's is left out.
+    Small images do not fill Winograd's tiles. If none of these rows takes it, others may, and last the references. A
+    row is left out if its bound says that it cannot replace the anchor's.
     """
 
     def price(one: Taken) -> float:

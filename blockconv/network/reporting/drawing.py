@@ -1,8 +1,8 @@
 """A plan drawn as HTML, a row for each input, kernel call and output, with the tensors between them as lines.
 
-The lines are drawn row by row, as long as each row is, so that a row may be opened, wrapped on a narrow screen, or
-put on another sheet of paper. A line is what lies in one piece of memory: a tensor, or several that are parts of one
-(a concatenation's inputs, a slice, a reshape); it goes from the row that writes it first to the one that reads it last.
+Each row draws its part of the lines, as long as the row is. So a row may be opened, wrapped on a narrow screen, or
+printed on another sheet of paper. A line stands for one piece of memory: a tensor, or several that are parts of one (a
+concatenation's inputs, a slice, a reshape). It goes from the row that writes first to the row that reads last.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _once(pair: tuple[int, int]) -> str:
 
 
 def lines(found: Sequence[DrawnRow], made: Schedule) -> list[Line]:
-    """The lines beside the boxes. What only the next row reads needs none: it is drawn from box to box."""
+    """The lines beside the boxes. A value that only the next row reads needs none: it is drawn from box to box."""
     makers = {row.writes: k for k, row in enumerate(found) if row.writes is not None}
     root = _roots(made)
 
@@ -173,7 +173,7 @@ def _apart(a: Line, b: Line) -> bool:
 
 
 def _roots(made: Schedule) -> functools._lru_cache_wrapper[Value]:
-    """For each value one that stands for all that lie in the same piece of memory."""
+    """A function that gives the same value for all values in the same piece of memory."""
     above: dict[Value, Value] = {}
 
     def root(value: Value) -> Value:

@@ -81,7 +81,7 @@ def table(plan: PlanData, actions: tuple[Action, ...]) -> str:
 
 
 def _others(plan: PlanData) -> list[str]:
-    """What else there was for each node; nodes of which the same is to be said stand together."""
+    """The other candidates of each node; nodes with the same text share a paragraph."""
     found: dict[str, list[str]] = {}
     for node in plan["nodes"]:
         if said := others(node):

@@ -24,7 +24,7 @@ from blockconv.network.schedule import Schedule
 
 __all__ = ["Drawn", "page"]
 
-LEAST_SCALE = 0.01  # of the best plan's time: what the bars of the other plans cover at least
+LEAST_SCALE = 0.01  # the axis of the bars reaches at least this share of the best plan's time
 SCALE = 80.0  # per cent of the column of bars that their axis takes; figures stand in the rest
 
 
