@@ -84,7 +84,7 @@ def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
 
 
 def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
-    """What the operand `at` is transposed of, and how; None if it is not."""
+    """(The source of the transpose that makes the operand `at`, its permutation); None if no transpose makes it."""
     x = call.input(at)
     node = call.maker(x.name)
     if node is None or not isinstance(node.attributes, ops.Transpose):
@@ -314,7 +314,7 @@ BLOCKED = "com.microsoft.nchwc"
 
 
 def channel_block(nodes: Iterable[Any], arrays: Mapping[str, Any]) -> int:
-    """The channels of a block, of which a model that ONNX Runtime saved does not tell.
+    """The channels of a block, which a model that ONNX Runtime saved does not state.
 
     It is this processor's: 16 with AVX-512 and on Arm, else 8. But it is 8 if a weight has no whole blocks of 16.
     """

@@ -54,7 +54,7 @@ def _quantize(call: Call) -> list[Tensor]:
 
 
 def _found(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What is found of `x`; `x` as integers; the scale, and the zero point as uint8, each of shape (1,)."""
+    """(The quantization found for `x`, `x` as integers, the scale and the uint8 zero point of shape (1,))."""
     found = call.emit(ops.FindQuantization(), x, helps=True)
     y = call.emit(ops.DynamicQuantize(), x, found)
     scale, zero_point = (call.emit(ops.Slice(0, k, 1), found, helps=True) for k in (0, 1))
@@ -62,7 +62,7 @@ def _found(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _found_at(call: Call, at: int) -> Tensor | None:
-    """What was found, of which the operand `at` is the zero point; None if it is none such."""
+    """The found quantization whose zero point is the operand `at`; None if the operand is anything else."""
     if not call.has(at):
         return None
     node = call.maker(call.input(at).name)
@@ -136,8 +136,8 @@ def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _
 def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, product: _Product) -> Tensor:
     """The sums as floats, by weights that an int8 cannot hold less their zero points.
 
-    They are int8 ones plus a number for each output channel, which is times the sum of all that a window reads. That
-    takes little more time than int8 weights do, where weights of twice as many channels would take twice as long.
+    They are int8 weights plus a number for each output channel. The number is multiplied by the sum of all elements of
+    a window. This takes little more time than int8 weights; weights of twice as many channels would take twice as long.
     """
     value, of_matrix = call.array(1, "weight"), product is _multiplied
     groups = 1 if of_matrix else call.attribute("group", 1)

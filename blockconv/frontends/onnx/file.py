@@ -55,7 +55,7 @@ def read_model(model: Any) -> tuple[Any, Files]:
 
 
 def _bytes(model: Any) -> bytes:
-    """What bytes or an open file hold."""
+    """The content of bytes or of an open file."""
     held = model.read() if callable(getattr(model, "read", None)) else model
     if isinstance(held, str):
         raise ArgumentError(OP, "model", model, "is a file in text mode", 'open it with mode "rb"')

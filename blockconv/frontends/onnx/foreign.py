@@ -31,8 +31,8 @@ from blockconv.network.rest import Rest
 __all__ = ["Fallback", "OddInput", "is_odd"]
 
 Array = npt.NDArray[Any]
-_MOST_VALUES = 4096  # of a constant on which shapes may depend
-# ONNX's element types that flow between nodes of a network, by the names that ONNX Runtime has for tensors of them.
+_MOST_VALUES = 4096  # the most elements of a constant on which shapes may depend
+# ONNX's numbers of the element types that flow between nodes, by ONNX Runtime's names of such tensors.
 _NUMBERS = "float double float16 bfloat16 bool complex64 complex128"
 _INTEGERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 _PLAIN = {f"tensor({t})": onnx.TensorProto.DataType.Value(t.upper()) for t in f"{_NUMBERS} {_INTEGERS}".split()}
@@ -85,7 +85,7 @@ class Fallback:
         self.late: list[Any] = []
         self._odd = odd
         self._unknown: set[str] = {*odd}  # values of unknown shapes
-        self._late_types: dict[str, int] = {}  # of these, ONNX's numbers of the types of those that are arrays
+        self._late_types: dict[str, int] = {}  # for the arrays among these, ONNX's number of the type
         self._places = itertools.count()
         self._makers: dict[str, tuple[int, Any]] = {}  # of each value, with their places in the order
 
@@ -231,7 +231,7 @@ class Fallback:
         return folds
 
     def _with_reads(self, node: Any) -> tuple[list[Any], list[str]]:
-        """(a node after those that it needs, the arrays that they read)."""
+        """(a node after the nodes that it needs, the arrays that they read)."""
         nodes = self._closure([node])
         made = {name for one in nodes for name in one.output}
         return nodes, [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
@@ -299,7 +299,7 @@ class Fallback:
         return {name: value for name, value in arrays if value is not None}
 
     def _loose(self, nodes: Sequence[Any], outputs: Iterable[str]) -> tuple[Any, list[str]]:
-        """(a model of nodes and those that they need, without shapes and weights, what it reads)."""
+        """(a model of nodes and the nodes that they need, without shapes and weights; the values it reads)."""
         nodes = self._closure(nodes)
         made = {name for one in nodes for name in one.output}
         reads = [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
@@ -325,7 +325,7 @@ class Fallback:
         return isinstance(value, Tensor) and not value.type.is_packed and value.type.name in _TYPES
 
     def _closure(self, nodes: Sequence[Any]) -> list[Any]:
-        """Nodes after those that make what they read and is no array of numbers."""
+        """These nodes, after the nodes that make their operands, except operands that are arrays of numbers."""
         found: dict[int, Any] = {}
         constants: dict[str, Any] = {}
         waiting = [*nodes]
@@ -456,7 +456,7 @@ def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
 
 
 def _untyped(name: str) -> Any:
-    """An output of which a model says its name alone."""
+    """An output for which a model states the name alone."""
     value = onnx.ValueInfoProto()
     value.name = name
     return value

@@ -62,7 +62,7 @@ def _inlined(model: Any) -> Any:
 
 
 def _key(item: Any) -> str:
-    """A function's identity, or that of the op that a node names."""
+    """The identity of a function, or of the op that a node names."""
     name = item.op_type if hasattr(item, "op_type") else item.name
     return f"{domain_of(item)}::{name}:{getattr(item, 'overload', '')}"
 

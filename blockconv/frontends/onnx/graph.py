@@ -108,7 +108,7 @@ class _Again:
     model, arrays, strict: as in `read_graph`, which reads a model with foreign nodes, and a model that is refused.
     network: the model's, for the shapes that it was read for first.
     scope: the values that depend on constants alone; None for a model with foreign nodes or branches.
-    nodes: those that make others, in an order that can run, with what they became.
+    nodes: the nodes that make other values, in an order that can run, with their steps.
     """
 
     model: Any
@@ -280,10 +280,10 @@ def _check_known(where: str, argument: str, name: str, known: set[str]) -> None:
 
 
 class _Refused:
-    """What is not supported, collected, so that one error lists it all.
+    """Everything in a model that is not supported, so that one error lists it all.
 
-    Nodes behind a refused one are read too, with the shapes and types that ONNX infers of its values, or that the
-    model declares (`graph`, where it is read as it is); so far as they do not need what neither knows.
+    Nodes behind a refused one are read too, as far as the shapes and types of its values are known. ONNX infers them,
+    or the model declares them (`graph`; None if the model is read for other shapes).
     """
 
     def __init__(self, graph: Any) -> None:

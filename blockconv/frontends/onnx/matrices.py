@@ -50,7 +50,7 @@ def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
-    """That of an operand's axes, or None for its own: "transBatchA" says that its rows are the first axis."""
+    """The order of an operand's axes, or None for its own: "transBatchA" says that its rows are the first axis."""
     order = list(range(len(x.shape)))
     if call.attribute(f"transBatch{side}", 0) and len(order) > 1:
         order = [*order[1:-1], 0, order[-1]]

@@ -167,7 +167,7 @@ def _clip(call: Call) -> Tensor:
 
 @_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum")
 def _binary(call: Call) -> Tensor:
-    """Of two, or of any number, from the left."""
+    """An op of two operands, or of any number from left to right."""
     kinds: dict[str, ops.BinaryKind] = {
         "Add": "add",
         "Sum": "add",

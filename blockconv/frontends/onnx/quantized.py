@@ -1,4 +1,4 @@
-"""Translators of ONNX's quantized ops. See `ops`, and `contributed` for those that ONNX Runtime adds.
+"""Translators of ONNX's quantized ops. See `ops`, and `contributed` for ONNX Runtime's own.
 
 An op of integers becomes what it is defined by: Dequantize of its inputs, the float op, Quantize of its output. Passes
 turn these into one integer op (`passes.integers`), as they do for models that are written this way.
@@ -137,10 +137,10 @@ def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequa
 
 
 def _of_blocks(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
-    """Constant integers in blocks along an axis as such of one scale for each index of another; None if an int8 cannot
-    hold them so: each scale has to be a whole multiple of the least one of its index.
+    """Constant integers with scales for blocks along one axis, as int8 with one scale for each index of another axis.
 
-    scale, zero_point: of each element. What a product stands for, and its rounding to float32, are then the same.
+    None if int8 cannot hold them. Each scale has to be a whole multiple of the least scale of its index. Then products
+    stand for the same numbers, and round to the same float32. scale, zero_point: of each element.
     """
     wide = value.astype(np.int64) - zero_point
     for channels in (k for k in range(value.ndim) if k != axis):
@@ -260,7 +260,7 @@ def dequantized(call: Call, at: int) -> Tensor:
 
 
 def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
-    """What the node gives: floats as integers of the type that its inputs have, by the operands `at` and the next."""
+    """The node's output: `y` as integers, by the scale and the zero point that are operands `at` and the next."""
     return _quantize(call, y, quantization(call, at, dtype), dtype)
 
 
@@ -283,7 +283,7 @@ def _qlinear_conv(call: Call) -> Tensor:
 
 
 def output_dtype(call: Call, at: int) -> Any:
-    """That of the output's zero point."""
+    """The dtype of the output's zero point; the input's if it has none."""
     dtype = call.array(at, "zero point").dtype if call.has(at) else call.input().dtype
     check_bytes(call, dtype)
     return dtype

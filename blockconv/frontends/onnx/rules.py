@@ -147,7 +147,7 @@ class Rules:
             inferred: dict[str, Any] = shape_inference.infer_node_outputs(
                 schema, node, types, values, opset_imports=self._imports, ir_version=self._ir_version
             )
-        except KeyError:  # the inference of onnx 1.16 takes no node of which an operand is left out
+        except KeyError:  # onnx 1.16 infers nothing for a node with an omitted operand
             return {}
         except Exception as error:
             given = ", ".join([_operand(name, operands, constants) for name in node.input] + _attributes(node))
@@ -192,7 +192,7 @@ def tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_tensor(tensor: Any, where: str) -> None:
-    """Raise NetworkError for a constant that cannot be read, or lies outside the model."""
+    """Raise NetworkError for a constant that cannot be read, or is stored outside the model."""
     if tensor.data_location == TensorProto.EXTERNAL:
         rule = "has its values in another file, and a model given as bytes or ModelProto has no folder"
         raise NetworkError(
@@ -260,6 +260,6 @@ def onnx_type(tensor: Tensor) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """What ONNX says, without the names of its own functions and of the node."""
+    """ONNX's message, without the names of its own functions and of the node."""
     text = re.sub(r"\(op_type:.*?\): |\[\w+Error\] |\n.*", "", str(error))
     return text[:1].lower() + text[1:].rstrip(".")

@@ -73,7 +73,7 @@ class Dequantized(NamedTuple):
 
 
 class ReadStep(NamedTuple):
-    """What a translator that looks at no sizes made of a node of a model.
+    """The result of a translator that looks at no sizes, for one node of a model.
 
     flows: the operands that are no constants: their names in the model, and their own.
     alike: pairs of these, by their own names, and whether both have one shape.
@@ -105,7 +105,7 @@ class Scope(Emitter):
         self.only_cast: set[str] = set()  # names that nothing but Cast to float32 reads
         self.of_sizes: set[str] = set()  # names of what is computed from shapes
         self.channel_block = 8  # the channels of a block in com.microsoft.nchwc
-        self.floats: set[str] = set()  # of these, sums of integers that are held as float32
+        self.floats: set[str] = set()  # names of sums of integers that are held as float32
         self.dequantized: dict[str, Dequantized] = {}
         self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
         self.steps: dict[str, ReadStep] = {}
@@ -234,7 +234,7 @@ class Call(Translation):
         super().__init__(scope, str(node.name or node.output[0]), title(node))
         self.node, self.scope, self.opset, self.looks = node, scope, scope.opset, False
         self.inputs = [self._watched(scope.values[name]) if name else None for name in node.input]
-        # What is read of the outputs after the first.
+        # The outputs after the first that something reads.
         self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
         self.attributes = {a.name: a for a in node.attribute}
         self._alike: list[tuple[str, str, bool]] = []
@@ -333,7 +333,7 @@ class Call(Translation):
         return value % rank
 
     def axes(self, values: Sequence[int], rank: int) -> tuple[int, ...]:
-        """Axes, counted from the front, of which each is named once."""
+        """Axes, counted from the front. Each may be named once."""
         found = tuple(self.axis(value, rank) for value in values)
         if len(set(found)) < len(found):
             raise self.error("axes", values, "name one axis twice", "name each once")
@@ -342,7 +342,7 @@ class Call(Translation):
     # -- what is made of it
 
     def weight(self, index: int, what: str, change: Callable[[Array], Array], channels: int = 0) -> Tensor:
-        """An input that has to be a constant, changed; integers stay such if each scale is that of an output channel.
+        """A constant input after `change`. Integers stay integers with one scale, or one for each output channel.
 
         channels: the axis of output channels before `change`, which makes it the first.
         """

@@ -25,7 +25,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def _opsets(name: str, since: int) -> str:
-    """The opsets that have an op, of those that are read; empty if the installed onnx knows none."""
+    """The opsets that have an op and are supported; empty if the installed onnx knows none."""
     domain, _, _ = name.rpartition(".")
     if domain:  # it defines none of other domains
         return f"{domain} {since}"

@@ -152,7 +152,7 @@ class Traced:
     nodes: its placeholders, and the ops that its outputs need.
     outputs: the names of the nodes that it returns.
     state: for each placeholder but the caller's inputs, its constant.
-    sizes: for each input, its sizes: numbers, and expressions (of sympy) of symbols for those that change.
+    sizes: for each input, its sizes: numbers, or sympy expressions of symbols for sizes that change.
     ranges: for each symbol, the least and the largest size.
     name, strict: as in `from_torch`.
     """
@@ -182,7 +182,7 @@ class Traced:
         return cls([*holders, *needed(ops, made)], outputs, state, sizes, ranges, name, strict)
 
     def named_like(self, other: Traced) -> Traced:
-        """With the names of another program where both have the same ops, beside those that compute numbers."""
+        """The trace with another one's names, if both have the same ops, apart from ops that compute numbers."""
         named = {node: f"number_{k}" for k, node in enumerate(self.nodes) if not _makes_tensors(node)}
         ops, theirs = ([node for node in each.nodes if _makes_tensors(node)] for each in (self, other))
         if [*map(kind_of, ops)] == [*map(kind_of, theirs)]:
@@ -249,7 +249,7 @@ class Traced:
 
     @classmethod
     def loaded(cls, flat: tuple[Any, ...], state: Mapping[str, Any]) -> Traced:
-        """What `flat` gave. Raises UnsupportedError for ops that this process does not have."""
+        """The trace that `flat` gave. Raises UnsupportedError for ops that this process does not have."""
         nodes, outputs, *rest = flat
         graph, known = Graph(), dict[str, Any]()
         for op, target, given, name, meta in nodes:

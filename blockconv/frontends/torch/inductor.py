@@ -20,7 +20,7 @@ POOLS = "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool
 
 
 def for_training() -> dict[str, Any]:
-    """What AOTAutograd is told for graphs of a step: Inductor's decompositions but for pools, and its partition."""
+    """AOTAutograd's options for graphs of a step: Inductor's decompositions, except pools, and its partition."""
     kept = {op for name in POOLS for op in (getattr(torch.ops.aten, name), getattr(torch.ops.aten, name).default)}
     table = {op: rule for op, rule in select_decomp_table().items() if op not in kept}
     return {"decompositions": table, "partition_fn": min_cut_rematerialization_partition}

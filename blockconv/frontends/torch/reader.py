@@ -104,7 +104,7 @@ def warn_of_unseen(name: str, before: Sequence[tuple[int, ...]], after: Sequence
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Give parameters a new version after a step. Fused optimizers, and those that write `.data`, give none."""
+    """Give parameters a new version after a step. Fused optimizers, and writes to `.data`, give none."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             torch.autograd.graph.increment_version(parameter)
@@ -294,7 +294,7 @@ class Reader:
         return made
 
     def _made_foreign(self, node: Any) -> Value:
-        """The values of a node that PyTorch runs: of several outputs those that are read."""
+        """The values of a node that PyTorch runs; None for each of several outputs that nobody reads."""
         args, kwargs, flat = self._operands(node)
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             raise Unsupported
@@ -356,7 +356,7 @@ def _outputs_read(node: Any) -> set[int]:
 
 
 def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) -> Any:
-    """What an op makes of inputs of these shapes and types, as fake tensors."""
+    """The results of an op for inputs of these shapes and types, as fake tensors."""
 
     def fake(x: Any) -> Any:
         if not isinstance(x, (Tensor, Constant)):

@@ -15,7 +15,7 @@ class Compiled:
 
     name: as TORCH_LOGS calls it.
     kind: "inference", "forward" or "backward".
-    nodes, taken: the number of its ops, and of those that run on blockconv.
+    nodes, taken: the number of its ops, and of the ops that run on blockconv.
     plans: the number of plans, for inference.
     refused: what runs in PyTorch, a text for each op and reason.
     failed: parts that have no plan, and why.

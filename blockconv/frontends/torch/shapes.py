@@ -96,7 +96,7 @@ def _flip(call: Call) -> Tensor:
 
 @_of_numbers("slice_scatter", "select_scatter")
 def _scatter(call: Call) -> Tensor:
-    """A part of a value is written anew: what lies before and behind it, and the part, one after the other.
+    """A part of a value is replaced: the elements before it, the new part and the elements behind it are joined.
 
     With a step, a gather takes each element from the value or from the part.
     """
