@@ -136,7 +136,7 @@ def avg_pool2d(
     return map_plan(compile(b.build()), array, tile)
 
 
-LARGEST = 1024  # pixels of a tile along an axis, where nothing else is asked for
+LARGEST = 1024  # pixels of a tile along an axis, unless a size is requested
 NOMINAL = 512  # pixels of the images that the network of one op is planned for, at most
 
 

@@ -65,7 +65,7 @@ class Report(tuple[Compiled, ...]):
 
 
 def report(model: Any = None) -> Report:
-    """A report on torch.compile(backend="blockconv"): for each graph, the ops that run in plans and those that do not.
+    """A report on torch.compile(backend="blockconv"): for each graph, the ops that run in plans and the others.
 
     model: a module, compiled or not: the graphs that ran with its parameters. None: all graphs that are in use.
 

@@ -50,8 +50,8 @@ class SessionOptions:
     intra_op_num_threads: the most threads of a run. 0 means `blockconv.get_num_threads`.
 
     `add_free_dimension_override_by_name` and its twin by denotation fix symbolic dimensions. `add_initializer` and
-    `add_external_initializers` replace values of the model. All other options are accepted and have no effect: a
-    session logs those that differ from their defaults ("blockconv.onnxruntime", INFO).
+    `add_external_initializers` replace values of the model. All other options are accepted and have no effect. A
+    session logs options that differ from their defaults ("blockconv.onnxruntime", INFO).
     """
 
     intra_op_num_threads: int = 0
