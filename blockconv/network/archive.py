@@ -36,7 +36,7 @@ _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 
 
 def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) -> None:
-    """Write a network, and what JSON can hold beside it.
+    """Write a network, and `extra`, which JSON can hold.
 
     A file cannot plan a network's rest again: another library runs all of it. Nor can it read a model again for other
     sizes: it says whether that changes nodes.
@@ -82,8 +82,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
-    """The content that `write` wrote. Raises ArgumentError for any other file, and an OSError where there is none to be
-    read."""
+    """The content that `write` wrote. Raises ArgumentError for any other file, and OSError if it cannot be
+    opened."""
     with open(path, "rb") as file:
         try:
             return _read(file)
@@ -158,7 +158,7 @@ def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
 
 
 def _typed(wanted: Any, value: Any) -> Any:
-    """`value`, as JSON has it, as what a field is declared to hold; TypeError if it is nothing of the kind."""
+    """A JSON value as the type that a field declares. Raises TypeError if it does not fit."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin in (Union, UnionType):
         if value is None and type(None) in inner:

@@ -246,7 +246,7 @@ class Translation:
         self._made: set[str] = set()
 
     def error(self, argument: str, value: object, rule: str, remedy: str = "") -> NetworkError:
-        """The error for a node that says, or gets, what it cannot have."""
+        """The error for an attribute or an operand that this node cannot have."""
         return NetworkError(self.title, argument, value, rule, remedy)
 
     def constant(self, value: Array, what: str) -> Tensor:
@@ -275,8 +275,8 @@ class Translation:
         return a.shape == b.shape
 
     def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
-        """a and b, broadcast. Where neither has the result's shape, as kernels need it, a constant is repeated to that
-        shape, or a is multiplied by ones of it. Arithmetic of integers wraps around."""
+        """a and b, broadcast. Kernels need an operand of the result's shape. Without one, a constant is repeated to
+        that shape, or a is multiplied by ones of it. Arithmetic of integers wraps around."""
         if not (a.type.is_float or a.type.is_packed or (a.type.name in BYTES and kind in ("max", "min"))):
             return self.pointwise(kind, a, b)
         if self.have_one_shape(a, b):
@@ -366,7 +366,7 @@ class Translation:
         return self.binary("add", above, self.emit(Binary("mul"), below, factors, helps=True))
 
     def expanded(self, x: Tensor, shape: Shape) -> Tensor:
-        """x broadcast to `shape`: floats times ones, others with zeros, many by copies. Arithmetic on these reads x."""
+        """x broadcast to `shape`: by copies if large, floats times ones, others with zeros. Arithmetic reads x."""
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
         same = (1,) * (len(shape) - len(x.shape)) + x.shape
@@ -452,7 +452,7 @@ class Translation:
         return self.reshape(moved, (*lead, c * size * size, h // size, w // size), helps=False)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
-        """`x` under another shape, whose -1, if any, is what remains; itself if it has that."""
+        """`x` in another shape, in which one -1 is inferred; `x` itself if it has that shape."""
         given = math.prod(size for size in shape if size != -1)
         if given == 0 and -1 in shape:
             raise self.error("shape", shape, "has a -1 beside a 0, so that it can be any size")
@@ -577,7 +577,7 @@ class Translation:
         return y if groups == 1 else self.reshape(y, shape)
 
     def _in_groups(self, x: Tensor, heads: int, groups: int) -> Tensor:
-        """Heads as so many that share one of the keys, or one for each of these."""
+        """The axis of heads as two: the keys' heads, and the `groups` heads that share one (1 for keys and values)."""
         if len(x.shape) < 3:
             return x
         *outer, count, rows, columns = x.shape

@@ -322,14 +322,14 @@ class Network:
 
 
 def _changed(shape: Shape, times: int, height: int, width: int) -> Shape:
-    """The shape of so many times as many images that are longer; a sequence or a volume is longer by its last axes."""
+    """The shape of `times` as many images, larger by `height` and `width` along the last two of three or more axes."""
     if len(shape) < 3:
         return tuple(times * size for size in shape[:1]) + shape[1:]
     return (times * shape[0], *shape[1:-2], shape[-2] + height, shape[-1] + width)
 
 
 def frozen(value: Any) -> Array:
-    """A read-only view of an array; of a read-only one itself, which networks share, and copies of them too."""
+    """A read-only view of an array. A read-only array is given itself, so networks and their copies share it."""
     array = np.asarray(value)
     if array.flags.writeable:
         array = array.view()
@@ -459,7 +459,7 @@ def _inferred(
 
 
 def _reshaping(node: Node, src: Shape, dst: Shape) -> Node:
-    """A reshape that gives `dst`: as it is, where it does."""
+    """A reshape that gives `dst`: `node` itself, if it does."""
     try:
         gives = node.attributes.infer((src,), ())
     except ArgumentError:

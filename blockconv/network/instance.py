@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Arenas:
     """Memory for values between ops, which the calls of a plan share, whatever their sizes: each takes an arena.
 
-    Fresh memory costs more than what runs in it: a page that is touched first takes as long as 50 kB of arithmetic.
+    Fresh memory costs more than the ops in it: the first touch of a page takes as long as arithmetic on 50 kB.
     """
 
     def __init__(self) -> None:

@@ -265,7 +265,7 @@ class _Scheduler:
         self.drafts.append(_Draft(made, tuple(operands)))
 
     def view(self, node: Node, view: View, reads: tuple[Value, ...], locations: list[_Location], value: Value) -> None:
-        """A node whose output is bytes that exist, or are written where the output has them."""
+        """A node whose output's bytes exist already, or are written straight into the output."""
         itemsize = self.network.tensors[node.output].type.itemsize  # parts of what is packed are no views
         self.views[value] = reads
         if view.starts is None:

@@ -117,7 +117,7 @@ def tiling(
     sizes = []
     for k, axis in enumerate(PIXELS):
         least = asked[k] or _shared(shape[axis], strides[k], usual[k], known, k)
-        # The next size from this one that leaves the remainder of the image's.
+        # The least size from this one on that has the image's remainder by the stride.
         sizes.append(min(shape[axis], least + (shape[axis] - least) % strides[k]))
     # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
     larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zip(PIXELS, sizes, strides, strict=True)]
@@ -159,7 +159,7 @@ def _asked(tile: Any) -> list[int | None]:
 
 
 def _shared(size: int, stride: int, usual: int, known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
-    """The size of as many tiles as the usual size makes if they share the image: the last one computes little twice."""
+    """The tile size that divides the image into equal tiles, as many as `usual` makes: little is computed twice."""
     lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values()) + 2 * stride
     count = max(1, math.ceil((size - lost) / (max(usual, LEAST_SHARE * lost) - lost)))
     return math.ceil((size - lost) / count) + lost

@@ -177,7 +177,7 @@ def pooled(call: Translation, made: Pool2d | AdaptivePool2d, x: Tensor, along: D
 
 
 def _of_none(call: Translation, x: Tensor, result: Callable[[Tensor], Tensor]) -> Tensor:
-    """The result of no volumes, which is empty: its shape is the one of a volume's result."""
+    """The result of no volumes: empty, with the other sizes of one volume's result."""
     first = len(call.emitter.nodes)
     y = result(Tensor(call.emitter.value_name("volume"), (1, *x.shape[1:]), x.type))
     call.emitter.drop(first)

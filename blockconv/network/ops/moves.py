@@ -209,7 +209,7 @@ class Reshape(Attributes):
             )
         shape = tuple(src[i] if size == 0 else size for i, size in enumerate(self.shape))
         total = math.prod(src)
-        # Sizes that both have at one place say nothing of what remains, not even where they are 0.
+        # Copied sizes are left out of both products: they may be 0, and do not change the size of the -1.
         known = math.prod(size for size in self.shape if size > 0)
         rest = math.prod(size for i, size in enumerate(src) if self.shape[i : i + 1] != (0,))
         if -1 in shape and rest % known == 0:

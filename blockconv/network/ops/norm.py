@@ -25,7 +25,7 @@ class GroupNorm(Scaled):
 
     per_pixel: of a group's channels alone, at each pixel; one such group is layer normalisation with channels first.
     centred: False: src / sqrt(mean of src² + epsilon) * scale[c] + bias[c], RMS normalisation.
-    parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, as which they are computed with.
+    parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, the type of the computation.
     """
 
     op: ClassVar[str] = "group_norm"

@@ -1,8 +1,8 @@
-"""Fusion: passes that make of a network one that computes the same with fewer trips over memory.
+"""Fusion: passes that rewrite a network to compute the same with less memory traffic.
 
-A pass is a function from a network to a network; `fuse` runs them all, in an order in which each finds what those
-before it leave. Their rules never merge a value that has other readers or that the network gives. Constants
-are folded in float64 and rounded once, unless their type cannot hold the result.
+A pass is a function from a network to a network. `fuse` runs them all, in an order in which each one finds the forms
+that earlier ones leave. Their rules never merge a value that has other readers, or that is an output. Constants are
+folded in float64 and rounded once, unless their type cannot hold the result.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def _flat_conv(edit: Edit, node: Node) -> bool:
 
 
 def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
-    """Scales and shifts of channels, convolutions beside it, a residual and an activation into a convolution; an
-    activation into an affine or binary op. dtype: see `fuse`."""
+    """A convolution takes in scales and shifts of channels, parallel convolutions, a residual and an activation. An
+    affine or binary op takes in an activation. dtype: see `fuse`."""
     into_conv, together = (functools.partial(rule, dtype=dtype) for rule in (_affine_into_conv, _parallel_convs))
     rules = into_conv, dynamic.affine_into_dynamic, together, _residual_into_conv, _activation_into
     return rewritten(network, *rules, _activation_before_concat)
@@ -229,7 +229,7 @@ def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
 
 
 class _Branch(NamedTuple):
-    """A convolution as numbers in float64, and the nodes that spell it: one, or none for the value itself."""
+    """A convolution's numbers in float64, and its nodes (`old`): one, or none for the value itself."""
 
     old: tuple[Node, ...]
     weight: npt.NDArray[np.float64]
@@ -238,9 +238,9 @@ class _Branch(NamedTuple):
 
 
 def _parallel_convs(edit: Edit, node: Node, dtype: FloatType) -> bool:
-    """Convolutions of one value that are added are one, if the window of one holds the other's.
+    """The sum of two convolutions of one value becomes one, if one's window contains the other's.
 
-    RepVGG and MobileOne train such. A scaled copy of the value, or the value itself, is a convolution by one pixel.
+    RepVGG and MobileOne have such sums. A scaled copy of the value, or the value itself, is a convolution by one pixel.
     """
     a = node.attributes
     shapes = {edit.shape(name) for name in (*node.inputs, node.output)}
@@ -270,9 +270,9 @@ def _parallel_convs(edit: Edit, node: Node, dtype: FloatType) -> bool:
 
 
 def _branch(edit: Edit, name: str, beside: tuple[Node, Conv2d], dtype: FloatType = "float32") -> _Branch | None:
-    """The convolution of a value's source, if that is the one of another convolution, of the same steps.
+    """A value as a convolution of the input of `beside`, with the same strides and groups; None if it is none.
 
-    A copy beside small weights would cost these their last bits in a type of 16 bits.
+    In 16-bit types a scaled copy is refused: small weights beside it would lose their last bits.
     """
     source, (one, own) = beside[0].inputs[0], beside
     oc, per_group, *_ = edit.shape(one.parameters[0])
@@ -301,7 +301,7 @@ def _branch(edit: Edit, name: str, beside: tuple[Node, Conv2d], dtype: FloatType
 
 
 def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
-    """For each tap of a window, which one of another reads the same pixel, along H and W; None if one does not."""
+    """For each tap of `inner`, the tap of `outer` that reads the same pixel, along H and W; None if one has none."""
     found = []
     for axis in (0, 1):
         (count, step, pad), (size, outer_step, outer_pad) = (
@@ -332,7 +332,7 @@ def _residual_into_conv(edit: Edit, node: Node) -> bool:
 
 
 def _gives_floats(attributes: Attributes) -> bool:
-    """Whether what follows may be part of the op: not of a convolution of integers that gives integers."""
+    """Whether later ops may be fused into the op: not into a convolution of integers that gives integers."""
     kinds = (QuantizedConv2d, DynamicConv2d)
     return not isinstance(attributes, kinds) or attributes.dtype == "float32"
 
@@ -352,7 +352,7 @@ def _activation_into(edit: Edit, node: Node) -> bool:
 
 
 def _activation_before_concat(edit: Edit, node: Node) -> bool:
-    """An activation of a concatenation is one of each part, where each part can take it in, or needs none."""
+    """An activation of a concatenation moves to its parts, if each part can take it in, or does not need it."""
     concat = edit.private(node.inputs[0], Concat)
     if not isinstance(node.attributes, Activate) or concat is None:
         return False

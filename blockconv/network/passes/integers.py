@@ -216,10 +216,10 @@ def _transposed_activates(edit: Edit, node: Node) -> bool:
 
 
 def _transposed_conv(edit: Edit, node: Node) -> bool:
-    """A transposed convolution of dequantized values is a convolution, whose channels become pixels.
+    """A transposed convolution of dequantized values becomes a convolution, whose channels become pixels.
 
-    Along an axis with stride s, pixel s * q + r adds what tap r + s * j multiplies with input q - j. So one window
-    serves all remainders r, which are channels of it; a tap that some of them lack is zero.
+    Along an axis with stride s, pixel s * q + r adds the products of tap r + s * j and input q - j. So one window
+    serves all remainders r, as channels. A tap that some remainders lack is zero.
     """
     a = node.attributes
     if not isinstance(a, ConvTranspose2d) or a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
@@ -358,7 +358,7 @@ def _op_looks_up(edit: Edit, node: Node) -> bool:
     if found is None:
         return False
     source, nodes = found
-    # As so many images of one element; constants have one value each.
+    # The 256 values as images of one element. Constants have one value each.
     type, shape = edit.type(source), (256,) + (1,) * (len(edit.shape(source)) - 1)
     constants = {name: edit.constants[name] for one in nodes for name in one.inputs if name in edit.constants}
     constants |= {name: edit.constants[name][:1] for one in nodes for name in one.parameters}
@@ -370,8 +370,8 @@ def _op_looks_up(edit: Edit, node: Node) -> bool:
 
 
 def _element_wise(edit: Edit, node: Node) -> tuple[str, list[Node]] | None:
-    """The furthest value of 8 bits that a node's value depends on alone, element by element, and the nodes between,
-    this one first. None where there is none, or only a conversion."""
+    """(the furthest 8-bit value that alone determines a node's value, element by element; the nodes between, this one
+    first). None if there is none, or only a conversion."""
     nodes, shape = [node], edit.shape(node.output)
     found: tuple[str, list[Node]] | None = None
 

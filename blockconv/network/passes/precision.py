@@ -1,4 +1,4 @@
-"""Networks whose tensors are stored in 16 bits, and computed with as float32; and conversions between types of floats.
+"""Networks that store tensors in 16 bits and compute in float32; and conversions between types of floats.
 
 Every value and every constant is rounded once, as it is stored. Inputs and outputs keep the types that the network
 states. They are converted where they enter and leave; if a convolution makes an output, it stores it converted. Biases
@@ -28,10 +28,10 @@ _FLOAT32 = element("float32")
 
 
 def stored_as(network: Network, dtype: FloatType) -> Network:
-    """The network with values of float32 stored as `dtype`; for other input shapes it is made anew from the one given.
+    """The network with values of float32 stored as `dtype`. For other input shapes it is made anew from the one given.
 
-    Raises NetworkError for a network that has values of other types than these two, or that says itself where its
-    floats become others.
+    Raises NetworkError for a network that has values of other types (except bool, int32 and int64), or casts of its
+    own.
     """
     if dtype == "float32":
         return network
@@ -62,7 +62,7 @@ def _check(network: Network, dtype: str) -> None:
 
 
 def _all_stored(network: Network, dtype: FloatType) -> Network:
-    """Between conversions of all inputs and outputs, and of what foreign nodes read and make."""
+    """Values stored as `dtype`, between conversions of all inputs, all outputs and the values of foreign nodes."""
     taken = {*network.tensors, *(node.name for node in network.nodes)}
     wide = [name for name, tensor in network.tensors.items() if tensor.type == _FLOAT32]
     narrow = {name: take_name(f"{name}.{dtype}", taken) for name in wide}
@@ -107,7 +107,7 @@ def _check_factor(network: Network, name: str, stored: Array) -> None:
 
 
 def _kept(node: Node) -> int:
-    """How many of a node's parameters are stored as values are: not what is added to sums, or scales a channel."""
+    """How many of a node's parameters are stored as values are: weights, but no biases, scales and shifts."""
     return int(isinstance(node.attributes, Weighted))
 
 

@@ -1,4 +1,4 @@
-"""Rules for products of values that flow: they read transposed operands where these are, and attention is one op."""
+"""Rules for products of values that flow: they read transposed operands in place, and attention becomes one op."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _up_binary(edit: Edit, node: Node, found: _Scores) -> bool:
 
 
 def _is_scores(edit: Edit, name: str) -> bool:
-    """Whether a value comes from a product, by what may stand between."""
+    """Whether a value may be scores: a product makes it, or an op that may follow one."""
     return any(edit.private(name, kind) is not None for kind in (MatMul, Affine, Binary))
 
 
@@ -177,7 +177,7 @@ def _mask(edit: Edit, node: Node, found: _Scores) -> tuple[str, ...]:
 
 
 def _takes_scale(edit: Edit, node: Node) -> bool:
-    """Operands that are multiplied by a number before: attention does that to scores."""
+    """Attention multiplies scores by the number that its operands were multiplied by before."""
     a = node.attributes
     if not isinstance(a, Attention):
         return False
@@ -196,7 +196,7 @@ def _takes_scale(edit: Edit, node: Node) -> bool:
 
 
 def _with_its_axes(edit: Edit, node: Node) -> bool:
-    """Operands whose axes before the last two were merged to one are read as they were before; the result is merged."""
+    """If reshapes merged operands' axes before the last two, the op reads their inputs. Its result is merged."""
     a = node.attributes
     if not isinstance(a, (MatMul, Attention)) or any(order and order[0] for order in a.orders):
         return False

@@ -1,4 +1,4 @@
-"""Rewriting a network: rules that look at one node and at what produces its inputs, until none finds anything."""
+"""Rewriting a network by rules, until none applies. A rule looks at one node and at the producers of its inputs."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Edit:
             self._values[node.output] = _inferred(node, self._values)
 
     def _keeps_values(self, nodes: Iterable[Node]) -> bool:
-        """Whether nodes can be made, one after another, and what they make that is known stays as it is."""
+        """Whether nodes can be made in this order, and keep the shapes and types of values that are known."""
         values = dict(self._values)
         try:
             return all(values.setdefault(n.output, made) == made for n in nodes for made in [_inferred(n, values)])
@@ -171,7 +171,7 @@ class Edit:
 
 
 def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tuple[Shape, ElementType]:
-    """The shape and the type of what a node makes of these."""
+    """The shape and the type of a node's output."""
     inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
     shape = node.attributes.infer(tuple(v[0] for v in inputs), tuple(v[0] for v in parameters))
     return shape, node.attributes.infer_type(tuple(v[1] for v in inputs), tuple(v[1] for v in parameters))
@@ -202,10 +202,10 @@ def rewritten(network: Network, *rules: Rule) -> Network:
 
 @dataclass(frozen=True, eq=False)
 class Refit:
-    """Makes a network that rules made of another one, for other shapes of the other's inputs.
+    """Rewrites a network again for other shapes of its inputs.
 
-    before, after: the other, and the one that was made of it.
-    make(network): makes it, where rules may decide otherwise for these shapes.
+    before, after: the network before and after the rules.
+    make(network): applies the rules, if they may decide otherwise for these shapes.
     """
 
     before: Network
@@ -282,10 +282,10 @@ def _compared(network: Network, node: Node) -> list[object]:
 
 
 def _divides_alike(before: Network, other: Network) -> bool:
-    """Whether the axes of values with the same elements begin at the same ones, as they did.
+    """Whether products of leading sizes correspond one to one, among all values with the same elements.
 
-    Reshapes, and ops of each element between them, make such values of each other. Rules bring any two of them
-    together, and multiply sizes.
+    Reshapes, and element-wise ops between them, give values with the same elements. Rules combine any two of these, and
+    multiply sizes.
     """
     if not any(isinstance(node.attributes, Reshape) for node in before.nodes):
         return True

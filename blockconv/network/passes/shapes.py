@@ -24,7 +24,7 @@ def of_kernels(network: Network) -> Network:
 
 
 def _without_empty(network: Network) -> Network:
-    """A value without elements is a constant, and so is what follows from such alone."""
+    """A value without elements becomes a constant, and so does a value that depends on such values alone."""
     tensors = network.tensors
     empty = {name for name, t in tensors.items() if not t.elements and not t.type.is_packed}
     if empty.isdisjoint(network.producers) and not any(network.readers[name] for name in empty):
@@ -51,7 +51,7 @@ def _without_empty(network: Network) -> Network:
 
 
 def _with_axes(network: Network) -> Network:
-    """A value without axes has one, of one element."""
+    """A value without axes gets one, of size 1."""
 
     def is_scalar(name: str) -> bool:
         return not network.shape(name) and name not in network.constants
@@ -101,9 +101,9 @@ def _broadcast_once(network: Network) -> Network:
 
 
 def _foreign_together(network: Network) -> Network:
-    """Foreign nodes one after the other, as few parts as there are changes on the longest path between them and others.
+    """The network in an order with few parts of foreign nodes: each odd level is one part.
 
-    Each level, of foreign nodes or of others, reads what earlier ones make.
+    Even levels are other nodes. A node is on the lowest level of its parity that is not below its inputs' levels.
     """
     levels: dict[str, int] = {}
     for node in network.nodes:

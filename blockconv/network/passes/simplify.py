@@ -1,4 +1,4 @@
-"""Rules that bring the many spellings of an op down to one, and drop what changes nothing."""
+"""Rules that reduce the many spellings of an op to one, and drop ops that change nothing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
 
 
 def _binary_after_reshape(edit: Edit, node: Node) -> bool:
-    """So does an op with a constant for each channel of what is reshaped: a bias after a product of matrices."""
+    """So does an op with a constant for each channel of the reshaped value: a bias after a product of matrices."""
     a = node.attributes
     for at in (1, 0) if isinstance(a, Binary) else ():
         constant, before = edit.constants.get(node.inputs[at]), edit.private(node.inputs[1 - at], Reshape)
@@ -110,7 +110,7 @@ def _binary_after_reshape(edit: Edit, node: Node) -> bool:
 
 
 def _broadcast_once(edit: Edit, node: Node) -> bool:
-    """Arithmetic broadcasts an operand itself, so it needs none that was broadcast before, as a product with ones."""
+    """Arithmetic broadcasts operands itself, so it reads an operand as it was before a product with ones."""
     for at in (0, 1) if isinstance(node.attributes, Binary) else ():
         before = edit.producer(node.inputs[at], Binary)
         if not before or before[1].kind != "mul" or not before[1].activation.is_identity:
@@ -202,7 +202,7 @@ def _shuffle(edit: Edit, node: Node) -> bool:
 
 
 def _norm_of_pixels(edit: Edit, node: Node) -> bool:
-    """Layer normalisation of channels, made the last axis and the second again, is one of each pixel."""
+    """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
     if not isinstance(node.attributes, Transpose) or node.attributes.perm != (0, 3, 1, 2):
         return False
     after = edit.private(node.inputs[0], Reshape)
@@ -241,8 +241,8 @@ SHAPES = (
 def stored(value: Array, type: ElementType, beside: Array | None = None, least: float = LEAST) -> Array | None:
     """Folded numbers in float64, rounded once to the type; None if that type cannot hold them.
 
-    They may differ by half a unit in the last place of `beside`, by default of themselves, and by `least`. So numbers
-    below float16's normal ones are refused, where they are not beside larger ones.
+    The error may be half a unit in the last place of `beside` (default: of the numbers themselves), plus `least`. So
+    float16 subnormals are refused, unless larger numbers are beside them.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         made = value.astype(type.dtype)
@@ -254,7 +254,7 @@ def stored(value: Array, type: ElementType, beside: Array | None = None, least: 
 
 
 def put_affine(edit: Edit, old: tuple[Node, ...], src: str, scale: Array, shift: Array, act: Activation) -> bool:
-    """`old` as one affine op of `src`, under the name of the last of them; False if its type holds no such numbers."""
+    """Replace `old` by one affine op of `src`, with the last one's name. False if the type cannot hold the numbers."""
     last, type = old[-1], edit.type(src).computed
     made = stored(scale, type, least=0.0), stored(shift, type)
     if made[0] is None or made[1] is None:

@@ -101,7 +101,7 @@ def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _M
 
 
 def _combined(a: _Expression, kind: str, b: _Expression) -> _Expression | None:
-    """a and b added, subtracted, multiplied, or divided by a number; None for what is no such expression."""
+    """a and b added, subtracted, multiplied, or divided by a number; None if that is no such expression."""
     nodes = {**a.nodes, **b.nodes}
     if kind in ("add", "sub"):
         join: Any = polynomial.polyadd if kind == "add" else polynomial.polysub
@@ -122,7 +122,7 @@ def _is_near(found: Coefficients, wanted: Coefficients, near: float) -> bool:
 
 
 def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:
-    """Whether nothing but these nodes reads what they make, but for the last."""
+    """Whether only these nodes read their outputs, except the last one's."""
     reads = [name for node in nodes.values() for name in node.inputs]
     return all(node is last or edit.reads(node.output) == reads.count(node.output) for node in nodes.values())
 

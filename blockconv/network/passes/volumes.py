@@ -28,9 +28,9 @@ _OF_IMAGES = {1: 1, 2: 0, 3: 2, 4: 3}  # an axis of a volume, and the axis of it
 
 
 def _on_images(edit: Edit, node: Node) -> bool:
-    """An op of each element or channel, or a concatenation, of volumes that were images goes before these are volumes.
+    """An op of each element or channel, or a concatenation, moves from volumes to the images that they were made of.
 
-    So it follows what computes the images, which can take it in.
+    So it follows the op that computes the images, which can take it in.
     """
     a, inputs = node.attributes, list(node.inputs)
     before = {name: edit.producer(name, Transpose) for name in inputs if name not in edit.constants}
@@ -66,13 +66,13 @@ def _on_images(edit: Edit, node: Node) -> bool:
 
 
 def _runs_on_images(a: Attributes, shapes: Sequence[Shape]) -> bool:
-    """Whether an op of volumes is the same of images, whose slices have these shapes, (D, N, C, H, W)."""
+    """Whether an op of volumes is the same op of their images. shapes: (D, N, C, H, W), of their slices."""
     depths, images = ({shape[axis] for shape in shapes} for axis in (0, 1))
     if isinstance(a, Concat):
         return a.axis == 2 or (a.axis in _OF_IMAGES and len(depths) == 1)
     if isinstance(a, (Quantize, Dequantize)):
         return (a.dst if isinstance(a, Quantize) else a.src).scale.ndim == 0
-    if isinstance(a, Binary):  # one slice for all those of one volume is one image for all
+    if isinstance(a, Binary):  # with one volume, one slice broadcasts as one image
         return len(images) == 1 and (len(depths) == 1 or images == {1})
     return isinstance(a, (Activate, Affine, Cast))
 

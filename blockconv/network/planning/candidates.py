@@ -156,7 +156,7 @@ def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
 
 
 def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:
-    """A candidate's cost on other threads than the `priced` ones that it is for: as its kernel's prediction changes."""
+    """A candidate's cost on `threads`, from its cost on `priced` threads, in proportion to its kernel's predictions."""
     if candidate.row is None or priced == threads:
         return candidate.cost
     src, dst = kernel_layouts(node, candidate)

@@ -75,7 +75,7 @@ OwnPlanner = Callable[[LayoutProblem], Mapping[str, Any]]
 
 
 def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Options:
-    """The options with what a user's planner says of a network, whose choices it is to make.
+    """The options with the choices that a user's planner makes for a network.
 
     Raises ArgumentError for an answer that does not fit the problem.
     """

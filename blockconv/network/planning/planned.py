@@ -215,13 +215,13 @@ def _solve(problem: Assignment, options: Options) -> Solution:
 
 
 def _optimal(problem: Assignment) -> Solution:
-    """`planner.optimal`, which remembers what took long, and says how far a long search is."""
+    """`planner.optimal`, with the results of long searches kept, and their progress shown."""
     with Progress("searching for the best layouts", STEPS) as shown:
         return optimal(problem, report=shown.tick, solve=remembered.minimum)
 
 
 def prepared(network: Network, options: Options, every: bool) -> tuple[Network, Pricing]:
-    """The network as it will run, and what its candidates cost. every: as in `formulated`."""
+    """The network as it will run, and the pricing of its candidates. every: as in `formulated`."""
     network = of_kernels(network)
     for name, tensor in network.tensors.items():
         if not tensor.elements and tensor.type.is_packed:
@@ -348,7 +348,7 @@ def _predicted(
 ) -> float:
     """A user's cost; else the row's, but at least the time to load its weights.
 
-    The cost is for one thread whatever their number, so that the choice, and every bit, does not depend on it.
+    The cost is for one thread, so that the choice, and every bit, does not depend on the number of threads.
     """
     if costs:
         types = element_types(network, node)

@@ -231,7 +231,7 @@ def _numbers(layouts: Sequence[Lay], number: Mapping[Lay, int]) -> npt.NDArray[n
 
 
 def _copies(asked: Sequence[Iterable[int]], wanted: set[int], source: int) -> Iterator[frozenset[int]]:
-    """The sets of copies that readers could make use of: at most one each, and what has to be there."""
+    """The sets of copies that readers could use: at most one for each reader, and the wanted ones."""
     must = frozenset(wanted - {source})
     useful = [lay for lay in dict.fromkeys(itertools.chain(*asked)) if lay != source and lay not in must]
     for size in range(min(len(asked), len(useful)) + 1):

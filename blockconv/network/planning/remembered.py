@@ -25,7 +25,7 @@ LEAST = 1 << 24  # steps of a search that is worth a file; fewer take less than 
 def minimum(
     factors: Sequence[Factor], most: float, steps: int, table: int, report: Callable[[int], None] | None = None
 ) -> Minimum:
-    """`elimination.minimum`, or what it found when it was last asked the very same."""
+    """`elimination.minimum`, or its kept result for the same arguments."""
     name = f"plan-{_digest(factors, most, steps, table)}"
     found = _known(name, factors)
     if found is None:
@@ -84,7 +84,7 @@ def keep_choice(name: str, chosen: Mapping[str, Any], bound: float) -> None:
 class _Plain(pickle.Pickler):
     """Equal values have the same bytes in all processes: no references, and of records the fields alone."""
 
-    fast = True  # without a memo, in which the same string counts otherwise than an equal one
+    fast = True  # no memo: with one, a string that occurs twice differs from two equal strings
 
     def reducer_override(self, value: Any) -> Any:
         if is_dataclass(value) and not isinstance(value, type):

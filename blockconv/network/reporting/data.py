@@ -345,7 +345,7 @@ def more(seconds: float) -> str:
 
 
 def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[tuple[Action, str]]:
-    """Each reorder and copy, with why it is made; of the dearest also what the best plan without it would cost more.
+    """Each reorder and copy, with its reason; for the dearest also the extra cost of the best plan without it.
 
     chosen: "auto" if the planner had its choice, else what the user asked for.
     """

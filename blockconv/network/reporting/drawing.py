@@ -213,7 +213,7 @@ def _within(made: Schedule, value: Value) -> Iterable[Value]:
 
 
 def drawing(found: Sequence[DrawnRow], made: Schedule, why: Sequence[str]) -> str:
-    """The rows as HTML. why: what is shown of each when it is opened, and of reorders and copies always."""
+    """The rows as HTML. why: the text of each when it is opened; of reorders and copies it is always shown."""
     wires, next_to = lines(found, made), direct(found, made)
     lanes = 1 + max((line.lane for line in wires), default=-1)
     pitch = min(PITCH, WIDEST / max(lanes, 1))

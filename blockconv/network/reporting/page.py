@@ -133,7 +133,7 @@ class _Compared(NamedTuple):
 
 
 def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
-    """The chosen plan, and what the same costs say of greedy and of every fixed layout."""
+    """The chosen plan, and the greedy one and each fixed layout at the same costs."""
     planned = drawn.planned
     problem = planned.problem
     known = {choice.dst for step in problem.steps for choice in step.choices}
