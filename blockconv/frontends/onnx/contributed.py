@@ -1,6 +1,6 @@
 """Translators of the ops that ONNX Runtime adds to ONNX's (com.microsoft).
 
-Its quantizer writes some (see `quantized`). Others are what it fuses in the models that it saves.
+Its quantizer writes some (see `quantized`). Others are fused ops in the models that it saves.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _matmul_of_bits(call: Call) -> Tensor:
 
 
 def _unpacked(packed: Any, rows: int, bits: int) -> Any:
-    """Bytes as numbers of so many bits, the low half of each first, in rows."""
+    """Bytes as rows of numbers of `bits` bits, the low half of a byte first."""
     given = packed.reshape(rows, -1)
     return given if bits == 8 else np.stack([given & 15, given >> 4], -1).reshape(rows, -1)
 

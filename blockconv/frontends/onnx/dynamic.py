@@ -1,8 +1,8 @@
 """Translators of ONNX's sums of integers, and of the quantization that is found while a network runs. See `ops`.
 
 DynamicQuantizeLinear gives integers, a scale and a zero point. An op that reads this zero point for its first input
-becomes a `DynamicConv2d` with the quantization found. Its sums are int32, as ONNX has them; what multiplies them by the
-scales is made part of it by passes (`passes.dynamic`).
+becomes a `DynamicConv2d` with the quantization found. Its sums are int32, as ONNX has them. A pass
+(`passes.dynamic`) makes the multiplications by scales part of it.
 """
 
 from __future__ import annotations

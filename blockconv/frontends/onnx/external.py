@@ -46,7 +46,7 @@ class Files:
             raise NetworkError(where, "external_data", entries, rule, remedy) from error
 
     def _file(self, location: str) -> Path:
-        """Where a file really is; raises ValueError for one that a model may not name."""
+        """The real path of a file. Raises ValueError for a file that a model may not name."""
         assert self._at is not None
         if not location:
             raise ValueError("it has no location")

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 def read_model(model: Any) -> tuple[Any, Files]:
-    """A ModelProto, from a path, bytes, an open file, or one; and the files that may hold values of it."""
+    """(The ModelProto of a path, bytes, an open file, or a ModelProto; the files that may hold its values.)"""
     path = os.fsdecode(model) if isinstance(model, (str, os.PathLike)) else None
     try:
         if isinstance(model, onnx.ModelProto):
@@ -132,8 +132,8 @@ def without_weights(proto: Any) -> Any:
 
 
 def read_attributes(skeleton: Any, files: Files) -> None:
-    """Put values of attributes, and of graphs in attributes, that are in other files into the model; sparse ones too,
-    as dense ones."""
+    """Load values of attributes, and of graphs in attributes, from other files into the model. Sparse ones become
+    dense."""
     _make_dense(skeleton.graph, files)
     for node in skeleton.graph.node:
         for where, tensor in tensors_of(node):
@@ -144,7 +144,7 @@ def read_attributes(skeleton: Any, files: Files) -> None:
 
 
 def _make_dense(graph: Any, files: Files) -> None:
-    """Put dense tensors in place of sparse ones in what the nodes of a graph have: constants, and graphs."""
+    """Replace sparse tensors by dense ones, in the constants and inner graphs of a graph's nodes."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name == "sparse_value" and node.op_type == "Constant":

@@ -480,7 +480,7 @@ def _value(type: Any) -> _Value:
 def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
     try:
         inferred = shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # it is less than what runs the model, so what it does not take may still run
+    except Exception:  # ONNX Runtime takes more: a model that fails here may still run
         return
     for value in inferred.graph.output:
         if value.HasField("type") and (not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type):

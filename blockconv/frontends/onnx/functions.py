@@ -1,4 +1,4 @@
-"""Functions that a model defines itself: what they have to be, and their bodies in place of their calls."""
+"""Functions that a model defines itself: checks of them, and their bodies in place of their calls."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _equation(call: Call) -> tuple[list[str], str]:
 
 
 def _summed(call: Call, x: Tensor, of: str, kept: set[str]) -> tuple[Tensor, str]:
-    """A value without the axes whose labels are not kept: their sum."""
+    """A value summed over the axes whose labels are not kept."""
     axes = tuple(k for k, label in enumerate(of) if label not in kept)
     if any(x.shape[axis] == 0 for axis in axes):
         raise Unsupported(f"a sum over no elements of {x.shape}")
@@ -185,7 +185,7 @@ def _summed(call: Call, x: Tensor, of: str, kept: set[str]) -> tuple[Tensor, str
 
 
 def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str], kept: set[str]) -> tuple[Tensor, str]:
-    """A product of matrices of what both operands have and nobody needs, by what one has, for what both have."""
+    """A product of matrices. It sums over shared labels that are not kept; its batch is shared labels that are kept."""
     (x, a), (y, b) = left, right
     sizes = dict(zip(a, x.shape, strict=True))
     for label, size in zip(b, y.shape, strict=True):
@@ -240,7 +240,7 @@ def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
 
 
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
-    """Matrices by others, whose batches broadcast: a convolution of 1x1 of a group for each of A, over rows."""
+    """Products of matrices whose batches broadcast: a 1x1 convolution over rows, with a group for each matrix of A."""
     *batch, k, n = call.array(at, "second matrix").shape
     *given, rows = (1, *a.shape[:-1])[-max(2, len(a.shape)) + 1 :]
     try:

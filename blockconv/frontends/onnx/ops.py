@@ -184,8 +184,8 @@ def _binary(call: Call) -> Tensor:
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """Before opset 7 (8 for those of any number), operands were broadcast only where the node said so, and one that
-    said `axis` began there, not at the end."""
+    """b for broadcasting to a. Before opset 7 (8 for ops of any number of operands), operands broadcast only with the
+    attribute `broadcast`, and b's axes began at a's axis `axis`, if given, and not at the end."""
     variadic = call.node.op_type in ("Max", "Min", "Sum")
     if call.opset >= (8 if variadic else 7):
         return b

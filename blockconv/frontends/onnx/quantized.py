@@ -78,7 +78,7 @@ def unpacked(value: Array) -> Array:
 
 
 def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = None) -> Quantization:
-    """One scale and one zero point, the operands `at` and the next, or the one at that place."""
+    """One scale, operand `at`, and one zero point, the next operand or operand `zero_point_at`."""
     scale = scales(call, at)
     zero_point = zero_points(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
     for name, value in (("scale", scale), ("zero_point", zero_point)):
@@ -96,7 +96,7 @@ def check_bytes(call: Call, dtype: Any) -> None:
 
 
 def keeps_integers(node: Any, scope: Scope) -> bool:
-    """Whether a node dequantizes a constant whose integers passes may take; then it is known by these."""
+    """Whether a node dequantizes a constant whose integers passes may take. If so, the scope keeps the integers."""
     if node.op_type != "DequantizeLinear":
         return False
     value = scope.constants.get(scope.values[node.input[0]].name)
@@ -120,9 +120,9 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
 
 
 def as_weight(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequantized | None:
-    """Constant integers as such of the zero point 0, int16 where int8 does not hold them.
+    """Constant integers with zero point 0: int8, or int16 if int8 cannot hold them; int32 stays.
 
-    None if the zero points do not fit the axis, or those of int32 are not 0.
+    None if the zero points do not fit the axis, or are not 0 for int32.
     """
     if value.dtype == np.int32:
         return Dequantized(value, ops.Dequantize(Quantization(scale), axis)) if not zero_point.any() else None
@@ -154,8 +154,8 @@ def _of_blocks(value: Array, scale: Array, zero_point: Array, axis: int) -> Dequ
 
 
 def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_point_at: int | None = None) -> None:
-    """The operand `at`, a constant of integers, becomes one of floats that keeps them, by what the next two say, or the
-    operands at those places."""
+    """Replace the operand `at`, constant integers, by floats that keep these integers. The next two operands are scale
+    and zero point, or those at `scale_at` and `zero_point_at`."""
     value = call.array(at, "weight")
     check_bytes(call, value.dtype)
     scale = scales(call, at + 1 if scale_at is None else scale_at)

@@ -95,7 +95,7 @@ class Scope(Emitter):
     """The network while it is read. `values` has each value by ONNX's names too.
 
     dequantized: constants whose integers passes may take; there is a node for each that an op reads.
-    steps: what nodes became whose translators look at no sizes, by the first of their values.
+    steps: the results of translators that look at no sizes, by the first of their values.
     """
 
     def __init__(self, name: str, opset: int, read: set[str]) -> None:
@@ -136,7 +136,7 @@ class Scope(Emitter):
         super().drop(first)
 
     def repeat(self, step: ReadStep) -> bool:
-        """Make of a node what its translator made for other sizes. False, and nothing is done, if it may differ."""
+        """Repeat a translator's result from other sizes. If the result may differ, return False and do nothing."""
         values = self.values
         if any(values[name].name != own or self.is_constant(own) for name, own in step.flows):
             return False
@@ -165,7 +165,7 @@ class Scope(Emitter):
                 self.constants[tensor.name] = other.constants[tensor.name]
 
     def _dequantize(self, name: str) -> None:
-        """Make a node for a constant of integers. Networks have no int16, so such a constant is one of floats."""
+        """Make a node for a constant of integers. Networks have no int16, so an int16 constant becomes floats."""
         if name in self.dequantized and name not in self._dequantizing:
             self._dequantizing.add(name)
             integers, attributes = self.dequantized[name]
@@ -184,8 +184,8 @@ Translator = Callable[["Call"], "Tensor | list[Tensor]"]
 
 
 class OnnxOp(NamedTuple):
-    """How an op of ONNX is read: `since` is the first opset whose definition is, `limits` what is not supported of it,
-    in words."""
+    """How an op of ONNX is read. since: the first opset whose definition is read. limits: the limits of support, in
+    words."""
 
     translate: Translator
     limits: str = ""
@@ -265,7 +265,7 @@ class Call(Translation):
         return self.scope.maker(name)
 
     def note(self) -> None:
-        """Keep what the node became, for other sizes."""
+        """Keep the node's result, for other sizes."""
         scope, read = self.scope, [(name, self.scope.values[name].name) for name in self.node.input if name]
         if self.looks or not {own for _, own in read}.issuperset(name for pair in self._alike for name in pair[:2]):
             return

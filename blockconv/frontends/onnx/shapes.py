@@ -63,9 +63,9 @@ def _reshape(call: Call) -> Tensor:
 
 
 def _relative(shape: tuple[int, ...], src: tuple[int, ...]) -> tuple[int, ...]:
-    """A computed shape by the sizes of `src` that it keeps, 0, and the one that is left, -1.
+    """A computed shape, with 0 for sizes that `src` has at the same axis, and -1 if only one size is left.
 
-    So the op is mostly the same for other sizes, and what was made of the network is fitted to them.
+    So the op is mostly the same for other sizes, and the rewritten network can be fitted to them.
     """
     if 0 in src or 0 in shape:
         return shape

@@ -1,4 +1,4 @@
-"""Which ops of PyTorch reach `ops` whole, and what the others are decomposed to."""
+"""The ops of PyTorch that reach `ops` whole, and the decompositions of the others."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _embedding(call: Call) -> Tensor:
 
 
 def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
-    """The elements at indices of some axes, (axis, indices), which are broadcast together; negative ones too."""
+    """The elements at indices of some axes, (axis, indices). Indices broadcast together, and may be negative."""
     x, first = call.input(), given[0][0]
     indices = [call.tensor(value) for _, value in given]
     if not {index.type.name for index in indices} <= {"int64", "int32"}:

@@ -86,7 +86,7 @@ class Traces:
         self._modes = {} if again is None else {part: part.training for part in again[0].modules()}
 
     def __call__(self, shapes: Mapping[str, Shape]) -> Network:
-        """The network for these shapes of inputs. Raises NetworkError if the module takes none such."""
+        """The network for these shapes of inputs. Raises NetworkError if the module does not take them."""
         program = next((program for program in self.programs if not program.excludes(shapes)), None)
         try:
             return (program or self._for(shapes)).read(shapes, self, self.called)
@@ -294,7 +294,7 @@ class _Operand:
 
 
 def _flat(node: Any) -> tuple[Any, ...]:
-    """A node as plain values: its op by name, and what tracing found as tensors of shapes, strides and types alone."""
+    """A node as plain values: its op by name, and traced values as tensors of shapes, strides and types alone."""
 
     def described(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -145,7 +145,7 @@ def registered(
 
 
 def hint(size: Any) -> int:
-    """A size as an int: for a symbolic one what it was while tracing, without a guard. 1 if it depends on data."""
+    """A size as an int, without a guard. A symbolic size has its value during tracing, or 1 if it depends on data."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     return 1 if size.node.hint is None else int(size.node.hint)
@@ -209,7 +209,7 @@ class Refused:
         self.nodes: dict[str, list[str]] = {}
 
     def add(self, node: Any, reason: str = "") -> None:
-        """Keep a node that is not supported. reason: what of it is missing, if its op is known."""
+        """Keep a node that is not supported. reason: the part that is missing, if its op is known."""
         self.nodes.setdefault(f"{kind_of(node)}{reason and ': '}{reason}", []).append(title(node))
 
     def lines(self) -> list[str]:
@@ -411,7 +411,7 @@ class Call(Translation):
 
     @property
     def result(self) -> str:
-        """The name of the type of what the node gives, which PyTorch found while tracing."""
+        """The name of the result's type, which PyTorch found while tracing."""
         return str(self.node.meta["val"].dtype).removeprefix("torch.")
 
     def reads(self, output: int) -> bool:

@@ -219,7 +219,7 @@ def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @_of_numbers("as_strided")
 def _as_strided(call: Call) -> Tensor:
-    """Nothing, if only strides of axes of one element change: tracing adds such after a mean of channels_last."""
+    """No op, if only strides of axes of size 1 change. Tracing adds such nodes after a mean of channels_last."""
     x, size = call.input(), tuple(map(int, call["size"]))
     traced = [node.meta["val"] for node in (call.node.args[0], call.node)]
     before, after = ([hint(stride) for stride in value.stride()] for value in traced)

@@ -73,7 +73,7 @@ def _convolution(call: Call) -> Tensor:
 
 
 def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> Tensor:
-    """By a weight that flows: its product with the windows as columns, if these are not for one row alone."""
+    """A convolution by a weight that flows: its product with windows as columns, unless these serve one row alone."""
     if rank == 3:
         raise Unsupported("its weight is no constant, of a volume")
     wei, groups = _image(call, weight, rank), call["groups"]
