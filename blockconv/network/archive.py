@@ -87,7 +87,7 @@ def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
     with open(path, "rb") as file:
         try:
             return _read(file)
-        except Exception as error:  # zips, arrays, texts and networks that are damaged fail in as many ways
+        except Exception as error:  # damaged zips, arrays, texts and networks raise many types of errors
             raise refused(path, error) from error
 
 

@@ -22,7 +22,7 @@ from blockconv.core.types import numpy_dtype
 __all__ = ["TorchSession", "as_call", "computed", "joined_calls", "op_of"]
 
 Array = npt.NDArray[Any]
-_NAMED = ("dtype", "device", "memory_format", "layout")  # of torch, what JSON holds by name
+_NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
 
 
 def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[Any, int], node: str) -> bytes:

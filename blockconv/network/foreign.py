@@ -154,7 +154,7 @@ def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Foreig
         model = parsed(node.attributes.model)
         names = [value.name for value in model.graph.input]
         if any(values.get(name, read) != read for name, read in zip(names, node.inputs, strict=True)):
-            model = onnx.compose.add_prefix(model, f"{node.name}.")  # a pass put another value in the place of one
+            model = onnx.compose.add_prefix(model, f"{node.name}.")  # a pass replaced one of its values
         for value, read in zip(model.graph.input, node.inputs, strict=True):
             values[value.name], types[value.name] = read, value
         output = model.graph.output[node.attributes.output]
@@ -163,7 +163,7 @@ def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Foreig
     made = {name for one in inner.values() for name in one.output}
     own = {values[name]: name for name in values if name in made}
     for name in [name for name in values if name not in made and values[name] in own]:
-        # A value of the part under another name, which a pass made one of two equal values.
+        # The part's value has two names, because a pass merged two equal values.
         inner[name], made = onnx.helper.make_node("Identity", [own[values[name]]], [name], name=name), {*made, name}
     order, _ = topological(list(inner.values()), reads_of, lambda one: one.output, values.keys() - made)
     mine = {node.name for node in nodes}

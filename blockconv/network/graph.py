@@ -249,12 +249,12 @@ class Network:
         return made
 
     def named_shapes(self, shapes: Any) -> dict[str, Shape]:
-        """{input: shape} of what `with_input_shapes` takes."""
+        """{input: shape} of the argument of `with_input_shapes`."""
         named = self._by_input(shapes, "shapes")
         return {name: read_shape(self.name, name, shape) for name, shape in named.items()}
 
     def _by_input(self, given: Any, argument: str) -> dict[str, Any]:
-        """`given` by the names of inputs: a mapping, or what the only input gets."""
+        """`given` by the names of inputs: a mapping, or the only input's own."""
         names = [*(tensor.name for tensor in self.inputs), *(self.rest.odd if self.rest else ())]
         if not isinstance(given, Mapping):
             if len(names) != 1:

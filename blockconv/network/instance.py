@@ -94,7 +94,7 @@ class BoundPlan(NamedTuple):
                     raise failure
 
 
-MOST_BOUND = 8  # addresses that one size is bound to: as many calls of it may be in flight
+MOST_BOUND = 8  # addresses that one size is bound to, and so calls of it in flight
 
 
 def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> None:

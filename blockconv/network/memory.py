@@ -34,7 +34,7 @@ class Interval(NamedTuple):
 
 
 def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
-    """(an offset for each, the bytes of them all), so that no two that live at once overlap.
+    """(an offset for each, the total bytes), so that intervals that live at once do not overlap.
 
     The largest is placed first, each in the smallest gap that holds it (Pisarchyk and Lee, MLSys 2020: "greedy by
     size"). On their networks and ours, the arena is within a few percent of the largest live set.

@@ -166,7 +166,7 @@ def _shared(size: int, stride: int, usual: int, known: Mapping[str, Mapping[int,
 
 
 def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int, Reach]]) -> None:
-    """Raise UnsupportedError if a tile is not the same network as the whole image, for as many pixels less."""
+    """Raise UnsupportedError if a tile's network differs from the whole image's in more than the number of pixels."""
     for node, same in zip(image.nodes, small.nodes, strict=True):
         if node.output not in known:
             continue

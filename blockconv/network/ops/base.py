@@ -198,8 +198,8 @@ def framed(x: Array, pads: Sequence[Pair], value: float) -> Array:
 
 
 def each_pixel(site: Site, axes: tuple[int, ...], *apart: int) -> list[Windows] | str:
-    """An op that reads, for each pixel, the one at the same place; unless it mixes elements along axes that are pixels.
+    """The windows of an op that reads the pixel at the same position, unless it mixes elements along `axes`.
 
-    apart: the axes along which it mixes them.
+    apart: the axes along which it mixes elements.
     """
     return ALL_PIXELS if set(apart) & set(axes) else [same_pixels(axes)] * len(site.inputs)

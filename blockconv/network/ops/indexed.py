@@ -137,7 +137,7 @@ class ScatterAt(_Indexed):
         if y.size and updates.size:
             at = self.places(data, indices)
             if self.kind == "none":
-                y[at] = updates  # of one place, the last
+                y[at] = updates  # the last update of an element wins
             else:
                 _COMBINED[self.kind].at(y, at, updates)
         return y

@@ -38,7 +38,7 @@ Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis,
 
 
 def same_pixels(axes: tuple[int, ...]) -> Windows:
-    """The pixel at the same place."""
+    """The pixel at the same position."""
     return {axis: (axis, Reach()) for axis in axes}
 
 

@@ -58,7 +58,7 @@ Array = npt.NDArray[Any]
 
 
 def convolutions(network: Network) -> Network:
-    """Dequantize goes down to convolutions, which become such of integers with float32 results."""
+    """Dequantize goes down to convolutions, which become convolutions of integers with float32 results."""
     if not any(isinstance(node.attributes, Dequantize) for node in network.nodes):
         return network
     network = rewritten(network, _goes_down, _transposed_activates)
@@ -131,7 +131,7 @@ def computes_in_integers(attributes: Attributes, type: ElementType) -> bool:
 
 
 def _has_kernels(op: str, type: ElementType) -> bool:
-    """Whether the table has some; integers of 4 bits may run as those of 8, which hold them all."""
+    """Whether the table has kernels for an op and a type. 4-bit integers may run as 8-bit integers."""
     types = Types.all(type.unpacked.name)
     return any(row.op == op and row.takes(types) for row in TABLE)
 
@@ -396,7 +396,7 @@ def _element_wise(edit: Edit, node: Node) -> tuple[str, list[Node]] | None:
 
 
 def _is_element_wise(edit: Edit, node: Node, shape: Shape) -> bool:
-    """Whether each element of a node's value, of this shape, depends on those at the same place alone."""
+    """Whether each element of a node's value, of this shape, depends on elements at the same index alone."""
     a = node.attributes
     of = a.of if isinstance(a, Quantized) else a
     if not isinstance(of, (Activate, Affine, Binary, Quantize, Dequantize, Requantize, Lookup)):

@@ -84,9 +84,9 @@ class Edit:
         return free
 
     def replace(self, old: Iterable[Node], *new: Node) -> bool:
-        """`new`, in order, in place of `old`, where the last of these stands; the last makes the value that that made.
+        """Replace `old` by `new`, in order, at the last one's position. The last of `new` makes the last one's value.
 
-        False, and nothing is done, if a value cannot be made so, or not in the shape and type that it has.
+        Return False and do nothing if a value cannot be made so, or would change its shape or type.
         """
         gone = list(old)
         if not self._keeps_values(new):
@@ -249,7 +249,7 @@ class Refit:
 
 
 def _are_alike(some: tuple[Node, ...], others: tuple[Node, ...]) -> bool:
-    """Whether nodes are the same but for the sizes of reshapes."""
+    """Whether nodes are the same, except for the sizes of reshapes."""
     if some is others:
         return True
 

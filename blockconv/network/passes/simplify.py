@@ -153,7 +153,7 @@ def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
     """A concatenation reads an earlier one that holds its first inputs: cat(a, b, c) is cat(cat(a, b), c).
 
     DenseNet's blocks, as PyTorch exports them, concatenate all earlier features anew in every layer. In a chain, each
-    layer writes its features once, behind the features of earlier layers, if the layout permits it in place.
+    layer's features are written once, directly behind earlier ones, if the layout permits that.
     """
     if not isinstance(node.attributes, Concat):
         return False

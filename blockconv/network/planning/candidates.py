@@ -77,7 +77,7 @@ def views(network: Network, node: Node, site: Site, pricing: Pricing) -> Iterato
 
 
 def _foreign(site: Site) -> Candidate:
-    """Row-major at its borders. The cost chooses nothing; it is a guess, for the memory that such a node moves."""
+    """A foreign node's candidate: row-major. Its cost chooses nothing: it is a guess from the memory it moves."""
     tensors = *site.inputs, site.output
     *srcs, dst = (row_major(len(tensor.shape)) for tensor in tensors)
     nbytes = sum(tensor.type.nbytes(tensor.elements) for tensor in tensors)
@@ -99,7 +99,7 @@ def _copies(network: Network, node: Node, view: View, pricing: Pricing) -> float
 
 
 def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
-    """A candidate for each kernel and pair of layouts that it takes; of other than four dimensions row-major alone."""
+    """A candidate for each kernel and pair of layouts that it takes; other than four dimensions are row-major alone."""
     a = node.attributes
     src_rank, dst_rank = len(site.inputs[a.leading(site)].shape), len(site.output.shape)
     types = element_types(network, node)

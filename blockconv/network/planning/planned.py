@@ -131,7 +131,7 @@ def read_layouts(network: Network, layouts: Layouts) -> Layouts:
 
 
 def _native(layout: str | Layout, asked: Any) -> Layout:
-    """The layout, if kernels run in it. asked: what it is a part of."""
+    """The layout, if kernels run in it. asked: the argument that it is a part of."""
     found = read_layout("compile", "layouts", layout, asked)
     if not found.is_native:
         rule = "has to have four dimensions and at most one block, of up to 64 channels or of images"
@@ -287,7 +287,7 @@ def with_all_candidates(network: Network, options: Options, planned: Planned) ->
 
 
 def _kept_name(network: Network, options: Options) -> str:
-    """The name of what is kept about a network's choice, with all that it depends on."""
+    """The name of a network's kept choice, by all that it depends on."""
     machine, asked = host(), replace(options, threads=1)
     caches = machine.second_level_cache, machine.last_level_cache
     values = network.nodes, network.tensors, network.inputs, network.outputs, tuple(network.constants)

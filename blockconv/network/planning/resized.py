@@ -1,4 +1,4 @@
-"""A plan for sizes of inputs that were not planned: the choices of an anchor, which was, bound anew.
+"""A plan for input sizes that were not planned: the choices of an anchor, a planned size, bound again.
 
 Layouts and kernels are the anchor's, node by node; no layouts are searched. Kernels are those of any size
 (`Request.anchor`), so that few are compiled for all sizes. The choice depends on the sizes and the anchor alone.

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in words: kernels with layouts and times, what else there was, each reorder's reason."""
+"""A plan explained in words: kernels with layouts and times, the other candidates, each reorder's reason."""
 
 from __future__ import annotations
 
