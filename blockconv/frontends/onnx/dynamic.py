@@ -41,7 +41,7 @@ _op = functools.partial(registered, DYNAMIC_OPS)
 _FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
 _Source = tuple[ops.Convolution, tuple[Tensor, ...]]  # a convolution of integers, and its inputs after the first
-_Product = Callable[[Call, Tensor, _Source], Tensor]  # what a node gives of its weight as it is then
+_Product = Callable[[Call, Tensor, _Source], Tensor]  # a node's value, with its current weight
 
 
 @_op("DynamicQuantizeLinear")

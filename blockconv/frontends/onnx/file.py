@@ -168,7 +168,7 @@ def _replaced(part: Any, where: str, value: Array) -> Array:
 
 
 def _dense(sparse: Any, where: str, files: Files) -> Array:
-    """The array of a sparse tensor: of values, and of as many indices, in the flat array or by axes."""
+    """The dense array of a sparse tensor: values, with an index for each, in the flat array or by axes."""
     values, indices = (_values(part, where, files) for part in (sparse.values, sparse.indices))
     dims, count = tuple(sparse.dims), values.size
     shapes = (count,), (count, len(dims))

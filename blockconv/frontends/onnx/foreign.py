@@ -81,13 +81,13 @@ class Fallback:
     ) -> None:
         self.model, self.scope, self.rules, self.translate = model, scope, rules, translate
         self._abroad = abroad
-        self._foreign: set[int] = set()  # the places of foreign nodes in the order
+        self._foreign: set[int] = set()  # the positions of foreign nodes in the order
         self.late: list[Any] = []
         self._odd = odd
         self._unknown: set[str] = {*odd}  # values of unknown shapes
         self._late_types: dict[str, int] = {}  # for the arrays among these, ONNX's number of the type
         self._places = itertools.count()
-        self._makers: dict[str, tuple[int, Any]] = {}  # of each value, with their places in the order
+        self._makers: dict[str, tuple[int, Any]] = {}  # of each value, with their positions in the order
 
     def read(self, node: Any) -> None:
         """Make ops, constants or a foreign node of a node."""

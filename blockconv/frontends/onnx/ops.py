@@ -1,7 +1,7 @@
 """Translators of ONNX's ops that compute: from a node and its operands to the network's own ops.
 
-A translator takes a `Call` and returns the value, or values, that the node gives; it raises `Unsupported` for what
-blockconv has no op for. A node whose operands are all constants is computed at once (`Scope.compute`).
+A translator takes a `Call` and returns the value, or values, that the node gives. It raises `Unsupported` if blockconv
+has no op for the node. A node whose operands are all constants is computed at once (`Scope.compute`).
 """
 
 from __future__ import annotations

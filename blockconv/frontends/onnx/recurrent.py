@@ -46,7 +46,7 @@ def _recurrent(call: Call, kind: RecurrentKind) -> list[Tensor]:
 
 
 def _directions(call: Call) -> tuple[bool, ...]:
-    """Whether each direction begins with the last step. Raises Unsupported for what else a node says."""
+    """Whether each direction begins with the last step. Raises Unsupported for attributes with other values."""
     found = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     named = call.attribute("direction", "forward")
     if named not in found:

@@ -295,11 +295,11 @@ class Call(Translation):
         return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
 
     def has(self, index: int) -> bool:
-        """Whether there is an input at that place."""
+        """Whether the node has this input."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def input(self, index: int = 0) -> Tensor:
-        """The input at that place."""
+        """The input with this number."""
         found = self.inputs[index] if index < len(self.inputs) else None
         if found is None:
             raise self.error("inputs", list(self.node.input), f"lacks input {index}")

@@ -413,7 +413,7 @@ def _rois(call: Call, axes: tuple[int, ...]) -> list[tuple[float, float]]:
 
 
 def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | None:
-    """One for each axis, from the input at that place or an attribute; None if sizes are given instead."""
+    """A scale for each axis, from the input `at` or an attribute; None if sizes are given instead."""
     scales: Sequence[float] | None = call.attribute("scales")
     if call.has(at) and call.input(at).elements:
         if call.has(3) and call.input(3).elements:

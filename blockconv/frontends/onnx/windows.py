@@ -178,7 +178,7 @@ def _average_pool(call: Call) -> Tensor:
 
 
 def average(call: Call, x: Tensor) -> Tensor:
-    """The averages that a node says, of `x`."""
+    """The averages of `x`, as a node states them."""
     return _pool(call, "avg_include_padding" if call.attribute("count_include_pad", 0) else "avg_exclude_padding", x)
 
 
