@@ -185,7 +185,7 @@ def _binary(call: Call) -> Tensor:
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """b for broadcasting to a. Before opset 7 (8 for ops of any number of operands), operands broadcast only with the
-    attribute `broadcast`, and b's axes began at a's axis `axis`, if given, and not at the end."""
+    attribute `broadcast`. The attribute `axis` is the axis of a at which b's axes begin; default: align at the end."""
     variadic = call.node.op_type in ("Max", "Min", "Sum")
     if call.opset >= (8 if variadic else 7):
         return b
