@@ -13,7 +13,7 @@ from blockconv.onnxruntime.values import OrtValue
 
 __all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]
 
-# Options that sessions read, or of which the default's number means the same.
+# Options that sessions read, and options that change nothing here.
 _USED = ("intra_op_num_threads", "dimensions", "denotations", "log_severity_level", "initializers", "external")
 _log = logging.getLogger("blockconv.onnxruntime")
 

@@ -184,8 +184,11 @@ Translator = Callable[["Call"], "Tensor | list[Tensor]"]
 
 
 class OnnxOp(NamedTuple):
-    """How an op of ONNX is read. since: the first opset whose definition is read. limits: the limits of support, in
-    words."""
+    """How an op of ONNX is read.
+
+    limits: the limits of support, in words.
+    since: the first opset whose definition is read.
+    """
 
     translate: Translator
     limits: str = ""
