@@ -36,7 +36,7 @@ import numpy as np
 from .graph_samples import fit_norms, read_sample
 from .machine import memory_added
 
-__all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "run_all", "samples", "summary"]
+__all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "run_all", "samples", "summary", "table"]
 
 WAYS = ("onnx", "from_torch", "compile")
 TIMINGS = ("none", "calls", "inductor")
@@ -87,6 +87,16 @@ def _in_process(path: Path, way: str, threads: int, timeout: float, memory: int,
             found: Result = json.loads(line)
             return found
     return {"result": "failed", "why": f"the process ended with {done.returncode}: {done.stderr[-300:]}"}
+
+
+def table(results: Sequence[Result]) -> str:
+    """A line for each sample, in the order of names: result, error, share of the time in native ops, foreign ops."""
+    lines = ["name\tresult\terror\tnative\tforeign"]
+    for one in sorted(results, key=lambda one: str(one["name"])):
+        numbers = [f"{one[key]:{form}}" if key in one else "" for key, form in (("error", ".1e"), ("share", ".3f"))]
+        foreign = " ".join(f"{op}*{count}" for op, count in one.get("foreign", {}).items())
+        lines.append("\t".join([one["name"], one["result"], *numbers, foreign]).rstrip())
+    return "\n".join(lines) + "\n"
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -29,6 +29,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="none: whether results are right, and native shares; inductor: Inductor's calls too, by --way compile",
     )
     command.add_argument("--out", type=Path, help="results, as JSON lines; samples that it has are left out")
+    command.add_argument("--table", type=Path, help="write a line for each sample there, in the order of names")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -51,5 +52,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         told = [f"error {one['error']:.1e}", *share, *speeds] if "error" in one else [one.get("why", "")[:160]]
         foreign = " ".join(f"{op}*{count}" for op, count in one.get("foreign", {}).items())
         console.print(f"{one['result']:8} {one['name']:60} {', '.join(told)} {foreign[:120]}", markup=False)
+    if options.table:
+        options.table.write_text(graphs.table(results), encoding="utf-8")
     console.print(graphs.summary(results), markup=False)
     return 0

@@ -73,7 +73,11 @@ def test_a_sample_is_read_run_and_judged(way: str, tmp_path: Path, monkeypatch: 
     )
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    given = parser.parse_args([str(tmp_path), "--way", way, "--out", str(out)])
+    given = parser.parse_args([str(tmp_path), "--way", way, "--out", str(out), "--table", str(tmp_path / "table")])
     assert command.run(given, Console(file=shown, width=200)) == 0
     assert "of: 3 samples: " in shown.getvalue()
     assert "times as fast as pytorch" in shown.getvalue()
+    lines = [line.split("\t") for line in (tmp_path / "table").read_text().splitlines()]
+    assert [line[:2] for line in lines[1:]] == [[f"of/{one['name'][3:]}", one["result"]] for one in
+                                                sorted(found, key=lambda one: one["name"])]  # fmt: skip
+    assert float(dict(zip(lines[0], lines[2], strict=False))["error"]) < 1e-5
