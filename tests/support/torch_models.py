@@ -105,7 +105,7 @@ def made(make, seed=0):
     torch.manual_seed(seed)
     module = make().eval()
     for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
+        if isinstance(part, nn.BatchNorm2d) and part.track_running_stats:
             part.running_mean.normal_()
             part.running_var.uniform_(0.5, 2)
     return module

@@ -165,11 +165,26 @@ def _rms_norm(call: Call) -> Value:
 
 @_op("_native_batch_norm_legit")
 def _instance_norm(call: Call) -> Value:
-    """PyTorch writes `instance_norm` as the batch norm of one image, whose channels are those of all images."""
+    """A batch norm by the batch's statistics. PyTorch writes `instance_norm` as one of an image with all channels."""
     x = call.input()
-    if call.get("running_mean") is not None or not call["training"] or x.shape[0] != 1:
+    if call.get("running_mean") is not None or not call["training"]:
         raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
-    return [call.normalise(x, max(1, x.shape[1]), *_factors(call), call["eps"]), None, None]
+    if x.shape[0] == 1:
+        return [call.normalise(x, max(1, x.shape[1]), *_factors(call), call["eps"]), None, None]
+    if x.type.is_half:
+        raise Unsupported(f"statistics of a batch of {x.type}")
+    _, off, variance = _moments(call, x, tuple(axis for axis in range(len(x.shape)) if axis != 1), True)
+    scaled = call.binary("mul", off, call.power(call.binary("add", variance, _number(call, call["eps"], x)), -0.5))
+    pair = (np.broadcast_to(array, x.shape[1:2]).astype(x.type.dtype) for array in _factors(call))
+    parameters = tuple(call.constant(array, name) for array, name in zip(pair, ("scale", "shift"), strict=True))
+    return [call.emit(ops.Affine(), scaled, parameters=parameters), None, None]
+
+
+def _moments(call: Call, x: Tensor, axes: tuple[int, ...], keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean, the differences from it, and the mean of their squares; keep: whether the last keeps the axes."""
+    mean = call.emit(ops.ReduceMean(axes, True), x)
+    off = call.binary("sub", x, mean)
+    return mean, off, call.emit(ops.ReduceMean(axes, keep), call.binary("mul", off, off))
 
 
 def _factors(call: Call) -> tuple[Array, Array]:
@@ -209,9 +224,7 @@ def _variance(call: Call) -> Value:
     more = count - (1 if call.get("correction") is None else call["correction"])
     if x.type.is_half or more <= 0:
         raise Unsupported(f"correction={call['correction']} of {count} elements of {x.type}")
-    mean = call.emit(ops.ReduceMean(axes, True), x)
-    off = call.binary("sub", x, mean)
-    squares = call.emit(ops.ReduceMean(axes, keep), call.binary("mul", off, off))
+    mean, _, squares = _moments(call, x, axes, keep)
     variance = squares if more == count else call.binary("mul", squares, _number(call, count / more, x))
     if call.kind == "var":
         return variance

@@ -101,6 +101,8 @@ OPS = {
     "rms norm": (lambda: nn.RMSNorm((8, 10), 0.1), IMAGE),
     "rms norm plain": (lambda: nn.RMSNorm(11, elementwise_affine=False), ROW),
     "instance norm": (lambda: nn.InstanceNorm2d(6, affine=True), IMAGE),
+    "batch norm of the batch": (lambda: nn.BatchNorm2d(6, track_running_stats=False), IMAGE),
+    "batch norm of rows": (lambda: nn.BatchNorm1d(6, affine=False, track_running_stats=False), (5, 6)),
     **{
         name: (getattr(nn, name), IMAGE)
         for name in ("ReLU", "ReLU6", "SiLU", "Sigmoid", "Hardswish", "Hardsigmoid", "GELU", "Mish", "Tanh", "ELU")
