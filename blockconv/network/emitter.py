@@ -387,10 +387,12 @@ class Translation:
         """x repeated so often along each axis."""
         if len(counts) != len(x.shape) or min(counts, default=1) < 0:
             raise self.error("repeats", counts, f"has to hold a number of at least 0 for each axis of {x.shape}")
-        if not all(0 < count <= MOST_COPIES for count in counts):
-            raise Unsupported(f"repeats={tuple(counts)}: none, or more than {MOST_COPIES} copies along an axis")
+        if 0 in counts:
+            raise Unsupported(f"repeats={tuple(counts)}: none along an axis")
         for axis, count in enumerate(counts):
-            if count > 1:
+            if count > MOST_COPIES:
+                x = self.gathered(x, axis, np.tile(np.arange(x.shape[axis]), count))
+            elif count > 1:
                 x = self.emit(Concat(axis), *[x] * count)
         return x
 
