@@ -52,7 +52,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "constants": list(network.constants),
         "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
-        "own_sizes": network.has_own_sizes(),
+        "own_sizes": getattr(network.remake, "func", None) is _refuse_sizes or network.has_own_sizes(),
         "extra": extra,
     }
     # NumPy's files have no bfloat16, but its bits.

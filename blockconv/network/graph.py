@@ -203,19 +203,14 @@ class Network:
     def has_own_sizes(self) -> bool:
         """Whether nodes or constants depend on the sizes of inputs.
 
-        The front end reads the model for four other sizes: a batch, odd and even lengths, another shape.
+        The front end reads the model for other sizes: a batch, odd and even lengths, other shapes.
         """
-        for n, h, w in ((2, 0, 0), (1, 1, 1), (1, 2, 4), (1, 32, 0)) if self.remake is not None else ():
+        for n, h, w in OTHERS if self.remake is not None else ():
             shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
-            try:
-                kept = self.of_shapes(shapes, None)
-            except ArgumentError:
+            kept, read = _or_none(self.of_shapes, shapes, None), _or_none(self.with_input_shapes, shapes)
+            if kept is None and read is None:
                 continue  # no such image
-            try:
-                read = self.with_input_shapes(shapes)
-            except ArgumentError:
-                return True
-            if (read.nodes, read.tensors) != (kept.nodes, kept.tensors):
+            if kept is None or read is None or (read.nodes, read.tensors) != (kept.nodes, kept.tensors):
                 return True
             if any(not same_array(value, kept.constants[name]) for name, value in read.constants.items()):
                 return True
@@ -321,11 +316,25 @@ class Network:
         return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}{rest}"
 
 
+# How many times as many images, and pixels more of the last two axes: for `has_own_sizes`.
+OTHERS = (2, 0, 0), (1, 1, 1), (1, 2, 4), (1, 32, 0), (1, 1, 0), (1, 0, 1), (1, 0, 32)
+
+
 def _changed(shape: Shape, times: int, height: int, width: int) -> Shape:
-    """The shape of `times` as many images, larger by `height` and `width` along the last two of three or more axes."""
+    """A shape of `times` as many images that are longer. Volumes grow in depth as in height. An input of two axes grows
+    where the width alone does."""
+    n, *others = shape or (0,)
     if len(shape) < 3:
-        return tuple(times * size for size in shape[:1]) + shape[1:]
-    return (times * shape[0], *shape[1:-2], shape[-2] + height, shape[-1] + width)
+        return (times * n, *(size + width * (height == 0) for size in others)) if shape else ()
+    channels, (*heights, last) = others[: len(shape) > 3], others[len(shape) > 3 :]
+    return (times * n, *channels, *(size + height for size in heights), last + width)
+
+
+def _or_none(make: Callable[..., Network], *given: Any) -> Network | None:
+    try:
+        return make(*given)
+    except ArgumentError:
+        return None
 
 
 def frozen(value: Any) -> Array:

@@ -445,6 +445,31 @@ def test_a_file_takes_other_sizes_if_its_nodes_are_for_them(chain: str, own: boo
             np.testing.assert_array_equal(again(image(shape)), plan(image(shape)))
 
 
+@pytest.mark.parametrize("shape", [("n", "t"), ("n", 3, "t"), ("n", 3, "d", "h", "t")])
+def test_a_file_takes_no_other_length_if_its_nodes_are_for_one(shape: tuple[int | str, ...], tmp_path: Any) -> None:
+    """A mean, spelled as a sum and a division by the length, of what are no images. A copy of the file knows it too."""
+    onnx = pytest.importorskip("onnx")
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        h.make_node("Shape", ["x"], ["shape"], start=len(shape) - 1),
+        h.make_node("Cast", ["shape"], ["length"], to=kind),
+        h.make_node("ReduceSum", ["x", "axis"], ["sum"]),
+        h.make_node("Div", ["sum", "length"], ["y"]),
+    ]
+    ends = [h.make_tensor_value_info("x", kind, shape)], [h.make_tensor_value_info("y", kind, None)]
+    axis = onnx.numpy_helper.from_array(np.array([len(shape) - 1]), "axis")
+    model = h.make_model(h.make_graph(nodes, "mean", *ends, [axis]), opset_imports=[h.make_opsetid("", 17)])
+    own, other = ((*(1, 3, 4, 4)[: len(shape) - 1], length) for length in (8, 12))
+    plan = bc.compile(bc.load_onnx(model, input_shapes=own), threads=1)
+    np.testing.assert_allclose(plan(np.ones(other, np.float32)), 1, rtol=1e-6)
+    for _ in range(2):
+        plan.save(tmp_path / "plan")
+        plan = bc.Plan.load(tmp_path / "plan")
+        np.testing.assert_allclose(plan(np.ones(own, np.float32)), 1, rtol=1e-6)
+        with pytest.raises(bc.NetworkError, match="save a plan for each size"):
+            plan(np.ones(other, np.float32))
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, net = read(chain)

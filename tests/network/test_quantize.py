@@ -297,3 +297,19 @@ def test_sizes_that_nodes_hold_are_those_of_the_image() -> None:
         found = bc.compile(one, threads=1)(x)
         assert found.shape == wanted.shape == (1, 8, 17, 16)
         assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+def test_a_sequence_of_another_length() -> None:
+    """A convolution of sequences reshapes them to images, of a size that the front end knows alone."""
+    onnx = pytest.importorskip("onnx")
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = onnx.numpy_helper.from_array(values((8, 3, 3)), "w")
+    node = h.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1])
+    ends = [h.make_tensor_value_info("x", kind, [1, 3, "t"])], [h.make_tensor_value_info("y", kind, None)]
+    model = h.make_model(h.make_graph([node], "1-D", *ends, [weight]), opset_imports=[h.make_opsetid("", 17)])
+    network = bc.load_onnx(model, input_shapes=(1, 3, 32))
+    x = values((1, 3, 45), 7)
+    wanted = bc.compile(network, threads=1)(x)
+    found = bc.compile(bc.quantize(network, [values((1, 3, 32), seed) for seed in range(8)]), threads=1)(x)
+    assert found.shape == wanted.shape == (1, 8, 45)
+    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
