@@ -45,6 +45,7 @@ class NetworkBuilder:
 
     def __init__(self, name: str = "network") -> None:
         self.name = name
+        _check_name("NetworkBuilder", "name", name)
         self._emitter = Emitter(name, folds=False)
         self._outputs: list[str] = []
 
@@ -61,8 +62,10 @@ class NetworkBuilder:
         """
         try:
             type = element(dtype)
+            if type.dtype.kind in "cmMOSU":
+                raise TypeError
         except TypeError:
-            rule = "has to be a NumPy dtype, the name of one, 'int4' or 'uint4'"
+            rule = "has to be a NumPy dtype of numbers or bools, the name of one, 'int4' or 'uint4'"
             raise NetworkError(self.name, "dtype", dtype, rule) from None
         self._check_free("input", name)
         sizes = read_shape(self.name, name, shape)
@@ -77,6 +80,8 @@ class NetworkBuilder:
 
     def output(self, *values: str) -> None:
         """Make these values outputs of the network."""
+        for value in values:
+            _check_name(self.name, "output", value)
         self._outputs += values
 
     def build(self) -> Network:
@@ -101,6 +106,7 @@ class NetworkBuilder:
         name = name or f"{attributes.op}_{len(self._emitter.nodes)}"
         self._check_free("node", name)
         for value in inputs:
+            _check_name(f"node {name!r} ({attributes.op})", "inputs", value)
             if value not in self._emitter.values:
                 rule = "is no input and no constant, and no node before this one produces it"
                 raise NetworkError(f"node {name!r} ({attributes.op})", "inputs", value, rule)
@@ -109,6 +115,7 @@ class NetworkBuilder:
         return self._emitter.emit(attributes, *read, parameters=kept, name=name).name
 
     def _check_free(self, what: str, name: str) -> None:
+        _check_name(self.name, what, name)
         if name in self._emitter.values:
             rule = "is the name of another value, and values have one producer"
             raise NetworkError(self.name, what, name, rule)
@@ -234,3 +241,9 @@ class NetworkBuilder:
     def concat(self, *values: str, axis: int = 1, name: str | None = None) -> str:
         """The concatenation of values along an axis."""
         return self.add(ops.Concat(axis), *values, name=name)
+
+
+def _check_name(owner: str, argument: str, name: object) -> None:
+    if not isinstance(name, str):
+        rule = "has to be a str: a name"
+        raise NetworkError(owner, argument, name, rule, "for an array, give the name that constant(array) returns")

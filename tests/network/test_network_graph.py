@@ -10,7 +10,7 @@ import pool_oracle
 import pytest
 
 from blockconv.core.activation import activation
-from blockconv.core.errors import NetworkError
+from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.types import element
 from blockconv.kernels import TABLE
 from blockconv.network import ops
@@ -189,6 +189,40 @@ def test_global_and_adaptive_pools():
 def test_a_builder_names_a_dtype_that_is_none():
     with pytest.raises(NetworkError, match="tiny: dtype='float12': has to be a NumPy dtype"):
         NetworkBuilder("tiny").input("x", (1, 2), "float12")
+    for dtype in (object, str, complex, "datetime64[s]", [("a", "f4")]):  # whose arrays hold no numbers of ours
+        with pytest.raises(NetworkError, match="has to be a NumPy dtype of numbers or bools"):
+            NetworkBuilder().input("x", (1, 2), dtype)
+
+
+@pytest.mark.parametrize("name", [5, ["x"], b"x", random(1, 3, 4, 4)])
+def test_a_builder_refuses_names_that_are_no_strings(name):
+    """An array in place of a value's name is the usual slip."""
+    b = NetworkBuilder()
+    x = b.input("x", (1, 3, 4, 4))
+    with pytest.raises(NetworkError, match="node=5: has to be a str"):
+        b.global_avg_pool2d(x, name=5)
+    calls = (
+        lambda: NetworkBuilder(name),
+        lambda: b.input(name, (1, 3, 4, 4)),
+        lambda: b.global_avg_pool2d(name),
+        lambda: b.binary("add", x, name),
+        lambda: b.output(name),
+    )
+    for call in calls:
+        with pytest.raises(NetworkError, match=r"has to be a str.*constant\(array\)"):
+            call()
+
+
+def test_numbers_of_ops_are_whole():
+    b = NetworkBuilder()
+    x = b.input("x", (1, 3, 4, 4))
+    for groups in (0, True, None, "1", 1.5):
+        for convolution in (b.conv2d, b.conv_transpose2d):
+            with pytest.raises(ArgumentError, match=r"conv.*: groups=.*: has to be an int of at least 1"):
+                convolution(x, random(3, 3, 1, 1), groups=groups)
+    for axis in (True, None, "1", 1.5, -1):
+        with pytest.raises(NetworkError, match=r"axis=.* has to be one of the 4 axes"):
+            b.concat(x, x, axis=axis)
 
 
 def test_shuffle_is_reshape_transpose_reshape():
