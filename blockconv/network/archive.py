@@ -144,6 +144,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Quantization):
         return [value.scale.tolist(), value.zero_point]
+    if isinstance(value, np.generic):  # a number of NumPy is one of Python's
+        return value.item()
     return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
 
 

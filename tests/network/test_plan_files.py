@@ -104,6 +104,17 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(item, (*path, key))
 
 
+def test_a_plan_with_numbers_of_numpy(tmp_path: Path) -> None:
+    b = bc.NetworkBuilder("NumPy")
+    x = b.input("x", (1, 4, 6, 6))
+    x = b.conv2d(b.concat(x, x, axis=np.int64(1)), values((4, 2, 3, 3)), groups=np.int64(4))
+    b.output(b.max_pool2d(x, 3, 2, ceil_mode=np.bool_(True)))
+    plan = bc.compile(b.build(), threads=1)
+    plan.save(tmp_path / "plan")
+    image = values((1, 4, 6, 6))
+    np.testing.assert_array_equal(bc.Plan.load(tmp_path / "plan")(image), plan(image))
+
+
 def test_a_plan_with_anything_anywhere(tmp_path: Path) -> None:
     """Each value of the description in turn is replaced by what does not belong there, deep nesting included."""
     bc.compile(little_network()).save(tmp_path / "plan")

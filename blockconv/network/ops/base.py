@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
@@ -183,7 +184,7 @@ def check_rank(attributes: Attributes, shape: Shape, rank: int) -> None:
 
 def check_axis(attributes: Attributes, axis: int, shape: Shape) -> None:
     """Raise ArgumentError unless a shape has that axis, counted from the front."""
-    if not 0 <= axis < len(shape):
+    if whole(axis) is None or not 0 <= axis < len(shape):
         raise ArgumentError(attributes.op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
+from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import (
@@ -64,6 +65,10 @@ class Weighted(Attributes):
     dilation: Pair = (1, 1)
     groups: int = 1
     activation: Activation = IDENTITY
+
+    def __post_init__(self) -> None:
+        if (whole(self.groups) or 0) < 1:
+            raise ArgumentError(self.op, "groups", self.groups, "has to be an int of at least 1")
 
 
 @dataclass(frozen=True)
