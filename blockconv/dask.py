@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, Sizes
 from blockconv.core.errors import ArgumentError, needing
+from blockconv.core.interop import as_numpy
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.ops.reach import PIXELS
 from blockconv.network.plan import Plan, compile
@@ -153,8 +155,10 @@ def _checked(op: str, array: Any) -> tuple[Any, Any]:
     with needing("blockconv.dask", "dask", "'dask[array]'"):
         import dask
         import dask.array as da
-    if not isinstance(array, da.Array) or array.ndim != 4:
-        raise ArgumentError(op, "array", array, "has to be a Dask array (N, C, H, W)")
+    if not isinstance(array, da.Array) or array.ndim != 4 or math.isnan(sum(array.shape[1:])):
+        rule, remedy = "has to be a Dask array (N, C, H, W)", "array.compute_chunk_sizes() finds sizes that are unknown"
+        raise ArgumentError(op, "array", array, rule, remedy)
+    as_numpy(array._meta, op, "array")  # refuses chunks with masks, or of other libraries
     return dask, da
 
 

@@ -28,7 +28,7 @@ from blockconv.dispatch.selection import accuracy_of
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive, foreign
 from blockconv.network.arrays import End
-from blockconv.network.graph import Network, check_network
+from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
@@ -347,7 +347,7 @@ class Plan:
         count = whole(batch)
         if count is None or count < 1:
             raise ArgumentError("tiled", "batch", batch, "has to be an int of at least 1")
-        how = tiling(self.network, tuple(shape), tile)
+        how = tiling(self.network, read_shape("tiled", "shape", shape), tile)
         count = min(count, max(1, how.shape[0] * len(how.pieces)))
         network = how.network.with_input_shapes((count, *how.network.inputs[0].shape[1:]))
         ends = [network.inputs[0], *(network.tensors[name] for name in network.outputs)]
@@ -376,6 +376,8 @@ class Plan:
         if dtype != self.network.inputs[0].type.dtype:
             rule = f"has to have dtype {self.network.inputs[0].type.dtype}"
             raise ArgumentError("tiled", "image", str(dtype), rule)
+        if isinstance(image, np.ndarray):
+            image = as_numpy(image, "tiled", "image")  # refuses a mask
         how = self.tiling(tuple(int(size) for size in np.shape(image)), tile, batch)
         return run_tiled(self.by_name, how, image, checked_out(how, out, image))
 

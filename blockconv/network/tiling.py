@@ -270,9 +270,13 @@ def checked_out(how: Tiling, out: Any, image: Any) -> dict[str, Any] | None:
         raise ArgumentError("tiled", "out", sorted(given), f"has to be a dict with the outputs {', '.join(names)}")
     for name, array in given.items():
         wanted = how.outputs[name], how.network.tensors[name].type.dtype
-        if (tuple(array.shape), np.dtype(array.dtype)) != wanted:
-            shown = f"{array.dtype} {tuple(array.shape)}"
-            raise ArgumentError("tiled", "out", shown, f"has to be {wanted[1]} {wanted[0]} for output {name!r}")
+        try:
+            found = tuple(array.shape), np.dtype(array.dtype)
+        except (AttributeError, TypeError):
+            found = (), np.dtype(object)
+        if found != wanted or (isinstance(array, np.ndarray) and not array.flags.writeable):
+            rule = f"has to be a writable array, {wanted[1]} {wanted[0]}, for output {name!r}"
+            raise ArgumentError("tiled", "out", array, rule)
         arrays = isinstance(array, np.ndarray) and isinstance(image, np.ndarray)
         if array is image or (arrays and np.shares_memory(array, image)):  # tiles read pixels around their own
             raise ArgumentError("tiled", "out", array, "must not overlap the image", "give another array")

@@ -145,6 +145,11 @@ def test_what_is_no_dask_array_is_refused(plan: bc.Plan) -> None:
     for bad in (x, da.from_array(x[0]), da.from_array(x.astype(np.float64))):
         with pytest.raises(bc.ArgumentError, match="map_plan"):
             blockconv.dask.map_plan(plan, bad)
+    unknown = da.from_array(x, chunks=(1, 3, 40, 40))
+    unknown = unknown[:, :, unknown[0, 0, :, 0] >= 0]
+    for array, says in ((unknown, "compute_chunk_sizes"), (da.from_array(np.ma.masked_less(x, 1)), "masked array")):
+        with pytest.raises(bc.ArgumentError, match=f"map_plan: array=.*{says}"):
+            blockconv.dask.map_plan(plan, array)
     with pytest.raises(bc.ArgumentError, match=r"map_plan: plan=.x.: has to be a Plan"):
         blockconv.dask.map_plan("x", da.ones((1, 3, 8, 8)))
     with pytest.raises(bc.ArgumentError, match=r"blockconv\.dask\.conv2d"):

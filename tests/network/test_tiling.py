@@ -15,6 +15,7 @@ from small_networks import u_net, whole_numbers
 
 import blockconv as bc
 from blockconv.network import ops
+from blockconv.network.graph import frozen
 from blockconv.network.tiling import tiling
 
 
@@ -343,9 +344,16 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
         {"batch": 0},
         {"out": x},
         {"out": dict(list(out.items())[:1])},
+        {"out": dict.fromkeys(out, 5)},
+        {"out": {name: frozen(array) for name, array in out.items()}},
     ):
         with pytest.raises(bc.ArgumentError):
             plan.tiled(x, **{"out": out, "tile": 64} | bad)
+    for shape in (None, 5, (1, 3, float("nan"), 100), (1.0, 3, 100, 100)):
+        with pytest.raises(bc.ArgumentError, match=r"tiled: shape=.* has to be a shape"):
+            plan.tiling(shape)
+    with pytest.raises(bc.ArgumentError, match="masked array"):
+        plan.tiled(np.ma.masked_less(x, 1), 64, out=out)
     for image in (x.astype(np.float64), x[0], x[:, :2], x.tolist()):
         with pytest.raises(bc.ArgumentError):
             plan.tiled(image, 64, out=out)
