@@ -47,7 +47,7 @@ class ExecutionOrder(enum.IntEnum):
 class SessionOptions:
     """Options of a session, by ONNX Runtime's names.
 
-    intra_op_num_threads: the most threads of a run. 0 means `blockconv.get_num_threads`.
+    intra_op_num_threads: the most threads of a run. 0 or less means `blockconv.get_num_threads`.
 
     `add_free_dimension_override_by_name` and its twin by denotation fix symbolic dimensions. `add_initializer` and
     `add_external_initializers` replace values of the model. All other options are accepted and have no effect. A

@@ -256,7 +256,9 @@ class InferenceSession:
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run a binding of this session."""
+        """Run a binding of this session. Raises ValueError for that of another one."""
+        if iobinding._session is not self:
+            raise ValueError("IOBinding must be used with the session that created it.")
         iobinding.run(run_options)
 
     def _compiled(self, shapes: Mapping[str, tuple[Any, ...]], fed: frozenset[str] = frozenset()) -> Plan:
@@ -264,7 +266,7 @@ class InferenceSession:
         with self._lock:
             plan = self._fed.get(fed)
             if plan is None:
-                threads = min(self._options.intra_op_num_threads, target.affinity()) or None
+                threads = min(max(0, self._options.intra_op_num_threads), target.affinity()) or None
                 try:
                     plan = compile(self._network_of(dict(shapes), fed=fed), threads=threads)
                 except BlockconvError as error:

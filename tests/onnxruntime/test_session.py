@@ -15,6 +15,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
+import blockconv as bc  # noqa: E402
 import blockconv.onnxruntime as ours  # noqa: E402
 
 TWO = """<ir_version: 8, producer_name: "me", opset_import: ["": 17]>
@@ -338,6 +339,21 @@ def test_a_bound_output_of_another_shape_is_refused_and_not_written():
     with pytest.raises(ours.InvalidArgument, match="'y' is bound to float32"):
         session.run_with_iobinding(binding)
     assert (y == 7).all()
+
+
+def test_a_binding_of_another_session_is_refused(theirs: Any):
+    for module in (ours, theirs):
+        one, other = (module.InferenceSession(model(), providers=["CPUExecutionProvider"]) for _ in range(2))
+        with pytest.raises(ValueError, match="must be used with the session that created it"):
+            other.run_with_iobinding(one.io_binding())
+
+
+def test_fewer_than_no_threads_are_the_usual_ones():
+    options = ours.SessionOptions()
+    options.intra_op_num_threads = -1
+    session = ours.InferenceSession(model(FIXED), options)
+    assert session.plan is not None
+    assert session.plan.options.threads == bc.get_num_threads()
 
 
 def test_ort_values_go_in_and_out():
