@@ -115,3 +115,10 @@ def test_a_node_of_graphs_is_refused_by_name() -> None:
     then = onnx.helper.make_graph([node("Relu", "x", outputs=("b",))], "then", [], [info])
     proto = model([node("If", "c", then_branch=then, else_branch=then)], {"c": np.array(True)}, OPSETS)
     assert "If: 1 node, the first 'node'" in said(proto)
+
+
+def test_images_that_no_memory_holds_are_refused_by_the_node() -> None:
+    proto = model([node("Conv", "x", "w", outputs=("y",), name="c")], {"w": np.ones((4, 3, 1, 1), np.float32)})
+    for shape, says in (((10**11, 3, 16, 16), "at most 2"), ((1, 4, 1 << 21, 1 << 21), "4 input channels")):
+        with pytest.raises(bc.NetworkError, match=rf"node 'c' \(Conv\): .*{says}"):
+            bc.load_onnx(proto, {"x": shape})

@@ -219,11 +219,11 @@ class Fallback:
         if not folds:
             model = self._model(nodes, reads, map(_untyped, outputs), known)
         tensors = [(name, self.scope.values[name]) for name in reads]
-        feeds = {n: known[n] if n in known else np.zeros(t.shape, t.type.dtype) for n, t in tensors}
         try:
+            feeds = {n: known[n] if n in known else np.zeros(t.shape, t.type.dtype) for n, t in tensors}
             session = new_session(model.SerializeToString(), 1, optimized=False)
             results = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
-        except Exception:  # it refuses the node too
+        except Exception:  # it refuses the node too, or no memory holds them
             raise error from None
         folds = folds and all(isinstance(x, np.ndarray) and x.dtype.kind in "biuf" for x in results)
         for name, value in zip(outputs, results, strict=True) if folds else ():
