@@ -53,6 +53,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
         "own_sizes": getattr(network.remake, "func", None) is _refuse_sizes or network.has_own_sizes(),
+        "merged": {name: network.holder(name) for name in network.merged},
         "extra": extra,
     }
     # NumPy's files have no bfloat16, but its bits.
@@ -126,7 +127,9 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
         _typed(str, name)
     name = described["name"]
     again = functools.partial(_refuse_sizes, name) if described.get("own_sizes") else None
-    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, name, again, rest=rest)
+    runs = {node.name for node in nodes}
+    merged = {old: new for old, new in described.get("merged", {}).items() if new in runs}  # files of before have none
+    network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, name, again, merged, rest)
     return network, dict(described["extra"])
 
 

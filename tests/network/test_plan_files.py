@@ -104,6 +104,16 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(item, (*path, key))
 
 
+def test_a_plan_keeps_the_names_of_nodes_that_were_merged(tmp_path: Path) -> None:
+    b = bc.NetworkBuilder("merged")
+    x = b.conv2d(b.input("x", (1, 4, 6, 6)), values((4, 4, 3, 3)), name="conv")
+    b.output(b.activation(b.affine(x, *values((2, 4)), name="norm"), "relu", name="relu"))
+    bc.compile(b.build(), threads=1).save(tmp_path / "plan")
+    plan = bc.Plan.load(tmp_path / "plan")
+    assert [plan.network.holder(name) for name in ("norm", "relu")] == ["conv", "conv"]
+    assert plan.with_layouts({"relu": "NHWC"}).actions[-1].kind == "reorder"
+
+
 def test_a_plan_with_numbers_of_numpy(tmp_path: Path) -> None:
     b = bc.NetworkBuilder("NumPy")
     x = b.input("x", (1, 4, 6, 6))
