@@ -313,3 +313,12 @@ def test_a_sequence_of_another_length() -> None:
     found = bc.compile(bc.quantize(network, [values((1, 3, 32), seed) for seed in range(8)]), threads=1)(x)
     assert found.shape == wanted.shape == (1, 8, 45)
     assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+def test_samples_of_torch_are_those_of_numpy() -> None:
+    torch = pytest.importorskip("torch")
+    b = bc.NetworkBuilder("tensors")
+    b.output(b.conv2d(b.input("x", (1, 3, 8, 8)), values((4, 3, 3, 3))))
+    network, x = b.build(), values((1, 3, 8, 8))
+    found, wanted = (bc.quantize(network, [sample]) for sample in (torch.from_numpy(x), x))
+    assert (found.calibration, found.report) == (wanted.calibration, wanted.report)

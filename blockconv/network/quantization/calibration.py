@@ -80,7 +80,7 @@ def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
             rule = f"has to be the inputs {', '.join(names)}: a dict by name, a tuple, or the array of the only input"
             raise ArgumentError(OP, f"samples[{k}]", sorted(map(str, given)), rule)
         for name in names:
-            array = as_numpy(given[name], OP, f"samples[{k}]")
+            given[name] = array = as_numpy(given[name], OP, f"samples[{k}]")
             if array.dtype == np.float32:  # a call refuses others
                 _extent(k, name, array)
         found.append(given)
