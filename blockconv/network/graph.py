@@ -203,7 +203,7 @@ class Network:
     def has_own_sizes(self) -> bool:
         """Whether nodes or constants depend on the sizes of inputs.
 
-        The front end reads the model for other sizes: a batch, odd and even lengths, other shapes.
+        The front end reads the model for other sizes: a batch, odd, even, smaller and much larger ones.
         """
         for n, h, w in OTHERS if self.remake is not None else ():
             shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
@@ -317,7 +317,7 @@ class Network:
 
 
 # How many times as many images, and pixels more of the last two axes: for `has_own_sizes`.
-OTHERS = (2, 0, 0), (1, 1, 1), (1, 2, 4), (1, 32, 0), (1, 1, 0), (1, 0, 1), (1, 0, 32)
+OTHERS = (2, 0, 0), (1, 1, 1), (1, -8, 4), (1, 32, 0), (1, 1, 0), (1, 0, 1), (1, 0, 32), (1, 1024, 0), (1, 0, 1024)
 
 
 def _changed(shape: Shape, times: int, height: int, width: int) -> Shape:

@@ -626,6 +626,18 @@ def test_plans_of_any_size_in_copies_and_files(tmp_path):
                     each(x)
 
 
+def test_a_branch_that_a_far_size_takes(tmp_path):
+    """A file and a quantized network compute nothing for sizes that the trace excludes."""
+    module, x = Apply(lambda x: F.relu(x) * 2 if x.shape[-1] > 100 else F.relu(x)), given((2, 3, 16, 16))
+    sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim("h"), 3: torch.export.Dim("w", max=100)}
+    network = bc.from_torch(module, (x,), ((sizes,),))
+    bc.compile(network).save(tmp_path / "plan")
+    for plan in (bc.Plan.load(tmp_path / "plan"), bc.compile(bc.quantize(network, [x]))):
+        plan(x)
+        with pytest.raises(bc.NetworkError, match=r"axis 3 of|not those of the file"):
+            plan(given((2, 3, 16, 200)))
+
+
 def test_several_inputs_and_outputs():
     module = Apply(lambda x, y: (x + y, x, x + y * 2))
     x, y = given(IMAGE), given((10,))
