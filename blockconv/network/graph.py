@@ -237,7 +237,7 @@ class Network:
 
     def remade_by(self, remake: Callable[[dict[str, Shape]], Network] | None, **parts: Any) -> Network:
         """The same network with another `remake`, and other parts, which fit together and are not checked."""
-        made = object.__new__(Network)
+        made = object.__new__(type(self))  # a quantized network keeps its report
         made.__dict__.update(self.__dict__, remake=remake, **parts)
         for cached in ("producers", "readers") if "nodes" in parts else ():
             made.__dict__.pop(cached, None)

@@ -528,7 +528,7 @@ class Plan:
     def release(self) -> None:
         """Free the network's own weights, and keep only the packed ones.
 
-        The plan then runs only for the input sizes that it knows, and cannot be saved.
+        The plan then runs only for the input sizes that it knows, and cannot be saved. Its `network` holds zeros.
         """
         with self._lock:
             self._released = True

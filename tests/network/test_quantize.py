@@ -322,3 +322,6 @@ def test_samples_of_torch_are_those_of_numpy() -> None:
     network, x = b.build(), values((1, 3, 8, 8))
     found, wanted = (bc.quantize(network, [sample]) for sample in (torch.from_numpy(x), x))
     assert (found.calibration, found.report) == (wanted.calibration, wanted.report)
+    larger = found.with_input_shapes((2, 3, 9, 9))
+    assert type(larger) is type(found)
+    assert (larger.calibration, larger.report) == (found.calibration, found.report)
