@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def flowing(network: Network) -> list[str]:
 def with_outputs(network: Network, names: Iterable[str], threads: int | None) -> Plan:
     """A plan that gives these values of a network that is fused, beside its outputs."""
     outputs = dict.fromkeys((*network.outputs, *names))
-    return compile(network.changed(outputs=outputs), threads=threads)
+    return compile(replace(network, outputs=tuple(outputs), remake=None, rest=None), threads=threads)
 
 
 def values_of(plan: Plan, sample: Mapping[str, Any]) -> dict[str, Array]:
