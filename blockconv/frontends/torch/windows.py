@@ -175,7 +175,8 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     if rank not in (1, 2):
         raise Unsupported(f"{rank}-D images")
     ones = (1,) * (2 - rank)
-    given: Any = None if None in scales else (*map(float, ones), *map(float, scales))
+    sized = None in scales or coordinates == "align_corners"  # corners say more than scales
+    given: Any = None if sized else (*map(float, ones), *map(float, scales))
     if coordinates == "align_corners" and "antialias" in more:
         # PyTorch takes the scale alone from the corners.
         if any(out == 1 and have > 1 for have, out in zip(x.shape[2:], size, strict=True)):

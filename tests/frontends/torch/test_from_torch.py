@@ -203,6 +203,10 @@ OPS = {
     "nearest exact": (lambda: nn.Upsample((5, 13), mode="nearest-exact"), IMAGE),
     "bilinear": (lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"), IMAGE),
     "bilinear corners": (lambda: nn.Upsample((5, 13), mode="bilinear", align_corners=True), IMAGE),
+    "bilinear corners by scale": (
+        lambda: nn.Upsample(scale_factor=(1.7, 0.6), mode="bilinear", align_corners=True),
+        IMAGE,
+    ),
     "bicubic": (lambda: nn.Upsample(scale_factor=(1.7, 0.6), mode="bicubic"), IMAGE),
     "bicubic corners": (lambda: nn.Upsample((5, 13), mode="bicubic", align_corners=True), IMAGE),
     **{
