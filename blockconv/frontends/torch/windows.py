@@ -262,8 +262,10 @@ def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation
 
 @_op("channel_shuffle")
 def _channel_shuffle(call: Call) -> Tensor:
+    """Of (N, C, *): axes after the channels are one, if they are not H and W."""
     x = call.input()
-    return _unlike_image(call, call.emit(ops.Shuffle(call["groups"]), _image(call, x, 2)), x, 2)
+    image = x if len(x.shape) == 4 else call.reshape(x, (*x.shape[:2], 1, math.prod(x.shape[2:])))
+    return call.reshape(call.emit(ops.Shuffle(call["groups"]), image), x.shape)
 
 
 @_op("pixel_shuffle")

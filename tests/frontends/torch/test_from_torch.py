@@ -237,8 +237,9 @@ OPS = {
         for outside in ("zeros", "border", "reflection")
     },
     "reflected": (lambda: nn.Sequential(nn.ReflectionPad2d((1, 3, 0, 2)), nn.ReplicationPad2d((4, 0, 1, 1))), IMAGE),
-    "pixel shuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)), IMAGE),
     "channel shuffle": (lambda: nn.ChannelShuffle(3), IMAGE),
+    "channel shuffle 1d": (lambda: nn.ChannelShuffle(2), ROW),
+    "pixel shuffle": (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout(), nn.Identity(), nn.Dropout2d()), IMAGE),
     "clone": (lambda: Apply(lambda x: x.clone().contiguous().detach()), IMAGE),
     "to": (lambda: Apply(lambda x: x.to(torch.bfloat16).to(torch.float32)), IMAGE),
