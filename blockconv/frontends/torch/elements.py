@@ -136,6 +136,8 @@ def _abs(call: Call) -> Tensor:
     x = call.input()
     if x.type.is_float:
         return call.emit(ops.Activate(function("abs")), x)
+    if x.type.name.startswith("uint"):
+        return x
     return call.pointwise("max", x, call.pointwise("sub", as_numbers(call, 0, x.type.name), x))
 
 

@@ -286,7 +286,7 @@ ELEMENTS = {  # of floats (2, 6, 8), with a NaN and infinities, and of int64 (2,
         x.isinf(),
         x.isfinite(),
     ],
-    "signs": lambda x, k: [x.sign(), (k - 3).sign(), (k - 3).abs(), -k, x.isnan().sign()],
+    "signs": lambda x, k: [x.sign(), (k - 3).sign(), (k - 3).abs(), (k - 3).byte().abs(), -k, x.isnan().sign()],
     "any and all": lambda x, k: [
         (x > 0).any(1),
         x.all(-1, keepdim=True),
