@@ -17,6 +17,7 @@ from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag
 from blockconv.core.errors import ArgumentError
+from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.eager.library import calls
 
 __all__ = [
@@ -56,8 +57,7 @@ def conv2d(
     The output is channels_last if input or weight is. Raises ArgumentError for a bad argument.
     """
     x, dilations = _batched("conv2d", input), _two(dilation)
-    if weight.dim() != 4:
-        raise ArgumentError("conv2d", "weight", tuple(weight.shape), "has to be (O, C / groups, KH, KW)")
+    _check_rank("conv2d", "weight", weight, (4,), "(O, C / groups, KH, KW)")
     if padding == "same":
         if _two(stride) != (1, 1):
             raise ArgumentError("conv2d", "padding", padding, "'same' needs a stride of 1", "give numbers")
@@ -92,8 +92,16 @@ def conv1d(
 ) -> Any:
     """torch.nn.functional.conv1d with gradients: `conv2d` over (N, C, 1, L)."""
     row = _over_a_row(stride=stride, dilation=dilation, padding=padding)
-    y = conv2d(input.unsqueeze(-2), weight.unsqueeze(-2), bias, groups=groups, activation=activation, **row)
+    x, w = _as_rows("conv1d", input, weight)
+    y = conv2d(x, w, bias, groups=groups, activation=activation, **row)
     return y.squeeze(-2)
+
+
+def _as_rows(op: str, input: Any, weight: Any) -> tuple[Any, Any]:
+    """Operands of a 1-D convolution as images and kernels of one row."""
+    _check_rank(op, "input", input, (2, 3), "(N, C, L) or (C, L)")
+    _check_rank(op, "weight", weight, (3,), "three dimensions")
+    return input.unsqueeze(-2), weight.unsqueeze(-2)
 
 
 def _over_a_row(**options: Any) -> dict[str, Any]:
@@ -127,13 +135,14 @@ def conv_transpose2d(
     The other arguments are PyTorch's. Raises ArgumentError for a bad argument.
     """
     name = "conv_transpose2d"
-    steps, dilations, pads, more = map(_two, (stride, dilation, padding, output_padding))
-    edges = [pad if isinstance(pad, (tuple, list)) else (pad, pad) for pad in pads]
-    if any(extra >= max(step, dilation) for extra, step, dilation in zip(more, steps, dilations, strict=True)):
-        raise ArgumentError(name, "output_padding", output_padding, "has to be less than stride or dilation")
+    steps, dilations, more = map(_two, (stride, dilation, output_padding))
+    edges: Any = [side if isinstance(side, (tuple, list)) else (side, side) for side in _two(padding)]
     x = _batched(name, input)
-    if weight.dim() != 4:
-        raise ArgumentError(name, "weight", tuple(weight.shape), "has to be (C, O / groups, KH, KW)")
+    _check_rank(name, "weight", weight, (4,), "(C, O / groups, KH, KW)")
+    if not torch.compiler.is_dynamo_compiling():  # which follows this function, also with sizes that change
+        steps, dilations = pair(name, "stride", stride), pair(name, "dilation", dilation)
+        more, groups = output_paddings(name, output_padding, steps, dilations), pair(name, "groups", groups)[0]
+        edges = pads(name, padding, tuple(weight.shape[2:]), steps, dilations)
     n, channels = x.shape[0], weight.shape[1] * groups
     reach = [(x.shape[2 + k] - 1) * steps[k] + dilations[k] * (weight.shape[2 + k] - 1) + 1 for k in (0, 1)]
     if all(0 <= edges[k][0] - edges[k][1] + more[k] < steps[k] for k in (0, 1)):
@@ -160,7 +169,7 @@ def conv_transpose1d(
 ) -> Any:
     """torch.nn.functional.conv_transpose1d with gradients: `conv_transpose2d` over (N, C, 1, L)."""
     row = _over_a_row(stride=stride, dilation=dilation, padding=padding, output_padding=output_padding)
-    x, w = input.unsqueeze(-2), weight.unsqueeze(-2)
+    x, w = _as_rows("conv_transpose1d", input, weight)
     return conv_transpose2d(x, w, bias, groups=groups, **row).squeeze(-2)
 
 
@@ -290,9 +299,18 @@ def _two(value: Any) -> tuple[Any, ...]:
 
 def _batched(op: str, input: Any) -> Any:
     """(N, C, H, W) of an input that may have no N."""
-    if input.dim() not in (3, 4):
-        raise ArgumentError(op, "input", tuple(input.shape), "has to be (N, C, H, W) or (C, H, W)")
+    _check_rank(op, "input", input, (3, 4), "(N, C, H, W) or (C, H, W)")
     return input if input.dim() == 4 else input.unsqueeze(0)
+
+
+def _check_rank(op: str, argument: str, value: Any, ranks: tuple[int, ...], axes: str) -> None:
+    """Raise ArgumentError for what is no tensor of one of these ranks."""
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(
+            op, argument, value, f"has to be a torch tensor, {axes}", "for an array give torch.from_numpy(x)"
+        )
+    if value.dim() not in ranks:
+        raise ArgumentError(op, argument, tuple(value.shape), f"has to be {axes}")
 
 
 _F: Any = torch_functional

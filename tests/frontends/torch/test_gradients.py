@@ -344,6 +344,18 @@ def test_what_has_no_gradient_is_refused():
         bc.conv2d(x, w, residual=random(1, 8, 1, 1))
     with pytest.raises(bc.ArgumentError, match="output_padding"):
         ours.conv_transpose2d(x, random(6, 8, 3, 3), output_padding=1)
+    for name, values in {
+        "stride": ((1, 2, 3), None), "dilation": (None,), "output_padding": (-1, None), "padding": ("mirror",),
+        "groups": (None, 0),
+    }.items():  # fmt: skip
+        for value in values:
+            with pytest.raises(bc.ArgumentError, match=f"conv_transpose2d: {name}="):
+                ours.conv_transpose2d(x, random(6, 8, 3, 3), **{name: value})
+    for call in (ours.conv2d, ours.conv1d, ours.conv_transpose2d, ours.conv_transpose1d):
+        with pytest.raises(bc.ArgumentError, match=r"input=.*has to be a torch tensor.*torch\.from_numpy"):
+            call(x.detach().numpy(), w)
+        with pytest.raises(bc.ArgumentError, match="weight="):
+            call(x[0], None)
     with pytest.raises(bc.ArgumentError, match="stride="):
         ours.conv2d(x, w, stride=0)
 
