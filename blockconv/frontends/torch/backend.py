@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -50,7 +50,7 @@ from blockconv.frontends.torch.training import partition_step, place_ops
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.ops import Shape
 from blockconv.network.plan import Plan, check_options, compile_between
-from blockconv.network.planning.planned import Options
+from blockconv.network.planning.planned import Options, read_layouts
 from blockconv.runtime import check_threads, get_num_threads
 
 __all__ = ["Settings", "blockconv_backend"]
@@ -76,12 +76,14 @@ class Settings(NamedTuple):
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | None) -> Settings:
-        """Raises ArgumentError for an option that does not exist."""
+        """Raises ArgumentError for an option or a value that does not exist."""
         for name, value in (given or {}).items():
             if name not in cls._fields:
                 raise ArgumentError(OP, "options", {name: value}, f"has to be among {', '.join(cls._fields)}")
         made = cls(**given or {})
         made = made._replace(accuracy=check_options(OP, "optimal", made.accuracy, made.precision))
+        if not isinstance(made.layouts, Mapping):  # which names nodes: each graph has its own
+            read_layouts(cast(Any, None), made.layouts)
         if made.fallback not in ("eager", "inductor"):
             raise ArgumentError(OP, "fallback", made.fallback, "has to be 'eager' or 'inductor'")
         if made.threads is not None:

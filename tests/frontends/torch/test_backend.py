@@ -531,6 +531,9 @@ def test_inference_mode_and_options():
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(Exception, match="fallback='gcc': has to be 'eager' or 'inductor'"):
         torch.compile(model, backend=backend, options={"fallback": "gcc"})(x)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match="layouts='FOO'"):
+        torch.compile(model, backend=backend, options={"layouts": "FOO"})(x)
 
 
 @pytest.mark.parametrize("name", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
