@@ -256,8 +256,10 @@ def batch_norm(
         and input.dim() == 4
         and 0 not in input.shape
         and input[:, 0].numel() > 1
+        and input.is_floating_point()
     )
-    if not is_native or not input.is_floating_point():
+    is_known = momentum is not None and eps > 0 and (running_mean is None) is (running_var is None)
+    if not is_native or not is_known:  # PyTorch runs it, or says what is wrong
         given = running_mean, running_var, weight, bias, training, momentum, eps
         return torch_functional.batch_norm(input, *given)
     kept = running_mean, running_var

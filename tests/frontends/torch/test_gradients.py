@@ -458,6 +458,10 @@ def test_batch_norm_as_an_op():
                 )[0],
                 given,
             )
+    zeros = torch.zeros(5, dtype=x.dtype)
+    for wrong in ((zeros, None, None, None, True), (zeros, zeros, None, None, True, None)):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            ours.batch_norm(x, *wrong)
     y = ours.batch_norm(x, None, None, weight, bias, True)
     (of_x,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="first derivatives"):
