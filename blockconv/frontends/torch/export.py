@@ -174,7 +174,8 @@ class Traced:
         state = {name: Constant(held[spec.target], spec.target) for name, spec in given.items() if name not in theirs}
         holders = list(program.graph.find_nodes(op="placeholder"))
         shapes = {node.name: node.meta["val"].shape for node in holders if hasattr(node.meta.get("val"), "shape")}
-        sizes = {name: tuple(map(_expression, shape)) for name, shape in shapes.items() if name in theirs}
+        fixed = _fixed(shapes.values())
+        sizes = {name: tuple(_expression(n, fixed) for n in shape) for name, shape in shapes.items() if name in theirs}
         symbols = {symbol for shape in sizes.values() for size in shape for symbol in getattr(size, "free_symbols", ())}
         ranges = {symbol: _bounds(program.range_constraints.get(symbol)) for symbol in symbols}
         ops = [node for node in program.graph.nodes if node.op == "call_function"]
@@ -313,8 +314,16 @@ def _makes_tensors(node: Any) -> bool:
     return isinstance(value, (torch.Tensor, tuple, list)) or node.op == "placeholder"
 
 
-def _expression(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+def _fixed(shapes: Any) -> set[Any]:
+    """The symbols of sizes that the trace took as they were, as where a number was computed from one and rounded."""
+    traced = next((n.node.shape_env for shape in shapes for n in shape if isinstance(n, torch.SymInt)), None)
+    known = () if traced is None else [traced.simplify(guard.expr) for guard in traced.guards]
+    return {symbol for guard in known if getattr(guard, "rel_op", "") == "==" for symbol in guard.free_symbols}
+
+
+def _expression(size: Any, fixed: set[Any]) -> Any:
+    is_free = isinstance(size, torch.SymInt) and not size.node.expr.free_symbols & fixed
+    return size.node.expr if is_free else hint(size)
 
 
 def _bounds(values: Any) -> tuple[int, float]:

@@ -554,6 +554,16 @@ def test_other_sizes_than_those_that_were_traced(name):
             assert error(a, b) < 1e-5
 
 
+def test_a_size_that_a_trace_rounds_stays():
+    """A trace of any batch and length gives the length 1.7 * 11 as 18, under a guard."""
+    module = made(lambda: nn.Upsample(scale_factor=1.7, mode="area"))
+    network = bc.from_torch(module, given(ROW))
+    for shape in ((3, *ROW[1:]), (2, 6, 17)):
+        x = given(shape)
+        (found,) = network.with_input_shapes(shape).evaluate(x.numpy()).values()
+        assert error(found, module(x)) < 1e-5
+
+
 def test_a_size_that_a_traced_view_does_not_take():
     network = bc.from_torch(Apply(lambda x: x.view(2, 48, 10)), given(IMAGE))
     for copied in (network, pickle.loads(pickle.dumps(network))):
