@@ -53,6 +53,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
         "own_sizes": getattr(network.remake, "func", None) is _refuse_sizes or network.has_own_sizes(),
+        "bounds": getattr(network.remake, "bounds", {}),
         "merged": {name: network.holder(name) for name in network.merged},
         "extra": extra,
     }
@@ -126,11 +127,29 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     for name in (described["name"], *called[0], *called[1]):
         _typed(str, name)
     name = described["name"]
-    again = functools.partial(_refuse_sizes, name) if described.get("own_sizes") else None
+    again: Any = functools.partial(_refuse_sizes, name) if described.get("own_sizes") else None
     runs = {node.name for node in nodes}
     merged = {old: new for old, new in described.get("merged", {}).items() if new in runs}  # files of before have none
     network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, name, again, merged, rest)
+    if again is None and described.get("bounds"):
+        network = network.remade_by(_Within(network, described["bounds"]))
     return network, dict(described["extra"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Within:
+    """Takes a network of a file to other sizes. bounds: see `Network.remake`."""
+
+    network: Network
+    bounds: dict[str, list[tuple[int, float]]]
+
+    def __call__(self, shapes: dict[str, Shape]) -> Network:
+        for name, ends in self.bounds.items():
+            for axis, (size, (low, high)) in enumerate(zip(shapes[name], ends, strict=True)):
+                if not low <= size <= high:
+                    rule = f"axis {axis} of {name!r} has to be from {low} to {high}, as it was traced"
+                    raise NetworkError(self.network.name, "input_shapes", shapes, rule)
+        return self.network.of_shapes(shapes, self)
 
 
 def _refuse_sizes(name: str, shapes: dict[str, Shape]) -> NoReturn:

@@ -93,6 +93,15 @@ class Traces:
         except UnsupportedError as error:
             raise self._refusal(shapes, f"does not fit the sizes that were traced: {error}") from error
 
+    @property
+    def bounds(self) -> dict[str, list[tuple[int, float]]]:
+        """See `Network.remake`. Empty if axes depend on each other, or if PyTorch traces again for other sizes."""
+        first, *others = self.programs
+        free = [size for shape in first.sizes.values() for size in shape if not isinstance(size, int)]
+        if self.again is not None or others or len({*free}) < len(free) or not first.ranges.keys() >= {*free}:
+            return {}
+        return {name: [first.ranges.get(size, (size, size)) for size in shape] for name, shape in first.sizes.items()}
+
     def _refusal(self, shapes: Mapping[str, Shape], rule: str) -> NetworkError:
         return NetworkError(self.programs[0].name, "input_shapes", dict(shapes), rule, "give from_torch dynamic_shapes")
 

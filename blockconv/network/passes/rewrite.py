@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
@@ -215,6 +215,11 @@ class Refit:
     def __call__(self, shapes: Mapping[str, Shape]) -> Network:
         other = self.before.with_input_shapes(shapes)
         return self._fitted(other) or self.make(other)
+
+    @property
+    def bounds(self) -> Mapping[str, Sequence[tuple[int, float]]]:
+        """See `Network.remake`."""
+        return getattr(self.before.remake, "bounds", {})
 
     @functools.cached_property
     def _facts(self) -> list[list[object]]:

@@ -648,9 +648,13 @@ def test_a_branch_that_a_far_size_takes(tmp_path):
     network = bc.from_torch(module, (x,), ((sizes,),))
     bc.compile(network).save(tmp_path / "plan")
     for plan in (bc.Plan.load(tmp_path / "plan"), bc.compile(bc.quantize(network, [x]))):
-        plan(x)
-        with pytest.raises(bc.NetworkError, match=r"axis 3 of|not those of the file"):
-            plan(given((2, 3, 16, 200)))
+        for one in (plan, pickle.loads(pickle.dumps(plan))):
+            assert error(one(given((3, 3, 9, 100))), module(given((3, 3, 9, 100)))) < 0.03
+            with pytest.raises(bc.NetworkError, match=r"axis 3 of"):
+                one(given((2, 3, 16, 200)))
+    bc.Plan.load(tmp_path / "plan").save(tmp_path / "again")
+    with pytest.raises(bc.NetworkError, match=r"axis 3 of 'x_0' has to be from 0 to 100"):
+        bc.Plan.load(tmp_path / "again")(given((2, 3, 16, 101)))
 
 
 def test_several_inputs_and_outputs():
