@@ -138,7 +138,10 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Within:
-    """Takes a network of a file to other sizes. bounds: see `Network.remake`."""
+    """Takes a network of a file to other sizes.
+
+    bounds: see `Network.remake`.
+    """
 
     network: Network
     bounds: dict[str, list[tuple[int, float]]]
