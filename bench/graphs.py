@@ -36,7 +36,7 @@ import numpy as np
 from .graph_samples import fit_norms, read_sample
 from .machine import memory_added
 
-__all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "run_all", "samples", "summary", "table"]
+__all__ = ["PEERS", "RESULTS", "TIMINGS", "WAYS", "foreign_ops", "run_all", "samples", "summary", "table"]
 
 WAYS = ("onnx", "from_torch", "compile")
 TIMINGS = ("none", "calls", "inductor")
@@ -94,9 +94,13 @@ def table(results: Sequence[Result]) -> str:
     lines = ["name\tresult\terror\tnative\tforeign"]
     for one in sorted(results, key=lambda one: str(one["name"])):
         numbers = [f"{one[key]:{form}}" if key in one else "" for key, form in (("error", ".1e"), ("share", ".3f"))]
-        foreign = " ".join(f"{op}*{count}" for op, count in one.get("foreign", {}).items())
-        lines.append("\t".join([one["name"], one["result"], *numbers, foreign]).rstrip())
+        lines.append("\t".join([one["name"], one["result"], *numbers, foreign_ops(one)]).rstrip())
     return "\n".join(lines) + "\n"
+
+
+def foreign_ops(one: Result) -> str:
+    """The foreign ops of a result, and how often each occurs."""
+    return " ".join(f"{op}*{count}" for op, count in one.get("foreign", {}).items())
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         speeds = [f"{one[peer] / one['ours']:.2f}x {peer}" for peer in graphs.PEERS if one.get(peer)]
         share = [f"native {one['share']:.2f}"] if "share" in one else []
         told = [f"error {one['error']:.1e}", *share, *speeds] if "error" in one else [one.get("why", "")[:160]]
-        foreign = " ".join(f"{op}*{count}" for op, count in one.get("foreign", {}).items())
+        foreign = graphs.foreign_ops(one)
         console.print(f"{one['result']:8} {one['name']:60} {', '.join(told)} {foreign[:120]}", markup=False)
     if options.table:
         options.table.write_text(graphs.table(results), encoding="utf-8")

@@ -61,14 +61,13 @@ class Decision:
 
 def accuracy_of(op: str, value: Any) -> float | None:
     """One of ACCURACIES, or a number. Raises ArgumentError, in the name of a function `op`."""
-    number: Any = value
     if isinstance(value, str) and value in ACCURACIES:
         return ACCURACIES[value]
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating, np.integer)) or not number >= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)) or not value >= 0:
         rule = f"has to be a number of at least 0, or one of {', '.join(ACCURACIES)}"
         raise ArgumentError(op, "accuracy", value, rule)
     try:
-        return float(number)
+        return float(value)
     except OverflowError:  # an int that no float holds
         return math.inf
 

@@ -236,6 +236,7 @@ def _plane_offsets(request: Request, parts: list[_Part]) -> list[int]:
 
 def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]], epilogue: Epilogue) -> list[Op]:
     """The ops of all parts, each on its part of the arrays. epilogue: without a residual."""
+    assert not epilogue.residual
     p, types = request.problem, request.types
     src_end, dst_end = (
         type.nbytes(layout.size(shape))

@@ -53,7 +53,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
         "own_sizes": getattr(network.remake, "func", None) is _refuse_sizes or network.has_own_sizes(),
-        "bounds": getattr(network.remake, "bounds", {}),
+        "bounds": network.bounds,
         "merged": {name: network.holder(name) for name in network.merged},
         "extra": extra,
     }
@@ -140,7 +140,7 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
 class _Within:
     """Takes a network of a file to other sizes.
 
-    bounds: see `Network.remake`.
+    bounds: see `Network.bounds`.
     """
 
     network: Network

@@ -78,7 +78,7 @@ class Network:
     constants: arrays by name; the network keeps them read-only.
     name: the network's name, for its errors.
     remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
-        It may have `bounds`: {input: the least and the largest size of each axis}.
+        It may have `bounds`; see the network's.
     rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.rest`.
     merged: for each node that a pass merged into another, the other's name. The other may be merged too.
     tensors: the name, shape and element type of every value by its name, with constants.
@@ -201,17 +201,21 @@ class Network:
             return self.remake({t.name: t.shape for t in self.inputs} | sizes)
         return self.of_shapes(sizes, None)
 
+    @property
+    def bounds(self) -> Mapping[str, Sequence[tuple[int, float]]]:
+        """The least and the largest size of each axis of inputs; empty if the front end names none."""
+        return getattr(self.remake, "bounds", {})
+
     def has_own_sizes(self) -> bool:
         """Whether nodes or constants depend on the sizes of inputs.
 
         The front end reads the model for other sizes: a batch, odd, even, smaller and much larger ones.
         """
-        bounds = getattr(self.remake, "bounds", {})
         for n, h, w in OTHERS if self.remake is not None else ():
             shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
-            for name, ends in bounds.items():
+            for name, ends in self.bounds.items():
                 pairs = zip(shapes[name], ends, strict=True)
-                shapes[name] = tuple(min(max(size, low), high) for size, (low, high) in pairs)
+                shapes[name] = tuple(int(min(max(size, low), high)) for size, (low, high) in pairs)
             kept, read = _or_none(self.of_shapes, shapes, None), _or_none(self.with_input_shapes, shapes)
             if kept is None and read is None:
                 continue  # no such image

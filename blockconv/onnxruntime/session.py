@@ -256,7 +256,7 @@ class InferenceSession:
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run a binding of this session. Raises ValueError for that of another one."""
+        """Run a binding of this session. Raises ValueError for another session's binding."""
         if iobinding._session is not self:
             raise ValueError("IOBinding must be used with the session that created it.")
         iobinding.run(run_options)

@@ -95,7 +95,7 @@ class Traces:
 
     @property
     def bounds(self) -> dict[str, list[tuple[int, float]]]:
-        """See `Network.remake`. Empty if axes depend on each other, or if PyTorch traces again for other sizes."""
+        """See `Network.bounds`. Empty if axes depend on each other, or if PyTorch traces again for other sizes."""
         first, *others = self.programs
         free = [size for shape in first.sizes.values() for size in shape if not isinstance(size, int)]
         if self.again is not None or others or len({*free}) < len(free) or not first.ranges.keys() >= {*free}:

@@ -137,9 +137,7 @@ def _batch_norm(call: Call) -> Value:
         scale = 1 / np.sqrt(variance + call["eps"])
     scale = scale if call["weight"] is None else scale * call.array("weight")
     shift = -mean * scale if call["bias"] is None else call.array("bias") - mean * scale
-    dtype = x.type.computed.dtype
-    parameters = call.constant(scale.astype(dtype), "scale"), call.constant(shift.astype(dtype), "shift")
-    return [call.emit(ops.Affine(), x, parameters=parameters), None, None]
+    return [_affine(call, x, scale, shift), None, None]
 
 
 @_op("native_group_norm", "group_norm")
@@ -175,9 +173,14 @@ def _instance_norm(call: Call) -> Value:
         raise Unsupported(f"statistics of a batch of {x.type}")
     _, off, variance = _moments(call, x, tuple(axis for axis in range(len(x.shape)) if axis != 1), True)
     scaled = call.binary("mul", off, call.power(call.binary("add", variance, _number(call, call["eps"], x)), -0.5))
-    pair = (np.broadcast_to(array, x.shape[1:2]).astype(x.type.dtype) for array in _factors(call))
-    parameters = tuple(call.constant(array, name) for array, name in zip(pair, ("scale", "shift"), strict=True))
-    return [call.emit(ops.Affine(), scaled, parameters=parameters), None, None]
+    return [_affine(call, scaled, *(np.broadcast_to(array, x.shape[1:2]) for array in _factors(call))), None, None]
+
+
+def _affine(call: Call, x: Tensor, scale: Array, shift: Array) -> Tensor:
+    """x times `scale` plus `shift`, one of each for a channel."""
+    dtype = x.type.computed.dtype
+    parameters = call.constant(scale.astype(dtype), "scale"), call.constant(shift.astype(dtype), "shift")
+    return call.emit(ops.Affine(), x, parameters=parameters)
 
 
 def _moments(call: Call, x: Tensor, axes: tuple[int, ...], keep: bool) -> tuple[Tensor, Tensor, Tensor]:

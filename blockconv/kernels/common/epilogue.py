@@ -213,7 +213,7 @@ class TileEpilogue:
                 self.stored.store_lanes(part, *locate(), self.lanes_of(i, row))
 
     def lanes_of(self, i: int, row: int) -> int:
-        """How many lanes a store of a row's vector number `i` may write: those that exist or are rewritten later."""
+        """The lanes that a store of a row's vector number `i` may write. Each exists, or a later store rewrites it."""
         exist = self.tile.row * (self.tile.rows - row if self.tile.dense else 1) - i * self.tile.lanes
         return min(self.store_width, exist) if self.tile.row else self.store_width
 

@@ -147,7 +147,7 @@ class _Binding:
             self.row, self.pixel = (self.src.along(axis) for axis in self.at.axes[1:])
         # A stride of one tap only is taken out when the window is packed.
         self.window_sh, self.row_step = (1, self.at.sh) if self.at.kh == 1 else (self.at.sh, 1)
-        # So is the stride of columns from which vectors of pixels are loaded: columns are packed phase by phase.
+        # Packing also takes out the stride of columns that are loaded as vectors: it packs phase by phase.
         is_taken_out = self.at.kw == 1 or blocking.pixel_lanes > 0
         self.window_sw, self.col_step = (1, self.at.sw) if is_taken_out else (self.at.sw, 1)
 

@@ -268,7 +268,7 @@ def _data(request: Request) -> Primitive | Reason:
         return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
 
     def ops(epilogue: Epilogue = _NO_EPILOGUE) -> list[Op]:
-        """No gradient has a residual."""
+        assert not epilogue.residual
         kernel = depthwise_data_of_pixels(*spec._replace(activation=epilogue.activation))
         args = DepthwiseDataArguments(
             src=operands.SRC,

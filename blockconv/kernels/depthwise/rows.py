@@ -174,7 +174,7 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) ->
 
 
 def _prefetched(request: Request, at: DepthwiseBlocking) -> dict[str, int]:
-    """The words of prefetching, in all rows of the source or in those that no tile above has read."""
+    """The words of prefetching. It reads all rows of the source, or only rows that no tile above has read."""
     p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:

@@ -81,7 +81,7 @@ class PlaneView(NamedTuple):
 def view(layout: Layout, src_shape: tuple[int, ...], dst_shape: tuple[int, ...]) -> PlaneView:
     """The view of a source and a destination in the same layout, with at most one block of channels.
 
-    In a block of images, only those that exist are counted.
+    Only existing images of a block count.
     """
     images, channels = src_shape[:2]
     loops = [

@@ -33,7 +33,7 @@ class UnpackArguments(Arguments):
 
 
 class Offset(Arguments):
-    """What an index adds to the offset of a weight."""
+    """The number that an index adds to the offset of a weight."""
 
     src = word("in the source", "weights")
     dst = word("in the destination", "bytes")

@@ -93,7 +93,7 @@ def copy_vectors(count: int, lanes: int) -> Any:
 
 @functools.cache
 def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
-    """`gather_planes` of elements that may have no masks; the last channel takes the place of those that do not exist.
+    """`gather_planes` of elements that may have no masks. Missing channels repeat the last one.
 
     Pixels behind the row are the border's. A vector is read from where the row begins, or further left if the array
     ends too early. It is stored, and read again from where its first column is.

@@ -218,8 +218,8 @@ class Refit:
 
     @property
     def bounds(self) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """See `Network.remake`."""
-        return getattr(self.before.remake, "bounds", {})
+        """See `Network.bounds`."""
+        return self.before.bounds
 
     @functools.cached_property
     def _facts(self) -> list[list[object]]:

@@ -87,7 +87,7 @@ def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
 
 
 def _binary_after_reshape(edit: Edit, node: Node) -> bool:
-    """So does an op with a constant for each channel of the reshaped value: a bias after a product of matrices."""
+    """A binary op with a constant for each channel goes before a reshape: a bias after a product of matrices."""
     a = node.attributes
     for at in (1, 0) if isinstance(a, Binary) else ():
         constant, before = edit.constants.get(node.inputs[at]), edit.private(node.inputs[1 - at], Reshape)

@@ -6,7 +6,6 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -97,8 +96,7 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
     return {}
 
 
-@functools.lru_cache(maxsize=1024)
 def _taken(row: Row, request: Request, accuracy: float | None) -> Taken | None:
-    """The row for a request, which networks repeat; None if it does not take it."""
+    """The row for a request; None if it does not take it."""
     found = selection.decide(row, request, accuracy)
     return None if isinstance(found, Reason) else taken(row, request, found)
