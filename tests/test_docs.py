@@ -187,7 +187,7 @@ def listed_by(path: str) -> list[str]:
 @pytest.mark.parametrize(
     ("path", "page", "entry"),
     [
-        ("torch.py", "torch.md", ":: blockconv.torch.{}"),
+        ("torch/__init__.py", "torch.md", ":: blockconv.torch.{}"),
         ("eager/functional.py", "torch.md", ":: blockconv.torch.functional.{}"),
         ("dask.py", "dask.md", ":: blockconv.dask.{}"),
         ("onnxruntime/__init__.py", "onnxruntime.md", ":: blockconv.onnxruntime.{}|`{}`"),

@@ -209,8 +209,8 @@ def avg_pool2d(
 
 def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
     """torch.nn.functional.adaptive_avg_pool2d, with a gradient. input: (N, C, H, W) or (C, H, W)."""
-    x = _batched("adaptive_avg_pool2d", input)
-    y = calls.adaptive_avg_pool2d(x, _sizes(input, output_size))
+    op = "adaptive_avg_pool2d"
+    y = calls.adaptive_avg_pool2d(_batched(op, input), _sizes(op, input, output_size))
     return y if input.dim() == 4 else y.squeeze(0)
 
 
@@ -219,20 +219,21 @@ def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = Fal
 
     It runs on blockconv where `output_size` divides the input's size, else in PyTorch.
     """
-    _batched("adaptive_max_pool2d", input)
-    sizes = _sizes(input, output_size)
+    op = "adaptive_max_pool2d"
+    _batched(op, input)
+    sizes = _sizes(op, input, output_size)
     steps = [(input.shape[k - 2] // max(1, size), input.shape[k - 2] % max(1, size)) for k, size in enumerate(sizes)]
     if any(rest or not step for step, rest in steps):
         return _F.adaptive_max_pool2d(input, output_size, return_indices)
     return max_pool2d(input, [step for step, _ in steps], return_indices=return_indices)
 
 
-def _sizes(input: Any, output_size: Any) -> list[Any]:
+def _sizes(op: str, input: Any, output_size: Any) -> list[Any]:
     """The height and the width of an adaptive pool's output; None stands for the input's."""
     sizes = _two(output_size)
-    if len(sizes) != 2 or any(size is not None and size < 0 for size in sizes):
+    if len(sizes) != 2 or any(size is not None and (isinstance(size, str) or size < 0) for size in sizes):
         rule = "has to be an int of at least 0, or a pair of such ints and Nones"
-        raise ArgumentError("adaptive pool", "output_size", output_size, rule)
+        raise ArgumentError(op, "output_size", output_size, rule)
     return [input.shape[k - 2] if size is None else size for k, size in enumerate(sizes)]
 
 

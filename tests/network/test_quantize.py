@@ -197,6 +197,8 @@ def test_a_channel_of_zeros_and_a_large_bias() -> None:
         ({"samples": SAMPLES, "dtype": "int2"}, "dtype='int2': has to be 'uint8' or 'int8' or 'int4' or 'uint4'"),
         ({"samples": SAMPLES, "weights": "uint4"}, "weights='uint4': has to be 'int8' or 'int4'"),
         ({"samples": SAMPLES, "int8": ["none"]}, "int8='none': names no node"),
+        ({"samples": SAMPLES, "float32": None}, "float32=None: has to be names of nodes; give a list of strings"),
+        ({"samples": SAMPLES, "int8": 1}, "int8=1: has to be names of nodes; give a list of strings"),
         ({"samples": SAMPLES, "percentile": 3}, "percentile=3"),
         ({"calibration": {"x": (0, 1)}}, "has to be a Calibration, or None"),
         ({"calibration": bc.Calibration({"x": (0, 1)})}, "has no range for"),

@@ -109,7 +109,7 @@ def quantize(
     fed = None if samples is None and calibration is not None else read_samples(network, samples)
     if calibration is None:
         calibration = measured(network, fed or (), method, percentile, None)
-    named = [tuple([names] if isinstance(names, str) else names) for names in (float32, int8)]
+    named = _read_names("float32", float32), _read_names("int8", int8)
     how = _Quantizing(calibration, kind, WeightTarget(*flags, "int4" if weights == "int4" else "int8"), *named)
     fused, values, made = how.steps(network)
     report = _report(fused, made, values, fed)
@@ -159,6 +159,15 @@ def _checked_options(
         if dtype == known:
             return known
     raise ArgumentError(OP, "dtype", dtype, f"has to be {' or '.join(map(repr, INTEGERS))}")
+
+
+def _read_names(argument: str, names: object) -> tuple[str, ...]:
+    if isinstance(names, str):
+        return (names,)
+    listed = tuple(names) if isinstance(names, Iterable) else (names,)
+    if not all(isinstance(name, str) for name in listed):
+        raise ArgumentError(OP, argument, names, "has to be names of nodes", "give a list of strings")
+    return listed
 
 
 def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import math
 import sys
 import types
@@ -358,6 +359,21 @@ def test_what_has_no_gradient_is_refused():
             call(x[0], None)
     with pytest.raises(bc.ArgumentError, match="stride="):
         ours.conv2d(x, w, stride=0)
+    # Text by mistake; with and without a gradient.
+    for image in (x, x.detach()):
+        with pytest.raises(bc.ArgumentError, match="conv2d: groups='8'"):
+            ours.conv2d(image, w, groups="8")
+        with pytest.raises(bc.ArgumentError, match="group_norm: num_groups='2'"):
+            ours.group_norm(image, "2")
+        for name in ("adaptive_avg_pool2d", "adaptive_max_pool2d"):
+            with pytest.raises(bc.ArgumentError, match=f"{name}: output_size='2': has to be an int"):
+                getattr(ours, name)(image, "2")
+
+
+def test_the_functions_are_a_module():
+    """`import blockconv.torch.functional as F`, as people import PyTorch's."""
+    assert importlib.import_module("blockconv.torch.functional") is ours
+    assert ours.conv2d is importlib.import_module("blockconv.eager.functional").conv2d
 
 
 def test_the_gradient_penalty_of_a_network():

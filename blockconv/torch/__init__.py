@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv.core.errors import ArgumentError
-from blockconv.eager import functional
 from blockconv.eager.modules import (
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -28,6 +27,8 @@ from blockconv.eager.modules import (
     restore,
 )
 from blockconv.frontends.torch.reports import Compiled, compiled_graphs
+
+from . import functional
 
 __all__ = [
     "AdaptiveAvgPool2d",
