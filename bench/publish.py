@@ -123,7 +123,8 @@ def overview(files: Mapping[str, Sequence[Path]]) -> str:
 
 def front(files: Mapping[str, Sequence[Path]]) -> str:
     """README.md's table: the float32 networks of one CPU on one thread. Below it the largest losses of all CPUs."""
-    cases = [case for path in files.get(FRONT, ()) for case in load(path)[1].values()]
+    shown = [path for path in files.get(FRONT, ()) if _name(path) == "nets"]
+    cases = [case for path in shown for case in load(path)[1].values()]
     nets = [c for c in _nets(cases) if c["params"]["threads"] == 1 and "dtype" not in c["params"]]
     peers = {head: names for head, names in PEERS.items() if any(_first(case, names) for case in nets)}
     rows = [
@@ -263,7 +264,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _networks(cases: Sequence[Case]) -> Iterator[str]:
-    """A row for each network, with our best, the best peer and their ratio for each number of threads."""
+    """A row for each network, with our best, the best peer and their ratio for each number of threads, and memory."""
     counts = sorted({case["params"]["threads"] for case in cases})
     heads = ["network"] + [
         head for count in counts for head in (f"ms, {text.threads(count)}", "best peer", "times as fast")
@@ -275,10 +276,23 @@ def _networks(cases: Sequence[Case]) -> Iterator[str]:
         row += f", {case['params']['dtype']}" if "dtype" in case["params"] else ""
         rows.setdefault(row, {})[case["params"]["threads"]] = case
     lines = [
-        (row, *(cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", ""))))
+        [row, *(cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", "")))]
         for row, found in rows.items()
     ]
+    memories = [_memories(next(iter(found.values()))) for found in rows.values()]
+    for k, who in enumerate(("", *(f", {peer}" for peer in PEERS))):
+        if any(memory[k] for memory in memories):
+            heads.append(f"memory{who}")
+            for line, memory in zip(lines, memories, strict=True):
+                line.append(text.megabytes(size) if (size := memory[k]) else "")
     return markdown(heads, lines)
+
+
+def _memories(case: Case) -> list[int | None]:
+    """The bytes that our fastest plan added to its process, and those of the engines of PEERS."""
+    ours = min(timed(case, "ours"), key=seconds, default=None)
+    entries = ours, *(_first(case, names) for names in PEERS.values())
+    return [entry.get("memory") if entry else None for entry in entries]
 
 
 def _cells(case: Case) -> tuple[str, str, str]:

@@ -39,10 +39,10 @@ def test_a_cpu_is_named_so_that_models_differ(monkeypatch):
     assert cpu.folder(record) == f"intel-xeon-sapphirerapids-family-6-model-143-{record['isa']}"
 
 
-def network(name: str, ratio: float) -> dict:
+def network(name: str, ratio: float, memory: int = 0) -> dict:
     case = layer(name, ratio) | {"suite": "nets", "params": {"network": name, "batch": 1, "threads": 1}}
-    for entry, who in zip(case["entries"], ("blockconv auto", "openvino"), strict=True):
-        entry["name"] = who
+    for k, (entry, who) in enumerate(zip(case["entries"], ("blockconv auto", "openvino"), strict=True)):
+        entry |= {"name": who, "memory": (k + 1) * memory} if memory else {"name": who}
     return case | {"speedups": {"blockconv auto": {"median": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio}}}
 
 
@@ -66,6 +66,7 @@ def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
         (kept / folder).mkdir(parents=True)
         lab = lab_case("resnet50", auto=1.0, measured=0.5, NHWC=1.25, NCHW16=2.0)
         files = {"layers": (layer("fast", 2.0), layer("slow", 0.5)), "nets": (network("resnet50", 2.0),), "lab": (lab,)}
+        files["nets-recent"] = (network("yolo", 2.0, 10**6),)
         for stem, cases in files.items():
             results = ResultFile(kept / folder / f"{stem}.jsonl", {"machine": {**machine, **about}})
             for case in cases:
@@ -78,7 +79,8 @@ def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
     assert "old" not in readme
     assert "| resnet50 | 1e+03 |" not in readme, "a column is a peer's"
     assert "| resnet50 | 2e+03 | 1e+03 | 2.00 |" in readme
-    assert "blockconv loses 2 of 6 comparisons" in readme
+    assert "yolo" not in readme, "of one file"
+    assert "blockconv loses 2 of 8 comparisons" in readme
     assert "0.50 for `layer slow` on M9." in readme
     assert "| resnet50 | +20.0 (NHWC) | +20.0 (NHWC) |" in planner.read_text()
     for stem, said in (("amd-epyc-zen-4", "## AVX-512"), ("m9", "## neon")):
@@ -86,6 +88,8 @@ def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
         assert said in page
         assert "2 cores, Linux, torch 2.13." in page
         assert "| resnet50 | 1e+03 | 2e+03 (openvino) | 2.00 |" in page
+        assert "| times as fast | memory | memory, OpenVINO |" in page, "where it is known"
+        assert "| yolo | 1e+03 | 2e+03 (openvino) | 2.00 | 1 MB | 2 MB |" in page
         assert "| layers | 1 | 2 | 1 | 0 | 1 | 1.00 |" in page
         assert "| layer slow | 0.50 |" in page
         assert "| resnet50 | +20.0 (NHWC) |" in page
