@@ -215,6 +215,8 @@ def _flush_buffer() -> np.ndarray:
 def memory_added(found: dict[str, Any], name: str) -> Iterator[None]:
     """Peak memory of this process beyond what it has before, in bytes, as found[name]; nothing where no file says."""
     gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # what the C library has kept of freed memory would hide as much
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _memory()

@@ -31,6 +31,7 @@ __all__ = ["RESULTS", "algorithms", "by_cpu", "details", "front", "gather", "ove
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 FRONT = "AMD EPYC (Zen 5, family 26 model 2, avx512)"  # README.md shows its networks
+RECENT = "nets-recent"  # README.md sums up the networks of this file
 ISAS = {"sse": "SSE4", "avx2": "AVX2", "avx512": "AVX-512"}
 PEERS = {  # of networks: a column's head, and its entries, the first that was measured
     "ONNX Runtime": ("onnxruntime",),
@@ -134,7 +135,20 @@ def front(files: Mapping[str, Sequence[Path]]) -> str:
     ]  # fmt: skip
     heads = ("one image, one thread, ms", *peers, "blockconv", "times as fast as the best")
     told = f"Float32, random weights, {', '.join(_processor(FRONT))}:"
-    return "\n".join([told, "", *markdown(heads, rows), "", _worst(files)])
+    return "\n".join([told, "", *markdown(heads, rows), "", *_others(files.get(FRONT, ())), _worst(files)])
+
+
+def _others(paths: Sequence[Path]) -> Iterator[str]:
+    """A sentence on networks that README.md's table leaves out, and an empty line; nothing without any."""
+    cases = [case for path in paths if _name(path) == RECENT for case in load(path)[1].values()]
+    found = {c["params"]["network"]: best_speedup(c) for c in _nets(cases) if c["params"]["threads"] == 1}
+    ratios = sorted(float(ratio["median"]) for ratio in found.values() if ratio)
+    if ratios:
+        yield (
+            f"On {len(ratios)} more networks, such as {', '.join([*found][-1::-4])}, blockconv is "
+            f"{statistics.geometric_mean(ratios):.2f} times as fast as the best engine: {ratios[0]:.2f} to {ratios[-1]:.2f}."
+        )
+        yield ""
 
 
 def _first(case: Case, names: Sequence[str]) -> Entry | None:

@@ -79,7 +79,10 @@ def test_results_are_shown_for_each_cpu(tmp_path, monkeypatch):
     assert "old" not in readme
     assert "| resnet50 | 1e+03 |" not in readme, "a column is a peer's"
     assert "| resnet50 | 2e+03 | 1e+03 | 2.00 |" in readme
-    assert "yolo" not in readme, "of one file"
+    assert "| yolo |" not in readme, "of one file"
+    assert (
+        "On 1 more networks, such as yolo, blockconv is 2.00 times as fast as the best engine: 2.00 to 2.00." in readme
+    )
     assert "blockconv loses 2 of 8 comparisons" in readme
     assert "0.50 for `layer slow` on M9." in readme
     assert "| resnet50 | +20.0 (NHWC) | +20.0 (NHWC) |" in planner.read_text()
