@@ -146,8 +146,8 @@ def _others(paths: Sequence[Path]) -> Iterator[str]:
     if ratios:
         such, mean = ", ".join([*found][:: 1 + len(found) // 5]), statistics.geometric_mean(ratios)
         yield (
-            f"On {len(ratios)} more networks, such as {such}, blockconv is {mean:.2f} times as fast as the best engine: "
-            f"{ratios[0]:.2f} to {ratios[-1]:.2f}."
+            f"On {len(ratios)} more networks, such as {such}, blockconv is {mean:.2f} times as fast as the best "
+            f"engine: {ratios[0]:.2f} to {ratios[-1]:.2f}."
         )
         yield ""
 
