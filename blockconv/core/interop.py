@@ -259,9 +259,6 @@ def _of_object(x: Any, op: str, argument: str) -> Array:
         kind = type(x).__name__
         remedy = "give its parameters: module.weight.detach(), module.bias.detach(), module.stride, module.padding, ..."
         raise ArgumentError(op, argument, kind, f"is a torch module, and {argument} has to be an array", remedy)
-    if isinstance(x, dict):
-        rule, remedy = f"is a dict, and {argument} has to be an array", "give its arrays by name: f(**arrays)"
-        raise ArgumentError(op, argument, list(x), rule, remedy)
     package = type(x).__module__.partition(".")[0]
     if hasattr(x, "__array__") and package not in ("numpy", "ml_dtypes", "blockconv"):
         rule = f"is an array of {package}; a conversion may compute or copy all of it"

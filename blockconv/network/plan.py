@@ -293,6 +293,7 @@ class Plan:
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         """Run the network on arrays, torch CPU tensors or BlockedArrays, in the order of its inputs or by name.
 
+        Several inputs may also be one dict, {name: array}.
         Returns the output, or {name: output} for several: row-major, of logical shape. They are torch tensors (without
         a copy) if any input is a tensor, else NumPy arrays, also for BlockedArrays. A BlockedArray may have any layout;
         the plan reorders it. A 4-bit input is a packed BlockedArray, or an int8 or uint8 array with one integer per
@@ -306,6 +307,8 @@ class Plan:
 
     def by_name(self, /, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Run the network as a call does. Returns {name: output}, also for one output."""
+        if len(inputs) == 1 and type(inputs[0]) is dict and not named:
+            inputs, named = (), inputs[0]
         found = self._run(inputs, named)
         tensor = first_tensor((*inputs, *named.values()))
         if tensor is None:
