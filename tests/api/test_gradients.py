@@ -36,6 +36,7 @@ def error(found: Any, wanted: Any) -> float:
 
 @pytest.mark.parametrize("case", TRANSPOSED, ids=str)
 @pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.sampled(3)
 def test_conv_transpose2d(case: Any, channels_last: bool) -> None:
     c, o, g, kernel, *rest = case
     stride, padding, more, dilation = rest
@@ -56,6 +57,7 @@ def test_conv_transpose2d(case: Any, channels_last: bool) -> None:
 
 
 @pytest.mark.parametrize("src", NAMES)
+@pytest.mark.sampled(2)
 def test_blocked_arrays(src: str) -> None:
     x, w, b, grad = tensors(1, (2, 20, 7, 9), (20, 12, 3, 3), (12,), (2, 20, 6, 5))
     dst = NAMES[(NAMES.index(src) + 3) % len(NAMES)]
@@ -93,6 +95,7 @@ def test_weights_of_blocked_arrays(src: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.sampled(3)
 def test_weights(dtype: str, channels_last: bool) -> None:
     of = getattr(torch, dtype)
     x, grad = tensors(6, (2, 6, 12, 11), (2, 8, 6, 6), dtype=of, channels_last=channels_last)

@@ -86,6 +86,7 @@ GRID: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("attributes", GRID.values(), ids=GRID)
+@pytest.mark.sampled(3)
 def test_every_attribute(attributes: dict[str, Any], bias: bool) -> None:
     groups = attributes.get("group", 1)
     weight = drawn((6, 12 // groups // 2, 3, 2))
@@ -125,6 +126,7 @@ def test_random_windows(data: Any) -> None:
 
 @pytest.mark.parametrize("layout", bc.NATIVE, ids=str)
 @pytest.mark.parametrize("strides", [[1, 1], [2, 2], [2, 3]], ids=str)
+@pytest.mark.sampled(2)
 def test_every_layout(layout: Any, strides: list[int]) -> None:
     x = drawn((2, 20, 5, 6))
     for groups in (1, 4):
@@ -134,6 +136,7 @@ def test_every_layout(layout: Any, strides: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("strides", [[1, 1], [2, 2]], ids=str)
+@pytest.mark.sampled(3)
 def test_every_type(dtype: str, strides: list[int]) -> None:
     """The numbers are exact in all of them."""
     x, weight, bias = drawn((1, 6, 5, 4)), drawn((6, 3, 2, 2)), drawn((3,))

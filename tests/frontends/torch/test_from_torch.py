@@ -258,6 +258,7 @@ def given(shape):
 
 
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.sampled(2)
 def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)

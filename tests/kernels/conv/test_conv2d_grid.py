@@ -79,7 +79,7 @@ def each(descriptor, kind, dtype="float32", reference=True, turn=slice(None), **
 
 
 @pytest.mark.parametrize("descriptor", MARKED)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 def test_float32(descriptor):
     """Exact on small integers, close on floats; NaN and infinity go where the definition sends them.
 
