@@ -15,7 +15,7 @@ from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Reason, Request
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
-from blockconv.network.planning.candidate import Candidate, Pricing, Taken, element_types
+from blockconv.network.planning.candidate import Candidate, Pricing, element_types
 from blockconv.network.planning.candidates import taken, views
 from blockconv.network.planning.planned import Options, Planned, formulate, prepared
 from blockconv.network.planning.planner import evaluate
@@ -78,25 +78,22 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
     row is left out if its bound says that it cannot replace the anchor's.
     """
 
-    def price(one: Taken) -> float:
-        return pricing.price(one, request.problem, node)
+    def price(row: Row) -> float | None:
+        found = selection.decide(row, request, pricing.accuracy)
+        return None if isinstance(found, Reason) else pricing.price(taken(row, request, found), request.problem, node)
 
     every = [row for row in TABLE if row.op == op]
     usual = [row for row in every if not row.reference]
     is_direct = like is None or like.algorithm == "direct"
     first = [row for row in usual if row is like or not (is_direct or row.algorithm != "direct")]
-    own = _taken(like, request, pricing.accuracy) if like in first and pricing.predicts else None
-    most = math.inf if own is None else price(own)
+    own = price(like) if like is not None and like in first and pricing.predicts else None
+    most = math.inf if own is None else own
     for rows in (first, usual, every):
-        asked = (row for row in rows if row is like or FASTER * row.least(request) < most)
-        found = {row: _taken(row, request, pricing.accuracy) for row in asked}
-        costs = {row: price(one) for row, one in found.items() if one is not None}
+        asked = (row for row in rows if row is not like and FASTER * row.least(request) < most)
+        found = {row: price(row) for row in asked}
+        if like in rows:
+            found[like] = price(like) if own is None else own
+        costs = {row: seconds for row, seconds in found.items() if seconds is not None}
         if costs:
             return costs
     return {}
-
-
-def _taken(row: Row, request: Request, accuracy: float | None) -> Taken | None:
-    """The row for a request; None if it does not take it."""
-    found = selection.decide(row, request, accuracy)
-    return None if isinstance(found, Reason) else taken(row, request, found)
