@@ -308,7 +308,7 @@ class Plan:
     def by_name(self, /, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Run the network as a call does. Returns {name: output}, also for one output."""
         if len(inputs) == 1 and type(inputs[0]) is dict and not named:
-            inputs, named = (), inputs[0]
+            named, inputs = inputs[0], ()
         found = self._run(inputs, named)
         tensor = first_tensor((*inputs, *named.values()))
         if tensor is None:
