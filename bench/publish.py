@@ -247,7 +247,12 @@ def _of_cpu(name: str, paths: Sequence[Path]) -> Iterator[str]:
     suites = {_name(path): [*load(path)[1].values()] for path in sorted(paths, key=_name)}
     cases = [case for found in suites.values() for case in found]
     tables_of = {
-        "Networks": ["\n".join(_networks(nets)) for found in suites.values() if (nets := _nets(found))],
+        "Networks": [
+            "\n".join(table(nets))
+            for found in suites.values()
+            if (nets := _nets(found))
+            for table in (_networks, _memory)
+        ],
         "All comparisons": ["\n".join(_means(suites)), "\n".join(_losses(cases))],
         "The plan beside the best fixed layout": [planning({name: paths})],
         "3x3 layers by algorithm": [algorithms({name: paths})],
@@ -279,35 +284,43 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _networks(cases: Sequence[Case]) -> Iterator[str]:
-    """A row for each network, with our best, the best peer and their ratio for each number of threads, and memory."""
+    """A row for each network, with our best, the best peer and their ratio for each number of threads."""
     counts = sorted({case["params"]["threads"] for case in cases})
     heads = ["network"] + [
         head for count in counts for head in (f"ms, {text.threads(count)}", "best peer", "times as fast")
     ]
+    lines = [
+        (row, *(cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", ""))))
+        for row, found in _by_network(cases).items()
+    ]
+    return markdown(heads, lines)
+
+
+def _memory(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each network: what our fastest plan adds to its process, and what the engines of PEERS add."""
+    lines = []
+    for row, found in _by_network(cases).items():
+        case = found[min(found)]
+        entries = (
+            min(timed(case, "ours"), key=seconds, default=None),
+            *(_first(case, names) for names in PEERS.values()),
+        )
+        lines.append((row, *(text.megabytes(e["memory"]) if e and "memory" in e else "" for e in entries)))
+    heads, columns = ("memory", "blockconv", *PEERS), [*zip(*lines, strict=True)]
+    kept = [k for k, column in enumerate(columns) if any(column)]
+    if len(kept) > 1:
+        yield from markdown([heads[k] for k in kept], [[line[k] for k in kept] for line in lines])
+
+
+def _by_network(cases: Sequence[Case]) -> dict[str, dict[int, Case]]:
+    """The cases of each network by the number of threads."""
     rows: dict[str, dict[int, Case]] = {}
     for case in cases:
         network, images = case["params"]["network"], case["params"]["batch"]
         row = network if images == 1 else f"{network}, {images} images"
         row += f", {case['params']['dtype']}" if "dtype" in case["params"] else ""
         rows.setdefault(row, {})[case["params"]["threads"]] = case
-    lines = [
-        [row, *(cell for count in counts for cell in (_cells(found[count]) if count in found else ("", "", "")))]
-        for row, found in rows.items()
-    ]
-    memories = [_memories(next(iter(found.values()))) for found in rows.values()]
-    for k, who in enumerate(("", *(f", {peer}" for peer in PEERS))):
-        if any(memory[k] for memory in memories):
-            heads.append(f"memory{who}")
-            for line, memory in zip(lines, memories, strict=True):
-                line.append(text.megabytes(size) if (size := memory[k]) else "")
-    return markdown(heads, lines)
-
-
-def _memories(case: Case) -> list[int | None]:
-    """The bytes that our fastest plan added to its process, and those of the engines of PEERS."""
-    ours = min(timed(case, "ours"), key=seconds, default=None)
-    entries = ours, *(_first(case, names) for names in PEERS.values())
-    return [entry.get("memory") if entry else None for entry in entries]
+    return rows
 
 
 def _cells(case: Case) -> tuple[str, str, str]:
