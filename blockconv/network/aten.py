@@ -66,9 +66,9 @@ def _is_random(torch: Any, op: Any) -> bool:
 
 def joined_calls(network: Any, nodes: Sequence[Any]) -> tuple[bytes, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The part of some foreign nodes of a network: the model, its inputs and outputs, and the ops."""
-    steps: dict[tuple[bytes, tuple[str, ...]], dict[int, str]] = {}  # outputs of each call, by their numbers
-    for node in nodes:
-        steps.setdefault((node.attributes.model, node.inputs), {})[node.attributes.output] = node.output
+    steps: dict[tuple[bytes, tuple[str, ...]], list[tuple[int, str]]] = {}  # outputs of each call, with their numbers
+    for node in nodes:  # equal nodes are one call, whose output has several names
+        steps.setdefault((node.attributes.model, node.inputs), []).append((node.attributes.output, node.output))
     made = {node.output for node in nodes}
     mine = {node.name for node in nodes}
     inputs = [*dict.fromkeys(name for node in nodes for name in node.inputs if name not in made)]
@@ -78,7 +78,7 @@ def joined_calls(network: Any, nodes: Sequence[Any]) -> tuple[bytes, tuple[str, 
         if name in network.outputs or any(reader.name not in mine for reader in network.readers[name])
     ]
     typed = {name: [network.shape(name), network.tensors[name].type.name] for name in (*inputs, *outputs)}
-    calls = [[json.loads(model), reads, [*writes.items()]] for (model, reads), writes in steps.items()]
+    calls = [[json.loads(model), reads, writes] for (model, reads), writes in steps.items()]
     described = {name: {one: typed[one] for one in ends} for name, ends in (("in", inputs), ("out", outputs))}
     model = json.dumps({**described, "calls": calls}).encode()
     return model, tuple(inputs), tuple(outputs), tuple(call[0].rpartition(".")[0] for call, _, _ in calls)
