@@ -32,6 +32,7 @@ from blockconv.network.ops import Shape
 __all__ = ["Traces", "read_module"]
 
 OP = "from_torch"
+_LIFTED = "lifted_tensor_"  # in PyTorch's names of tensors that the forward function makes of numbers
 
 
 def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: bool, pickled: Any) -> Network:
@@ -128,7 +129,8 @@ class Traces:
         finally:
             for part, mode in now.items():
                 part.training = mode
-        known = {value.name: value for value in first.state.values()}  # also if the module has others by now
+        # The module may have others by now. Tensors that a trace made may hold its sizes.
+        known = {value.name: value for value in first.state.values() if _LIFTED not in value.name}
         made.state.update({name: known.get(value.name, value) for name, value in made.state.items()})
         self.programs.append(made)
         return made
@@ -230,7 +232,8 @@ class Traced:
 
     @functools.cached_property
     def _holds_for_all(self) -> bool:
-        return not self.ranges and not any(map(_may_hold_sizes, self.nodes))
+        held = any(_LIFTED in value.name for value in self.state.values())
+        return not (self.ranges or held or any(map(_may_hold_sizes, self.nodes)))
 
     def excludes(self, shapes: Mapping[str, Shape]) -> str:
         """Why the trace does not hold for sizes; "" if it does."""

@@ -600,6 +600,19 @@ def test_a_module_whose_numbers_follow_from_sizes():
         copied.with_input_shapes((2, 6, 12, 11))
 
 
+@pytest.mark.parametrize("op", [lambda x: x.relu(), lambda x: x.flatten(1)[:, : x.shape[3]]])
+def test_tensors_of_sizes_are_those_of_each_trace(op):
+    module = Apply(lambda x: op(x) * x.new_tensor(x.shape[2:]).sum())
+    network = bc.from_torch(module, given(IMAGE))
+    copied = pickle.loads(pickle.dumps(network))
+    for shape in ((2, 6, 9, 10), (3, 6, 5, 7), IMAGE):
+        x = given(shape)
+        (found,) = network.with_input_shapes(shape).evaluate(x.numpy()).values()
+        assert error(found, module(x)) < 1e-5
+    with pytest.raises(bc.NetworkError, match="has to be 8, as it was traced"):
+        copied.with_input_shapes((2, 6, 9, 10))
+
+
 def test_other_sizes_have_the_weights_and_the_mode_of_the_first():
     module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.Dropout(), nn.Flatten()).eval()
     network, other = bc.from_torch(module, given(IMAGE)), given((3, 6, 9, 7))
@@ -692,6 +705,7 @@ PYTORCH = {
     "a scalar": lambda x: x * torch.median(x),
     "no elements": lambda x: torch.cat([torch.logcumsumexp(x, 1), torch.logcumsumexp(x[:, :0], 1)], 1),
     "one of several outputs": lambda x: torch.sort(x, 1)[1] * 2,
+    "two equal nodes": lambda x: torch.logcumsumexp(x, 1).relu() - F.conv2d(torch.logcumsumexp(x, 1), WEIGHT),
     "of two outputs of one name": lambda x: torch.sort(x, 1)[0] + torch.sort(x, 2)[0],
     "a softplus that is cut early": lambda x: F.softplus(x, threshold=1),
     "what autocast would round": lambda x: torch.addmm(x[1, 1, :, :8], x[0, 0], x[0, 1].mT, beta=0.5),
