@@ -152,6 +152,13 @@ def test_no_such_file(tmp_path):
         bc.load_onnx(tmp_path / "none.onnx")
 
 
+def test_a_file_of_onnx_runtimes_own_format_is_named(tmp_path):
+    path = tmp_path / "m.ort"
+    path.write_bytes(b"\x18\0\0\0ORTM" + bytes(64))
+    with pytest.raises(NetworkError, match=r"m\.ort.*ONNX Runtime's own format.*give the ONNX model"):
+        bc.load_onnx(path)
+
+
 def test_a_truncated_file(tmp_path):
     whole = small().SerializeToString()
     path = tmp_path / "cut.onnx"

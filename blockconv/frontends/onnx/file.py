@@ -44,8 +44,10 @@ def read_model(model: Any) -> tuple[Any, Files]:
     except OSError as error:
         raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
     except Exception as error:  # protobuf's DecodeError, or what the readers of ONNX's text formats raise
-        rule = f"is no complete ONNX model ({error}): it is truncated, or has another format"
-        raise NetworkError(OP, "model", named(model), rule, "export it again") from error
+        rule, remedy = f"is no complete ONNX model ({error}): it is truncated, or has another format", "export it again"
+        if named(model).endswith(".ort"):
+            rule, remedy = "is in ONNX Runtime's own format", "give the ONNX model that it was made from"
+        raise NetworkError(OP, "model", named(model), rule, remedy) from error
     if not proto.graph.node and not proto.graph.output:
         raise NetworkError(OP, "model", named(model), "holds no graph: it is truncated, or has another format")
     for text in _texts(proto):
