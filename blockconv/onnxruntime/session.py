@@ -162,8 +162,8 @@ class InferenceSession:
         input_feed: {input: array}. Types and shapes have to be the model's. The first run that gives a value for an
             initializer plans for it.
 
-        Raises ValueError for a missing input, InvalidArgument for other names, types or shapes, and Fail for an error
-        inside the network, or if `run_options.terminate` is set.
+        Raises ValueError for a missing input, RuntimeError for a value that is no array, InvalidArgument for other
+        names, types or shapes, and Fail for an error inside the network, or if `run_options.terminate` is set.
         """
         if run_options is not None and run_options.terminate:
             raise Fail("Exiting due to terminate flag being set to true.")
@@ -425,10 +425,13 @@ def _checked(declared: NodeArg, value: Any) -> Any:
     if not declared.type.startswith("tensor("):  # the library that runs its nodes checks it
         return value
     if isinstance(value, (list, tuple)):
-        value = np.array(value, dtype=dtype_named(declared.type))
+        try:
+            value = np.array(value, dtype=dtype_named(declared.type))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise RuntimeError(f"Could not create tensor from given input list {declared.name!r}: {error}") from error
     if not isinstance(value, np.ndarray):
-        rule = f"Unexpected input data type. Actual: ({type(value).__name__}) , expected: ({declared.type})"
-        raise InvalidArgument(rule)
+        needed = f"input {declared.name!r} needs an array for {declared.type}"
+        raise RuntimeError(f"Unable to handle object of type {type(value)}: {needed}")
     if type_name(value.dtype) != declared.type:
         raise InvalidArgument(
             f"Unexpected input data type. Actual: ({type_name(value.dtype)}) , expected: ({declared.type})"

@@ -284,6 +284,13 @@ def test_lists_are_arrays_of_the_declared_type():
     assert y[0, 0, 0, 0] == pytest.approx(1 / (1 + np.e))
 
 
+@pytest.mark.parametrize("value", [[[1.0], [2.0, 3.0]], [["a"]], 3.0, np.float32(3), "abc"])
+def test_values_that_make_no_array_are_refused_by_onnx_runtimes_exception(theirs: Any, value: Any):
+    for library in (ours, theirs):
+        with pytest.raises(RuntimeError, match=r"input list|object of type|single numpy array"):
+            library.InferenceSession(model(FIXED)).run(None, {"x": value})
+
+
 def test_providers_that_do_not_exist_warn_and_the_cpu_runs():
     with pytest.warns(UserWarning, match="Specified provider 'CUDAExecutionProvider' is not in available"):
         session = ours.InferenceSession(model(FIXED), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
