@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import shape_inference
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx import open_onnx
+from blockconv.frontends.onnx.file import without_weights
 from blockconv.network.plan import Plan, compile
 from blockconv.onnxruntime.errors import (
     Fail,
@@ -40,6 +44,7 @@ __all__ = ["PROVIDERS", "IOBinding", "InferenceSession"]
 
 Array = npt.NDArray[Any]
 PROVIDERS = ["CPUExecutionProvider"]
+SMALL = 1024  # elements of a tensor on which shapes may depend
 FIX = "Please fix either the inputs/outputs or the model."
 
 
@@ -79,7 +84,7 @@ class InferenceSession:
             raise Fail(f"Failed to find existing initializer with name {unknown[0]}.")
         needed, more = ([v for v in model.graph.input if (v.name in held) is initial] for initial in (False, True))
         self._inputs = [_argument(value, self._options) for value in needed]
-        self._outputs = [_argument(value, self._options) for value in model.graph.output]
+        self._outputs = [*_results(model, self._options)]
         # Up to version 3, every initializer has to be declared as an input, and is none.
         self._overridable = [_argument(value, self._options) for value in more if model.ir_version > 3]
         self._declared = {one.name: one for one in self._inputs}
@@ -395,6 +400,19 @@ def _argument(value: Any, options: SessionOptions) -> NodeArg:
         size = options.dimensions.get(dim.dim_param, size) if dim.dim_param else size
         shape.append(options.denotations.get(dim.denotation, size) if dim.denotation else size)
     return NodeArg(value.name, shape, type_text(value.type))
+
+
+def _results(model: Any, options: SessionOptions) -> Iterator[NodeArg]:
+    """The declarations of the outputs. As in ONNX Runtime, they have the sizes that ONNX infers."""
+    known, small = without_weights(model), {t.name: t for t in model.graph.initializer if math.prod(t.dims) <= SMALL}
+    for tensor in known.graph.initializer:
+        tensor.CopyFrom(small.get(tensor.name, tensor))
+    with contextlib.suppress(Exception):  # ONNX's inference has many, and none matters here
+        known = shape_inference.infer_shapes(known)
+    for value, found in zip(model.graph.output, known.graph.output, strict=True):
+        declared, sizes = _argument(value, options), _argument(found, options).shape
+        shape = [b if isinstance(b, int) else a for a, b in zip(declared.shape, sizes or declared.shape, strict=False)]
+        yield NodeArg(declared.name, shape, declared.type)
 
 
 def _completed(declared: NodeArg, plan: Plan) -> NodeArg:

@@ -52,6 +52,14 @@ def test_it_says_of_a_model_what_onnx_runtime_says(theirs: Any):
         assert getattr(a.get_modelmeta(), field) == getattr(b.get_modelmeta(), field)
 
 
+def test_sizes_of_outputs_are_inferred_where_the_model_only_names_them(theirs: Any):
+    text = """<ir_version: 8, opset_import: ["": 17]> c (float[n, 1, h, w] x) => (float[a, b, c, d] y, float[e, f] z)
+    <float[5, 1, 1, 1] k = {1, 1, 1, 1, 1}, int64[2] s = {-1, 10}> { y = Conv(x, k)  z = Reshape(y, s) }"""
+    a, b = (library.InferenceSession(model(text)) for library in (ours, theirs))
+    assert [one.shape for one in a.get_outputs()] == [one.shape for one in b.get_outputs()]
+    assert (a.get_outputs()[0].shape[1], a.get_outputs()[1].shape[1]) == (5, 10)
+
+
 def test_names_of_outputs_may_come_once_or_are_refused():
     session = ours.InferenceSession(model())
     assert len(session.run(iter(["z", "y"]), feeds())) == 2
