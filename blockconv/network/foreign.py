@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
+import importlib
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,16 +65,31 @@ _NUMPY = """
     Unsqueeze Where Xor
 """
 NUMPY_OPS = frozenset(_NUMPY.split())
+_PACKAGE = str(Path(__file__).parents[1])
 CHECKED = 4096  # elements of a constant that counts where a network is checked
 SHOWN = 8  # nodes that an error names
 LIBRARIES = {"onnxruntime": "ONNX Runtime", "numpy": "NumPy", "pytorch": "PyTorch"}
 REMEDY = to_install("onnxruntime", "ONNX Runtime, which runs it")
 
 
-@functools.cache
 def has_onnx_runtime() -> bool:
     """Whether ONNX Runtime is installed."""
-    return importlib.util.find_spec("onnxruntime") is not None
+    return _onnx_runtime() is not None
+
+
+@functools.cache
+def _onnx_runtime() -> Any:
+    """ONNX Runtime itself, also if a program put `blockconv.onnxruntime` in its place. None if it is not installed."""
+    ours = {}
+    for name, module in [*sys.modules.items()]:
+        if name.split(".")[0] == "onnxruntime" and str(getattr(module, "__file__", "")).startswith(_PACKAGE):
+            ours[name] = sys.modules.pop(name)
+    try:
+        return importlib.import_module("onnxruntime")
+    except ModuleNotFoundError:
+        return None
+    finally:
+        sys.modules.update(ours)
 
 
 def default_library() -> str:
@@ -218,8 +235,7 @@ class _Operand(NamedTuple):
 
 def new_session(model: bytes, threads: int, optimized: bool = True) -> Any:
     """A session of ONNX Runtime, whose threads do not spin: that would hold up ours."""
-    import onnxruntime
-
+    onnxruntime = _onnx_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # what goes wrong is raised

@@ -463,6 +463,28 @@ def test_values_share_memory_with_other_libraries(theirs: Any):
             library.OrtValue.ortvalue_from_numpy_with_onnx_type(x, TensorProto.BFLOAT16)
 
 
+IN_ITS_PLACE = """
+import sys
+import numpy as np
+import blockconv.onnxruntime
+sys.modules["onnxruntime"] = blockconv.onnxruntime
+import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+session = onnxruntime.InferenceSession(bytes.fromhex(sys.argv[1]))
+assert [y.shape for y in session.run(None, {"x": np.ones((2, 3), np.float32)})] == [(2, 3), (2, 6)]
+try:
+    session.run(None, {"x": np.ones((2, 4), np.float32)})
+except InvalidArgument:
+    print(onnxruntime is sys.modules["onnxruntime"] is blockconv.onnxruntime)
+"""
+
+
+def test_a_program_may_put_it_in_onnx_runtimes_place(theirs: Any, run_python: Any):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 3] x) => (float[n, 3] y, int64[2, m] z) { y = Bernoulli(x)  z = NonZero(x) }"""
+    assert run_python(["-c", IN_ITS_PLACE, model(text).hex()]).stdout == "True\n"
+
+
 # Names of ONNX Runtime that make no sense here, by how they begin.
 NOT_HERE = {
     "onnxruntime": (
