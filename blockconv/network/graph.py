@@ -209,20 +209,23 @@ class Network:
     def has_own_sizes(self) -> bool:
         """Whether nodes or constants depend on the sizes of inputs.
 
-        The front end reads the model for other sizes: a batch, odd, even, smaller and much larger ones.
+        The front end reads the model for other sizes: a batch, odd, even, smaller and much larger ones. All inputs
+        change, then each one alone: few networks take such sizes of all of them.
         """
         for n, h, w in OTHERS if self.remake is not None else ():
             shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
             for name, ends in self.bounds.items():
                 pairs = zip(shapes[name], ends, strict=True)
                 shapes[name] = tuple(int(min(max(size, low), high)) for size, (low, high) in pairs)
-            kept, read = _or_none(self.of_shapes, shapes, None), _or_none(self.with_input_shapes, shapes)
-            if kept is None and read is None:
-                continue  # no such image
-            if kept is None or read is None or (read.nodes, read.tensors) != (kept.nodes, kept.tensors):
-                return True
-            if any(not same_array(value, kept.constants[name]) for name, value in read.constants.items()):
-                return True
+            for given in (shapes, *({name: shape} for name, shape in shapes.items() if len(shapes) > 1)):
+                kept = _or_none(self.of_shapes, given, None)
+                read = None if kept is None and given is not shapes else _or_none(self.with_input_shapes, given)
+                if kept is None and read is None:
+                    continue  # no such image
+                if kept is None or read is None or (read.nodes, read.tensors) != (kept.nodes, kept.tensors):
+                    return True
+                if any(not same_array(value, kept.constants[name]) for name, value in read.constants.items()):
+                    return True
         return False
 
     def of_shapes(

@@ -470,6 +470,23 @@ def test_a_file_takes_no_other_length_if_its_nodes_are_for_one(shape: tuple[int 
             plan(np.ones(other, np.float32))
 
 
+def test_a_size_of_one_input_alone_may_change_nodes(tmp_path: Any) -> None:
+    """The state takes no other size, so that no change of both inputs is one that the model takes."""
+    onnx = pytest.importorskip("onnx")
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, t] x, float[2, n, 2] h) => (float[n, s] y)
+    <int64 one = {1}, int64[2] flat = {1, 4}, float[2, 2] w = {1, 0, 0, 1}>
+    { shape = Shape(x)  size = Gather(shape, one)  f = Cast<to = 1>(size)  m = Max(x, f)
+      k = MatMul(h, w)  p = Transpose<perm = [1, 0, 2]>(k)  r = Reshape(p, flat)  y = Concat<axis = 1>(m, r) }"""
+    network = bc.load_onnx(onnx.parser.parse_model(text), {"x": (1, 6), "h": (2, 1, 2)})
+    short, long = ({"x": np.ones((1, t), np.float32), "h": np.ones((2, 1, 2), np.float32)} for t in (6, 7))
+    wanted = [7.0] * 7 + [1.0] * 4
+    assert bc.compile(network)(**long).tolist() == [wanted]
+    assert bc.compile(bc.quantize(network, [short]))(**long).tolist() == [pytest.approx(wanted, abs=0.1)]
+    bc.compile(network).save(tmp_path / "plan")
+    with pytest.raises(bc.NetworkError, match="this model's nodes depend on them"):
+        bc.Plan.load(tmp_path / "plan")(**long)
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_network_for_another_size_is_the_one_that_is_read_for_it(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, net = read(chain)
