@@ -101,7 +101,7 @@ def conv2d(
     activation: ActivationLike = None,
     tile: TileSize = None,
 ) -> da.Array:
-    """`blockconv.conv2d` on a Dask array: the arguments are the same, and `tile` as in `map_plan`."""
+    """`blockconv.conv2d` on a Dask array (N, C, H, W). `tile` is as in `map_plan`, the other arguments as there."""
     b, x = _builder("conv2d", array)
     b.output(b.conv2d(x, weight, bias, stride, padding, dilation, groups, activation=activation))
     return map_plan(compile(b.build()), array, tile)
@@ -116,7 +116,7 @@ def max_pool2d(
     *,
     tile: TileSize = None,
 ) -> da.Array:
-    """`blockconv.max_pool2d` on a Dask array; `tile` as in `map_plan`."""
+    """`blockconv.max_pool2d` on a Dask array (N, C, H, W), without dilation; `tile` as in `map_plan`."""
     b, x = _builder("max_pool2d", array)
     b.output(b.max_pool2d(x, kernel_size, stride, padding, ceil_mode))
     return map_plan(compile(b.build()), array, tile)
@@ -132,7 +132,7 @@ def avg_pool2d(
     *,
     tile: TileSize = None,
 ) -> da.Array:
-    """`blockconv.avg_pool2d` on a Dask array; `tile` as in `map_plan`."""
+    """`blockconv.avg_pool2d` on a Dask array (N, C, H, W); `tile` as in `map_plan`."""
     b, x = _builder("avg_pool2d", array)
     b.output(b.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad))
     return map_plan(compile(b.build()), array, tile)

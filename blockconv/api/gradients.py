@@ -139,7 +139,7 @@ def conv_transpose2d(
 
     input: (N, C, H, W), or (C, H, W) for an output (O, OH, OW): float32, float64, bfloat16 or float16.
     weight: (C, O / groups, KH, KW), of the input's dtype. 16-bit inputs also take float32.
-    bias: None, or (O,) of the weight's dtype.
+    bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32.
     stride, dilation: an int of at least 1, or a pair (height, width).
     padding: pixels that are cut from the output: an int, a pair (height, width), or ((top, bottom), (left, right)).
     output_padding: pixels more at the bottom and at the right: an int of at least 0, less than stride or dilation, or a

@@ -76,7 +76,7 @@ def compile(
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
 
-    network: a network of `load_onnx` or `NetworkBuilder.build`. It does not change.
+    network: a network of `load_onnx`, `from_torch`, `quantize` or `NetworkBuilder.build`. It does not change.
     layouts: "auto": the planner chooses among `NATIVE`. A list: it chooses among these layouts, also your own. A native
         layout (`Layout.is_native`) or its name: each op uses this layout if it can. A dict {node: layout}: these nodes
         write these layouts, and the planner chooses the rest. If fusion merged a node into another (a batch norm, an

@@ -50,7 +50,7 @@ class LayoutProblem(Assignment):
     given: {input of the network: its layout}.
     wanted: {output of the network: its required layout}.
     reorder: a function: `reorder(value, src, dst)` is the seconds of a reorder, infinite if none exists.
-    network: the network, with `network.node(name)`, `network.shape(value)` and `network.problem(node)`.
+    network: the network, with `network.nodes`, `network.shape(value)` and `network.problem(node)`.
 
     A value has the layout of its producer's choice. For each other layout, one reorder serves all readers.
     """
