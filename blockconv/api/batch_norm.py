@@ -17,7 +17,8 @@ from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
-from blockconv.core.types import Types
+from blockconv.core.problem_checks import checked_number
+from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
 from blockconv.dispatch.boundary import NCHW, check_out, checked_alias, dense_layout, images_like, keep
@@ -91,7 +92,9 @@ def normalized(
     """
     op = "batch_norm"
     options = (("extra", residual is not None),)
-    bound, (x, *added) = bound_to(op, {"input": input, "residual": residual}, op, _problem, (float(eps),), options)
+    numbers = _numbers(checked_number(op, "momentum", momentum), *bounds)
+    parts, epsilon = {"input": input, "residual": residual}, checked_number(op, "eps", eps)
+    bound, (x, *added) = bound_to(op, parts, op, _problem, (epsilon,), options)
     scale, shift = (bound.by_channel(op, *each) for each in zip(("weight", "bias"), parameters, (1, 0), strict=True))
     old = [
         None if each is None else bound.by_channel(op, name, each, 0)
@@ -100,7 +103,6 @@ def normalized(
     mean, inverse = bound.numbers(), bound.numbers()
     new = [None if each is None else bound.numbers() for each in old]
     target = bound.target(op, input, out, {"input": x, "residual": added[0] if added else None})
-    numbers = _numbers(momentum, *bounds)
     bound.run(x, scale, shift, target.storage, mean, inverse, *(added or (None,)), *old, *new, numbers)
     return target.given_back(input), mean, inverse, *new
 
@@ -216,6 +218,14 @@ class Bound(NamedTuple):
         array = as_numpy(given, op, name)
         if array.shape != self.shape[1:2]:
             raise ArgumentError(op, name, array, f"has to have shape ({self.shape[1]},)")
+        return self.computed(op, name, array)
+
+    def computed(self, op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """An array of numbers in the type that is computed with."""
+        type = element(array.dtype)
+        if not type.is_float and (name in _RUNNING or type.kind == "bits"):
+            rule = "has to be floats, because it is updated" if name in _RUNNING else "has to be numbers"
+            raise DtypeError(op, name, str(array.dtype), rule)
         return np.ascontiguousarray(array, self.held)
 
     def target(self, op: str, input: Any, out: Any, read: dict[str, Any]) -> Target:

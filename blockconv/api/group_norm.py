@@ -15,6 +15,7 @@ from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
+from blockconv.core.problem_checks import checked_number
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.boundary import NCHW, NHWC
 
@@ -211,7 +212,7 @@ def _gradients(
     """(gradient of the input, of the weight, of the bias). arrays: the input, and the gradient of the output."""
     bound, (x, grad) = _bound(op, dict(zip(("input", "grad"), arrays, strict=True)), grouping, 0.0)
     scale = bound.by_channel(op, "weight", weight, 1)
-    known = [np.ascontiguousarray(each, bound.held) for each in statistics]
+    known = [bound.computed(op, name, each) for name, each in zip(("mean", "inverse"), statistics, strict=True)]
     target = bound.target(op, arrays[0], out, {"input": x, "grad": grad})
     found = bound.numbers(), bound.numbers()
     bound.run(x, grad, scale, *known, target.storage, *found)
@@ -221,8 +222,8 @@ def _gradients(
 def _bound(
     op: str, given: dict[str, Any], grouping: tuple[int, bool], eps: float, options: tuple[tuple[str, Any], ...] = ()
 ) -> tuple[Bound, list[Any]]:
-    row = op.replace("layer", "group")
-    return bound_to(op, given, row, _problem, (*grouping, float(eps)), options, _of_pixels if grouping[1] else None)
+    row, numbers = op.replace("layer", "group"), (*grouping, checked_number(op, "eps", eps))
+    return bound_to(op, given, row, _problem, numbers, options, _of_pixels if grouping[1] else None)
 
 
 def _problem(op: str, x: BlockedArray, groups: int, per_pixel: bool, eps: float) -> GroupNormProblem:

@@ -58,8 +58,8 @@ def checked_axis(op: str, axis: int, rank: int) -> int:
 
 def checked_number(op: str, name: str, value: object) -> float:
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        return float(value - 0)  # type: ignore[operator]  # text is no number
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(op, name, value, "must be a number") from None
 
 

@@ -147,6 +147,15 @@ def test_what_is_refused() -> None:
     for name in ("running_mean", "running_var", "weight", "bias"):
         with pytest.raises(ArgumentError, match=rf"{name}.*\(3,\)"):
             bc.batch_norm(x, **{name: np.ones(4, np.float32)})
+    for bad in ("1", None, [1], 1j, 10**400):
+        for name in ("momentum", "eps"):
+            with pytest.raises(ArgumentError, match=rf"batch_norm: {name}=.*: must be a number"):
+                bc.batch_norm(x, **{name: bad})
+    kept = np.zeros(3, np.int64)
+    with pytest.raises(DtypeError, match="running_mean='int64': has to be floats, because it is updated"):
+        bc.batch_norm(x, kept, np.ones(3, np.float32))
+    with pytest.raises(DtypeError, match="weight='complex64': has to be numbers"):
+        bc.batch_norm(x, weight=np.ones(3, np.complex64))
     with pytest.raises(DtypeError, match="grad"):
         bc.batch_norm_backward(x.astype(np.float64), x, None, x[0, :, 0, 0], x[0, :, 0, 0])
     with pytest.raises(ArgumentError, match="grad"):

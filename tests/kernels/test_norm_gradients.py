@@ -199,6 +199,13 @@ def test_what_is_refused() -> None:
             bc.group_norm(x, 3, **{name: np.ones(4, np.float32)})
         with pytest.raises(ArgumentError, match=rf"{name}.*\(4, 4\)"):
             bc.layer_norm(x, (4, 4), **{name: np.ones(4, np.float32)})
+    for bad in ("1", None, [1], 1j):
+        with pytest.raises(ArgumentError, match=r"group_norm: eps=.*: must be a number"):
+            bc.group_norm(x, 3, eps=bad)
+        with pytest.raises(ArgumentError, match=r"layer_norm: eps=.*: must be a number"):
+            bc.layer_norm(x, 4, eps=bad)
+    with pytest.raises(DtypeError, match="mean='complex64': has to be numbers"):
+        bc.group_norm_backward(x, x, 3, None, mean.astype(np.complex64), inverse)
     for sizes in ((), (3,), 5, (2, 2, 6, 4, 4), "a"):
         with pytest.raises(ArgumentError, match=r"normalized_shape=.*last axes"):
             bc.layer_norm(x, sizes)  # type: ignore[arg-type]
