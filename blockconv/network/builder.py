@@ -17,7 +17,7 @@ from blockconv.core.types import element
 from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.network import ops
 from blockconv.network.emitter import Emitter
-from blockconv.network.graph import Network, Tensor, read_shape
+from blockconv.network.graph import Network, Node, Tensor, inferred, read_shape
 
 __all__ = ["NetworkBuilder"]
 
@@ -110,8 +110,14 @@ class NetworkBuilder:
             if value not in self._emitter.values:
                 rule = "is no input and no constant, and no node before this one produces it"
                 raise NetworkError(f"node {name!r} ({attributes.op})", "inputs", value, rule)
-        held = [self.constant(value, f"{name}.{i}") for i, value in enumerate(parameters)]
-        read, kept = (tuple(self._emitter.values[value] for value in values) for values in (inputs, held))
+        arrays = {f"{name}.{i}": as_numpy(value, self.name, f"{name}.{i}") for i, value in enumerate(parameters)}
+        for held in arrays:
+            self._check_free("constant", held)
+        read = tuple(self._emitter.values[value] for value in inputs)
+        kept = tuple(Tensor(held, array.shape, element(array.dtype)) for held, array in arrays.items())
+        inferred(Node(name, attributes, inputs, name, tuple(arrays)), read, kept)  # an error changes nothing
+        for held, array in arrays.items():
+            self._emitter.constant(held, array)
         return self._emitter.emit(attributes, *read, parameters=kept, name=name).name
 
     def _check_free(self, what: str, name: str) -> None:
@@ -147,7 +153,7 @@ class NetworkBuilder:
         """
         w = as_numpy(weight, "conv2d", "weight")
         strides, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
-        edges = pads("conv2d", padding, w.shape[2:], strides, dilations)
+        edges = pads("conv2d", padding, (*w.shape[2:], 1, 1)[:2], strides, dilations)
         attributes = ops.Conv2d(strides, edges, dilations, groups, read_activation(activation))
         inputs = (x,) if residual is None else (x, residual)
         return self.add(attributes, *inputs, parameters=(w,) if bias is None else (w, bias), name=name)
@@ -178,7 +184,7 @@ class NetworkBuilder:
         w = as_numpy(weight, op, "weight")
         strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
         more = output_paddings(op, output_padding, strides, dilations)
-        edges = pads(op, padding, w.shape[2:], strides, dilations)
+        edges = pads(op, padding, (*w.shape[2:], 1, 1)[:2], strides, dilations)
         cut: Any = tuple((begin, end - extra) for (begin, end), extra in zip(edges, more, strict=True))
         attributes = ops.ConvTranspose2d(strides, cut, dilations, groups, read_activation(activation))
         return self.add(attributes, x, parameters=(w,) if bias is None else (w, bias), name=name)

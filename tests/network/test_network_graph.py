@@ -213,6 +213,17 @@ def test_a_builder_refuses_names_that_are_no_strings(name):
             call()
 
 
+def test_a_call_that_was_refused_may_be_repeated():
+    b = NetworkBuilder()
+    x = b.input("x", (1, 3, 4, 4))
+    for wrong in ({"weight": random(3, 2, 1, 1)}, {"weight": random(3, 3, 1, 1), "bias": "none"}):
+        with pytest.raises(ArgumentError):
+            b.conv2d(x, **wrong, name="same")
+    assert b.conv2d(x, random(3, 3, 1, 1), random(3), name="same") == "same"
+    b.output("same")
+    assert [node.name for node in b.build().nodes] == ["same"]
+
+
 def test_numbers_of_ops_are_whole():
     b = NetworkBuilder()
     x = b.input("x", (1, 3, 4, 4))
@@ -220,6 +231,10 @@ def test_numbers_of_ops_are_whole():
         for convolution in (b.conv2d, b.conv_transpose2d):
             with pytest.raises(ArgumentError, match=r"conv.*: groups=.*: has to be an int of at least 1"):
                 convolution(x, random(3, 3, 1, 1), groups=groups)
+    for weight in (random(3, 3), random(3, 3, 3), random(3, 3, 1, 1, 1)):
+        for padding in (0, "same"):
+            with pytest.raises(ArgumentError, match=r"conv2d\): weight=.*: has to be \(O, I/groups, KH, KW\)"):
+                b.conv2d(x, weight, padding=padding)
     for axis in (True, None, "1", 1.5, -1):
         with pytest.raises(NetworkError, match=r"axis=.* has to be one of the 4 axes"):
             b.concat(x, x, axis=axis)
