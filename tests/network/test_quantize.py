@@ -77,6 +77,14 @@ def test_a_calibration_is_kept_and_given_again(network: bc.Network, made: Any, t
     assert again.nodes == made.nodes
     assert all(one.snr is None for one in again.report.layers)
     assert not again.report.outputs
+    bc.Calibration({"x": np.float32([0, 1])}).save(tmp_path / "own")  # type: ignore[dict-item]
+    assert bc.Calibration.load(tmp_path / "own") == bc.Calibration({"x": (0, 1)})
+
+
+@pytest.mark.parametrize("ranges", [None, [1], {"x": 5}, {"x": "ab"}, {"x": (1, 2, 3)}, {"x": (None, 1)}])
+def test_ranges_that_are_none_are_refused(ranges: Any) -> None:
+    with pytest.raises(bc.ArgumentError, match=r"^Calibration: ranges=.*: has to be \{value: \(low, high\)\}"):
+        bc.Calibration(ranges)
 
 
 def test_percentiles_leave_out_the_rarest(network: bc.Network, made: Any) -> None:

@@ -42,7 +42,12 @@ class Calibration:
     method: str = "minmax"
 
     def __post_init__(self) -> None:
-        for name, (low, high) in self.ranges.items():
+        try:  # Python's numbers, for JSON
+            ranges = {name: (float(low), float(high)) for name, (low, high) in self.ranges.items()}
+        except (TypeError, ValueError, OverflowError, AttributeError):
+            raise ArgumentError("Calibration", "ranges", self.ranges, "has to be {value: (low, high)}") from None
+        object.__setattr__(self, "ranges", ranges)
+        for name, (low, high) in ranges.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 rule = "has to be a pair of finite numbers, the smaller one first"
                 raise ArgumentError("Calibration", f"ranges[{name!r}]", (low, high), rule, "give samples without NaNs")
