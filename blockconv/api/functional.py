@@ -6,6 +6,7 @@ without a copy. A BlockedArray has the source's layout, unless `out_layout` name
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -313,7 +314,7 @@ def explain(
     src: Layout | str | None = None,
     dst: Layout | str | None = None,
     dtype: str = "float32",
-    machine: str | None = None,
+    machine: str | os.PathLike[str] | None = None,
 ) -> str:
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
@@ -339,6 +340,8 @@ def explain(
         names = [kind.__name__ for kind in _OPS]
         rule = f"has to be a {', '.join(names[:-1])} or {names[-1]}"
         raise ArgumentError("explain", "problem", problem, rule)
+    if not isinstance(machine, (str, os.PathLike, type(None))):
+        raise ArgumentError("explain", "machine", machine, "has to be the name or the path of a profile, or None")
     pairs = (
         [(lay, lay) for lay in NATIVE]
         if src is None
@@ -350,7 +353,7 @@ def explain(
         pairs,
         _types("explain", op, dtype),
         get_num_threads(),
-        host() if machine is None else named(machine),
+        host() if machine is None else named(os.fspath(machine)),
     )
 
 

@@ -261,9 +261,9 @@ class Conv2d:
         return storage, self._bind(x.shape, layout, dst, x.dtype, residual)
 
     def _array_layout(self, out: npt.NDArray[Any] | None, src_last: bool) -> Layout:
-        if out is not None:
-            return dense_layout(self._op, out, is_channels_last(out))
         check_array_layout(self._op, self.out_layout)
+        if out is not None:
+            return dense_layout(self._op, out, is_channels_last(out), self.out_layout)
         if self.out_layout is not None:
             return self.out_layout
         return NHWC if src_last or self._weight_is_channels_last else NCHW

@@ -229,5 +229,5 @@ def _target(
         final = wanted or layout
         return allocate(shape, final, x.dtype).storage, final
     check_out(op, written, np.ndarray, shape, x.dtype, None)
-    final = dense_layout(op, written, is_channels_last(written))
+    final = dense_layout(op, written, is_channels_last(written), wanted)
     return written.transpose(final.outer), final

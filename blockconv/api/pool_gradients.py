@@ -11,6 +11,7 @@ from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.gradients import as_blocked, checked_shape, given_array, memory_order, start_of
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.api.pooling import max_pool2d
+from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
@@ -50,7 +51,7 @@ def max_pool2d_backward(
 
     Returns an array of the shape of `input`, of the kind and dtype of `grad`.
 
-    input: (N, C, H, W), the pool's input; with indices its shape will do.
+    input: (N, C, H, W), the pool's input; with indices also its shape, a tuple or a list.
     grad: (N, C, OH, OW), the gradient of the pool's output: float32, float64, bfloat16 or float16.
     kernel_size, stride, padding, dilation, ceil_mode: those of the pool, as in `max_pool2d`.
     indices: None, or the indices from `max_pool2d`, of the shape of `grad`. In another layout than the gradient's,
@@ -75,7 +76,8 @@ def max_pool2d_backward(
         if isinstance(input, tuple):
             raise ArgumentError(op, "input", input, "has to be the pool's input, because there are no indices")
         _, indices = max_pool2d(as_blocked(op, "input", input), *parameters, return_indices=True)
-    shape = input if isinstance(input, tuple) else tuple(np.shape(input))
+    sizes = read_sizes(input) if isinstance(input, (tuple, list)) else None
+    shape = tuple(np.shape(input)) if sizes is None else sizes
     result: Array = _gradient(op, "max_pool2d", shape, grad, parameters, indices, (out, out_layout))
     return result
 
@@ -183,7 +185,8 @@ def _memory(x: Any) -> Any:
 def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: Any, *rest: Any) -> Any:
     """The same with all checks. The next call whose arrays have the same key does without, if none was copied."""
     parameters, indices, wanted = rest
-    sizes, y = checked_shape(op, "input_shape", shape), as_blocked(op, "grad", grad)
+    named = "input" if pool == "max_pool2d" else "input_shape"
+    sizes, y = checked_shape(op, named, shape), as_blocked(op, "grad", grad)
     with raised_by(op):
         problem = Pool2dBackwardProblem(PROBLEMS[pool](sizes, *parameters))
     if y.shape != problem.src_shape:
@@ -233,7 +236,7 @@ def _target(op: str, grad: Any, y: BlockedArray, shape: tuple[int, ...], wanted:
         return allocate(shape, found, y.dtype)
     array = as_numpy(out, op, "out", write=True)
     check_out(op, array, np.ndarray, shape, y.dtype, None)
-    found = dense_layout(op, array, is_channels_last(array))
+    found = dense_layout(op, array, is_channels_last(array), None if layout is None else found)
     return BlockedArray(array.transpose(found.outer), found, shape)
 
 

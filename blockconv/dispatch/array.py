@@ -344,12 +344,14 @@ def reorder_into(src: BlockedArray, out: BlockedArray, quantizations: Ends = (No
 def is_channels_last(array: npt.NDArray[Any]) -> bool:
     """Whether the strides of a 4-D array mean NHWC.
 
-    array: an array of any dimensions; False unless it has four.
+    array: an array or a torch CPU tensor of any dimensions; False unless it has four.
 
     The rule is PyTorch's (``suggest_memory_format``), also for ambiguous arrays (C=1, or H=W=1). NumPy gives an axis of
     size 1 any stride, such as 0 in ``x[None]``. If only such a stride breaks PyTorch's rule, and only NHWC fits the
     other axes, the result is True.
     """
+    if type(array) is not np.ndarray:
+        array = as_numpy(array, "is_channels_last", "array")
     if array.ndim != 4:
         return False
     shape, strides = array.shape, array.strides

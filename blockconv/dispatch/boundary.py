@@ -86,14 +86,14 @@ def check_array_layout(op: str, out_layout: Layout | None) -> None:
         raise LayoutError(op, "out_layout", str(out_layout), rule, "give a BlockedArray as input")
 
 
-def dense_layout(op: str, out: Array, channels_last: bool) -> Layout:
-    """NHWC or NCHW, as the strides of the 4-D array `out` are; where both fit, as `channels_last` says."""
+def dense_layout(op: str, out: Array, channels_last: bool, wanted: Layout | None = None) -> Layout:
+    """NHWC or NCHW, as the strides of the 4-D array `out` are; where both fit, as `channels_last` says; or `wanted`."""
     if out.ndim != 4:
         raise ArgumentError(op, "out", out, "has to have as many dimensions as the input")
-    for layout in (NHWC, NCHW) if channels_last else (NCHW, NHWC):
+    for layout in (wanted,) if wanted else (NHWC, NCHW) if channels_last else (NCHW, NHWC):
         if out.transpose(layout.outer).flags.c_contiguous:
             return layout
-    raise LayoutError(op, "out", out, "has to be dense in NCHW or NHWC order")
+    raise LayoutError(op, "out", out, f"has to be dense in {wanted or 'NCHW or NHWC'} order")
 
 
 def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> BlockedArray:

@@ -105,6 +105,20 @@ def test_outs_that_are_refused(what):
     assert before is None or out.tobytes() == before
 
 
+@pytest.mark.parametrize(
+    "call", [bc.max_pool2d, lambda x, size, **more: bc.conv2d(x, np.ones((6, 6, 1, 1), "f"), **more)]
+)
+def test_an_out_that_is_not_in_the_out_layout_is_refused(call):
+    out = np.full(X.shape, np.nan, np.float32)
+    with pytest.raises(bc.LayoutError, match=r"out=.*: has to be dense in NHWC order"):
+        call(X, 1, out=out, out_layout="NHWC")
+    with pytest.raises(bc.LayoutError, match=r"out_layout='NCHW16': the output of an array or tensor has to be NCHW"):
+        call(X, 1, out=out, out_layout="NCHW16")
+    assert np.isnan(out).all()
+    assert call(X, 1, out=out, out_layout="NCHW") is out
+    assert not np.isnan(out).any()
+
+
 BAD_BLOCKED_OUT = {
     "an array": (lambda: np.empty(SHAPE, np.float32), "BlockedArray"),
     "a shape": (lambda: bc.empty((2, 7, 7, 9), "NCHW8"), "shape (2, 8, 7, 9)"),
@@ -177,6 +191,11 @@ def test_conv1d_names_itself():
 
 
 def test_explain_refuses_what_is_no_problem():
+    for machine in (5, [], {}):
+        with pytest.raises(
+            bc.ArgumentError, match=r"^explain: machine=.*: has to be the name or the path of a profile"
+        ):
+            bc.explain(bc.Conv2dProblem(1, 4, 8, 8, 4, 3, 3), "NHWC", machine=machine)
     with pytest.raises(bc.ArgumentError, match=r"^explain: problem="):
         bc.explain("mb1ic3")
 

@@ -303,6 +303,11 @@ def test_adaptive_avg_pool2d_backward() -> None:
     ("call", "told"),
     [
         (lambda x, g: bc.max_pool2d_backward(x, x, 2), "grad=(1, 4, 6, 6): has to have the shape of the output"),
+        (
+            lambda x, g: bc.max_pool2d_backward((4, 6), g, 2, indices=g.astype(int)),
+            "input=(4, 6): has to be four sizes",
+        ),
+        (lambda x, g: bc.avg_pool2d_backward(x.shape, g, 2, out=x, out_layout="NHWC"), "has to be dense in NHWC order"),
         (lambda x, g: bc.max_pool2d_backward(x.shape, g, 2), "because there are no indices"),
         (lambda x, g: bc.max_pool2d_backward(x, g, 2, indices=g), "indices='float32': has to be int64"),
         (lambda x, g: bc.max_pool2d_backward(x, g, 2, indices=x.astype(int)), "has to have the shape of grad"),
@@ -318,6 +323,13 @@ def test_errors_of_pools(call: Any, told: str) -> None:
     with pytest.raises(bc.ArgumentError) as caught:
         call(x, grad)
     assert told in str(caught.value)
+
+
+def test_a_shape_may_be_a_list() -> None:
+    (x,) = tensors(3, (1, 2, 6, 6))
+    y, indices = bc.max_pool2d(x, 2, return_indices=True)
+    wanted = bc.max_pool2d_backward(x, y, 2)
+    assert torch.equal(bc.max_pool2d_backward([1, 2, 6, 6], y, 2, indices=indices), wanted)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(2, 33, 9, 8), (1, 8, 12, 12)])

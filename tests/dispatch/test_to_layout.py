@@ -381,6 +381,8 @@ def test_channels_last_of_what_torch_cannot_hold() -> None:
     assert not is_channels_last(np.zeros((2, 3, 4)))
     assert not is_channels_last(np.zeros((2, 3, 4, 5))[:, :, ::-1])
     assert not is_channels_last(np.broadcast_to(np.zeros((2, 1, 4, 5)), (2, 3, 4, 5)))
+    with pytest.raises(ArgumentError, match=r"^is_channels_last: array='NHWC': has to be a NumPy array or a torch"):
+        is_channels_last("NHWC")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- errors: argument, value, rule; nothing written
