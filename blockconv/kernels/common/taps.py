@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -44,8 +45,11 @@ class _Axis(NamedTuple):
     d: int
 
 
+_FIELDS = {x: operator.attrgetter(*(name + x for name in _Axis._fields)) for x in "hw"}
+
+
 def _axis(at: Any, x: str) -> _Axis:
-    return _Axis(*(getattr(at, name + x) for name in "oikspd"))
+    return _Axis(*_FIELDS[x](at))
 
 
 def _in_bounds(axis: _Axis, start: int, extent: int) -> TapRange:

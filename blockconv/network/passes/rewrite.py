@@ -222,7 +222,7 @@ class Refit:
         return self.before.bounds
 
     @functools.cached_property
-    def _facts(self) -> list[list[object]]:
+    def _facts(self) -> list[object]:
         return _facts(self.before)
 
     def _fitted(self, other: Network) -> Network | None:
@@ -265,7 +265,7 @@ def _are_alike(some: tuple[Node, ...], others: tuple[Node, ...]) -> bool:
     return len(some) == len(others) and all(map(are_alike, some, others))
 
 
-def _facts(network: Network) -> list[list[object]]:
+def _facts(network: Network) -> list[object]:
     return [_compared(network, node) for node in network.nodes]
 
 
@@ -274,16 +274,22 @@ def _channels(shape: Shape) -> Shape:
     return shape[1:2] if len(shape) != 3 else ()
 
 
-def _compared(network: Network, node: Node) -> list[object]:
+def _compared(network: Network, node: Node) -> object:
     """The facts that rules may learn about the sizes of a node's values: see `Refit`."""
-    first, *others = shapes = [network.shape(name) for name in (*node.inputs, node.output)]
+    shapes = tuple([network.shape(name) for name in (*node.inputs, node.output)])
     if isinstance(node.attributes, Reshape):  # see `_divides_alike`
         return [_channels(shape) for shape in shapes]
-    has_channels = len(first) == 4 or not network.constants.keys().isdisjoint((*node.inputs, *node.parameters))
+    constants = network.constants
+    has_channels = len(shapes[0]) == 4 or any(name in constants for name in (*node.inputs, *node.parameters))
+    return _compared_sizes(shapes, has_channels)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compared_sizes(shapes: tuple[Shape, ...], has_channels: bool) -> list[object]:
     known: list[object] = [
         (len(shape), _channels(shape) if has_channels else (), [min(size, 2) for size in shape]) for shape in shapes
     ]
-    return known + [[a == b for a, b in zip(first, shape, strict=False)] for shape in others]
+    return known + [[a == b for a, b in zip(shapes[0], shape, strict=False)] for shape in shapes[1:]]
 
 
 def _divides_alike(before: Network, other: Network) -> bool:

@@ -6,6 +6,7 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -88,8 +89,9 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
     first = [row for row in usual if row is like or not (is_direct or row.algorithm != "direct")]
     own = price(like) if like is not None and like in first and pricing.predicts else None
     most = math.inf if own is None else own
+    least = functools.cache(lambda bound: bound(request))  # rows share bounds
     for rows in (first, usual, every):
-        asked = (row for row in rows if row is not like and FASTER * row.least(request) < most)
+        asked = (row for row in rows if row is not like and FASTER * least(row.least) < most)
         found = {row: price(row) for row in asked}
         if like in rows:
             found[like] = price(like) if own is None else own
