@@ -20,7 +20,7 @@ from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, functi
 from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.elements import ELEMENT_OPS, as_numbers, reduced, reduced_axes
 from blockconv.frontends.torch.matrices import MATRIX_OPS
-from blockconv.frontends.torch.reader import AtenOp, Call, InTraining, Value, registered
+from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, registered
 from blockconv.frontends.torch.recurrent import RECURRENT_OPS
 from blockconv.frontends.torch.shapes import SHAPE_OPS
 from blockconv.frontends.torch.windows import WINDOW_OPS
@@ -114,9 +114,12 @@ def _reciprocal(call: Call) -> Tensor:
 
 @_op("pow")
 def _pow(call: Call) -> Tensor:
-    if not isinstance(call["exponent"], (int, float)) or not isinstance(call["self"], Tensor):
-        raise Unsupported("an exponent that is no number")
-    return call.power(call.input(), float(call["exponent"]))
+    x, exponent = as_numbers(call, call.input(), call.result), call["exponent"]
+    if isinstance(exponent, Constant) and exponent.array.size == 1 and exponent.array.ndim <= len(x.shape):
+        exponent = exponent.array.item()
+    if not isinstance(exponent, (int, float)):
+        raise Unsupported("an exponent that is no constant number")
+    return call.power(x, float(exponent))
 
 
 @_op("rsqrt")
