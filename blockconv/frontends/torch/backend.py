@@ -124,7 +124,7 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         return _boxed(graph, record, static)
 
     how: dict[str, Any] = {"decompositions": decompositions()}
-    if _needs_gradients(example_inputs):
+    if trains := _needs_gradients(example_inputs):
         how = {"decompositions": {}, "partition_fn": partition_step}
         if settings.fallback == "inductor":
             how = _inductor().for_training()
@@ -137,7 +137,7 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         inference_compiler=infer,
         **how,
     )
-    with kept_whole():
+    with kept_whole(trains):
         return compiler(gm, example_inputs)
 
 

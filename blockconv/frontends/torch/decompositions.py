@@ -59,11 +59,12 @@ def _of_sizes(op: Any, x: Any, size: Any, *others: Any) -> Any:
 
 
 @contextlib.contextmanager
-def kept_whole() -> Iterator[None]:
+def kept_whole(trains: bool) -> Iterator[None]:
     """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
     aten, key = torch.ops.aten, torch._C.DispatchKey
     packets = [aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d]
     packets += [aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa]
+    packets += [] if trains else [aten.upsample_trilinear3d]  # whose gradient takes no sizes that change
     overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
     before = [dict(op.py_kernels) for op in overloads]
     for op in overloads:

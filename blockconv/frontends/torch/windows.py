@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -169,11 +170,9 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     if "scale_factors" in call.arguments:  # overload .vec
         scales = call["scale_factors"] or (None,) * rank
     else:
-        scales = (call.get("scales_h"), call.get("scales_w")) if rank == 2 else (call.get("scales"),)
+        scales = tuple(call.get(f"scales_{side}") for side in "dhw"[3 - rank :]) if rank > 1 else (call.get("scales"),)
     if size is None:
         size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
-    if rank not in (1, 2):
-        raise Unsupported(f"{rank}-D images")
     ones = (1,) * (2 - rank)
     sized = None in scales or coordinates == "align_corners"  # corners say more than scales
     given: Any = None if sized else (*map(float, ones), *map(float, scales))
@@ -183,6 +182,12 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
             raise Unsupported("align_corners with antialias to one pixel")
         coordinates, sides = "half_pixel", zip(x.shape[2:], size, strict=True)
         given = tuple((out - 1) / (have - 1) if have > 1 and out > 1 else float(out) for have, out in sides)
+    if rank == 3:  # along D, as a side of images of H * W columns; then all slices as images
+        n, c, d, h, w = x.shape
+        made = ops.Resize(mode, (size[0], h * w), given and (given[0], 1.0), coordinates, nearest)
+        y = call.reshape(call.emit(made, call.reshape(x, (1, n * c, d, h * w)), helps=True), (n, c * size[0], h, w))
+        made = replace(made, size=tuple(size[1:]), scale=given and given[1:])
+        return call.reshape(call.emit(made, y), (n, c, *size))
     resized = call.emit(ops.Resize(mode, (*ones, *size), given, coordinates, nearest, **more), _image(call, x, rank))
     return _unlike_image(call, resized, x, rank)
 
@@ -197,7 +202,7 @@ def _nearest_exact(call: Call) -> Tensor:
     return _resize(call, "nearest", "half_pixel", "round_prefer_ceil")
 
 
-@_op("upsample_bilinear2d", "upsample_linear1d")
+@_op("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d")
 def _bilinear(call: Call) -> Tensor:
     return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
 

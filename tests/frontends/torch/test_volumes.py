@@ -58,6 +58,7 @@ NETWORKS = {
     "U-Net": (UNet, (1, 1, 4, 8, 8), 2, 0),
     "separable": (separable, (1, 3, 6, 8, 10), 2, 0),
     "instance norm": (lambda: UNet(nn.InstanceNorm3d), (1, 1, 4, 8, 8), 10, 3),
+    "trilinear": (lambda: nn.Upsample(scale_factor=2, mode="trilinear"), (2, 1, 4, 8, 8), 0, 0),
     "several volumes": (UNet, (2, 1, 4, 8, 8), 2, 0),
 }
 
@@ -101,7 +102,16 @@ def test_what_is_between_convolutions(name, n):
     assert transposes in (None, [node.op for node in fused.nodes].count("transpose")), fused.summary()
 
 
-@pytest.mark.parametrize("name", ["U-Net", "separable"])
+def test_torch_compile_takes_the_trilinear_op():
+    module = nn.Sequential(nn.Conv3d(1, 4, 3), nn.Upsample(scale_factor=2, mode="trilinear")).eval()
+    fast = torch.compile(module, backend="blockconv")
+    with torch.no_grad():
+        for shape in ((1, 1, 4, 5, 6), (2, 1, 5, 4, 7)):
+            check(fast(volume(shape)), module(volume(shape)))
+    assert [(graph.taken, graph.nodes) for graph in bc.torch.report(fast)] == [(2, 2)] * 2
+
+
+@pytest.mark.parametrize("name", ["U-Net", "separable", "trilinear"])
 def test_no_volumes(name):
     make, shape, *_ = NETWORKS[name]
     module, x = made(make), volume((0, *shape[1:]))
