@@ -39,6 +39,7 @@ from blockconv.frontends.torch.reader import (
     Reader,
     Refused,
     arguments_of,
+    draws,
     hint,
     kind_of,
     stand_in,
@@ -242,8 +243,7 @@ def _constants(graph: Any, static: set[int]) -> set[Any]:
         if index in static:
             found.add(node)
     for node in graph.nodes:
-        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        of_constants = not is_random and all(other in found for other in node.all_input_nodes)
+        of_constants = not draws(node) and all(other in found for other in node.all_input_nodes)
         if node.op == "get_attr" or (node.op == "call_function" and of_constants):
             found.add(node)
     return found

@@ -48,6 +48,7 @@ __all__ = [
     "Unsupported",
     "Value",
     "arguments_of",
+    "draws",
     "hint",
     "kind_of",
     "module_of",
@@ -196,6 +197,12 @@ def kind_of(node: Any) -> str:
     return str(getattr(target, "__name__", target))
 
 
+def draws(node: Any) -> bool:
+    """Whether a node draws random numbers. Attention does so for dropout alone."""
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return is_random and arguments_of(node, node.args, node.kwargs).get("dropout_p", 1) != 0
+
+
 def title(node: Any) -> str:
     """How errors call a node: its name, and its module."""
     path, kind = _path(node)
@@ -318,7 +325,7 @@ class Reader:
 
     def _computed(self, node: Any, args: Any, kwargs: Any, of_constants: bool) -> Value:
         """The value of a node of constants and numbers, computed by PyTorch."""
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if draws(node):
             raise Unsupported("random numbers")
         if self.fake and (of_constants or isinstance(node.meta.get("val"), torch.Tensor)):
             return stand_in(node, constant=True)

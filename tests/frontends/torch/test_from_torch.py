@@ -67,6 +67,10 @@ OPS = {
     "matmul": (lambda: Apply(lambda x, v: v @ (x @ x.mT) @ x[0, 0], v=torch.randn(3, 8)), IMAGE),
     "einsum": (lambda: Apply(lambda x: torch.einsum("bchw,bdhw->bcd", x, x)), IMAGE),
     "attention": (lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x * 2, x[:, :1])), IMAGE),
+    "attention of constants": (
+        lambda: Apply(lambda x, q: x * F.scaled_dot_product_attention(q, q, q), q=torch.randn(1, 6, 8, 10)),
+        IMAGE,
+    ),
     "attention causal": (lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)), IMAGE),
     "attention masked": (
         lambda: Apply(lambda x, m: F.scaled_dot_product_attention(x, x, x, m, scale=0.3), m=torch.randn(8, 8)),
