@@ -95,6 +95,16 @@ def judged(name: str) -> str:
     return "foreign" if "foreign" in ops else "native" if ops else "folded"
 
 
+def test_shapes_of_an_op_that_onnx_does_not_know_are_onnx_runtimes() -> None:
+    """The op is one foreign node, and what follows is planned."""
+    text = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+    g (float[1, 4, 4] x) => (float[1, 4, 4] z) { y = com.microsoft.Trilu(x)  z = Relu(y) }"""
+    network = bc.load_onnx(onnx.parser.parse_model(text))
+    assert ([node.op for node in network.nodes], network.rest) == (["foreign", "activation"], None)
+    x = np.ones((1, 4, 4), np.float32)
+    np.testing.assert_array_equal(bc.compile(network)(x), np.triu(x))
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if sum(name.encode()) % 16 == 0])
 @pytest.mark.sampled(2)
 def test_what_onnx_runtime_runs_is_run(name: str) -> None:

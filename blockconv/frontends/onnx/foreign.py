@@ -483,7 +483,7 @@ def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
     except Exception:  # ONNX Runtime takes more: a model that fails here may still run
         return
     for value in inferred.graph.output:
-        if value.HasField("type") and (not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type):
+        if (kind := value.type.WhichOneof("value")) and (kind != "tensor_type" or value.type.tensor_type.elem_type):
             yield value.name, _value(value.type)
 
 
