@@ -152,6 +152,17 @@ def test_no_such_file(tmp_path):
         bc.load_onnx(tmp_path / "none.onnx")
 
 
+def test_constants_may_have_one_name():
+    one, two = (helper.make_node("Constant", [], [name], "c", value_float=1.0) for name in ("one", "two"))
+    nodes = [one, two, helper.make_node("Add", ["x", "one"], ["s"]), helper.make_node("Add", ["s", "two"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2,)) for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+    assert bc.load_onnx(model).evaluate(np.zeros(2, np.float32))["y"].tolist() == [2, 2]
+    nodes[2].name = nodes[3].name = "a"
+    with pytest.raises(NetworkError, match="also the name of another node"):
+        bc.load_onnx(helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:])))
+
+
 def test_a_file_of_onnx_runtimes_own_format_is_named(tmp_path):
     path = tmp_path / "m.ort"
     path.write_bytes(b"\x18\0\0\0ORTM" + bytes(64))

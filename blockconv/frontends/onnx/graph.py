@@ -220,10 +220,10 @@ def _sizes(name: str, given: Any) -> Shape:
 
 
 def _check_names(graph: Any) -> None:
-    """Raise NetworkError if two nodes have one name; most have none."""
+    """Raise NetworkError if two nodes have one name; most have none. Constants may, as in ONNX Runtime."""
     names: set[str] = set()
     for node in graph.node:
-        if node.name and node.name in names:
+        if node.name and node.name in names and node.op_type != "Constant":
             raise NetworkError(
                 title(node), "name", node.name, "is also the name of another node", "give each its own name"
             )
