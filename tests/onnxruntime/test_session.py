@@ -120,8 +120,10 @@ def test_it_refuses_models_by_onnx_runtimes_exceptions(theirs: Any, given: Any):
 
 
 def test_exceptions_are_where_onnx_runtimes_users_import_them_from():
+    from blockconv.onnxruntime.capi import _pybind_state as state
     from blockconv.onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
+    assert (state.get_available_providers(), state.InvalidArgument) == (["CPUExecutionProvider"], InvalidArgument)
     with pytest.raises(InvalidArgument, match="Invalid output name"):
         ours.InferenceSession(model(FIXED)).run(["q"], {"x": np.zeros((1, 2, 4, 4), np.float32)})
 

@@ -403,22 +403,8 @@ _CONVERSIONS = (
 _HOT = {"Conv", "QLinearConv", "ConvInteger", "MatMul", "QLinearMatMul", "MatMulInteger", "Gemm"}
 # Ops that ONNX Runtime computes as fast, so no part has to end before them.
 _MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-_EACH = {
-    "Add",
-    "Clip",
-    "Div",
-    "Elu",
-    "LeakyRelu",
-    "Max",
-    "Min",
-    "Mul",
-    "Relu",
-    "Sigmoid",
-    "Softmax",
-    "Sub",
-    "Sum",
-    "Tanh",
-}
+_ELEMENTWISE = "Add Clip Div Elu LeakyRelu Max Min Mul Relu Sigmoid Softmax Sub Sum Tanh"
+_EACH = {*_ELEMENTWISE.split()}
 _TYPES = {element(helper.tensor_dtype_to_np_dtype(kind)).name for kind in _PLAIN.values()}
 
 
