@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import operator
 import pickle
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import like
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
-from blockconv.frontends.torch.reader import Constant, Reader, arguments_of, hint, kind_of, module_of, needed, stand_in
+from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, module_of, needed, stand_in
 from blockconv.network.aten import op_of
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.ops import Shape
@@ -230,17 +228,12 @@ class Traced:
                 names[k] = name
         return reader.emitter.network(tuple(names), remake)
 
-    @functools.cached_property
-    def _holds_for_all(self) -> bool:
-        held = any(_LIFTED in value.name for value in self.state.values())
-        return not (self.ranges or held or any(map(_may_hold_sizes, self.nodes)))
-
     def excludes(self, shapes: Mapping[str, Shape]) -> str:
         """Why the trace does not hold for sizes; "" if it does."""
         known: dict[Any, int] = {}
         sizes = [
             (f"axis {axis} of {name!r} has to be", have, want)
-            for name, shape in (() if self._holds_for_all else shapes.items())
+            for name, shape in shapes.items()
             for axis, (have, want) in enumerate(zip(shape, self.sizes[name], strict=False))
         ]
         for title, have, want in sorted(sizes, key=lambda size: size[2] not in self.ranges):
@@ -275,28 +268,6 @@ class Traced:
             warnings.simplefilter("ignore")
             held = {name: Constant(like(torch.empty(0), array), called) for name, (called, array) in state.items()}
         return cls([*known.values()], outputs, held, *rest)
-
-
-# Ops whose numbers are no sizes of their operands, or are read from these again.
-_FREE = {
-    *("convolution", "_native_batch_norm_legit_no_training", "native_group_norm", "permute", "transpose", "cat"),
-    *("mean", "sum", "amax", "_softmax", "leaky_relu", "hardtanh", "elu", "celu", "pixel_shuffle", "pixel_unshuffle"),
-    *("channel_shuffle", "unsqueeze", "squeeze"),
-}
-
-
-def _may_hold_sizes(node: Any) -> bool:
-    """Whether numbers of a node may follow from sizes of the trace's inputs."""
-    kind, numbers = kind_of(node).removeprefix("aten."), list[Any]()
-    map_aggregate((node.args, node.kwargs), lambda x: numbers.append(x) if type(x) in (int, float) else None)
-    if node.op != "call_function" or not numbers or kind in _FREE or node.target is operator.getitem:
-        return False
-    if "adaptive" in kind:
-        return {*numbers} != {1}
-    if kind.startswith(("max_pool", "avg_pool")):  # unless the window is small
-        image = node.args[0].meta["val"].shape[2:]
-        return any(2 * window > size for window, size in zip(node.args[1], image, strict=False))
-    return not kind.startswith("upsample") or arguments_of(node, node.args, node.kwargs)["output_size"] is not None
 
 
 @dataclass(frozen=True)

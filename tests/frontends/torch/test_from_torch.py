@@ -620,6 +620,19 @@ def test_tensors_of_sizes_are_those_of_each_trace(op):
         copied.with_input_shapes((2, 6, 9, 10))
 
 
+def _padded(x):
+    return F.max_pool2d(F.pad(x, (0, 0, 0, 1)) if x.shape[2] % 2 else x, 2)
+
+
+@pytest.mark.parametrize("op", [_padded, lambda x: x.relu() if len(x) == 2 else x.tanh(), lambda x: x[x.size(0) - 2 :]])
+def test_sizes_may_decide_what_the_code_of_a_module_runs(op):
+    network = bc.from_torch(Apply(op), given(IMAGE))
+    for shape in ((2, 6, 9, 10), (3, 6, 8, 10), (1, 6, 7, 8), IMAGE):
+        x = given(shape)
+        (found,) = network.with_input_shapes(shape).evaluate(x.numpy()).values()
+        assert error(found, op(x)) < 1e-5
+
+
 def test_other_sizes_have_the_weights_and_the_mode_of_the_first():
     module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.Dropout(), nn.Flatten()).eval()
     network, other = bc.from_torch(module, given(IMAGE)), given((3, 6, 9, 7))
