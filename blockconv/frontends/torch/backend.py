@@ -172,6 +172,8 @@ class _Boxed(CodeGen):  # type: ignore[misc]
 
 def _boxed(gm: Any, record: Compiled, static: Collection[int]) -> Any:
     """A graph as AOTAutograd calls it: with a list."""
+    for view in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        view.target = torch.ops.aten.reshape.default  # kernels of PyTorch give other strides than it traced
     gm.graph.set_codegen(_Boxed())
     gm.recompile()
     _LazyGraphModule.force_recompile(gm)  # else each call goes by the function that makes the code at the first

@@ -707,6 +707,12 @@ def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
         trained_alike(lambda: nn.Conv2d(4, 4, 1), then, sizes, dynamic=True)
 
 
+def test_a_step_takes_other_strides_than_pytorch_traced():
+    """The gradient of mse_loss is contiguous in PyTorch's kernel, and channels_last in its trace."""
+    turned = lambda y: y.permute(0, 2, 3, 1).reshape(-1, 4).tanh().view(2, 8, 8, 4).permute(0, 3, 1, 2)  # noqa: E731
+    trained_alike(lambda: nn.Conv2d(4, 4, 1), lambda y: F.mse_loss(turned(y), torch.zeros(2, 4, 8, 8)))
+
+
 def test_a_checkpoint_around_a_batch_norm():
     norm = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
 
