@@ -48,7 +48,7 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
         rule = "is a masked array, and masks are not supported"
         raise ArgumentError(op, argument, x, rule, "give x.filled(value), or x.data to ignore the mask")
     elif isinstance(x, np.ndarray):
-        array = x
+        array = x.view(np.ndarray)  # a matrix has two dimensions, whatever its indices
     elif write or isinstance(x, (str, bytes)) or x is None:
         rule = "has to be a NumPy array or a torch CPU tensor" + ", like the input" * write
         raise ArgumentError(op, argument, x, rule)

@@ -506,3 +506,14 @@ def test_depthwise_calls_of_any_size_share_few_kernels(name, op, layout, monkeyp
 def test_kernels_of_usual_widths_are_compiled_for_them():
     problems = (bc.Conv2dProblem(1, 32, w, w, 32, 3, 3, 1, 1, 1, 1, g=32) for w in (7, 14, 28, 56, 112, 16, 32, 64, 80))
     assert not any(map(selection.anchor_of, problems))
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_a_matrix_is_an_array_of_two_dimensions():
+    """Its indices keep two dimensions, so that a view of it as images had another shape than its memory."""
+    x, weight = np.arange(192, dtype=np.float32).reshape(3, 64), np.ones((4, 3, 3), np.float32)
+    for _ in range(3):
+        found = bc.conv1d(np.matrix(x), weight)
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, bc.conv1d(x, weight))
+    np.testing.assert_array_equal(bc.group_norm(np.matrix(x), 8)[0], bc.group_norm(x, 8)[0])
