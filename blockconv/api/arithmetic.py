@@ -84,8 +84,7 @@ class Arithmetic:
             rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}, or int8 for integers"
             raise DtypeError(op, "weight", str(weight.dtype), rule, as_float("weight", weight.dtype))
         self._check_bias(bias)
-        given = options.out_quantization
-        self.dst_zero_point = 0 if given is None else given.zero_point
+        self.dst_zero_point = getattr(options.out_quantization, "zero_point", 0)  # its type is checked below
         self.away = self._rounding()
         self.out_dtype = self._out_dtype()
         if self.is_float:

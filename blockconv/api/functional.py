@@ -168,7 +168,9 @@ def conv2d(
     w, b = as_weight(weight, "conv2d"), None if bias is None else as_numpy(bias, "conv2d", "bias")
     options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
     asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
-    quantized = NOTHING_QUANTIZED if asked == NOTHING_QUANTIZED else QuantizedOptions(*asked)
+    is_plain = input_quantization is weight_quantization is out_quantization is residual_quantization is out_dtype
+    is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
+    quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
     if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
         result: Array = convolved(Conv2dCall, input, w, b, options)
         return result

@@ -81,8 +81,6 @@ def _quantizations(
     for name, given in zip(INTEGERS, quantizations, strict=True):
         if given is None:
             continue
-        if not isinstance(given, Quantization):
-            raise ArgumentError(op, name, given, "has to be a Quantization, or None")
         if not is_quantized(dtype):
             raise ArgumentError(op, name, given, f"is for 8-bit and 4-bit integers, and the input is {dtype}")
         given.check(op, name, dtype)
@@ -172,6 +170,9 @@ def _into_new(call: PoolCall, input: Any) -> Any:
 
 def pool(call: PoolCall, input: Any, out: Any, out_layout: Layout | str | None) -> Any:
     """The output, and for indices these too, of the input's kind."""
+    for name, given in () if call[3][0] is call[3][1] is None else zip(INTEGERS, call[3], strict=True):
+        if given is not None and not isinstance(given, Quantization):
+            raise ArgumentError(call[0], name, given, "has to be a Quantization, or None")
     wanted = None if out_layout is None else native_layout(out_layout, call[0], "out_layout")
     if isinstance(input, BlockedArray):
         return _on_blocked(call, input, out, wanted)

@@ -370,7 +370,7 @@ def _logical(array: Array, axes: Layout | str | None) -> Array:
     if axes is None:
         return array
     rule = f"has to name each of the {array.ndim} axes of x once, in order, like 'NHWC'"
-    remedy = "give image[None] and axes='NHWC'" if axes == "HWC" else ""
+    remedy = "give image[None] and axes='NHWC'" if str(axes) == "HWC" else ""
     try:
         order = Layout(axes)
     except LayoutError:

@@ -123,6 +123,7 @@ def test_what_breaks_a_rule() -> None:
         "input_quantization=.*is for 8-bit and 4-bit integers, and the input is float32", X.astype(np.float32), **GIVEN
     )
     refused("input_quantization=0.5: has to be a Quantization, or None", X, input_quantization=0.5)
+    refused(r"out_quantization=\[0.5\]: has to be a Quantization, or None", X, out_quantization=[0.5])
     refused("input_quantization=None: is required with", X, out_quantization=Quantization(1.0))
     refused("zero_point has to be from -128 to 127", X.view(np.int8), input_quantization=Quantization(1.0, 200))
     refused("is the array's zero point", bc.BlockedArray.from_numpy(X, zero_point=7), **GIVEN)
