@@ -93,8 +93,8 @@ def normalized(
     op = "batch_norm"
     options = (("extra", residual is not None),)
     numbers = _numbers(checked_number(op, "momentum", momentum), *bounds)
-    parts, epsilon = {"input": input, "residual": residual}, checked_number(op, "eps", eps)
-    bound, (x, *added) = bound_to(op, parts, op, _problem, (epsilon,), options)
+    parts = {"input": input} if residual is None else {"input": input, "residual": residual}
+    bound, (x, *added) = bound_to(op, parts, op, _problem, (checked_number(op, "eps", eps),), options)
     scale, shift = (bound.by_channel(op, *each) for each in zip(("weight", "bias"), parameters, (1, 0), strict=True))
     old = [
         None if each is None else bound.by_channel(op, name, each, 0)
@@ -267,7 +267,7 @@ def bound_to(
     row: the op of the table's rows. problem(op, input, *parameters): what is solved. options: of the row. layout_of:
     from the input's layout to the one that kernels read. None: that is the input's.
     """
-    arrays = [(name, given_array(op, name, each)) for name, each in given.items() if each is not None]
+    arrays = [(name, given_array(op, name, each)) for name, each in given.items()]
     key = op, parameters, options, *(memory_order(each) for _, each in arrays), get_num_threads()
     known = _kept.get(key)
     if known is not None and known.is_read:

@@ -134,7 +134,7 @@ def adaptive_avg_pool2d_backward(
            [0.25, 0.25]], dtype=float32)
     """
     op = "adaptive_avg_pool2d_backward"
-    size = tuple(np.shape(grad))[2:]
+    size = tuple(given_array(op, "grad", grad).shape)[2:]
     result: Array = _gradient(op, "adaptive_avg_pool2d", input_shape, grad, (size,), None, (out, out_layout))
     return result
 

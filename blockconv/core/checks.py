@@ -47,7 +47,7 @@ def check_flag(op: str, argument: str, value: object) -> bool:
 
 def read_sizes(shape: Any) -> tuple[int, ...] | None:
     """A shape as a tuple of ints of at least 0; None for anything else."""
-    if not isinstance(shape, (tuple, list, np.ndarray)):
+    if not isinstance(shape, (tuple, list, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
         return None
     sizes = [whole(size) for size in shape]
     known = tuple(size for size in sizes if size is not None and size >= 0)

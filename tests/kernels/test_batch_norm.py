@@ -151,6 +151,10 @@ def test_what_is_refused() -> None:
         for name in ("momentum", "eps"):
             with pytest.raises(ArgumentError, match=rf"batch_norm: {name}=.*: must be a number"):
                 bc.batch_norm(x, **{name: bad})
+    with pytest.raises(ArgumentError, match="batch_norm: input=None: has to be a NumPy array"):
+        bc.batch_norm(None)
+    with pytest.raises(ArgumentError, match="batch_norm_backward: grad=None: has to be a NumPy array"):
+        bc.batch_norm_backward(None, x, None, x[0, :, 0, 0], x[0, :, 0, 0])
     kept = np.zeros(3, np.int64)
     with pytest.raises(DtypeError, match="running_mean='int64': has to be floats, because it is updated"):
         bc.batch_norm(x, kept, np.ones(3, np.float32))
