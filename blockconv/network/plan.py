@@ -379,7 +379,7 @@ class Plan:
         if dtype != self.network.inputs[0].type.dtype:
             rule = f"has to have dtype {self.network.inputs[0].type.dtype}"
             raise ArgumentError("tiled", "image", str(dtype), rule)
-        if isinstance(image, np.ndarray):
+        if isinstance(image, (np.ndarray, BlockedArray)):
             image = as_numpy(image, "tiled", "image")  # refuses a mask
         how = self.tiling(tuple(int(size) for size in np.shape(image)), tile, batch)
         return run_tiled(self.by_name, how, image, checked_out(how, out, image))

@@ -267,7 +267,7 @@ def checked_out(how: Tiling, out: Any, image: Any) -> dict[str, Any] | None:
     names = how.network.outputs
     given = dict(out) if isinstance(out, Mapping) else {names[0]: out}
     if set(given) != set(names):
-        raise ArgumentError("tiled", "out", sorted(given), f"has to be a dict with the outputs {', '.join(names)}")
+        raise ArgumentError("tiled", "out", list(given), f"has to be a dict with the outputs {', '.join(names)}")
     for name, array in given.items():
         wanted = how.outputs[name], how.network.tensors[name].type.dtype
         try:

@@ -116,7 +116,7 @@ def read_layouts(network: Network, layouts: Layouts) -> Layouts:
             raise ArgumentError("compile", "layouts", layouts, "has to name at least one layout", "or give 'auto'")
         return tuple(dict.fromkeys(_native(layout, layout) for layout in layouts))
     if not isinstance(layouts, Mapping):
-        return layouts if layouts == "auto" else _native(layouts, layouts)  # type: ignore[arg-type]
+        return layouts if str(layouts) == "auto" else _native(layouts, layouts)  # type: ignore
     read: dict[str, Layout] = {}
     for name, layout in layouts.items():
         holder, wanted = network.holder(name), _native(layout, {name: layout})
