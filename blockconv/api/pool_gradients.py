@@ -55,7 +55,7 @@ def max_pool2d_backward(
     grad: (N, C, OH, OW), the gradient of the pool's output: float32, float64, bfloat16 or float16.
     kernel_size, stride, padding, dilation, ceil_mode: those of the pool, as in `max_pool2d`.
     indices: None, or the indices from `max_pool2d`, of the shape of `grad`. In another layout than the gradient's,
-        they are reordered. Default: they are computed from the input.
+        they are reordered. An index outside the plane adds nothing. Default: they are computed from the input.
     out: None, or the array to write and return, of the input's shape, and of the kind and dtype of `grad`. It must not
         overlap grad.
     out_layout: the result's layout, any native one. For arrays and tensors "NCHW" or "NHWC". Default: `grad`'s.

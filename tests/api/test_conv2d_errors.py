@@ -196,8 +196,6 @@ def test_explain_refuses_what_is_no_problem():
             bc.ArgumentError, match=r"^explain: machine=.*: has to be the name or the path of a profile"
         ):
             bc.explain(bc.Conv2dProblem(1, 4, 8, 8, 4, 3, 3), "NHWC", machine=machine)
-    with pytest.raises(bc.ArgumentError, match=r"^pool2d_backward: pool=5: must be a Pool2dProblem or an Adaptive"):
-        bc.explain(bc.Pool2dBackwardProblem(5))
     with pytest.raises(bc.ArgumentError, match=r"^explain: problem="):
         bc.explain("mb1ic3")
 

@@ -327,6 +327,19 @@ def test_errors_of_pools(call: Any, told: str) -> None:
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW4", "NCHW16", "CHWN4", "WHCN"])
+def test_indices_outside_the_plane_add_nothing(layout: str, dtype: str) -> None:
+    """They are arguments of the caller's: a kernel writes nowhere else for them."""
+    x = np.arange(2 * 4 * 9 * 8).reshape(2, 4, 9, 8).astype(bc.empty((1,), "a", dtype).dtype)
+    y, indices = bc.max_pool2d(x, 2, return_indices=True)
+    indices[:, :, ::2] = -1, 72, 10**12, -(2**63)
+    y[:, :, 1::2] = 1
+    found = bc.max_pool2d_backward(x.shape, bc.to_layout(y, layout), 2, indices=bc.to_layout(indices, layout)).numpy()
+    assert found.astype(float).sum() == 2 * 4 * 2 * 4
+    assert not found[:, :, :2].any()
+
+
 def test_a_shape_may_be_a_list() -> None:
     (x,) = tensors(3, (1, 2, 6, 6))
     y, indices = bc.max_pool2d(x, 2, return_indices=True)

@@ -338,11 +338,11 @@ def _plane(a, task):
 @jit.kernel
 def pool_scatter(itemsize):
     """The loop over tasks and elements of the output, of maxima of float32 or float64. A task is some channels of an
-    image."""
+    image. Indices are a caller's: those outside the plane add nothing."""
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
-        s, d = a.source, a.destination
+        s, d, pixels = a.source, a.destination, a.ih * a.iw
         is_row_major, is_flat = d.row == a.iw * d.col, s.row == a.ow * s.col
         rows, cols = (1, a.oh * a.ow) if is_flat else (a.oh, a.ow)
         is_dense = s.col == itemsize and d.col == itemsize and is_row_major
@@ -357,13 +357,17 @@ def pool_scatter(itemsize):
                 if is_dense and of.valid == 1:
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
                     for k in range(cols):
-                        to = dst + load_i64(idx, k) * itemsize
-                        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+                        place = load_i64(idx, k)
+                        if 0 <= place < pixels:
+                            to = dst + place * itemsize
+                            store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
                     continue
                 for _ in range(cols):
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
                     for k in range(of.valid):
                         place = load_i64(idx, k)
+                        if not 0 <= place < pixels:
+                            continue
                         to = place * d.col if is_row_major else place // a.iw * d.row + place % a.iw * d.col
                         to += dst + k * itemsize
                         store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
@@ -403,8 +407,10 @@ def pool_scatter_halves(src, lanes):
                 idx = a.idx + at // size * INDEX
                 widen(row, a.src + at, a.ow)
                 for k in range(a.ow):
-                    to = scratch + load_i64(idx, k) * computed
-                    store_f(to, load_f(to, computed) + load_f(row + k * computed, computed), computed)
+                    place = load_i64(idx, k)
+                    if 0 <= place < pixels:
+                        to = scratch + place * computed
+                        store_f(to, load_f(to, computed) + load_f(row + k * computed, computed), computed)
             narrow(image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst, scratch, pixels)
 
     return kernel
