@@ -58,9 +58,10 @@ def conv2d(
     """
     x, dilations = _batched("conv2d", input), _two(dilation)
     _check_rank("conv2d", "weight", weight, (4,), "(O, C / groups, KH, KW)")
-    if padding == "same":
-        if _two(stride) != (1, 1):
-            raise ArgumentError("conv2d", "padding", padding, "'same' needs a stride of 1", "give numbers")
+    if not torch.compiler.is_dynamo_compiling():  # which follows this function, also with sizes that change
+        steps, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
+        padding = pads("conv2d", padding, tuple(weight.shape[2:]), steps, dilations)
+    elif padding == "same" and _two(stride) == (1, 1):
         total = [dilations[k] * (weight.shape[2 + k] - 1) for k in (0, 1)]
         padding = tuple((all_ // 2, all_ - all_ // 2) for all_ in total)
     edges = _two(0 if padding == "valid" else padding)
@@ -72,6 +73,7 @@ def conv2d(
     y = calls.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
     y = y if input.dim() == 4 else y.squeeze(0)
     if residual is not None:
+        _check_rank("conv2d", "residual", residual, (3, 4), "of the output's shape")
         if residual.shape != y.shape:
             rule = f"has to have the output's shape, {tuple(y.shape)}"
             raise ArgumentError("conv2d", "residual", tuple(residual.shape), rule)
@@ -291,7 +293,7 @@ def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any 
 
 def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:
     kernel = _two(kernel_size)
-    return kernel, kernel if stride is None or stride == [] else _two(stride), _two(padding)
+    return kernel, kernel if stride is None or _two(stride) == () else _two(stride), _two(padding)
 
 
 def _two(value: Any) -> tuple[Any, ...]:

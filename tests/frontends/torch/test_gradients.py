@@ -359,6 +359,12 @@ def test_what_has_no_gradient_is_refused():
             call(x[0], None)
     with pytest.raises(bc.ArgumentError, match="stride="):
         ours.conv2d(x, w, stride=0)
+    for padding in ((), ((1,), 1, 1), None, "reflect", -1):
+        with pytest.raises(bc.ArgumentError, match="conv2d: padding="):
+            ours.conv2d(x, w, padding=padding)
+    with pytest.raises(bc.ArgumentError, match=r"conv2d: residual=\[1\]: has to be a torch tensor"):
+        ours.conv2d(x, w, residual=[1])
+    assert ours.max_pool2d(x, np.int64(2), np.int64(2)).shape == (2, 6, 3, 4)
     # Text by mistake; with and without a gradient.
     for image in (x, x.detach()):
         with pytest.raises(bc.ArgumentError, match="conv2d: groups='8'"):
