@@ -92,7 +92,7 @@ def _network(options: argparse.Namespace) -> Network:
 
 def _entering(tensor: Tensor, asked: str | None) -> Array:
     """The input of a network: a picture if it takes one, else noise."""
-    n, *rest = tensor.shape
+    rest = tensor.shape[1:]
     if asked == "random" or len(rest) != 3 or rest[0] != 3:
         if asked not in (None, "random"):
             rule = f"has to be 'random', because the input {tensor.name} {tensor.shape} takes no picture"
@@ -101,7 +101,7 @@ def _entering(tensor: Tensor, asked: str | None) -> Array:
     pixels = bundled() if asked is None else read(Path(asked))
     rows, cols = (np.arange(size) * there // size for size, there in zip(rest[1:], pixels.shape[:2], strict=True))
     picture = (pixels[rows][:, cols] / np.float32(255) - MEAN) / SPREAD
-    return np.repeat(picture.transpose(2, 0, 1)[None], n, axis=0).astype(tensor.dtype)
+    return np.repeat(picture.transpose(2, 0, 1)[None], tensor.shape[0], axis=0).astype(tensor.dtype)
 
 
 def bundled() -> npt.NDArray[np.uint8]:
@@ -131,7 +131,7 @@ def _compiled(network: Network, names: Sequence[str], inputs: list[Array], steps
         plan = found[0].plan.with_layouts(name) if found else compile(network, layouts=name)
         first = plan(*inputs)
         output = first if isinstance(first, np.ndarray) else next(iter(first.values()))
-        found.append(Contestant(name, plan, time.perf_counter() - start, output))
+        found.append(Contestant(name, plan, time.perf_counter() - start, np.asarray(output, np.float64)))
     return found
 
 

@@ -302,6 +302,15 @@ def test_options_are_taken_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--rep" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "model", ["(bool[1,3,4,4] x) => (bool[1,3,4,4] y) { y = Not(x) }", "(float x) => (float y) { y = Relu(x) }"]
+)
+def test_running_bools_and_scalars(model: str, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    onnx.save(onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> m ' + model), tmp_path / "m.onnx")
+    assert main(["run", str(tmp_path / "m.onnx"), "--layouts", "NHWC"]) == 0
+
+
 def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("PIL.Image")
     assert main(["run", "--input", str(tmp_path / "none.png")]) == 2
