@@ -27,10 +27,9 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """An argument that is a whole number of 1 or more."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} has to be at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has to be a whole number of at least 1")
+    return int(text)
 
 
 def written(text: str) -> Path:

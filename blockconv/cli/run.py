@@ -19,7 +19,7 @@ from blockconv.cli.arguments import add_model, page, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, to_install
-from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.layout import NATIVE, read_layout
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.plan import Plan, compile
 from blockconv.runtime import get_num_threads
@@ -56,7 +56,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Compile the plans, call them in turns, and compare; 1 if their outputs differ by more than TOLERANCE."""
-    names = [*dict.fromkeys(Layout(name).name for name in options.layouts), "auto"]
+    names = [*dict.fromkeys(read_layout("run", "--layouts", name).name for name in options.layouts), "auto"]
     with Steps(len(names) + 2) as steps:
         steps.begin(f"reading {options.model or 'ResNet-50'}")
         network = _network(options)
@@ -85,7 +85,7 @@ def _network(options: argparse.Namespace) -> Network:
     if batch is not None and batch < 1:
         raise ArgumentError("run", "--batch", batch, "has to be at least 1")
     network = read_model("run", options)
-    if batch is None or batch == network.inputs[0].shape[0]:
+    if batch is None or all(tensor.shape[:1] == (batch,) for tensor in network.inputs):
         return network
     return network.with_input_shapes({t.name: (batch, *t.shape[1:]) for t in network.inputs})
 

@@ -309,6 +309,7 @@ def test_running_bools_and_scalars(model: str, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     onnx.save(onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> m ' + model), tmp_path / "m.onnx")
     assert main(["run", str(tmp_path / "m.onnx"), "--layouts", "NHWC"]) == 0
+    assert main(["run", str(tmp_path / "m.onnx"), "--layouts", "NHWC", "--batch", "2"]) == 0
 
 
 def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,9 +323,14 @@ def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.Ca
     assert "set_num_threads: n=100000" in capsys.readouterr().err.replace("\n", " ")
     assert main(["run", "--batch", "0"]) == 2
     assert "--batch=0" in capsys.readouterr().err
-    for wrong in (["run", "--batch", "many"], ["walk"], []):
+    for wrong in (["run", "--batch", "many"], ["walk"], [], ["run", "--threads", "a"], ["tune", "--runs", "0"]):
         with pytest.raises(SystemExit, match="2"):
             main(wrong)
+    said = capsys.readouterr().err
+    assert "--threads: 'a' has to be a whole number of at least 1" in said
+    assert "--runs: '0' has to be a whole number of at least 1" in said
+    assert main(["run", "--layouts", "nope"]) == 2
+    assert "error: run: --layouts='nope': the letter" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
