@@ -100,7 +100,8 @@ class KernelFamily:
         return Kernel(name, address, True, code)
 
     def _load(self, params: tuple[int, ...]) -> Kernel | None:
-        name, code = self.name(*params), cache.disk_cache().read(self.entry(*params))
+        name = self.name(*params)
+        code = None if config.DISABLE_JIT else cache.disk_cache().read(self.entry(*params))
         return None if code is None else Kernel(name, link(name, code))
 
 

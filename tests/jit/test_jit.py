@@ -118,7 +118,12 @@ assert found.tolist() == [min(x, 3) * 2 + max(x, 3) // 3 for x in range(5)]
     )
 
 
-def test_without_numbas_compiler_an_error_says_so(run_python: Any) -> None:
+@pytest.mark.parametrize("folder", ["/proc/none", ""])
+def test_without_numbas_compiler_an_error_says_so(folder: str, run_python: Any, tmp_path: Path) -> None:
+    """Also where the kernel is on disk: LLVM has no target then, and cannot load it."""
+    if not folder:
+        call = 'import numpy as np, blockconv as bc; bc.to_layout(np.ones((1, 3, 2, 2)), "NCHW4")'
+        run_python(call, BLOCKCONV_CACHE_DIR=str(tmp_path))
     run_python(
         """
 import numpy as np, blockconv as bc
@@ -130,7 +135,7 @@ else:
     raise AssertionError
 """,
         NUMBA_DISABLE_JIT="1",
-        BLOCKCONV_CACHE_DIR="/proc/none",
+        BLOCKCONV_CACHE_DIR=folder or str(tmp_path),
     )
 
 
