@@ -133,7 +133,9 @@ class Network:
         return {name: tuple(nodes) for name, nodes in found.items()}
 
     def shape(self, name: str) -> Shape:
-        """The logical shape of a value."""
+        """The logical shape of a value. Raises NetworkError for a name that no value has."""
+        if not isinstance(name, str) or name not in self.tensors:
+            raise NetworkError(self.name, "name", name, "names no value of this network")
         return self.tensors[name].shape
 
     def holder(self, name: str) -> str | None:
@@ -147,6 +149,8 @@ class Network:
 
     def problem(self, node: Node) -> Any:
         """The problem that kernels solve for a node. Raises NetworkError for an op without kernels."""
+        if not isinstance(node, Node):
+            raise NetworkError(self.name, "node", node, "has to be a Node", "give one of Network.nodes")
         problem = node.attributes.problem_at(self.site(node))
         if problem is None:
             raise NetworkError(str(node), "op", node.op, "has no problem, like all reshapes and changes of type")

@@ -213,6 +213,17 @@ def test_a_builder_refuses_names_that_are_no_strings(name):
             call()
 
 
+def test_values_and_nodes_that_are_none_are_named():
+    b = NetworkBuilder("small")
+    b.output(b.conv2d(b.input("x", (1, 3, 4, 4)), random(3, 3, 1, 1), name="y"))
+    network = b.build()
+    for name in ("z", 5, [1]):
+        with pytest.raises(NetworkError, match=r"small: name=.*: names no value of this network"):
+            network.shape(name)
+    with pytest.raises(NetworkError, match=r"small: node='y': has to be a Node; give one of Network\.nodes"):
+        network.problem("y")
+
+
 def test_a_call_that_was_refused_may_be_repeated():
     b = NetworkBuilder()
     x = b.input("x", (1, 3, 4, 4))
