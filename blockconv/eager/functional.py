@@ -254,6 +254,7 @@ def batch_norm(
     Training with (N, C, H, W) of at least two elements a channel runs on blockconv's kernels, in contiguous and
     channels_last memory. Everything else runs in PyTorch.
     """
+    _check_rank("batch_norm", "input", input, tuple(range(9)), "(N, C, *)")
     is_native = (
         check_flag("batch_norm", "training", training)
         and input.dim() == 4
@@ -279,6 +280,7 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
 
     Images are normalised in contiguous and channels_last memory. Raises ArgumentError for a bad argument.
     """
+    _check_rank("group_norm", "input", input, tuple(range(2, 9)), "(N, C, *)")
     return calls.group_norm(input, num_groups, weight, bias, eps)[0]
 
 

@@ -362,6 +362,10 @@ def test_what_has_no_gradient_is_refused():
     for padding in ((), ((1,), 1, 1), None, "reflect", -1):
         with pytest.raises(bc.ArgumentError, match="conv2d: padding="):
             ours.conv2d(x, w, padding=padding)
+    for call, more in ((ours.batch_norm, (None, None)), (ours.group_norm, (2,))):
+        for image in (None, [1], x.detach().numpy()):
+            with pytest.raises(bc.ArgumentError, match=r"_norm: input=.*: has to be a torch tensor"):
+                call(image, *more)
     with pytest.raises(bc.ArgumentError, match=r"conv2d: residual=\[1\]: has to be a torch tensor"):
         ours.conv2d(x, w, residual=[1])
     assert ours.max_pool2d(x, np.int64(2), np.int64(2)).shape == (2, 6, 3, 4)
