@@ -20,8 +20,8 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
     example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
     dynamic_shapes: sizes that may change, as in `torch.export.export`; all others then stay fixed. Without it, the
         network takes all sizes that the module takes. For the first other size PyTorch traces the module again, which
-        takes seconds, because its code may read sizes. An ExportedProgram keeps its sizes. Copies, pickles and files
-        take the sizes of the traces that exist, and of one with another batch. Sizes that do not fit raise a
+        takes seconds, because its code may read sizes. An ExportedProgram keeps its sizes. Pickles and files take
+        the sizes of these traces, and of those with one image and with several. Sizes that do not fit raise a
         NetworkError.
     strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
         `compile` names them in one warning.

@@ -137,13 +137,14 @@ class Traces:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        """With a program for many sizes. Weights stay arrays, which a pickle shares with the network's constants."""
+        """With programs for many sizes. Weights stay arrays, which a pickle shares with the network's constants."""
         if self.again is not None:
             own = self.programs[0].sizes
-            larger = {name: (max(2, shape[0]) + 1, *shape[1:]) if shape else () for name, shape in own.items()}
-            if all(program.excludes(larger) for program in self.programs):
-                with contextlib.suppress(NetworkError):
-                    self._for(larger)
+            one, more = ({name: (n, *shape[1:]) if shape else () for name, shape in own.items()} for n in (1, 3))
+            for sizes in (one, own, more):  # a trace with one image is for one image alone, others for more
+                if all(not program.ranges or program.excludes(sizes) for program in self.programs):
+                    with contextlib.suppress(NetworkError):
+                        self._for(sizes)
         data = pickle.dumps((self.called, [program.flat() for program in self.programs]))
         return self.pickled, (data, [{k: (c.name, c.array) for k, c in p.state.items()} for p in self.programs])
 
