@@ -58,7 +58,9 @@ def conv2d(
     """
     x, dilations = _batched("conv2d", input), _two(dilation)
     _check_rank("conv2d", "weight", weight, (4,), "(O, C / groups, KH, KW)")
-    if not torch.compiler.is_dynamo_compiling():  # which follows this function, also with sizes that change
+    is_pair = [*map(type, _two(padding))] == [int, int]  # the op checks these, and stride and dilation
+    # torch.compile follows this function, also with sizes that change.
+    if not is_pair and not torch.compiler.is_dynamo_compiling():
         steps, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
         padding = pads("conv2d", padding, tuple(weight.shape[2:]), steps, dilations)
     elif padding == "same" and _two(stride) == (1, 1):
