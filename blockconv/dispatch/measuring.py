@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockconv._version import __version__
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -97,7 +98,8 @@ def _profile(shapes: list[TileShape]) -> Profile:
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
     dots = {types: dot_for(types, isa) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
-    record |= {package: version(package) for package in ("blockconv", "numba", "llvmlite", "numpy")}
+    # Of a source tree that is not installed there is no metadata.
+    record |= {"blockconv": __version__} | {package: version(package) for package in ("numba", "llvmlite", "numpy")}
     fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
     return Profile(
         name=identity.slug(record["cpu"]),
