@@ -220,6 +220,7 @@ def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ..
     return index
 
 
+@lru_cache(maxsize=4096)
 def _padded(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
     padded = tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
     return tuple(map(max, padded, layout.whole)) if layout.whole else padded

@@ -16,7 +16,6 @@ Dilation is PyTorch's in every field (1 = dense) and benchdnn's in a descriptor 
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import re
@@ -81,8 +80,8 @@ class _Images:
 
     def named(self, name: str) -> Any:
         """The same problem with another label."""
-        made = copy.copy(self)
-        set_field(made, "name", name)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, name=name)
         check_name(made, type(self).__name__)
         return made
 

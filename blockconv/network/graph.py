@@ -498,8 +498,10 @@ def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor],
     Raises NetworkError, which is caused by a DtypeError if the op does not take the element types.
     """
     attributes = node.attributes
-    for argument, given in (("inputs", node.inputs), ("parameters", node.parameters)):
-        taken: range = getattr(attributes, argument)
+    for argument, given, taken in (
+        ("inputs", node.inputs, attributes.inputs),
+        ("parameters", node.parameters, attributes.parameters),
+    ):
         if len(given) not in taken:
             counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
             raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")

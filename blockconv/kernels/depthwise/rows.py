@@ -17,6 +17,8 @@ Buffers: source, packed weights, bias, destination, residual (or the destination
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from blockconv.core import target
@@ -306,5 +308,6 @@ ROWS = (
         "conv2d",
         dtypes=frozenset(ITEMSIZE) | {str(types) for types in INT8 | HALVES},
         make=_make,
+        least=lambda request: 0.0 if request.problem.is_depthwise else math.inf,
     ),
 )

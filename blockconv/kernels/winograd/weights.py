@@ -44,6 +44,13 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
 
 
 def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:
+    return _bytes_of_channels(form, machine, problem.ic, problem.oc, problem.g)
+
+
+@functools.lru_cache(maxsize=1024)
+def _bytes_of_channels(form: Form, machine: Machine, ic: int, oc: int, groups: int) -> int:
+    """Bytes of the weights, which depend on nothing else of a problem: images of all sizes share them."""
+    problem = Conv2dProblem(1, ic, TAPS, TAPS, oc, TAPS, TAPS, sh=form.stride, sw=form.stride, g=groups)
     return _blocking(form, machine, problem).wei_bytes(problem)
 
 

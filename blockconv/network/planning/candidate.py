@@ -37,8 +37,9 @@ OUTPUT = -1  # among a bound node's operands: what it writes
 
 
 class Candidate(NamedTuple):
-    """A kernel for a node, or None for a view, and its layouts; seconds.
+    """A kernel for a node, or None for a view, and its layouts.
 
+    cost: seconds; NaN of a kernel that was compared with no other.
     anchor: as in `Request`.
     """
 

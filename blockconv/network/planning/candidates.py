@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -157,12 +158,13 @@ def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
 
 def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:
     """A candidate's cost on `threads`, from its cost on `priced` threads, in proportion to its kernel's predictions."""
-    if candidate.row is None or priced == threads:
+    is_known = not math.isnan(candidate.cost)
+    if candidate.row is None or (is_known and priced == threads):
         return candidate.cost
     src, dst = kernel_layouts(node, candidate)
     types = element_types(network, node)
     before, after = (candidate.prepare(src, dst, types, count).seconds for count in (priced, threads))
-    return candidate.cost * after / before if before else candidate.cost
+    return candidate.cost * after / before if is_known and before else after
 
 
 def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[BoundNode | None]:

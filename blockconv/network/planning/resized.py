@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Reason, Request
@@ -76,17 +77,16 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
     """The costs of the rows that take a request: the anchor's row, and direct ones if that is not direct.
 
     Small images do not fill Winograd's tiles. If none of these rows takes it, others may, and last the references. A
-    row is left out if its bound says that it cannot replace the anchor's.
+    row is left out if its bound says that it cannot replace the anchor's. The only row is not priced: it costs NaN.
     """
 
     def price(row: Row) -> float | None:
         found = selection.decide(row, request, pricing.accuracy)
         return None if isinstance(found, Reason) else pricing.price(taken(row, request, found), request.problem, node)
 
-    every = [row for row in TABLE if row.op == op]
-    usual = [row for row in every if not row.reference]
-    is_direct = like is None or like.algorithm == "direct"
-    first = [row for row in usual if row is like or not (is_direct or row.algorithm != "direct")]
+    first, usual, every = _rows(op, request.types, like)
+    if first == (like,) and not isinstance(selection.decide(like, request, pricing.accuracy), Reason):
+        return {like: math.nan}
     own = price(like) if like is not None and like in first and pricing.predicts else None
     most = math.inf if own is None else own
     least = functools.cache(lambda bound: bound(request))  # rows share bounds
@@ -99,3 +99,12 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
         if costs:
             return costs
     return {}
+
+
+@functools.lru_cache(maxsize=256)
+def _rows(op: str, types: Types, like: Row | None) -> tuple[tuple[Row, ...], tuple[Row, ...], tuple[Row, ...]]:
+    """The rows that are asked first; all but references; all, of those for these types."""
+    every = tuple(row for row in TABLE if row.op == op and row.takes(types))
+    usual = tuple(row for row in every if not row.reference)
+    is_direct = like is None or like.algorithm == "direct"
+    return tuple(row for row in usual if row is like or not (is_direct or row.algorithm != "direct")), usual, every
