@@ -74,5 +74,7 @@ def check_shape(
     op: str, argument: str, shape: Sequence[int], itemsize: int = 1, error: type[ArgumentError] = ArgumentError
 ) -> None:
     """Raise an error that names `shape` if an array of it is longer in an axis, or larger, than one may be."""
+    if 0 < itemsize * math.prod(shape) <= MOST_EXTENT and max(shape, default=0) <= MOST_EXTENT:  # as most are
+        return
     check_extents(op, argument, shape, shape, error)
     check_bytes(op, argument, shape, itemsize * math.prod(shape), error)

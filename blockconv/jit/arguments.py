@@ -74,7 +74,7 @@ class Word:
         self.type: Any = types.int64  # in a kernel
 
     def __get__(self, values: Arguments | None, owner: type) -> Any:
-        return self if values is None else self.value(values)
+        return self if values is None else values[self.first]
 
     def value(self, values: Arguments) -> Any:
         """The field, of a block's words."""
@@ -101,6 +101,12 @@ def _is_whole(kind: type) -> bool:
 
 
 @functools.cache
+def _is_word(kind: type) -> bool:
+    """Whether values of a type are words as they are."""
+    return kind is int or not (_is_whole(kind) or _is_none(kind))
+
+
+@functools.cache
 def _is_none(kind: type) -> bool:
     """Whether values of a type that are no integers are no words either."""
     return issubclass(kind, (numbers.Number, str, Iterable, type(None)))
@@ -117,6 +123,9 @@ class Blocks(Word):
         self.each = block.nbytes // WORD
         self.size = None if count is None else count * self.each
         self.type = BlockView(block)
+
+    def __get__(self, values: Arguments | None, owner: type) -> Any:
+        return self if values is None else self.value(values)
 
     def value(self, values: Arguments) -> Any:
         end = len(values) if self.size is None else self.first + self.size
@@ -189,7 +198,7 @@ class _Block(type):
         return made  # type: ignore[no-any-return]
 
 
-_RESERVED = frozenset({"address", "describe", "fields", "is_open", "load", "nbytes"})
+_RESERVED = frozenset({"address", "describe", "fields", "is_flat", "is_open", "load", "nbytes"})
 
 
 class Arguments(tuple[Any, ...], metaclass=_Block):
@@ -208,6 +217,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
     nbytes: ClassVar[int] = 0
     fields: ClassVar[dict[str, Word]] = {}
     is_open: ClassVar[bool] = False
+    is_flat: ClassVar[bool] = True  # it has no blocks inside
 
     @classmethod
     def _lay_out(cls, own: dict[str, Word]) -> None:
@@ -219,6 +229,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
                 raise TypeError(f"{cls.__name__}: {name!r} comes after a table of any length")
             field.name, field.first = name, cls.nbytes // WORD
             cls.fields, cls.is_open = {**cls.fields, name: field}, field.size is None
+            cls.is_flat = cls.is_flat and type(field) is Word
             cls.nbytes += WORD * (field.size or 0)
 
     def __new__(cls: type[_A], *address: Any, **words: Any) -> _A:
@@ -226,12 +237,13 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
         if words.keys() != cls.fields.keys():
             raise TypeError(_wrong_words(cls, words))
+        if cls.is_flat:
+            given = [words[name] for name in cls.fields]
+            if all(map(_is_word, map(type, given))):  # as most are
+                return _made(cls, given)
         values: list[Any] = []
         for name, field in cls.fields.items():
             value = words[name]
-            if type(value) is int and type(field) is Word:  # as most are
-                values.append(value)
-                continue
             try:
                 values.extend(field.words(value))
             except TypeError as error:

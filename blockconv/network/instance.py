@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
@@ -116,7 +115,7 @@ def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[S
     for part, run in itertools.groupby(actions, lambda action: action.part):
         if part is None:
             ops: Iterable[Op] = (op for action in run for op in action.ops)
-            yield Program([replace(op, args=fixed(op.args)) for op in ops])
+            yield Program([op.with_args(fixed(op.args)) for op in ops])
         else:
             yield part._replace(args=fixed(part.args))
 

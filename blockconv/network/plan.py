@@ -45,7 +45,7 @@ from blockconv.network.planning.planned import (
     with_all_candidates,
 )
 from blockconv.network.planning.planner import Choice
-from blockconv.network.planning.resized import resized
+from blockconv.network.planning.resized import resized, unpriced
 from blockconv.network.reporting import explain, predict
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, Sizes, collected
@@ -493,7 +493,8 @@ class Plan:
         wanted = [end.layout for end in outputs]
         held = self._parameters.of(network)
         threads = self.options.threads
-        made = schedule(network, planned.chosen, given, wanted, held, problem.reorder, threads)
+        costs = problem.reorder if planned.is_priced else unpriced
+        made = schedule(network, planned.chosen, given, wanted, held, costs, threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
         return BoundPlan(planned, made, self._arenas, inputs, outputs, {}, rest)
 

@@ -51,7 +51,7 @@ class Action:
     """A step of a plan: run a node's kernel or a foreign part, or reorder or copy a value.
 
     kind: the node's op, "reorder" or "copy".
-    cost: predicted seconds.
+    cost: predicted seconds; NaN where it was compared with nothing, as at a size that was not planned.
     ops: over the buffers of the schedule.
     part: of foreign nodes that run together; `node` is the first of them, `writes` its output.
     """
@@ -318,7 +318,7 @@ class _Scheduler:
 
 def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
-    ops_ = tuple(replace(op, args=_bound_args(op.args, addresses)) for op in draft.action.ops)
+    ops_ = tuple([op.with_args(_bound_args(op.args, addresses)) for op in draft.action.ops])
     part = draft.action.part
     return replace(draft.action, ops=ops_, part=part and part._replace(args=tuple(addresses)))
 

@@ -15,7 +15,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,10 @@ class Op:
     scratch: int = 0
     table: Block = field(default_factory=lambda: _NO_TABLE)
 
+    def with_args(self, args: tuple[int | Buffer, ...]) -> Op:
+        """The same op with another argument block."""
+        return Op(self.kernel, args, self.tasks, self.chunk, self.scratch, self.table)
+
     def with_buffers(self, numbers: Mapping[int, int]) -> Op:
         """The same op on other buffers: `numbers` maps old buffer numbers to new ones."""
 
@@ -74,7 +78,7 @@ class Op:
                 return Buffer(numbers[value.index], value.offset)
             return value
 
-        return replace(self, args=tuple(map(renamed, self.args)))
+        return self.with_args(tuple(map(renamed, self.args)))
 
     def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Op:
         """The same on other parts of its buffers.
@@ -88,7 +92,7 @@ class Op:
                 return Buffer(value.index, min(value.offset + later, end))
             return value
 
-        return replace(self, args=tuple(map(moved, self.args)))
+        return self.with_args(tuple(map(moved, self.args)))
 
 
 class Counter(Arguments):

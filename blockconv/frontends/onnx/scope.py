@@ -138,21 +138,25 @@ class Scope(Emitter):
     def repeat(self, step: ReadStep) -> bool:
         """Repeat a translator's result from other sizes. If the result may differ, return False and do nothing."""
         values = self.values
-        if any(values[name].name != own or self.is_constant(own) for name, own in step.flows):
-            return False
-        if any((values[a].shape == values[b].shape) != same for a, b, same in step.alike):
-            return False
-        self.constants |= step.constants
-        self.dequantized |= step.dequantized
-        self._dequantizing |= step.dequantizing
-        self._value_names.update(step.tensors)
-        values |= step.tensors
+        for name, own in step.flows:
+            if values[name].name != own or self.is_constant(own):
+                return False
+        for a, b, same in step.alike:
+            if (values[a].shape == values[b].shape) != same:
+                return False
+        if step.tensors or step.dequantizing:
+            self.constants |= step.constants
+            self.dequantized |= step.dequantized
+            self._dequantizing |= step.dequantizing
+            self._value_names.update(step.tensors)
+            values |= step.tensors
         for node in step.nodes:
             inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
             self.nodes.append(node)
             self._node_names.add(node.name)
             self._known(inferred(node, inputs, parameters))
-        values |= {name: values[own] for name, own in step.gives}
+        for name, own in step.gives:
+            values[name] = values[own]
         return True
 
     def share(self, other: Scope, names: Iterable[str]) -> None:

@@ -54,6 +54,7 @@ __all__ = [
     "Planner",
     "choices",
     "cost_key",
+    "ends",
     "formulate",
     "formulated",
     "plan_layouts",
@@ -143,7 +144,7 @@ Found = tuple[tuple[Candidate, ...], ...]  # of each node
 
 
 class Planned(NamedTuple):
-    """A network with the problem of its layouts, and a solution."""
+    """A network with the problem of its layouts, and a solution. `resized` gives neither steps nor costs."""
 
     network: Network
     problem: Assignment
@@ -151,6 +152,11 @@ class Planned(NamedTuple):
     solution: Solution
     threads: int = 1  # that the costs of candidates are for
     is_recalled: bool = False  # chosen before: only the chosen candidates were priced
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether costs are known."""
+        return not math.isnan(self.solution.cost)
 
     @property
     def chosen(self) -> list[Candidate]:
@@ -190,9 +196,15 @@ def formulate(
             Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.row.name if c.row else None) for c in ways
         )
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
+    return Assignment(tuple(steps), *ends(network, options), reorder)
+
+
+def ends(network: Network, options: Options) -> tuple[dict[str, Layout], dict[str, Layout]]:
+    """The layouts of a network's inputs and outputs, by name; those of constants are no part of its problem."""
     given = {tensor.name: options.end(tensor) for tensor in network.inputs}
-    wanted = {name: options.end(network.tensors[name]) for name in network.outputs if name not in network.constants}
-    return Assignment(tuple(steps), given, wanted, reorder)
+    return given, {
+        name: options.end(network.tensors[name]) for name in network.outputs if name not in network.constants
+    }
 
 
 def _solve(problem: Assignment, options: Options) -> Solution:

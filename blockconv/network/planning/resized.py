@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, Row
@@ -19,10 +20,10 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
 from blockconv.network.planning.candidate import Candidate, Pricing, element_types
 from blockconv.network.planning.candidates import taken, views
-from blockconv.network.planning.planned import Options, Planned, formulate, prepared
-from blockconv.network.planning.planner import evaluate
+from blockconv.network.planning.planned import Options, Planned, ends, prepared
+from blockconv.network.planning.planner import Assignment, Solution
 
-__all__ = ["resized"]
+__all__ = ["resized", "unpriced"]
 
 Chosen = tuple[Node, Candidate]
 FASTER = 1.15  # how many times as fast another kernel has to be: it has weights of its own, which are kept too
@@ -34,6 +35,7 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
     if any(len(tensor.shape) != len(before[tensor.name].shape) for tensor in network.inputs):
         return None  # layouts are of a number of dimensions
     network, pricing = prepared(network, options, every=False)
+    reorder, pricing = pricing.reorder, replace(pricing, reorder=unpriced)
     chosen = {node.name: (node, one) for node, one in zip(anchor.network.nodes, anchor.chosen, strict=True)}
     found = []
     for node in network.nodes:
@@ -41,8 +43,13 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
         if one is None:
             return None
         found.append((one,))
-    problem = formulate(network, tuple(found), pricing.reorder, options)
-    return Planned(network, problem, tuple(found), evaluate(problem, [0] * len(found)))
+    solution = Solution((0,) * len(found), math.nan, -math.inf, ())
+    return Planned(network, Assignment((), *ends(network, options), reorder), tuple(found), solution)
+
+
+def unpriced(tensor: str, src: Layout, dst: Layout) -> float:
+    """The cost of a reorder that is compared with no other."""
+    return math.nan
 
 
 def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[str, Chosen]) -> Candidate | None:
@@ -85,7 +92,7 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
         return None if isinstance(found, Reason) else pricing.price(taken(row, request, found), request.problem, node)
 
     first, usual, every = _rows(op, request.types, like)
-    if first == (like,) and not isinstance(selection.decide(like, request, pricing.accuracy), Reason):
+    if like and first == (like,) and not isinstance(selection.decide(like, request, pricing.accuracy), Reason):
         return {like: math.nan}
     own = price(like) if like is not None and like in first and pricing.predicts else None
     most = math.inf if own is None else own

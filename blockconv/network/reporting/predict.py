@@ -24,9 +24,10 @@ def plan_on(planned: Planned, solution: Solution, threads: int) -> float:
 def actions_on(planned: Planned, actions: tuple[Action, ...], threads: int) -> tuple[float, ...]:
     """Seconds of each action. A reorder's are those of memory, whatever the threads."""
     taken = {node.name: candidate for node, candidate in zip(planned.network.nodes, planned.chosen, strict=True)}
-    return tuple(
-        a.cost
-        if a.node is None or a.part is not None
-        else on_threads(planned.network, a.node, taken[a.name], planned.threads, threads)
-        for a in actions
-    )
+
+    def cost(a: Action) -> float:
+        if a.node is None:
+            return planned.problem.reorder(a.writes[0], *a.layouts)
+        return a.cost if a.part else on_threads(planned.network, a.node, taken[a.name], planned.threads, threads)
+
+    return tuple(map(cost, actions))
