@@ -143,11 +143,16 @@ class ElementType:
 
 def element(dtype: npt.DTypeLike) -> ElementType:
     """The element type of NumPy's `dtype`, or of its name; "int4" and "uint4" are packed."""
-    if isinstance(dtype, str) and dtype in NIBBLES:
-        return ElementType(dtype, SIGNED if dtype == "int4" else UNSIGNED, 1, is_packed=True)
-    if isinstance(dtype, str) and dtype == "bfloat16":  # without an import of ml_dtypes
-        return ElementType(dtype, BRAIN, 2)
-    return _element(numpy_dtype(dtype))
+    return _named(dtype) if isinstance(dtype, str) else _element(numpy_dtype(dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def _named(name: str) -> ElementType:
+    if name in NIBBLES:
+        return ElementType(name, SIGNED if name == "int4" else UNSIGNED, 1, is_packed=True)
+    if name == "bfloat16":  # without an import of ml_dtypes
+        return ElementType(name, BRAIN, 2)
+    return _element(numpy_dtype(name))
 
 
 def is_quantized(dtype: object) -> bool:

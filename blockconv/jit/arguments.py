@@ -244,6 +244,9 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         values: list[Any] = []
         for name, field in cls.fields.items():
             value = words[name]
+            if type(value) is int and type(field) is Word:
+                values.append(value)
+                continue
             try:
                 values.extend(field.words(value))
             except TypeError as error:

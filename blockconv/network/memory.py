@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,6 +57,5 @@ def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
             end = max(end, -(-(offsets[other] + taken.nbytes) // ALIGNMENT) * ALIGNMENT)
         offsets[k] = best[1] if best is not None else end
         total = max(total, offsets[k] + need.nbytes)
-        placed.append(k)
-        placed.sort(key=lambda k: offsets[k])
+        bisect.insort(placed, k, key=offsets.__getitem__)
     return offsets, total

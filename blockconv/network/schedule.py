@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -320,7 +320,9 @@ def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
     ops_ = tuple([op.with_args(_bound_args(op.args, addresses)) for op in draft.action.ops])
     part = draft.action.part
-    return replace(draft.action, ops=ops_, part=part and part._replace(args=tuple(addresses)))
+    made = object.__new__(Action)
+    made.__dict__.update(draft.action.__dict__, ops=ops_, part=part and part._replace(args=tuple(addresses)))
+    return made
 
 
 def _address(operand: _Location | Array) -> Buffer | int:

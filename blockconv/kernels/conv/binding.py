@@ -44,7 +44,7 @@ from blockconv.kernels.conv.regions import TapsRegion
 from blockconv.kernels.conv.space import is_pointwise, space
 from blockconv.kernels.conv.tile_kernels import Tiles
 from blockconv.kernels.table import Epilogue
-from blockconv.runtime import OWN_TABLE, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Op
 
 __all__ = ["bind_tiles"]
 
@@ -67,11 +67,11 @@ def bind_tiles(
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     reduction = bound.reduction(len(offsets))
     args = TilesArguments(
-        src=replace(SRC, offset=read),
+        src=Buffer(SRC.index, read),
         wei=WEI,
         bia=BIA,
-        dst=replace(DST, offset=written),
-        residual=replace(RES if epilogue.residual else DST, offset=written),
+        dst=Buffer(DST.index, written),
+        residual=Buffer((RES if epilogue.residual else DST).index, written),
         activation=ACT,
         offsets=OWN_TABLE,
         padded_oc=dst.padded_shape(problem.dst_shape)[1],
