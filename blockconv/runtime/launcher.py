@@ -203,7 +203,7 @@ class _Instance(jit.Addressed):
         counters, lines = _RECORD_WORDS, (1 + workers if workers > 1 else 0)
         table = counters + lines * LINE * len(ops)
         block = aligned_empty(8 * (table + _ENTRY_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(np.int64)
-        block[:] = 0
+        block[:table] = 0
         self.block: Block = block
         self.words = block.data  # in which one word is written faster than in the array
         self.address = base = address_of(block)
@@ -214,24 +214,26 @@ class _Instance(jit.Addressed):
         block[: len(record)] = record
         self.patches: list[tuple[int, int, int]] = []  # (a word's index, buffer, offset)
         self.buffers: tuple[int, ...] | None = None  # that they were made for
-        at = table + _ENTRY_WORDS * len(ops)
+        first = table + _ENTRY_WORDS * len(ops)
+        entries: list[int] = []
+        words: list[int] = []
         for i, op in enumerate(ops):
-            entry = table + _ENTRY_WORDS * i
-            block[entry : entry + _ENTRY_WORDS] = OpEntry(
+            entries += OpEntry(
                 kernel=op.kernel.address,
-                args=base + 8 * at,
+                args=base + 8 * (first + len(words)),
                 tasks=op.tasks,
                 chunk=op.chunk,
                 counters=base + 8 * (counters + lines * LINE * i),
             )
-            end = at + len(op.args)
-            block[at:end] = [0 if isinstance(value, Buffer) else value for value in op.args]
-            for index, value in enumerate(op.args, start=at):
+            for value in op.args:
                 if value is OWN_TABLE:
-                    block[index] = address_of(op.table)
+                    words.append(address_of(op.table))
                 elif isinstance(value, Buffer):
-                    self.patches.append((index, value.index, value.offset))
-            at = end
+                    self.patches.append((first + len(words), value.index, value.offset))
+                    words.append(0)
+                else:
+                    words.append(value)
+        block[table:] = entries + words
 
 
 class Program:
