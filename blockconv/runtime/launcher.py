@@ -149,12 +149,18 @@ def launch_worker(position):  # type: ignore[no-untyped-def]
                 taken = done + 8 * LINE * (1 + owner)
                 start = tasks * owner // workers
                 end = tasks * (owner + 1) // workers
+                # A write to a counter takes longer the more workers watch it: they read first, and add once a range.
+                if start + load_acquire(taken) >= end:
+                    continue
                 first = start + fetch_add(taken, chunk)
+                mine = 0
                 while first < end:
                     last = min(first + chunk, end)
                     call_kernel(op.kernel, op.args, first, last, scratch)
-                    fetch_add(done, last - first)
+                    mine += last - first
                     first = start + fetch_add(taken, chunk)
+                if mine > 0:
+                    fetch_add(done, mine)
             spins = 0
             while load_acquire(done) < tasks:
                 spins += 1
