@@ -380,6 +380,48 @@ def test_one_warning_names_what_runs_as_floats() -> None:
         assert difference.max() <= 1.01 * scale, name
 
 
+def normalised(m: Model, y: str, channels: int) -> str:
+    """Some channels are turned, some are zero."""
+    scale, shift, mean = (m.rng.uniform(-1, 1, channels).astype("f") for _ in range(3))
+    scale[::5] = 0
+    return m.add("BatchNormalization", y, scale, shift, mean, m.rng.uniform(0.1, 1, channels).astype("f"))
+
+
+def with_batch_norms(dtype: str) -> Model:
+    """As ONNX Runtime's tool writes a network without its pre-processing; "x" to "out".
+
+    A batch norm comes first, after a convolution, after a depthwise one with an activation, and after a sum.
+    """
+    m, zero = Model(11), 0 if dtype == "int8" else 128
+    x = m.quantized(m.input("x", (2, 20, 9, 7)), 0.03, zero, dtype)
+    a = m.quantized(normalised(m, x, 20), 0.04, zero + 9, dtype)
+    b = m.quantized(m.add("Conv", a, m.weight(20, 20, 3, 3), pads=[1] * 4), 0.1, zero, dtype)
+    b = m.quantized(m.add("Relu", normalised(m, b, 20)), 0.04, zero - 128, dtype)
+    c = m.quantized(m.add("Conv", b, m.weight(20, 1, 3, 3), pads=[1] * 4, group=20), 0.02, zero, dtype)
+    c = m.quantized(m.add("HardSwish", normalised(m, c, 20)), 0.02, zero - 90, dtype)
+    total = m.quantized(m.add("Add", a, c), 0.05, zero, dtype)
+    m.add("Identity", m.quantized(normalised(m, total, 20), 0.03, zero + 5, dtype), name="out")
+    return m
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_batch_norms_between_quantizations_are_of_integers(dtype: str) -> None:
+    proto = with_batch_norms(dtype).proto("out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bc.SlowPathWarning)
+        network = bc.load_onnx(proto)
+    fused = fuse(network)
+    made = ["quantize", "affine", "conv2d", "affine", "conv2d", "affine", "binary", "affine", "dequantize"]
+    assert sorted(node.op for node in fused.nodes) == sorted(made)
+    given = np.random.default_rng(1).standard_normal((2, 20, 9, 7)).astype("f")
+    found, wanted = fused.evaluate(given)["out"], by_onnx_runtime(proto, {"x": given})
+    assert np.abs(found - wanted).max() <= 0.2, "a step of the sum, times a scale of up to 3.2, and one of the result"
+    assert np.mean(found != wanted) < 0.001
+    assert np.unique(wanted).size > 100
+    for layouts in ("NCHW", "NHWC", "NCHW16"):
+        np.testing.assert_array_equal(bc.compile(network, layouts, threads=1)(given), found)
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "more"),
     [

@@ -104,6 +104,36 @@ def test_an_op_between_integers_is_one_of_integers(of: Any) -> None:
     np.testing.assert_array_equal(fused.evaluate(given)[name], network.evaluate(given)[name])
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int4"])
+def test_a_scale_and_shift_between_integers_is_one_of_integers(dtype: Any) -> None:
+    """4-bit values run as 8-bit ones. If all channels are alike, it is a lookup."""
+    given = np.random.default_rng(0).integers(0, 256, (2, 4, 3, 3), np.uint8)
+    for scale in (np.float32([1.5, -0.25, 0, 3]), np.full(4, 0.7, np.float32)):
+        b = bc.NetworkBuilder()
+        x = b.add(
+            ops.Dequantize(Q(0.1, 3)),
+            b.add(ops.Requantize(Q(0.4, 100), Q(0.1, 3), dtype), b.input("x", (2, 4, 3, 3), "uint8")),
+        )
+        b.output(b.add(ops.Quantize(Q(0.2, 2), dtype), b.affine(x, scale, scale)))
+        network = b.build()
+        fused, name = fuse(network), network.outputs[0]
+        alike = np.ptp(scale) == 0 and dtype == "uint8"
+        assert ("lookup" if alike else "affine") in [node.op for node in fused.nodes]
+        assert all(not fused.tensors[node.output].type.is_float for node in fused.nodes)
+        wanted = network.evaluate(given)[name]
+        np.testing.assert_array_equal(fused.evaluate(given)[name], wanted)
+
+
+def test_scale_and_shift_of_integers_are_float32() -> None:
+    b = bc.NetworkBuilder()
+    x = b.input("x", (2, 4, 3, 3), "uint8")
+    quantized = ops.Quantized(ops.Affine(), (Q(0.1),), Q(0.1))
+    with pytest.raises(bc.NetworkError, match="parameter='float64': has to be float32"):
+        b.add(quantized, x, parameters=(np.ones(4), np.ones(4)))
+    with pytest.raises(bc.NetworkError, match="parameters"):
+        b.add(quantized, x)
+
+
 def requantized(b: bc.NetworkBuilder, x: str, rng: np.random.Generator) -> str:
     """A value as 8 bits of some type and scale, and as a float again."""
     dtype = str(rng.choice(["uint8", "int8"]))

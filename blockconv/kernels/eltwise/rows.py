@@ -12,7 +12,7 @@ Options of the primitive: activation, an `Activation` that follows (for the op "
 binary, other: the layout of the operand that is broadcast, if it is not the destination's; for 8-bit integers,
 quantizations: of the sources and of the destination, in the order of the buffers. Results are as if integers were
 dequantized, and the result quantized. A destination's padding then is its zero point. Floats of 16 bits compute as
-float32, which is rounded once. Scale and shift are float32 then.
+float32, which is rounded once. Scale and shift are float32 for both.
 lookup: source, destination; the option table is the result for each byte, and the last of quantizations has the
 padding's zero point.
 """
@@ -197,11 +197,11 @@ class EltwiseMethod:
     table: bytes = b""
 
     def integers(self, *buffers: int) -> EltwiseQuantization:
-        """The quantizations of these sources and of the destination."""
+        """The quantizations of these sources and of the destination, the last. An affine's operands are floats."""
         given: list[Quantization | None] = [None] * 3
         if not self.element.is_float:
             said = self.quantizations
-            given = [Quantization(1.0) if said is None else said[buffer] for buffer in buffers]
+            given = [Quantization(1.0) if said is None else said[buffer] for buffer in (*buffers, -1)]
         words = [quantization_words(one, self.element) for one in given]
         return EltwiseQuantization(src=words[0], other=words[1], dst=words[2])
 
@@ -233,7 +233,6 @@ def _op(
     loops = [_loop(loop, e.itemsize, beside, found.ragged) for loop in (*outer, last)]
     starts = [size * found.begin[k] for k, size in ((0, e.itemsize), (1, beside), (1, beside), (0, e.itemsize))]
     src, other, second, dst = map(Buffer, buffers, starts)
-    first, operand, _, last_buffer = buffers
     args = EltwiseArgs(
         src=src,
         other=other,
@@ -254,7 +253,7 @@ def _op(
         written=found.written,
         valid=storage.shape[1] if found.ragged else ALL,
         block=storage.layout.blocks[1] if found.ragged else 1,
-        integers=how.integers(first, operand, last_buffer),
+        integers=how.integers(*buffers[:2]),
         depth=len(outer),
         loops=loops[-2::-1],
     )
@@ -371,6 +370,6 @@ def _row(op: str, why_not: Callable[..., Reason | None], ops: Callable[..., list
 ROWS = (
     _row("activation", _why_not, _activation_ops, (*FLOATS, *BYTES)),
     _row("binary", _why_not_binary, _binary_ops, (*FLOATS, *BYTES)),
-    _row("affine", _why_not_affine, _affine_ops, FLOATS),
+    _row("affine", _why_not_affine, _affine_ops, (*FLOATS, *BYTES)),
     _row("lookup", _why_not, _lookup_ops, BYTES),
 )

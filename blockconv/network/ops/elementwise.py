@@ -86,6 +86,9 @@ class Affine(Scaled):
         scale, shift = (p.reshape(along) for p in parameters)
         return self.activation.reference(inputs[0] * scale + shift)
 
+    def on_integers(self) -> Literal["moves", "computes"] | None:
+        return "computes"
+
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         return each_pixel(site, axes)
 

@@ -36,7 +36,7 @@ from blockconv.network.ops.base import (
     check_type,
     each_pixel,
 )
-from blockconv.network.ops.elementwise import Activate, Binary
+from blockconv.network.ops.elementwise import Activate, Affine, Binary
 from blockconv.network.ops.reach import Windows
 from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
@@ -231,6 +231,7 @@ class Quantized(Attributes):
     """An op of floats done on integers of 8 or 4 bits: dst = quantize(of(dequantize(src), ...)).
 
     of: the op, which `computes` on integers (see `on_integers`): an average, a resize that blends, softmax, ...
+        Its parameters stay float32.
     srcs: what each input stands for.
     dst, dtype: of the output.
     """
@@ -245,6 +246,7 @@ class Quantized(Attributes):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.of.op)  # the kernel table has its kernels under that
+        object.__setattr__(self, "parameters", self.of.parameters)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         if len(inputs) not in self.of.inputs or len(inputs) != len(self.srcs):
@@ -258,16 +260,19 @@ class Quantized(Attributes):
         for type, src in zip(inputs, self.srcs, strict=True):
             check_type(self, "input", type, *INTEGERS)
             _check_integers(self, "srcs", src, type)
+        for type in parameters:
+            check_type(self, "parameter", type, "float32")
         return element(self.dtype)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         if isinstance(self.of, (Pool2d, AdaptivePool2d)):
             return integers(self._average(inputs[0], self.of), self.dst, self.dtype)
         given = [real(x, src) for x, src in zip(inputs, self.srcs, strict=True)]
-        of = replace(self.of, activation=IDENTITY) if isinstance(self.of, Binary) else self.of
-        x = of.evaluate(given, ()).astype(np.float32)
-        if isinstance(self.of, Binary):  # the step before the activation rounds by itself
+        if isinstance(self.of, (Affine, Binary)):  # each step rounds by itself
+            x = replace(self.of, activation=IDENTITY).compute(given, parameters)
             x = Activate(self.of.activation).evaluate([x], ()).astype(np.float32)
+        else:
+            x = self.of.evaluate(given, parameters).astype(np.float32)
         return integers(x / self.dst.scale, self.dst, self.dtype)
 
     def _average(self, src: Array, of: Pool2d | AdaptivePool2d) -> Array:

@@ -13,9 +13,7 @@ from storage_oracle import Array
 
 from blockconv import Quantization
 from blockconv.core.activation import activation
-from blockconv.core.eltwise_problem import ActivationProblem, BinaryProblem
-from blockconv.core.types import Types
-from blockconv.kernels import TABLE
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -115,9 +113,20 @@ def test_a_table_of_many_bytes_on_threads() -> None:
     check("lookup", ActivationProblem(x.shape), "NCHW", [(x, "NCHW")], table[x], threads=2, table=table.tobytes())
 
 
-def test_scale_and_shift_are_of_floats() -> None:
-    (row,) = [row for row in TABLE if row.op == "affine"]
-    assert not row.takes(Types.all("uint8"))
+@pytest.mark.parametrize("layout", [*isa_layouts(), "ABcd4a16b"])
+def test_affine(layout: str) -> None:
+    """Scale and shift of each channel are float32: some are negative or zero, some results are out of range."""
+    for k, shape in enumerate([*SHAPES, (5, 70, 1, 2), (1, 7, 11, 13), (2, 0, 3, 3)]):
+        dtype, src, _, dst = (UNSIGNED, SIGNED)[k % 2]
+        x, rng = numbers(shape, str(dtype)), np.random.default_rng(k)
+        scale, shift = (rng.integers(-8, 9, shape[1]).astype("f") * factor for factor in (0.25, 0.7))
+        act = (None, "relu", ("clip", -0.3, 9.0), "hardswish")[k % 4]
+        value = quantized_oracle.real(x, *src) * scale.reshape(-1, 1, 1) + shift.reshape(-1, 1, 1)
+        wanted = quantized_oracle.integers(np.asarray(conv_oracle.activate(value, act), np.float32), str(dtype), *dst)
+        said = Quantization(*src), Quantization(*dst)
+        options: dict[str, Any] = {"activation": activation(act), "quantizations": said, "fill": dst[1]}
+        operands = [(x, layout), (scale, ""), (shift, "")]
+        check("affine", AffineProblem(shape), layout, operands, wanted, in_place=[None, 0][k % 2], threads=2, **options)
 
 
 def test_onnx_runtime_is_apart_at_ties_alone() -> None:
