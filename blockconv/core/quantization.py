@@ -158,7 +158,8 @@ PLAIN = Quantization(1.0)
 class Quantizations(NamedTuple):
     """The quantizations of a convolution's arrays.
 
-    sum: what sums are rounded to by themselves, in the destination's type, before a residual is added; None: nothing.
+    sum: what sums are rounded to by themselves, in the destination's type, before a residual is added, or a scale and
+        a shift of each output channel follow; None: nothing.
     """
 
     src: Quantization = PLAIN
@@ -191,6 +192,7 @@ class Requantization:
 
     residual: its type, where there is one.
     away: whether a half is rounded away from zero, and not to even.
+    affine: scale and shift of each output channel, which follow sums that are rounded by themselves.
     """
 
     activation: Activation
@@ -198,6 +200,15 @@ class Requantization:
     given: Quantizations
     residual: ElementType | None = None
     away: bool = False
+    affine: tuple[Array, ...] | None = None
+
+    @functools.cached_property
+    def factors(self) -> tuple[Array, ...]:
+        """Of an affine: what is added for each output channel, and what rounded sums are multiplied by before."""
+        if self.affine is None:
+            return ()
+        scale, shift = self.affine
+        return shift * (np.float32(1) / self.given.dst.scale if self.scales.folded else 1), scale * self.scales.rounded
 
     @functools.cached_property
     def scales(self) -> Scales:

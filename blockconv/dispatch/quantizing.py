@@ -159,7 +159,8 @@ def check_zero_point(op: str, argument: str, found: int, given: Quantization | N
 def quantized_bias(
     problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, after: Requantization
 ) -> Array:
-    """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them.
+    """Biases, int32, with the source's zero point folded in; where the destination needs them, scales after them, and
+    the factors of an affine.
 
     weight: (O, I/G, KH, KW); its sums by output channel, (O,), will do where all taps are read. after: what becomes of
     the sums.
@@ -177,8 +178,9 @@ def quantized_bias(
     packed = pack_bias(problem, folded, form, np.int32)
     if not types.is_requantized:
         return packed
-    scale = np.broadcast_to(after.scales.sums, (problem.oc,))
-    return np.concatenate([packed.reshape(-1), pack_bias(problem, scale, form, np.float32).reshape(-1).view(np.int32)])
+    scales = [np.broadcast_to(each, (problem.oc,)) for each in (after.scales.sums, *after.factors)]
+    arrays = [packed, *(pack_bias(problem, each, form, np.float32).view(np.int32) for each in scales)]
+    return np.concatenate([array.reshape(-1) for array in arrays])
 
 
 def _sums(weight: Array, form: WeightForm) -> Array:
@@ -213,8 +215,8 @@ def epilogue_of(after: Requantization) -> Epilogue:
     """The epilogue that kernels are compiled for. If scales are left to multiply by, it takes the longer way of an
     activation."""
     kind = after.activation.kind if after.scales.folded or after.types.dst.itemsize > 1 else ActivationKind.OTHER
-    rounding = Rounding.AWAY * after.away | Rounding.SUMS * (after.given.sum is not None)
-    return Epilogue(kind, after.residual is not None, rounding)
+    rounding = Rounding.AWAY * after.away | Rounding.SUMS * (after.given.sum is not None and after.affine is None)
+    return Epilogue(kind, after.residual is not None, rounding, len(after.factors))
 
 
 def epilogue_block(after: Requantization) -> Array:

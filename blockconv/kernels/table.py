@@ -123,13 +123,14 @@ class Epilogue(NamedTuple):
 
     activation: the kind of activation that the kernel is compiled for; which one, and its parameters, is a buffer.
     rounding: a `Rounding`, where integers are stored.
-    shifted: whether a float32 of each output channel is added to scaled integers, before the residual.
+    shifted: how many float32 of each output channel follow its scale: 1 is added to scaled integers, before the
+        residual. With 2 these are rounded before, as if they were stored, and multiplied by the second.
     """
 
     activation: int = 0
     residual: bool = False
     rounding: int = 0
-    shifted: bool = False
+    shifted: int = 0
 
     def kind(self, types: Types) -> int:
         """The activation that a kernel is compiled for: one that bounds 8 bits is part of their bounds."""

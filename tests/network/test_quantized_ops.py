@@ -54,6 +54,7 @@ def test_the_arithmetic_by_hand() -> None:
         (ops.QuantizedConv2d(**BYTES | {"dst": Q(1.0, 200), "dtype": "int8"}), "uint8", WEIGHT, None, "dst=.*-128 to"),
         (ops.QuantizedConv2d(**BYTES | {"dst": None}), "uint8", WEIGHT, None, "dst=None: is given for 8 or 4 bits"),
         (ops.QuantizedConv2d(**BYTES | {"residual": Q(1.0)}), "uint8", WEIGHT, None, "residual=.*and only then"),
+        (ops.QuantizedConv2d(**BYTES | {"sum": Q(1.0)}), "uint8", WEIGHT, None, "residual of integers, or scale and"),
     ],
 )
 def test_a_convolution_of_what_cannot_be_is_refused(

@@ -71,12 +71,13 @@ def case(
     zero_point: int | None = None,
     ends: bool = False,
     narrow: bool = False,
+    affine: bool = False,
     **steps: Any,
 ) -> Case:
     """Random integers over the whole range of their types; scales so that results are of the range of bytes.
 
     ends: only the ends of these ranges. narrow: weights are from -64 to 64. zero_point: of the source; by default a
-    random one. steps: others of `Steps`.
+    random one. affine: with a scale and a shift of each channel. steps: others of `Steps`.
     """
     p = Conv2dProblem.from_descriptor(descriptor)
     rng = np.random.default_rng(zlib.crc32(f"{descriptor} {src} {dst} {residual}".encode()))
@@ -101,6 +102,8 @@ def case(
         dst_zero_point=int(rng.integers(*limits(dst))) if dst.endswith(("int8", "int4")) else 0,
         activation=act,
     )._replace(**steps)
+    if affine:
+        given = given._replace(affine=(rng.uniform(-2, 2, p.oc).astype("f4"), rng.uniform(-1, 1, p.oc).astype("f4")))
     if residual is not None:
         added = rng.standard_normal(p.dst_shape).astype("f4") if residual == "float32" else some(p.dst_shape, residual)
         zero = 0 if residual == "float32" else int(some((1,), residual)[0])
@@ -153,7 +156,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
         None if steps.sum_scale is None else Quantization(steps.sum_scale, steps.sum_zero_point),
     )
     added_type = None if made.residual is None else element(made.residual)
-    after = Requantization(act, types, given, added_type, steps.away)
+    after = Requantization(act, types, given, added_type, steps.away, steps.affine)
     primitive = row.prepare(p, Layout(src), Layout(dst), types, threads)
     form = primitive.form
     here = functools.partial(_placed, memory)

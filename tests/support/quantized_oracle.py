@@ -22,7 +22,8 @@ class Steps(NamedTuple):
     dst: the destination's dtype; integers of 4 bits come one a byte. scale: of the source times that of the weights.
     act: the activation's function in float32. residual: integers with a scale and a zero point, or float32.
     sum_scale: of what sums are rounded to by themselves, in the destination's dtype, before a residual is added; None:
-    they are not. away: ties are rounded away from zero, but those of such sums.
+    they are not. away: ties are rounded away from zero, but those of such sums. affine: scale and shift of each output
+    channel, float32, of such sums.
     """
 
     dst: str
@@ -37,6 +38,7 @@ class Steps(NamedTuple):
     sum_scale: float | None = None
     sum_zero_point: int = 0
     away: bool = False
+    affine: tuple[Array, Array] | None = None
 
 
 def limits(dtype: str) -> tuple[int, int]:
@@ -85,7 +87,10 @@ def requantize(total: Array, steps: Steps) -> Array:
         value = total.astype(np.int32).astype(np.float32) * scale.reshape(-1, 1, 1)
         if steps.sum_scale is not None:
             low, high = (limit - steps.sum_zero_point for limit in limits(steps.dst))
-            value = np.clip(np.rint(value), low, high) * sum_scale
+            scale, shift = steps.affine or np.zeros((2, 1), np.float32)
+            scale = sum_scale if steps.affine is None else scale * sum_scale
+            value = np.clip(np.rint(value), low, high) * scale.reshape(-1, 1, 1)
+            value = value + (shift * inverse if before else shift).reshape(-1, 1, 1)
         if steps.residual is not None and steps.residual.dtype == np.float32:
             value = value + steps.residual
         elif steps.residual is not None:

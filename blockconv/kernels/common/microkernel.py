@@ -28,9 +28,10 @@ from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, pointer
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
-from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
+from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
     "Reduction",
@@ -193,7 +194,7 @@ def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
 
 def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output, accs: list[Any]) -> None:
     """Store a tile that is reduced."""
-    accs = real_accumulators(builder, spec, run.bia, run.scales, accs)
+    accs = real_accumulators(builder, spec, (run.bia, run.scales), out.activation, accs)
     finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
 
 
@@ -216,20 +217,18 @@ def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, out: Output) ->
                 v.store(builder.load(slot), builder.add(run.sums, const(k * v.bytes)))
 
 
-def real_accumulators(builder: Any, spec: TileSpec, bia: Any, scales: Any, accs: list[Any]) -> list[Any]:
+def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: Any, accs: list[Any]) -> list[Any]:
     """Accumulators ready to be finished: integers that are stored as another type become real numbers.
 
-    bia, scales: as in `TileRecord`.
+    at: `bia` and `scales` of a `TileRecord`. args: the address of the `EpilogueArguments`.
     """
     if not spec.dst or ElementType.of(spec.element).is_float:
         return accs
-    f = float_of(builder, spec.lanes)
 
-    def each(address: Any) -> list[Any]:
+    def each(f: Vectors, address: Any) -> list[Any]:
         return [f.load(builder.add(address, const(k * f.bytes))) for k in range(spec.vectors)]
 
-    shifts = each(after_scales(builder, bia, scales)) if spec.shifted else []
-    return dequantized(spec.tile.code(builder), accs, each(scales), shifts)
+    return dequantized(spec.tile.code(builder), accs, at, each, spec.shifted, args)
 
 
 # ---------------------------------------------------------------- the reduction

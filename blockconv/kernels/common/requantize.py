@@ -3,7 +3,8 @@
 The steps are float32, each rounded by itself, in one order on every machine:
 - The accumulator is multiplied by its output channel's scale, and a float32 bias, if any, is added (`dequantized`).
 - With `Rounding.SUMS`, the sum is clamped, rounded and multiplied by its own scale, as if it was stored
-  (`rounded_sum`).
+  (`rounded_sum`). With `AFFINE` it is clamped and rounded before the float32 bias, and multiplied by another scale of
+  its output channel.
 - The residual times its scale is added (`dequantized_residual`), and the activation follows.
 - The result is multiplied by the inverse of the destination's scale, clamped and rounded, and the zero point is added
   (`quantized`).
@@ -19,6 +20,7 @@ scale, do the op in float32, divide by the destination's scale and round to even
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -27,7 +29,7 @@ from blockconv.core import target
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I8, I32, I64, call_llvm, shuffle, splat
+from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.unpacked import (
@@ -41,12 +43,12 @@ from blockconv.kernels.common.unpacked import (
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
+    "AFFINE",
     "FLOAT32",
     "Elements",
     "EpilogueArguments",
     "QuantizationArguments",
     "Rounding",
-    "after_scales",
     "dequantized",
     "dequantized_residual",
     "float_of",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 FLOAT32 = element("float32")
+AFFINE = 2  # `Epilogue.shifted`
 
 
 class EpilogueArguments(ActivationArguments):
@@ -119,22 +122,26 @@ def float_of(builder: Any, lanes: int) -> Vectors:
     return Vectors(builder, FLOAT32, lanes)
 
 
-def dequantized(v: Vectors, accs: list[Any], scales: list[Any], shifts: list[Any]) -> list[Any]:
+def dequantized(
+    v: Vectors, accs: list[Any], at: tuple[Any, Any], each: Callable[[Vectors, Any], list[Any]], shifted: int, args: Any
+) -> list[Any]:
     """Accumulators as float32, times the scales of their output channels.
 
-    v: code over the accumulators, which are stack slots in the order [row][pixel][vector], as are the results. scales:
-        one for each vector of a pixel. shifts: as many vectors that are added, or none.
+    v: code over the accumulators, which are stack slots in the order [row][pixel][vector], as are the results. at: the
+        addresses of biases and scales. each(f, address): the numbers of the output channels, a vector for each of a
+        pixel. shifted: as in `Epilogue`. args: the address of the `EpilogueArguments`.
     """
-    f, b, made = float_of(v.b, v.lanes), v.b, []
+    f, b, (bia, scale), made = float_of(v.b, v.lanes), v.b, at, []
+    # The scales, and what follows them, are each as far on as scales from biases.
+    arrays = [each(f, b.add(scale, b.mul(b.sub(scale, bia), const(k)))) for k in range(1 + shifted)]
+    loaded = EpilogueArguments.load(b, args, held=True) if shifted == AFFINE else None
     for i, slot in enumerate(accs):
-        x = f.mul(b.sitofp(b.load(slot), f.kind), scales[i % len(scales)])
-        made += f.slots(1, f.add(x, shifts[i % len(scales)]) if shifts else x)
+        scales, *shifts = (array[i % len(array)] for array in arrays)
+        x = f.mul(b.sitofp(b.load(slot), f.kind), scales)
+        if loaded:
+            x = f.mul(_rounded_sum(f, loaded, x), shifts[1])
+        made += f.slots(1, f.add(x, shifts[0]) if shifts else x)
     return made
-
-
-def after_scales(builder: Any, bia: Any, scales: Any) -> Any:
-    """The address of the float32 after the scales, of the same output channels: as far on as scales from biases."""
-    return builder.add(scales, builder.sub(scales, bia))
 
 
 def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any:
@@ -150,8 +157,11 @@ def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any
 
 def rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
     """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
-    bounded = _between(v, x, args.sum_low, args.sum_high)
-    return v.mul(_whole(v, bounded), _splat_float(v, args.sum_scale))
+    return v.mul(_rounded_sum(v, args, x), _splat_float(v, args.sum_scale))
+
+
+def _rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
+    return _whole(v, _between(v, x, args.sum_low, args.sum_high))
 
 
 def _whole(v: Vectors, x: Any) -> Any:

@@ -11,8 +11,8 @@ tiles at a task's end. They compute a few pixels again, with the same bits, so t
 
 Buffers: source, packed weights, bias ([groups][blocks * channels of a tile], zero-padded),
 destination, residual (or the destination), activation parameters. Where integer accumulators become real numbers, the
-scales of the output channels follow all biases, in the same form. If `Epilogue.shifted`, a float32 for each channel
-follows, which is added after scaling. The activation's parameters are then `EpilogueArguments`.
+scales of the output channels follow all biases, in the same form; then as many float32 for each channel as
+`Epilogue.shifted` says. The activation's parameters are then `EpilogueArguments`.
 
 A source of bytes or 16-bit floats is packed unchanged. The whole panel is then converted to what tiles read: signed
 bytes become unsigned, bytes become 16 bits wide, or 16-bit floats become float32. Tiles reduce elements of several

@@ -22,7 +22,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
-from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import LINE, Output, Tile
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
@@ -204,9 +204,8 @@ class _Finish:
         for k, bias in enumerate(self.each(v, run.bia, channel, channels)):
             accs += v.slots(1, v.add(v.load(b.add(acc, const(k * spec.line))), bias))
         if spec.dst and not v.type.is_float:
-            f, after = float_of(b, COLUMNS), after_scales(b, run.bia, run.scales)
-            shifts = self.each(f, after, channel, channels) if spec.shifted else []
-            accs = dequantized(v, accs, self.each(f, run.scales, channel, channels), shifts)
+            each = functools.partial(self.each, channel=channel, channels=channels)
+            accs = dequantized(v, accs, (run.bia, run.scales), each, spec.shifted, run.activation)
         at = b.add(run.dst, b.add(b.mul(channel, run.dst_block), b.mul(pixel, const(tile.itemsize))))
         out = Output(
             dst=at,

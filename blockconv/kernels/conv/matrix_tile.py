@@ -302,5 +302,5 @@ class _Part(NamedTuple):
             written=b.sub(out.written, before),
             scratch=acc,
         )
-        accs = real_accumulators(b, part, b.add(run.bia, each), b.add(run.scales, each), accs)
+        accs = real_accumulators(b, part, (b.add(run.bia, each), b.add(run.scales, each)), out.activation, accs)
         finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))

@@ -101,7 +101,7 @@ class Tiles(NamedTuple):
                 dot=blocking.dot.number,
                 dst=self.converted,
                 rounding=self.rounding(epilogue),
-                shifted=int(epilogue.shifted),
+                shifted=epilogue.shifted,
                 cut=int(blocking.kept is not None),
             )
         )
@@ -130,7 +130,7 @@ class Tiles(NamedTuple):
             dot=blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
-            shifted=int(epilogue.shifted),
+            shifted=epilogue.shifted,
             gap=blocking.gap,
             k_blocked=int(blocking.k_blocks > 1),
             ahead=int(self.is_apart and blocking.step > 1),

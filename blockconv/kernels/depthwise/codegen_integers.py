@@ -24,7 +24,7 @@ from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I8, const, emitted, opaque, shuffle, splat
 from blockconv.kernels.common.dot import by_number, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
-from blockconv.kernels.common.requantize import EpilogueArguments, after_scales, dequantized, float_of
+from blockconv.kernels.common.requantize import EpilogueArguments, dequantized
 from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader, step_of, times
@@ -64,6 +64,7 @@ class IntegerTile(FloatTile):
 
     def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
+        self.activation = out.activation
         self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
         self.dot = by_number(spec.dot)
         flip = 128 if ElementType.of(spec.src).kind == SIGNED else 0
@@ -81,9 +82,8 @@ class IntegerTile(FloatTile):
         """The accumulators, as float32 where they are not stored as they are."""
         if not self.spec.dst:
             return self.accs
-        f, run = float_of(self.b, self.v.lanes), self.run
-        shifts = self.lanes(f, after_scales(self.b, run.bia, run.scales)) if self.spec.shifted else []
-        return dequantized(self.v, self.accs, self.lanes(f, run.scales), shifts)
+        at = self.run.bia, self.run.scales
+        return dequantized(self.v, self.accs, at, self.lanes, self.spec.shifted, self.activation)
 
     def slots(self, q: int) -> list[list[Any]]:
         """The accumulators of the outputs along the unrolled axis, by parts."""

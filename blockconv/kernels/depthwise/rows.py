@@ -232,7 +232,7 @@ def _spec(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, epilogue:
         shuffled=at.shuffled,
         dst=dst.code if dst != types.acc else 0,
         rounding=epilogue.rounding if dst.itemsize == 1 else 0,
-        shifted=int(epilogue.shifted),
+        shifted=epilogue.shifted,
     )
 
 

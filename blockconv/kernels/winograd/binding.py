@@ -160,7 +160,7 @@ def _kernels(
         int(dst_parts),
         stored.code if types.is_requantized or dst.is_half else 0,
         epilogue.rounding if dst.itemsize == 1 else 0,
-        int(epilogue.shifted),
+        epilogue.shifted,
         int(at.images > 0),
     )
     return {

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.epilogue import finish
-from blockconv.kernels.common.requantize import FLOAT32, after_scales, dequantized, float_of
+from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
@@ -74,6 +74,7 @@ class Products(NamedTuple):
     src_position: int  # from a position to the next
     bia: int  # the address of the channels' bias
     scales: int  # and of their scales, which make integers real numbers
+    activation: int  # the address of its parameters
 
 
 def row_tiles(m: int) -> int:
@@ -149,9 +150,8 @@ def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
     pixels = _in_slots(v, _biased(v, how, products))
     if not (how.dst and how.form.exact):
         return pixels
-    f = float_of(builder, how.lanes)
-    shifts = [f.load(after_scales(builder, products.bia, products.scales))] if how.shifted else []
-    return dequantized(v, pixels, [f.load(products.scales)], shifts)
+    at = products.bia, products.scales
+    return dequantized(v, pixels, at, lambda f, address: [f.load(address)], how.shifted, products.activation)
 
 
 def _biased(v: Vectors, how: Finish, products: Any) -> Iterator[Any]:

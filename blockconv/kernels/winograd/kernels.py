@@ -193,7 +193,7 @@ def _finish_tile(how):
     @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         bia = a.bia + oc * ITEMSIZE
-        given = Products(products, a.products_position, bia, bia + a.scales)
+        given = Products(products, a.products_position, bia, bia + a.scales, a.act)
         transform(given, rows, cols, output(a, scratch, oc, dst))
 
     return finish
@@ -238,7 +238,7 @@ def _finish_planes(how):
     def finish(a, scratch, products, oc, dst, rows, cols):
         patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
         for k in range((cols + m - 1) // m):
-            given = Products(products, a.products_position, bia, bia + a.scales)
+            given = Products(products, a.products_position, bia, bia + a.scales, a.act)
             transform(given, patch + k * m * pixel, row)
             products += a.products_tile
         for r in range(rows):

@@ -164,12 +164,14 @@ class QuantizedConv2d(IntegerConvolution):
     """`Conv2d` of integers of 8 or 4 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
 
     inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is.
-    parameters: wei, int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei.
+    parameters: wei, int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei. After bia
+        perhaps scale and shift, float32 (O,), of an `Affine` of the rounded sums.
     src, dst, residual: what they stand for.
-    sum: what the result is rounded to by itself, in dst's type, before the residual is added; None: nothing.
+    sum: what the result is rounded to by itself, in dst's type, before scale and shift or the residual; None: nothing.
     dtype: of dst: of int32 the sums are given as they are.
     """
 
+    parameters: ClassVar[range] = range(1, 5)
     src: Quantization = PLAIN
     dtype: Literal["uint8", "int8", "int4", "uint4", "int32", "float32"] = "int32"
     dst: Quantization | None = None
@@ -193,16 +195,20 @@ class QuantizedConv2d(IntegerConvolution):
             rule = "has to be given with a residual of integers, and only then"
             raise ArgumentError(self.op, "residual", self.residual, rule)
         if self.sum is not None:
-            if self.residual is None:
-                raise ArgumentError(self.op, "sum", self.sum, "needs a residual of integers")
+            if (self.residual is None) == (len(parameters) < 4):
+                raise ArgumentError(self.op, "sum", self.sum, "needs a residual of integers, or scale and shift")
             _check_integers(self, "sum", self.sum, element(self.dtype))
+        if len(parameters) > 2 and (self.sum is None or {*parameters[2:]} != {shape[1:2]} or len(parameters) < 4):
+            raise ArgumentError(self.op, "scale", parameters[2:], f"has to be ({shape[1]},), with a shift and sum=")
         if self.dtype == "int32" and (len(inputs) > 1 or not self.activation.is_identity):
             rule = "excludes residual and activation"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        self.check_types(inputs, parameters, INTEGERS, bias="int32")
+        self.check_types(inputs, parameters[:2], INTEGERS, bias="int32")
+        for type in parameters[2:]:
+            check_type(self, "scale", type, "float32")
         _check_integers(self, "src", self.src, inputs[0])
         for type in inputs[1:]:
             check_type(self, "residual", type, *(INTEGERS if self.is_requantized else ("float32",)))
@@ -211,14 +217,16 @@ class QuantizedConv2d(IntegerConvolution):
         return element(self.dtype)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        sums = self.int32_sums(inputs[0], self.src, parameters)
+        sums, affine = self.int32_sums(inputs[0], self.src, parameters[:2]), tuple(parameters[2:]) or None
         if self.dtype == "int32":
             return sums
         given = Quantizations(self.src, self.wei, self.dst or PLAIN, self.residual or PLAIN, self.sum)
-        after = Requantization(self.activation, Types.all("int8")._replace(dst=element(self.dtype)), given)
+        types = Types.all("int8")._replace(dst=element(self.dtype))
+        after = Requantization(self.activation, types, given, affine=affine)
         x = sums.astype(np.float32) * after.scales.sums.reshape(-1, 1, 1)
         if self.sum is not None:
-            x = np.rint(np.clip(x, *after.sum_bounds)) * after.scales.rounded
+            shift, scale = after.factors or (np.float32(0), after.scales.rounded)
+            x = np.rint(np.clip(x, *after.sum_bounds)) * scale.reshape(-1, 1, 1) + shift.reshape(-1, 1, 1)
         for added in inputs[1:]:
             x = x + (added if self.residual is None else difference(added, self.residual) * after.scales.residual)
         if not after.scales.folded:

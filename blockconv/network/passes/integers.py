@@ -69,7 +69,8 @@ def stores(network: Network) -> Network:
     """Ops that a Quantize follows give integers, where they have kernels for it."""
     if not any(isinstance(node.attributes, Quantize) for node in network.nodes):
         return network
-    return rewritten(network, _quantize_of_dequantize, _goes_down, _goes_up, _conv_stores, _op_stores, _conv_adds)
+    moves, computes = (_goes_down, _goes_up), (_conv_stores, _op_stores, _conv_scales, _conv_adds)
+    return rewritten(network, _quantize_of_dequantize, *moves, *computes)
 
 
 def lookups(network: Network) -> Network:
@@ -341,13 +342,37 @@ def _conv_adds(edit: Edit, node: Node) -> bool:
     a = node.attributes
     if not isinstance(a, Quantized) or not isinstance(a.of, Binary) or a.of.kind != "add" or element(a.dtype).is_packed:
         return False
-    found = adding_convolution(edit, node, lambda of: isinstance(of, QuantizedConv2d) and of.dtype == a.dtype)
+    found = adding_convolution(edit, node, lambda of: _gives(of, a.dtype))
     if found is None:
         return False
     before, of, other = found
     attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[other])
     inputs = (*before.inputs, node.inputs[other])
     return edit.replace((before, node), replace(before, attributes=attributes, inputs=inputs, output=node.output))
+
+
+def _gives(of: Attributes, dtype: str) -> bool:
+    """Whether an op is a convolution of integers that gives integers of this type, rounded once."""
+    return isinstance(of, QuantizedConv2d) and of.dtype == dtype and of.sum is None
+
+
+def _conv_scales(edit: Edit, node: Node) -> bool:
+    """A convolution of integers multiplies and shifts its channels in its store, as if it had stored them before."""
+    a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
+    if not isinstance(a, Quantized) or not isinstance(a.of, Affine) or element(a.dtype).is_packed or conv is None:
+        return False
+    before, of = conv
+    if not _gives(of, a.dtype) or len(before.inputs) > 1 or not of.activation.is_identity or of.dst is None:
+        return False
+    scale, shift = (edit.constants[name].astype(np.float64) / a.dst.scale for name in node.parameters)
+    if not (np.abs(scale * of.dst.scale) * 256 + np.abs(shift) < 2**30).all():  # it stays a 32-bit integer
+        return False
+    weight, *bias = before.parameters
+    bias = bias or [edit.constant(f"{before.name}.bias", np.zeros(len(edit.constants[weight]), np.int32))]
+    attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst)
+    parameters = (weight, *bias, *node.parameters)
+    made = replace(before, attributes=attributes, output=node.output, parameters=parameters)
+    return edit.replace((before, node), made)
 
 
 def _op_looks_up(edit: Edit, node: Node) -> bool:

@@ -79,7 +79,8 @@ def _quantized_conv2d(
     types, residual = element_types(network, node), len(node.inputs) > 1
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
-    after = Requantization(a.activation, types, given, added)
+    affine = tuple([network.constants[name] for name in node.parameters[2:]]) or None
+    after = Requantization(a.activation, types, given, added, affine=affine)
     primitive, made = prepare(src, dst, types, epilogue_of(after))
     weight, bias = held.quantized_weights(node, problem, primitive.form, after)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
@@ -92,7 +93,7 @@ def _dynamic_conv2d(
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
     types, residual, shifted = element_types(network, node), len(node.inputs) > 2, len(node.parameters) > 1
-    epilogue = Epilogue(a.activation.kind, residual, shifted=shifted)
+    epilogue = Epilogue(a.activation.kind, residual, shifted=int(shifted))
     primitive, kernels = prepare(src, dst, types, epilogue)
     weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)

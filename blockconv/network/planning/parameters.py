@@ -79,7 +79,8 @@ class Parameters:
         names = node.parameters
         weight = self._constants[names[0]]
         bias = self._constants[names[1]] if len(names) > 1 else None
-        key = problem.g, form, after.types, after.given.src, after.scales.sums.tobytes()
+        factors = [each.tobytes() for each in (after.scales.sums, *after.factors)]
+        key = problem.g, form, after.types, after.given.src, *factors
 
         def folded() -> Array:
             check_sums(str(node), weight, bias)

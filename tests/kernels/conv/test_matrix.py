@@ -50,6 +50,12 @@ PROBLEMS = (
 
 
 @pytest.mark.isa
+def test_a_scale_and_shift_of_rounded_sums(emulated_matrices):
+    for problem, pair in ((PROBLEMS[1], PAIRS[0]), (PROBLEMS[4], PAIRS[1]), (PROBLEMS[2], PAIRS[3])):
+        check(case(problem, act="relu", sum_scale=0.03, sum_zero_point=117, affine=True), *pair, taken=[MATRIX])
+
+
+@pytest.mark.isa
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_emulated(emulated_matrices, number):
     src, dst = PAIRS[number]

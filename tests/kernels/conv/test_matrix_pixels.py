@@ -34,6 +34,7 @@ KINDS = (
     {"src": "int8", "dst": "float32", "residual": "float32", "act": ("clip", -1.0, 0.75)},
     {"src": "int8", "dst": "int8", "residual": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": -5},
     {"src": "int8", "dst": "uint8", "act": "relu", "away": True},
+    {"src": "uint8", "dst": "uint8", "sum_scale": 0.03, "sum_zero_point": 117, "affine": True},
 )
 # Steps with an end of no whole unit; blocks moved back, stored in part, of fewer pixels than one; windows over edges;
 # groups; strides of a single tap; rows of images.

@@ -39,6 +39,8 @@ KINDS = (
     {"src": "uint8", "dst": "uint8", "residual": "int8", "act": ("clip", -0.5, 2.0)},
     {"src": "uint8", "dst": "uint8", "residual": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": 117},
     {"src": "int8", "dst": "int8", "residual": "int8", "act": ("leaky_relu", 0.25), "sum_scale": 0.03},
+    {"src": "uint8", "dst": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": 117, "affine": True},
+    {"src": "int8", "dst": "int8", "act": ("leaky_relu", 0.25), "sum_scale": 0.03, "affine": True},
 )
 assert {(kind["src"], kind["dst"]) for kind in KINDS} == {(types.src.name, types.dst.name) for types in INT8}
 
@@ -199,6 +201,14 @@ def test_ties_and_saturation(away, dst):
         steps = Steps(dst, 0.25, 2.0, 1.0, dst_zero_point=zero_point, away=away)
         for layouts in (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW4")):
             check(finished(type(made)(**{**vars(made), "steps": steps})), *layouts)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("number", [number for number, kind in enumerate(KINDS) if "affine" in kind])
+def test_a_scale_and_shift_of_rounded_sums(number):
+    for k, descriptor in enumerate((WHOLE[0], BATCHES[3], SHARED[0], SHARED[3])):
+        for src, dst in BETWEEN[k % 2 :: 2]:
+            check(kind_of(descriptor, number), src, dst)
 
 
 @pytest.mark.isa
