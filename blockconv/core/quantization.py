@@ -192,7 +192,7 @@ class Requantization:
 
     residual: its type, where there is one.
     away: whether a half is rounded away from zero, and not to even.
-    affine: scale and shift of each output channel, which follow sums that are rounded by themselves.
+    affine: scale and shift of each output channel, which follow sums; with `given.sum` rounded ones.
     """
 
     activation: Activation
@@ -208,18 +208,31 @@ class Requantization:
         if self.affine is None:
             return ()
         scale, shift = self.affine
-        return shift * (np.float32(1) / self.given.dst.scale if self.scales.folded else 1), scale * self.scales.rounded
+        shift = shift * (np.float32(1) / self.given.dst.scale if self.scales.folded else np.float32(1))
+        return (shift,) if self.given.sum is None else (shift, scale * self.scales.rounded)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether scaled values surely fit 32 bits."""
+        given, dst = self.given, self.given.dst.scale
+        if self.affine is None:
+            return are_small(given)
+        scale, shift = (np.abs(each.astype(np.float64)).max(initial=0) / dst for each in self.affine)
+        most = given.src.scale * given.wei.scale.max() * 2.0**31 if given.sum is None else given.sum.scale * 256
+        return bool(scale * most <= 2**30 and shift <= 2**29 and given.residual.scale <= _MOST_OF_BYTES * dst)
 
     @functools.cached_property
     def scales(self) -> Scales:
         given, one = self.given, np.float32(1)
         sums, rounded, residual = given.src.scale * given.wei.scale, one, given.residual.scale
+        if self.affine is not None and given.sum is None:
+            sums = sums * self.affine[0]
         if self.types.dst.itemsize > 1:
             return Scales(sums, rounded, residual, one, False)
         inverse = one / given.dst.scale
         if given.sum is not None:
             sums, rounded = sums * (one / given.sum.scale), given.sum.scale
-        if self.activation.kind == ActivationKind.OTHER or not are_small(given):
+        if self.activation.kind == ActivationKind.OTHER or not self._is_small:
             return Scales(sums, rounded, residual, inverse, False)
         if given.sum is None:
             return Scales(sums * inverse, rounded, residual * inverse, one, True)

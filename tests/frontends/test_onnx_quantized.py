@@ -380,10 +380,11 @@ def test_one_warning_names_what_runs_as_floats() -> None:
         assert difference.max() <= 1.01 * scale, name
 
 
-def normalised(m: Model, y: str, channels: int) -> str:
+def normalised(m: Model, y: str, channels: int, factor: float = 1.0) -> str:
     """Some channels are turned, some are zero."""
     scale, shift, mean = (m.rng.uniform(-1, 1, channels).astype("f") for _ in range(3))
     scale[::5] = 0
+    scale, shift = scale * np.float32(factor), shift * np.float32(factor)
     return m.add("BatchNormalization", y, scale, shift, mean, m.rng.uniform(0.1, 1, channels).astype("f"))
 
 
@@ -418,6 +419,29 @@ def test_batch_norms_between_quantizations_are_of_integers(dtype: str) -> None:
     assert np.abs(found - wanted).max() <= 0.2, "a step of the sum, times a scale of up to 3.2, and one of the result"
     assert np.mean(found != wanted) < 0.001
     assert np.unique(wanted).size > 100
+    for layouts in ("NCHW", "NHWC", "NCHW16"):
+        np.testing.assert_array_equal(bc.compile(network, layouts, threads=1)(given), found)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e12], ids=["usual", "beyond 32 bits"])
+def test_batch_norms_right_after_convolutions_are_of_integers(factor: float) -> None:
+    """As tools write a network that quantize the inputs of convolutions alone: scales of either sign, a residual."""
+    m = Model(12)
+    x = m.quantized(m.input("x", (2, 20, 9, 7)), 0.03, 128)
+    a = m.add("Conv", x, m.weight(20, 20, 3, 3), pads=[1] * 4)
+    a = m.quantized(m.add("Relu", normalised(m, a, 20, factor)), 0.05, 0)
+    b = m.add("Conv", a, m.weight(20, 1, 3, 3), m.rng.standard_normal(20).astype("f"), pads=[1] * 4, group=20)
+    b = m.add("Relu", m.add("Add", normalised(m, b, 20), x))
+    m.add("Identity", m.quantized(b, 0.02, 3), name="out")
+    proto = m.proto("out")
+    network = bc.load_onnx(proto)
+    fused = fuse(network)
+    assert [node.op for node in fused.nodes] == ["quantize", "conv2d", "conv2d", "dequantize"]
+    given = np.random.default_rng(1).standard_normal((2, 20, 9, 7)).astype("f")
+    found, wanted = fused.evaluate(given)["out"], by_onnx_runtime(proto, {"x": given})
+    assert np.abs(found - wanted).max() <= 0.0201, "a step"
+    assert np.mean(found != wanted) < 0.001
+    assert np.unique(wanted).size > (50 if factor == 1 else 1)
     for layouts in ("NCHW", "NHWC", "NCHW16"):
         np.testing.assert_array_equal(bc.compile(network, layouts, threads=1)(given), found)
 

@@ -23,7 +23,7 @@ class Steps(NamedTuple):
     act: the activation's function in float32. residual: integers with a scale and a zero point, or float32.
     sum_scale: of what sums are rounded to by themselves, in the destination's dtype, before a residual is added; None:
     they are not. away: ties are rounded away from zero, but those of such sums. affine: scale and shift of each output
-    channel, float32, of such sums.
+    channel, float32, of sums.
     """
 
     dst: str
@@ -71,7 +71,9 @@ def requantize(total: Array, steps: Steps) -> Array:
     bounds = _bounds(steps.activation)
     # Where an activation bounds, scales that are not too large are multiplied by that of the destination beforehand.
     most = float(np.float32(steps.src_scale)) * float(np.asarray(steps.wei_scale, np.float32).max())
-    sum_scale = np.float32(steps.sum_scale or 1)
+    sum_scale, (factor, shift) = np.float32(steps.sum_scale or 1), steps.affine or np.float32([[1], [0]])
+    if steps.sum_scale is None:
+        scale = scale * factor
     bounded = most <= float(dst_scale) / 2 if steps.sum_scale is None else float(sum_scale) <= float(dst_scale) * 2**20
     small = bounded and float(residual_scale) <= float(dst_scale) * 2**20
     before = steps.dst != "float32" and bounds is not None and small
@@ -87,10 +89,8 @@ def requantize(total: Array, steps: Steps) -> Array:
         value = total.astype(np.int32).astype(np.float32) * scale.reshape(-1, 1, 1)
         if steps.sum_scale is not None:
             low, high = (limit - steps.sum_zero_point for limit in limits(steps.dst))
-            scale, shift = steps.affine or np.zeros((2, 1), np.float32)
-            scale = sum_scale if steps.affine is None else scale * sum_scale
-            value = np.clip(np.rint(value), low, high) * scale.reshape(-1, 1, 1)
-            value = value + (shift * inverse if before else shift).reshape(-1, 1, 1)
+            value = np.clip(np.rint(value), low, high) * (factor * sum_scale).reshape(-1, 1, 1)
+        value = value + (shift * inverse if before else shift).reshape(-1, 1, 1)
         if steps.residual is not None and steps.residual.dtype == np.float32:
             value = value + steps.residual
         elif steps.residual is not None:

@@ -165,7 +165,7 @@ class QuantizedConv2d(IntegerConvolution):
 
     inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is.
     parameters: wei, int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei. After bia
-        perhaps scale and shift, float32 (O,), of an `Affine` of the rounded sums.
+        perhaps scale and shift, float32 (O,), of an `Affine` that follows.
     src, dst, residual: what they stand for.
     sum: what the result is rounded to by itself, in dst's type, before scale and shift or the residual; None: nothing.
     dtype: of dst: of int32 the sums are given as they are.
@@ -198,10 +198,10 @@ class QuantizedConv2d(IntegerConvolution):
             if (self.residual is None) == (len(parameters) < 4):
                 raise ArgumentError(self.op, "sum", self.sum, "needs a residual of integers, or scale and shift")
             _check_integers(self, "sum", self.sum, element(self.dtype))
-        if len(parameters) > 2 and (self.sum is None or {*parameters[2:]} != {shape[1:2]} or len(parameters) < 4):
-            raise ArgumentError(self.op, "scale", parameters[2:], f"has to be ({shape[1]},), with a shift and sum=")
-        if self.dtype == "int32" and (len(inputs) > 1 or not self.activation.is_identity):
-            rule = "excludes residual and activation"
+        if len(parameters) > 2 and parameters[2:] != (shape[1:2], shape[1:2]):
+            raise ArgumentError(self.op, "scale", parameters[2:], f"has to be ({shape[1]},), with such a shift")
+        if self.dtype == "int32" and (len(inputs) > 1 or len(parameters) > 2 or not self.activation.is_identity):
+            rule = "excludes residual, scale and activation"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
@@ -224,9 +224,10 @@ class QuantizedConv2d(IntegerConvolution):
         types = Types.all("int8")._replace(dst=element(self.dtype))
         after = Requantization(self.activation, types, given, affine=affine)
         x = sums.astype(np.float32) * after.scales.sums.reshape(-1, 1, 1)
+        shift, *scale = after.factors or (np.float32(0),)
         if self.sum is not None:
-            shift, scale = after.factors or (np.float32(0), after.scales.rounded)
-            x = np.rint(np.clip(x, *after.sum_bounds)) * scale.reshape(-1, 1, 1) + shift.reshape(-1, 1, 1)
+            x = np.rint(np.clip(x, *after.sum_bounds)) * (scale or [after.scales.rounded])[0].reshape(-1, 1, 1)
+        x = x + shift.reshape(-1, 1, 1)
         for added in inputs[1:]:
             x = x + (added if self.residual is None else difference(added, self.residual) * after.scales.residual)
         if not after.scales.folded:

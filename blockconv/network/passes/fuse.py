@@ -190,8 +190,8 @@ def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
     """A convolution takes in scales and shifts of channels, parallel convolutions, a residual and an activation. An
     affine or binary op takes in an activation. dtype: see `fuse`."""
     into_conv, together = (functools.partial(rule, dtype=dtype) for rule in (_affine_into_conv, _parallel_convs))
-    rules = into_conv, dynamic.affine_into_dynamic, together, _residual_into_conv, _activation_into
-    return rewritten(network, *rules, _activation_before_concat)
+    affines = into_conv, dynamic.affine_into_dynamic, integers.affine_into_conv
+    return rewritten(network, *affines, together, _residual_into_conv, _activation_into, _activation_before_concat)
 
 
 def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:

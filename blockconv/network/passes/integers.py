@@ -45,6 +45,7 @@ from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
 
 __all__ = [
+    "affine_into_conv",
     "computes_in_integers",
     "convolutions",
     "dequantized",
@@ -343,7 +344,7 @@ def _conv_adds(edit: Edit, node: Node) -> bool:
     if not isinstance(a, Quantized) or not isinstance(a.of, Binary) or a.of.kind != "add" or element(a.dtype).is_packed:
         return False
     found = adding_convolution(edit, node, lambda of: _gives(of, a.dtype))
-    if found is None:
+    if found is None or len(found[0].parameters) > 2:
         return False
     before, of, other = found
     attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[other])
@@ -361,18 +362,30 @@ def _conv_scales(edit: Edit, node: Node) -> bool:
     a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
     if not isinstance(a, Quantized) or not isinstance(a.of, Affine) or element(a.dtype).is_packed or conv is None:
         return False
-    before, of = conv
-    if not _gives(of, a.dtype) or len(before.inputs) > 1 or not of.activation.is_identity or of.dst is None:
+    of = conv[1]
+    if not _gives(of, a.dtype) or len(conv[0].inputs) > 1 or not of.activation.is_identity:
         return False
-    scale, shift = (edit.constants[name].astype(np.float64) / a.dst.scale for name in node.parameters)
-    if not (np.abs(scale * of.dst.scale) * 256 + np.abs(shift) < 2**30).all():  # it stays a 32-bit integer
+    return _scaled(edit, conv[0], node, replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst))
+
+
+def affine_into_conv(edit: Edit, node: Node) -> bool:
+    """A convolution of integers that gives float32 multiplies and shifts its channels."""
+    a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
+    if not isinstance(a, Affine) or conv is None or not conv[1].activation.is_identity:
         return False
-    weight, *bias = before.parameters
-    bias = bias or [edit.constant(f"{before.name}.bias", np.zeros(len(edit.constants[weight]), np.int32))]
-    attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst)
-    parameters = (weight, *bias, *node.parameters)
-    made = replace(before, attributes=attributes, output=node.output, parameters=parameters)
-    return edit.replace((before, node), made)
+    if conv[1].dtype != "float32" or len(conv[0].inputs) > 1:
+        return False
+    return _scaled(edit, conv[0], node, replace(conv[1], activation=a.activation))
+
+
+def _scaled(edit: Edit, conv: Node, affine: Node, attributes: QuantizedConv2d) -> bool:
+    """The two nodes become a convolution with these attributes; unless it has a scale and a shift already."""
+    weight, *bias = conv.parameters
+    if len(bias) > 1:
+        return False
+    bias = bias or [edit.constant(f"{conv.name}.bias", np.zeros(len(edit.constants[weight]), np.int32))]
+    made = replace(conv, output=affine.output, parameters=(weight, *bias, *affine.parameters))
+    return edit.replace((conv, affine), replace(made, attributes=attributes))
 
 
 def _op_looks_up(edit: Edit, node: Node) -> bool:

@@ -41,6 +41,8 @@ KINDS = (
     {"src": "int8", "dst": "int8", "residual": "int8", "act": ("leaky_relu", 0.25), "sum_scale": 0.03},
     {"src": "uint8", "dst": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": 117, "affine": True},
     {"src": "int8", "dst": "int8", "act": ("leaky_relu", 0.25), "sum_scale": 0.03, "affine": True},
+    {"src": "uint8", "dst": "uint8", "residual": "uint8", "act": "relu", "affine": True},
+    {"src": "int8", "dst": "float32", "affine": True},
 )
 assert {(kind["src"], kind["dst"]) for kind in KINDS} == {(types.src.name, types.dst.name) for types in INT8}
 

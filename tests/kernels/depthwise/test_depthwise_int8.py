@@ -39,6 +39,7 @@ KINDS = (
         "sum_zero_point": -5,
     },
     {"src": "uint8", "dst": "uint8", "act": "relu", "sum_scale": 0.03, "sum_zero_point": 117, "affine": True},
+    {"src": "int8", "dst": "int8", "residual": "int8", "affine": True},
 )
 WIDE = "g80mb1ic80ih9iw11oc80kh3kw3ph1pw1"
 SMALL = "g17mb2ic17ih9iw11oc17kh3kw3ph1pw1"

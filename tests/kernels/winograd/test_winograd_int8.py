@@ -48,6 +48,7 @@ CASES = (
     ("CHWN4", "NHWC", {"dst": "int8"}),
     ("NCHW", "CHWN4", {"residual": "int8", "sum_scale": 0.03, "sum_zero_point": 117}),
     ("NHWC", "NHWC", {"act": "relu", "sum_scale": 0.03, "sum_zero_point": 117, "affine": True}),
+    ("NCHW32", "NCHW64", {"residual": "uint8", "affine": True}),
     ("NCHW4", "NCHW", {"sum_scale": 0.03, "sum_zero_point": 117, "affine": True}),
     ("NHWC", "NHWC", {"src": "int8", "dst": "int32"}),
     ("NCHW64", "NCHW", {"src": "int8", "dst": "float32", "residual": "float32", "act": "relu"}),
