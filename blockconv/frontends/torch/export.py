@@ -17,6 +17,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Graph
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._sympy.printers import PythonPrinter
 
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import like
@@ -49,7 +50,8 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
         rule = "has to be a torch.nn.Module or a torch.export.ExportedProgram"
         raise ArgumentError(OP, "module", module, rule)
     first = Traced.of(program, "torch" if module is program else type(module).__name__, strict)
-    traces = Traces([first], pickled, (module, given) if given and dynamic_shapes is None else None)
+    again = (module, given) if given and dynamic_shapes is None else None
+    traces = Traces([first], pickled, again)
     made = first.read({}, traces)
     traces.called = made.outputs
     if written := program.graph_signature.buffers_to_mutate:
@@ -164,6 +166,7 @@ class Traced:
     state: for each placeholder but the caller's inputs, its constant.
     sizes: for each input, its sizes: numbers, or sympy expressions of symbols for sizes that change.
     ranges: for each symbol, the least and the largest size.
+    guards: Python's text of what else holds for the symbols, as where the module branches on a size.
     name, strict: as in `from_torch`.
     """
 
@@ -172,6 +175,7 @@ class Traced:
     state: dict[str, Constant]
     sizes: dict[str, tuple[Any, ...]]
     ranges: dict[Any, tuple[int, float]]
+    guards: list[str]
     name: str
     strict: bool
 
@@ -184,13 +188,13 @@ class Traced:
         state = {name: Constant(held[spec.target], spec.target) for name, spec in given.items() if name not in theirs}
         holders = list(program.graph.find_nodes(op="placeholder"))
         shapes = {node.name: node.meta["val"].shape for node in holders if hasattr(node.meta.get("val"), "shape")}
-        fixed = _fixed(shapes.values())
-        sizes = {name: tuple(_expression(n, fixed) for n in shape) for name, shape in shapes.items() if name in theirs}
+        sizes = {name: tuple(map(_expression, shape)) for name, shape in shapes.items() if name in theirs}
         symbols = {symbol for shape in sizes.values() for size in shape for symbol in getattr(size, "free_symbols", ())}
         ranges = {symbol: _bounds(program.range_constraints.get(symbol)) for symbol in symbols}
         ops = [node for node in program.graph.nodes if node.op == "call_function"]
         made = [node for node in program.graph.nodes if node.name in outputs]
-        return cls([*holders, *needed(ops, made)], outputs, state, sizes, ranges, name, strict)
+        guards = _guards(shapes.values(), symbols)
+        return cls([*holders, *needed(ops, made)], outputs, state, sizes, ranges, guards, name, strict)
 
     def named_like(self, other: Traced) -> Traced:
         """The trace with another one's names, if both have the same ops, apart from ops that compute numbers."""
@@ -248,11 +252,15 @@ class Traced:
             wanted = want if isinstance(want, int) else int(want.subs(known))
             if have != wanted:
                 return f"{title} {wanted}, as it was traced"
+        numbers = {str(symbol): size for symbol, size in known.items()}
+        for guard in self.guards:
+            if not eval(guard, {"math": math, "torch": torch}, numbers):
+                return f"sizes {numbers} have to fulfil {guard}, as it was traced"
         return ""
 
     def flat(self) -> tuple[Any, ...]:
         """Everything but the state, as plain values."""
-        return [*map(_flat, self.nodes)], self.outputs, self.sizes, self.ranges, self.name, self.strict
+        return [*map(_flat, self.nodes)], self.outputs, self.sizes, self.ranges, self.guards, self.name, self.strict
 
     @classmethod
     def loaded(cls, flat: tuple[Any, ...], state: Mapping[str, Any]) -> Traced:
@@ -298,16 +306,15 @@ def _makes_tensors(node: Any) -> bool:
     return isinstance(value, (torch.Tensor, tuple, list)) or node.op == "placeholder"
 
 
-def _fixed(shapes: Any) -> set[Any]:
-    """The symbols of sizes that the trace took as they were, as where a number was computed from one and rounded."""
+def _guards(shapes: Any, symbols: set[Any]) -> list[str]:
+    """What a trace took for true of sizes, beside their ranges."""
     traced = next((n.node.shape_env for shape in shapes for n in shape if isinstance(n, torch.SymInt)), None)
-    known = () if traced is None else [traced.simplify(guard.expr) for guard in traced.guards]
-    return {symbol for guard in known if getattr(guard, "rel_op", "") == "==" for symbol in guard.free_symbols}
+    known = {} if traced is None else dict.fromkeys(traced.simplify(guard.expr) for guard in traced.guards)
+    return [PythonPrinter().doprint(guard) for guard in known if guard.free_symbols and guard.free_symbols <= symbols]
 
 
-def _expression(size: Any, fixed: set[Any]) -> Any:
-    is_free = isinstance(size, torch.SymInt) and not size.node.expr.free_symbols & fixed
-    return size.node.expr if is_free else hint(size)
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _bounds(values: Any) -> tuple[int, float]:

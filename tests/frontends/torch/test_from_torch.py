@@ -624,10 +624,20 @@ def _padded(x):
     return F.max_pool2d(F.pad(x, (0, 0, 0, 1)) if x.shape[2] % 2 else x, 2)
 
 
-@pytest.mark.parametrize("op", [_padded, lambda x: x.relu() if len(x) == 2 else x.tanh(), lambda x: x[x.size(0) - 2 :]])
+_BRANCHES = (
+    _padded,
+    lambda x: x.relu() if len(x) == 2 else x.tanh(),
+    lambda x: x[x.size(0) - 2 :],
+    lambda x: x.relu() if x.shape[2] > x.shape[3] else x.tanh(),
+    lambda x: x.relu() if x.shape[2] * x.shape[3] > 100 else x.tanh(),
+    lambda x: x.relu() if x.shape[2] != 12 else x.tanh(),
+)
+
+
+@pytest.mark.parametrize("op", _BRANCHES)
 def test_sizes_may_decide_what_the_code_of_a_module_runs(op):
     network = bc.from_torch(Apply(op), given(IMAGE))
-    for shape in ((2, 6, 9, 10), (3, 6, 8, 10), (1, 6, 7, 8), IMAGE):
+    for shape in ((2, 6, 9, 10), (3, 6, 8, 10), (1, 6, 7, 8), (3, 6, 12, 7), (3, 6, 30, 41), IMAGE):
         x = given(shape)
         (found,) = network.with_input_shapes(shape).evaluate(x.numpy()).values()
         assert error(found, op(x)) < 1e-5
