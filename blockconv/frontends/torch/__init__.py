@@ -18,11 +18,11 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, str
 
     module: a torch.nn.Module in eval mode, on the CPU; or what `torch.export.export` returned for one.
     example_inputs: a tuple of its arguments, or its only argument. They give shapes and types.
-    dynamic_shapes: sizes that may change, as in `torch.export.export`; all others then stay fixed. Without it, the
-        network takes all sizes that the module takes. For the first other size PyTorch traces the module again, which
-        takes seconds, because its code may read sizes. An ExportedProgram keeps its sizes. Pickles and files take
-        the sizes of these traces, and of those with one image and with several. Sizes that do not fit raise a
-        NetworkError.
+    dynamic_shapes: sizes that may change, as in `torch.export.export`; all others then stay fixed. `Dim.AUTO` takes a
+        size of 1 too. Without it, the network takes all sizes that the module takes. For the first other size PyTorch
+        traces the module again, which takes seconds, because its code may read sizes. An ExportedProgram keeps its
+        sizes. Pickles and files take the sizes of these traces, and of those with one image and with several. Sizes
+        that do not fit raise a NetworkError.
     strict: refuse ops that blockconv has no kernels for. By default PyTorch runs them, on the same memory, and
         `compile` names them in one warning.
 

@@ -51,6 +51,9 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
         raise ArgumentError(OP, "module", module, rule)
     first = Traced.of(program, "torch" if module is program else type(module).__name__, strict)
     again = (module, given) if given and dynamic_shapes is None else None
+    if again is None:  # Dim.AUTO gives at least 2, and PyTorch lets such a program take 1
+        ranges = {symbol: (1, ends[1]) if ends == (2, math.inf) else ends for symbol, ends in first.ranges.items()}
+        first = replace(first, ranges=ranges)
     traces = Traces([first], pickled, again)
     made = first.read({}, traces)
     traces.called = made.outputs

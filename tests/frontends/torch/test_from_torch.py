@@ -643,6 +643,25 @@ def test_sizes_may_decide_what_the_code_of_a_module_runs(op):
         assert error(found, op(x)) < 1e-5
 
 
+def test_a_program_takes_the_sizes_that_its_branches_take():
+    """Also one image, and sizes on which an equation of sizes depends: here a cut of a row of an odd length."""
+    module = Apply(
+        lambda x: F.max_pool2d(x, 2).repeat(1, 1, 2, 2) + x[:, :, : x.shape[2] // 2 * 2, : x.shape[3] // 2 * 2]
+    )
+    auto = dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO)
+    network = bc.from_torch(module, (given(IMAGE),), ((auto,),))
+    copied = pickle.loads(pickle.dumps(network))
+    for shape in ((1, 6, 8, 10), (3, 6, 12, 16), (2, 6, 4, 30)):
+        x = given(shape)
+        for each in (network, copied):
+            (found,) = each.with_input_shapes(shape).evaluate(x.numpy()).values()
+            assert error(found, module(x)) < 1e-5
+    branch = Apply(lambda x: x.relu() if x.shape[2] > x.shape[3] else x.tanh())
+    network = bc.from_torch(torch.export.export(branch, (given(IMAGE),), dynamic_shapes=((auto,),)), given(IMAGE))
+    with pytest.raises(bc.NetworkError, match=r"have to fulfil .* as it was traced; .*dynamic_shapes"):
+        network.with_input_shapes((2, 6, 12, 7))
+
+
 def test_other_sizes_have_the_weights_and_the_mode_of_the_first():
     module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.Dropout(), nn.Flatten()).eval()
     network, other = bc.from_torch(module, given(IMAGE)), given((3, 6, 9, 7))
