@@ -239,16 +239,23 @@ def _writes(node: Any) -> bool:
 
 
 def _constants(graph: Any, static: set[int]) -> set[Any]:
-    """The nodes that depend on parameters and buffers alone, or on nothing, as a range does."""
+    """The nodes that depend on parameters and buffers alone, or on nothing, as a range does. Some also depend on sizes,
+    as where an instance norm repeats its weight for each image."""
     found: set[Any] = set()
     for index, node in enumerate(graph.find_nodes(op="placeholder")):
         if index in static:
             found.add(node)
     for node in graph.nodes:
-        of_constants = not draws(node) and all(other in found for other in node.all_input_nodes)
+        others = [other for other in node.all_input_nodes if other not in found]
+        repeats = len(others) < len(node.all_input_nodes) and all(map(_is_size, others))
+        of_constants = not draws(node) and (not others or repeats)
         if node.op == "get_attr" or (node.op == "call_function" and of_constants):
             found.add(node)
     return found
+
+
+def _is_size(node: Any) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt) and "number" not in node.meta
 
 
 def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:

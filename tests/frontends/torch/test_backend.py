@@ -65,6 +65,18 @@ def test_sizes_that_change_are_plans_of_one_graph():
     assert len(report(model)) <= 3
 
 
+def test_an_instance_norm_repeats_its_weight_for_any_batch():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.Conv2d(8, 4, 3)))
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for n, size in ((2, 8), (3, 9), (5, 12), (2, 8)):
+            close(fast(images(n, 3, size, 8)), model(images(n, 3, size, 8)))
+        model[1].weight.mul_(3)
+        close(fast(images(4, 3, 10, 8)), model(images(4, 3, 10, 8)))
+    for graph in report(model):
+        assert (graph.plans, graph.refused, graph.failed) == (1, [], [])
+
+
 def planned(monkeypatch):
     """How often layouts are searched, from now on."""
     found, plan = [], importlib.import_module("blockconv.network.plan").plan_layouts
