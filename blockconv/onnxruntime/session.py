@@ -70,6 +70,8 @@ class InferenceSession:
         **kwargs: Any,
     ) -> None:
         source = _source(path_or_bytes)
+        if not isinstance(sess_options, SessionOptions | None):
+            raise TypeError(f"sess_options={sess_options!r}: has to be a blockconv.onnxruntime.SessionOptions")
         self._options = SessionOptions() if sess_options is None else sess_options
         self._options.log_unused()
         _check_providers(providers)

@@ -60,6 +60,11 @@ def test_sizes_of_outputs_are_inferred_where_the_model_only_names_them(theirs: A
     assert (a.get_outputs()[0].shape[1], a.get_outputs()[1].shape[1]) == (5, 10)
 
 
+def test_options_of_onnx_runtime_itself_are_refused_by_name(theirs: Any):
+    with pytest.raises(TypeError, match=r"sess_options=.*has to be a blockconv.onnxruntime.SessionOptions"):
+        ours.InferenceSession(model(), theirs.SessionOptions())
+
+
 def test_names_of_outputs_may_come_once_or_are_refused():
     session = ours.InferenceSession(model())
     assert len(session.run(iter(["z", "y"]), feeds())) == 2
