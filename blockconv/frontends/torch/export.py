@@ -258,7 +258,7 @@ class Traced:
         numbers = {str(symbol): size for symbol, size in known.items()}
         for guard in self.guards:
             if not eval(guard, {"math": math, "torch": torch}, numbers):
-                return f"sizes {numbers} have to fulfil {guard}, as it was traced"
+                return f"sizes {numbers} have to fulfil {guard:.200}, as it was traced"
         return ""
 
     def flat(self) -> tuple[Any, ...]:
