@@ -12,6 +12,7 @@ from rich.console import Console
 from blockconv.cli.arguments import add_model, page, positive, read_model, written
 from blockconv.cli.steps import Steps
 from blockconv.core.errors import ArgumentError
+from blockconv.core.files import replacing
 from blockconv.core.types import FloatType
 from blockconv.dispatch import measuring, tuning
 from blockconv.machine.profile import VARIABLE
@@ -95,7 +96,8 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
         with Steps(1) as steps:
             steps.begin("measuring this machine, which should be idle")
             known = measuring.measure(options.runs)
-        options.profile.write_text(known.to_json(), encoding="utf-8")
+        with replacing("tune", options.profile) as file:
+            file.write(known.to_json().encode())
         console.print(f"written: {options.profile}; {VARIABLE}={options.profile} uses it for costs and tiles")
         return 0
     with Steps(1 if options.model is None else 2) as steps:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
+from blockconv.core.files import as_path, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
 from blockconv.core.types import Types, element
@@ -180,8 +181,8 @@ class BlockedArray:
         return self.storage.reshape(height, width, 4)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write storage, layout, shape, dtype and zero point to an .npz file."""
-        with open(path, "wb") as file:
+        """Write storage, layout, shape, dtype and zero point to an .npz file, which replaces `path` when complete."""
+        with replacing("BlockedArray.save", path) as file:
             np.savez(
                 file,
                 storage=self.storage,
@@ -194,7 +195,7 @@ class BlockedArray:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
         """Read a file of `save`. Raises ArgumentError for any other file."""
-        with open(path, "rb") as opened:  # what the system says of the file itself stays as it is
+        with open(as_path("BlockedArray.load", path), "rb") as opened:  # its OSErrors stay as they are
             try:
                 with np.load(opened, allow_pickle=False) as file:
                     dtype = str(file["dtype"])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import functools
 import json
-import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +17,7 @@ import numpy as np
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
 from blockconv.core.errors import ArgumentError, NetworkError, short
+from blockconv.core.files import as_path, replacing
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
@@ -61,32 +59,14 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
     stored = (x.view(np.uint16) if x.dtype.name == "bfloat16" else x for x in network.constants.values())
     arrays = {f"c{k}": value for k, value in enumerate(stored)}
     arrays |= {f"r{k}": value for k, value in enumerate(rest.constants.values())} if rest is not None else {}
-    with _replacing(Path(path)) as file:
+    with replacing("Plan.save", path) as file:
         np.savez(file, network=np.frombuffer(json.dumps(described).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` once it is complete. If writing fails, what was there stays."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():  # a device
-        with open(path, "wb") as file:
-            yield file
-        return
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    try:
-        with open(unfinished, "wb") as file:
-            yield file
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
     """The content that `write` wrote. Raises ArgumentError for any other file, and OSError if it cannot be
     opened."""
-    with open(path, "rb") as file:
+    with open(as_path("Plan.load", path), "rb") as file:
         try:
             return _read(file)
         except Exception as error:  # damaged zips, arrays, texts and networks raise many types of errors

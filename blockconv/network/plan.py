@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from blockconv.core.checks import check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
+from blockconv.core.files import as_path, replacing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
@@ -620,7 +620,7 @@ class Plan:
         The page draws the network with layouts as colours. It marks reorders, shows times (measured ones after
         `profile`), and compares the plan with plans of fixed layouts.
         """
-        suffix = Path(path).suffix.lower()
+        suffix = as_path("report", path).suffix.lower()
         if suffix not in SUFFIXES:
             raise ArgumentError("report", "path", path, "has to end in .html, or in .json for the data")
         data, bound = self.to_dict(), self._first
@@ -628,7 +628,8 @@ class Plan:
             written = json.dumps(data, indent=1, allow_nan=False)
         else:
             written = report.page(report.Drawn(data, self.planned, bound.schedule), measured or {})
-        Path(path).write_text(written, encoding="utf-8")
+        with replacing("report", path) as file:
+            file.write(written.encode())
 
     def __repr__(self) -> str:
         network, options = self.network, self.options

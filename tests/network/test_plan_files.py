@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,37 @@ def little_network() -> bc.Network:
     x = b.max_pool2d(x, 2, name="b")
     b.output(b.add(ops.Resize("nearest", scale=(2.0, 2.0)), x, name="c"))
     return b.build()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows limits no sizes of files")
+def test_a_disk_that_is_full_leaves_every_old_file(tmp_path: Path) -> None:
+    import resource
+
+    plan, array = bc.compile(little_network()), bc.to_layout(values((1, 8, 64, 64)), "NCHW8")
+    ranges = bc.Calibration({f"value {k}": (0.0, 1.0) for k in range(999)})
+    saves = {"a": plan.save, "b": array.save, "c": ranges.save, "d.html": plan.report, "e.json": plan.report}
+    for name, save in saves.items():
+        save(tmp_path / name)
+    before = {name: (tmp_path / name).read_bytes() for name in saves}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, save in saves.items():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                save(tmp_path / name)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("path", [0, b"plan", None, 2.5])
+def test_a_path_that_is_none(path: Any) -> None:
+    """`open` would read the standard input, or write over the standard output."""
+    plan, array, ranges = bc.compile(little_network()), bc.to_layout(values((1, 8, 2, 2)), "NCHW8"), bc.Calibration({})
+    saves = plan.save, plan.report, array.save, ranges.save
+    for call in (*saves, bc.Plan.load, bc.BlockedArray.load, bc.Calibration.load):
+        with pytest.raises(bc.ArgumentError, match=r": path=.*has to be a file's path"):
+            call(path)
 
 
 @pytest.mark.parametrize("threads", [0, -1, -3, 2.5, True, "2", 10**6])

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
+from blockconv.core.files import as_path, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.network.graph import Network
 from blockconv.network.passes.fuse import fuse
@@ -54,13 +54,15 @@ class Calibration:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON."""
-        Path(path).write_text(json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1), "utf-8")
+        written = json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1)
+        with replacing("Calibration.save", path) as file:
+            file.write(written.encode())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
         """Read a file of `save`. Raises ArgumentError for any other file."""
         try:
-            found = json.loads(Path(path).read_text("utf-8"))
+            found = json.loads(as_path("Calibration.load", path).read_text("utf-8"))
             ranges = {str(name): (float(low), float(high)) for name, (low, high) in found["ranges"].items()}
             return cls(ranges, str(found["method"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

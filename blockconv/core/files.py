@@ -1,0 +1,38 @@
+"""Files that users name: they are replaced at once, or stay as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from blockconv.core.errors import ArgumentError
+
+__all__ = ["as_path", "replacing"]
+
+
+def as_path(op: str, path: object) -> Path:
+    """The path of a file. Raises ArgumentError for a descriptor or bytes, which `open` would take."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(op, "path", path, "has to be a file's path: a str or an os.PathLike")
+    return Path(path)
+
+
+@contextlib.contextmanager
+def replacing(op: str, path: object) -> Iterator[BinaryIO]:
+    """A file that becomes `path` once it is complete. If writing fails, what was there stays."""
+    path = as_path(op, path).resolve()
+    if path.exists() and not path.is_file():  # a device
+        with open(path, "wb") as file:
+            yield file
+        return
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
