@@ -186,6 +186,8 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
     window = _Window(call, call.attribute("kernel_shape", ()))
     if kind != "avg_include_padding":
+        sides = zip(window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True)
+        window.pads = tuple(_reached(*side) for side in sides)
         _check_pads(call, window)
     if call.attribute("storage_order", 0) not in (0, 1):
         raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
@@ -195,6 +197,12 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     if window.rank == 3:
         return pooled(call, attributes, x, window.depth())
     return _row(call, call.emit(attributes, _image(call, x)), window.rank)
+
+
+def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, int]) -> tuple[int, int]:
+    """The pads of one axis. If the input is less than a stride too short for a window, ONNX Runtime has one, cut."""
+    short = step * (kernel - 1) + 1 - size - sum(pads)
+    return (pads[0], pads[1] + short) if 0 < short < stride else pads
 
 
 def _check_pads(call: Call, window: _Window) -> None:
