@@ -352,6 +352,11 @@ class Pool2dBackwardProblem:
 
     pool: Pool2dProblem | AdaptivePool2dProblem
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.pool, (Pool2dProblem, AdaptivePool2dProblem)):
+            rule = "has to be a Pool2dProblem or an AdaptivePool2dProblem"
+            raise ArgumentError("pool2d_backward", "pool", self.pool, rule)
+
     @property
     def n(self) -> int:
         """Images."""

@@ -17,6 +17,7 @@ from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag
 from blockconv.core.errors import ArgumentError
+from blockconv.core.problem_checks import checked_number
 from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.eager.library import calls
 
@@ -264,7 +265,9 @@ def batch_norm(
         and input[:, 0].numel() > 1
         and input.is_floating_point()
     )
-    is_known = momentum is not None and eps > 0 and (running_mean is None) is (running_var is None)
+    for name, number in (("momentum", momentum), ("eps", eps)):
+        checked_number("batch_norm", name, number)
+    is_known = eps > 0 and (running_mean is None) is (running_var is None)
     if not is_native or not is_known:  # PyTorch runs it, or says what is wrong
         given = running_mean, running_var, weight, bias, training, momentum, eps
         return torch_functional.batch_norm(input, *given)

@@ -146,8 +146,8 @@ def _each_by_itself(call: Callable[..., Any], count: int, dims: Sequence[Any], a
 
 
 _PLAIN = torch.Tensor, torch.nn.Parameter
-# Text is no argument of any op: the op itself says what has to be there.
-_TAKEN = frozenset((*_PLAIN, torch.Size, list, tuple, int, bool, float, str, type(None)))
+# Text, complex numbers and dicts are no arguments of any op: the op itself says what has to be there.
+_TAKEN = frozenset((*_PLAIN, torch.Size, list, tuple, int, bool, float, type(None), str, bytes, complex, dict))
 
 
 def _linear(name: str, *operands: int, bias: int | None = None) -> Callable[..., Any]:

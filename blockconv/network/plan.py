@@ -513,10 +513,10 @@ class Plan:
         runs: the number of measurements, whose median counts.
 
         The time of an action includes a launch of about 3 µs, which the whole plan does not have.
-        Raises ArgumentError unless `runs` is an int of at least 1, and the errors of a call.
+        Raises ArgumentError unless `runs` is an int from 1 to 1,000,000, and the errors of a call.
         """
-        if (whole(runs) or 0) < 1:
-            raise ArgumentError("Plan.profile", "runs", runs, "has to be an int of at least 1")
+        if not 1 <= (whole(runs) or 0) <= 1_000_000:
+            raise ArgumentError("Plan.profile", "runs", runs, "has to be an int from 1 to 1,000,000")
         bound, sources, results = self._entered(inputs, named)
         buffers = [*map(address_of, sources), *map(address_of, results)]
         threads, actions = self.options.threads, bound.schedule.actions

@@ -201,6 +201,7 @@ def test_a_channel_of_zeros_and_a_large_bias() -> None:
         ({"samples": None}, "has to be a sequence"),
         ({"samples": [{"y": 1}]}, "has to be the inputs x"),
         ({"samples": SAMPLES, "method": "entropy"}, "method='entropy': has to be 'minmax' or 'percentile'"),
+        ({"samples": SAMPLES, "method": np.zeros(3)}, "method=<ndarray.*: has to be 'minmax' or 'percentile'"),
         ({"samples": SAMPLES, "dtype": "int16"}, "dtype='int16'"),
         ({"samples": SAMPLES, "dtype": "int2"}, "dtype='int2': has to be 'uint8' or 'int8' or 'int4' or 'uint4'"),
         ({"samples": SAMPLES, "weights": "uint4"}, "weights='uint4': has to be 'int8' or 'int4'"),

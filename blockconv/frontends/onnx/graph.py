@@ -13,7 +13,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.core.checks import read_sizes
+from blockconv.core.checks import check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.contributed import channel_block
@@ -200,7 +200,11 @@ def _input(value: Any, given: Any) -> Tensor:
         rule = "has to be an element type of ONNX"
         raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with a type") from None
     if given is not None:
-        return Tensor(value.name, _sizes(value.name, given), type)
+        sizes, rank = _sizes(value.name, given), len(kind.shape.dim)
+        if kind.HasField("shape") and rank != len(sizes):
+            rule = f"the shape of {where} has to have {rank} dimensions, as in the model"
+            raise ArgumentError(OP, "input_shapes", given, rule)
+        return Tensor(value.name, sizes, type)
     dims = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
     if dims and dims[0] is None:
         dims[0] = 1
@@ -216,6 +220,7 @@ def _sizes(name: str, given: Any) -> Shape:
     if sizes is None:
         rule = f"the shape of input {name!r} has to be a tuple of ints of at least 0"
         raise ArgumentError(OP, "input_shapes", given, rule)
+    check_shape(OP, "input_shapes", sizes)
     return sizes
 
 

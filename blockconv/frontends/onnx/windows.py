@@ -210,7 +210,8 @@ def _check_pads(call: Call, window: _Window) -> None:
     for size, kernel, stride, step, (before, after) in zip(
         window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True
     ):
-        for start in range(-before, size + after - step * (kernel - 1), stride):
+        starts = range(-before, size + after - step * (kernel - 1), stride)
+        for start in (*starts[: -(-before // stride)], *starts[-1:]):  # those before the image, and the last
             first = start + step * max(0, -(start // step))  # of its elements, the first at or after pixel 0
             if first >= size or first > start + step * (kernel - 1):
                 rule = (

@@ -145,7 +145,7 @@ def _checked_options(
     network: Any, method: object, dtype: object, percentile: object, calibration: object
 ) -> IntegerType:
     check_network(OP, network)
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ArgumentError(OP, "method", method, f"has to be {' or '.join(map(repr, METHODS))}")
     if calibration is not None and not isinstance(calibration, Calibration):
         raise ArgumentError(OP, "calibration", calibration, "has to be a Calibration, or None")

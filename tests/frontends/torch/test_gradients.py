@@ -378,6 +378,15 @@ def test_what_has_no_gradient_is_refused():
         for name in ("adaptive_avg_pool2d", "adaptive_max_pool2d"):
             with pytest.raises(bc.ArgumentError, match=f"{name}: output_size='2': has to be an int"):
                 getattr(ours, name)(image, "2")
+        for bad in ("1", None, [1], 1j, {}, 10**400):
+            for name, given in (("batch_norm", (None, None)), ("group_norm", (2,)), ("layer_norm", (9,))):
+                with pytest.raises(bc.ArgumentError, match=f"{name}: eps=.*: must be a number"):
+                    getattr(ours, name)(image, *given, eps=bad)
+            with pytest.raises(bc.ArgumentError, match=r"batch_norm: momentum=.*: must be a number"):
+                ours.batch_norm(image, None, None, training=True, momentum=bad)
+        for bad in ("2", 1j, 2.5, 0, math.nan, True, {}, 10**30):
+            with pytest.raises(bc.ArgumentError, match="avg_pool2d: divisor"):
+                ours.avg_pool2d(image, 2, divisor_override=bad)
 
 
 def test_the_functions_are_a_module():

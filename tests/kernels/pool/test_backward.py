@@ -161,5 +161,11 @@ def test_bits_are_the_same_for_any_number_of_threads() -> None:
             assert len(set(found)) == 1, (pool, dtype, layout)
 
 
+def test_a_problem_needs_a_pool() -> None:
+    for bad in (5, None, Pool2dBackwardProblem(POOLS[0])):
+        with pytest.raises(bc.ArgumentError, match=r"pool2d_backward: pool=.*: has to be a Pool2dProblem"):
+            Pool2dBackwardProblem(bad)  # type: ignore[arg-type]
+
+
 def test_explain_names_it() -> None:
     assert "pool_backward" in bc.explain(Pool2dBackwardProblem(POOLS[0]), "NHWC")
