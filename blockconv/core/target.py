@@ -96,9 +96,14 @@ def feature_text() -> str:
     """The CPU features that Numba compiles for, as LLVM reads them: ``NUMBA_CPU_FEATURES``, else what the machine has.
 
     ``NUMBA_ENABLE_AVX=0`` takes away those whose names begin with avx.
+    Raises ArgumentError for a feature without its sign, at which LLVM would end the process.
     """
     if config.CPU_FEATURES is not None:
-        return str(config.CPU_FEATURES)
+        given = str(config.CPU_FEATURES)
+        if any(part and part[0] not in "+-" for part in given.split(",")):
+            rule = "has to be features with + or - before each, separated by commas alone"
+            raise ArgumentError("import blockconv", "NUMBA_CPU_FEATURES", given, rule, 'for example "+avx2,+fma"')
+        return given
     try:
         features = llvm.get_host_cpu_features()
     except RuntimeError:  # the system does not tell

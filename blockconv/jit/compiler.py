@@ -30,6 +30,7 @@ from blockconv.jit.ir import load_i64, store_i64
 
 __all__ = ["Code", "generate", "inline", "link", "numba_way"]
 
+target.feature_text()  # which refuses what LLVM would end the process for
 _missing = ""  # why Numba's private parts cannot be had
 _private: ModuleType | None = None
 if not target.public_numba():

@@ -104,3 +104,10 @@ def test_a_name_of_a_processor_alone_decides_nothing(run_python: Any) -> None:
         "from blockconv.core import target; print(target.isa().name)", NUMBA_CPU_NAME="haswell"
     ).stdout.strip()
     assert found == run_python("from blockconv.core import target; print(target.isa().name)").stdout.strip()
+
+
+@pytest.mark.parametrize("features", ["nope", "avx2", "+avx2,nope", "+avx2, +fma"])
+def test_features_without_a_sign_are_refused(features: str, run_python: Any) -> None:
+    """LLVM would end the process, already in `import blockconv`."""
+    done = run_python("import blockconv", status=1, NUMBA_CPU_FEATURES=features)
+    assert f"NUMBA_CPU_FEATURES={features!r}: has to be features with + or - before each" in done.stderr
