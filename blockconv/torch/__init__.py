@@ -11,6 +11,8 @@ graph 0/0, inference: 2 of 2 ops in 1 plans, 0.31 s in blockconv
 
 from __future__ import annotations
 
+import importlib
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from blockconv.core.errors import ArgumentError
@@ -54,6 +56,12 @@ def backend(gm: Any, example_inputs: Any, **options: Any) -> Any:
     from blockconv.frontends.torch.backend import blockconv_backend  # with Dynamo, whose import takes seconds
 
     return blockconv_backend(gm, example_inputs, **options)
+
+
+try:
+    distribution("blockconv")
+except PackageNotFoundError:  # in a source tree that is not installed PyTorch finds no entry point
+    importlib.import_module("torch._dynamo").register_backend(backend, "blockconv")
 
 
 class Report(tuple[Compiled, ...]):

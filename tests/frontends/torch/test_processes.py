@@ -195,3 +195,25 @@ def test_a_second_process_compiles_nothing(tmp_path, run_python):
     (kernels, _, new), (again, compiled, more) = counts
     assert kernels == again >= 5 <= new
     assert (compiled, more) == (0, 0)
+
+
+UNINSTALLED = """
+import importlib.metadata as metadata
+found, entries = metadata.distribution, metadata.entry_points
+
+def distribution(name):
+    if name == "blockconv":
+        raise metadata.PackageNotFoundError(name)
+    return found(name)
+
+metadata.distribution = distribution
+metadata.entry_points = lambda **how: metadata.EntryPoints(e for e in entries(**how) if e.name != "blockconv")
+import torch, blockconv.torch
+model, x = torch.nn.Conv2d(3, 4, 3), torch.ones(1, 3, 6, 6)
+assert torch.allclose(torch.compile(model, backend="blockconv")(x), model(x), atol=1e-5)
+assert blockconv.torch.report(model)
+"""
+
+
+def test_the_back_end_has_its_name_in_a_source_tree_that_is_not_installed(run_python):
+    run_python(UNINSTALLED)
