@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, Sizes
+from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, PoolPadding, Sizes
+from blockconv.api.pool_problems import PROBLEMS
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.interop import as_numpy
 from blockconv.network.builder import NetworkBuilder
+from blockconv.network.ops import Pool2d
 from blockconv.network.ops.reach import PIXELS
 from blockconv.network.plan import Plan, compile
 from blockconv.network.tiling import USUAL, Tiling, tiling
@@ -111,30 +113,38 @@ def max_pool2d(
     array: da.Array,
     kernel_size: Sizes,
     stride: Sizes | None = None,
-    padding: Padding = 0,
+    padding: PoolPadding = 0,
+    dilation: Sizes = 1,
     ceil_mode: bool = False,
     *,
     tile: TileSize = None,
 ) -> da.Array:
-    """`blockconv.max_pool2d` on a Dask array (N, C, H, W), without dilation; `tile` as in `map_plan`."""
-    b, x = _builder("max_pool2d", array)
-    b.output(b.max_pool2d(x, kernel_size, stride, padding, ceil_mode))
-    return map_plan(compile(b.build()), array, tile)
+    """`blockconv.max_pool2d` on a Dask array (N, C, H, W); `tile` as in `map_plan`."""
+    return _pooled("max_pool2d", array, tile, kernel_size, stride, padding, dilation, ceil_mode)
 
 
 def avg_pool2d(
     array: da.Array,
     kernel_size: Sizes,
     stride: Sizes | None = None,
-    padding: Padding = 0,
+    padding: PoolPadding = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
+    divisor_override: int | None = None,
     *,
     tile: TileSize = None,
 ) -> da.Array:
     """`blockconv.avg_pool2d` on a Dask array (N, C, H, W); `tile` as in `map_plan`."""
-    b, x = _builder("avg_pool2d", array)
-    b.output(b.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad))
+    windows = kernel_size, stride, padding, ceil_mode
+    return _pooled("avg_pool2d", array, tile, *windows, count_include_pad, divisor_override)
+
+
+def _pooled(op: str, array: da.Array, tile: TileSize, *parameters: Any) -> da.Array:
+    """A pool of the parameters that the function on arrays takes, and checks."""
+    b, x = _builder(op, array)
+    p: Any = PROBLEMS[op]((1, *array.shape[1:]), *parameters)
+    sizes = (p.kh, p.kw), (p.sh, p.sw), ((p.ph, p.ph_r), (p.pw, p.pw_r)), (p.dh, p.dw)
+    b.output(b.add(Pool2d(p.kind, *sizes, p.ceil_mode, p.divisor), x))
     return map_plan(compile(b.build()), array, tile)
 
 

@@ -104,6 +104,14 @@ def test_functions_have_the_results_of_those_on_arrays() -> None:
     )
     found = blockconv.dask.avg_pool2d(lazy, 3, 1, 1, count_include_pad=False, tile=48)
     np.testing.assert_allclose(found.compute(), bc.avg_pool2d(x, 3, 1, 1, count_include_pad=False), rtol=1e-6)
+    most, mean = (3, (), (1, 0), 2, True), ((2, 3), 2, ((1, 0), (0, 1)), True, True, -5)
+    np.testing.assert_array_equal(blockconv.dask.max_pool2d(lazy, *most, tile=48).compute(), bc.max_pool2d(x, *most))
+    found = blockconv.dask.avg_pool2d(lazy, *mean, tile=48).compute()
+    np.testing.assert_allclose(found, bc.avg_pool2d(x, *mean), rtol=1e-6)
+    for call in (blockconv.dask.max_pool2d, blockconv.dask.avg_pool2d):
+        for padding in (2, (1, 2), "valid", -1, 1.0, None):
+            with pytest.raises(bc.ArgumentError, match=r"_pool2d: padding="):
+                call(lazy, 3, padding=padding)
 
 
 @pytest.mark.nightly
