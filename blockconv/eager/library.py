@@ -68,6 +68,8 @@ def _differentiate(
     if autocast:
         _library.impl(name, _in_autocast(op), "AutocastCPU")
     setattr(calls, name, _call(op, getattr(calls, name), keep, backward, along))
+    # Transforms meet an op's own call here: `Transformed` knows them, and register_autograd would drop tangents.
+    _library.impl(name, getattr(calls, name), "FuncTorchDynamicLayerFrontMode")
 
 
 def _call(

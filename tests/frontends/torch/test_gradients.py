@@ -303,6 +303,28 @@ def test_a_tangent_does_not_end_in_silence():
             call(torch.autograd.forward_ad.make_dual(x, tangent))
 
 
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_transforms_of_the_ops_themselves(backend):
+    """Also inside a compiled function, where each function of ours is its op."""
+    x, w, tangent = (random(2, 6, *size, grad=False) for size in ((7, 9), (3, 3), (7, 9)))
+    compiled = (lambda f: f) if backend is None else functools.partial(torch.compile, backend=backend)
+    for own, theirs in (
+        (lambda x: ops.conv2d(x, w, None, [1, 1], [0, 0], [1, 1], 1), lambda x: F.conv2d(x, w)),
+        (lambda x: ops.avg_pool2d(x, [2, 2], [2, 2], [0, 0], False, True, None), lambda x: F.avg_pool2d(x, 2)),
+        (lambda x: ops.max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False)[0], lambda x: F.max_pool2d(x, 2)),
+        (lambda x: ours.conv2d(x, w, padding=1), lambda x: F.conv2d(x, w, padding=1)),
+    ):
+        (_, found), (_, wanted) = (
+            compiled(lambda x, t, f=f: torch.func.jvp(f, (x,), (t,)))(x, tangent) for f in (own, theirs)
+        )
+        close(found, wanted)
+        close(*(compiled(torch.func.grad(lambda x, f=f: f(x).sin().sum()))(x) for f in (own, theirs)))
+        torch._dynamo.reset()
+    norm = lambda x: ops.group_norm(x, 2, None, None, 1e-5)[0]  # noqa: E731
+    with pytest.raises(NotImplementedError, match="jvp"):
+        compiled(lambda x, t: torch.func.jvp(norm, (x,), (t,)))(x, tangent)
+
+
 def test_transforms_of_torch_func():
     """Gradients of each image by itself, and second derivatives, of a converted network."""
     theirs = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.AdaptiveAvgPool2d(1)).double()
