@@ -354,8 +354,7 @@ class Pool2dBackwardProblem:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pool, (Pool2dProblem, AdaptivePool2dProblem)):
-            rule = "has to be a Pool2dProblem or an AdaptivePool2dProblem"
-            raise ArgumentError("pool2d_backward", "pool", self.pool, rule)
+            raise ArgumentError("pool2d_backward", "pool", self.pool, "has to be a Pool2dProblem, or an adaptive one")
 
     @property
     def n(self) -> int:

@@ -623,11 +623,16 @@ class Plan:
         suffix = as_path("report", path).suffix.lower()
         if suffix not in SUFFIXES:
             raise ArgumentError("report", "path", path, "has to end in .html, or in .json for the data")
+        known = {} if measured is None else measured
+        if not isinstance(known, Mapping) or not all(
+            isinstance(took, (int, float, np.number)) for took in known.values()
+        ):
+            raise ArgumentError("report", "measured", measured, "has to be {layouts: seconds}, or None")
         data, bound = self.to_dict(), self._first
         if suffix == ".json":
             written = json.dumps(data, indent=1, allow_nan=False)
         else:
-            written = report.page(report.Drawn(data, self.planned, bound.schedule), measured or {})
+            written = report.page(report.Drawn(data, self.planned, bound.schedule), known)
         with replacing("report", path) as file:
             file.write(written.encode())
 

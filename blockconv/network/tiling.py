@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.checks import check_shape
 from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.progress import Progress
@@ -105,6 +106,7 @@ def tiling(
     if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
         rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
         raise ArgumentError("tiled", "shape", tuple(shape), rule)
+    check_shape("tiled", "shape", shape)
     if network.rest is not None:
         raise UnsupportedError(
             f"{network.name}: shapes after {', '.join(network.rest.kinds)} depend on the image's values"

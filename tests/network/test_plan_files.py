@@ -49,6 +49,15 @@ def test_a_disk_that_is_full_leaves_every_old_file(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("measured", [5, "auto", {"auto": "x"}, {"auto": None}, [1.0]])
+def test_measured_times_that_are_none(measured: Any, tmp_path: Path) -> None:
+    plan = bc.compile(little_network())
+    with pytest.raises(bc.ArgumentError, match=r"report: measured=.*has to be \{layouts: seconds\}, or None"):
+        plan.report(tmp_path / "page.html", measured)
+    assert not list(tmp_path.iterdir())
+    plan.report(tmp_path / "page.html", {"auto": np.float32(1e-3)})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize("path", [0, b"plan", None, 2.5])
 def test_a_path_that_is_none(path: Any) -> None:
     """`open` would read the standard input, or write over the standard output."""

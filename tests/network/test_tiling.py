@@ -352,6 +352,9 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
     for shape in (None, 5, (1, 3, float("nan"), 100), (1.0, 3, 100, 100)):
         with pytest.raises(bc.ArgumentError, match=r"tiled: shape=.* has to be a shape"):
             plan.tiling(shape)
+    for shape in ((1, 3, 10**9, 10**9), (1, 3, 10**30, 100)):
+        with pytest.raises(bc.ArgumentError, match=r"tiled: shape=.*; give smaller sizes"):
+            plan.tiling(shape)
     with pytest.raises(bc.ArgumentError, match="masked array"):
         plan.tiled(np.ma.masked_less(x, 1), 64, out=out)
     for image in (x.astype(np.float64), x[0], x[:, :2], x.tolist()):

@@ -54,9 +54,8 @@ class Calibration:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as JSON."""
-        written = json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1)
         with replacing("Calibration.save", path) as file:
-            file.write(written.encode())
+            file.write(json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1).encode())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
