@@ -201,7 +201,7 @@ def _input(value: Any, given: Any) -> Tensor:
         raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with a type") from None
     if given is not None:
         sizes, rank = _sizes(value.name, given), len(kind.shape.dim)
-        if kind.HasField("shape") and rank != len(sizes):
+        if rank not in (0, len(sizes)):  # a scalar may become an array
             rule = f"the shape of {where} has to have {rank} dimensions, as in the model"
             raise ArgumentError(OP, "input_shapes", given, rule)
         return Tensor(value.name, sizes, type)
