@@ -65,8 +65,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         steps.begin(f"timing {len(found)} plans in turns")
         times = list(map(statistics.median, _timed(found, inputs)))
     wanted = found[0].output
-    largest = float(np.abs(wanted).max()) or 1.0
-    errors = [float(np.abs(c.output - wanted).max()) / largest for c in found]
+    largest = float(np.abs(wanted).max(initial=0)) or 1.0
+    errors = [float(np.abs(c.output - wanted).max(initial=0)) / largest for c in found]
     console.print(_table(network, found, times, errors))
     console.print(
         f"Medians of {LEAST} to {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: time to plan, compile "

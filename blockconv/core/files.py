@@ -23,8 +23,7 @@ def as_path(op: str, path: object) -> Path:
 @contextlib.contextmanager
 def replacing(op: str, path: object) -> Iterator[BinaryIO]:
     """A file that becomes `path` once it is complete. If writing fails, what was there stays."""
-    path = as_path(op, path).resolve()
-    if path.exists() and not path.is_file():  # a device
+    if (path := as_path(op, path).resolve()).exists() and not path.is_file():  # a device
         with open(path, "wb") as file:
             yield file
         return

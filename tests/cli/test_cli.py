@@ -310,6 +310,7 @@ def test_running_bools_and_scalars(model: str, tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> m ' + model), tmp_path / "m.onnx")
     assert main(["run", str(tmp_path / "m.onnx"), "--layouts", "NHWC"]) == 0
     assert main(["run", str(tmp_path / "m.onnx"), "--layouts", "NHWC", "--batch", "2"]) == 0
+    assert main(["run", str(tmp_path / "m.onnx"), "--layouts", "NHWC", "--shape", "0x3x4x4"]) == 0
 
 
 def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,12 @@ def test_the_page_stands_alone_and_shows_every_call_once(tmp_path: Path) -> None
     assert "measured" not in texts  # a head of a column; nothing was timed
 
 
+def test_a_plan_of_no_images_has_a_page(tmp_path: Path) -> None:
+    b = bc.NetworkBuilder()
+    b.output(b.max_pool2d(b.input("x", (0, 3, 8, 8)), 2))
+    assert "Comparison" in page(bc.compile(b.build()), tmp_path)
+
+
 def test_times_are_of_the_threads_that_ran_and_measured_where_it_did(tmp_path: Path) -> None:
     plan = bc.compile(residual_network(), threads=2)
     html = page(plan, tmp_path, NCHW16=2e-3)

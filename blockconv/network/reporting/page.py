@@ -139,7 +139,8 @@ def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
     known = {choice.dst for step in problem.steps for choice in step.choices}
 
     def compared(name: str, solution: Solution, seconds: float | None, colour: str) -> _Compared:
-        return _Compared(name, solution, predict.plan_on(planned, solution, drawn.threads), seconds, colour)
+        predicted = predict.plan_on(planned, solution, drawn.threads)
+        return _Compared(name, solution, predicted or math.ulp(0), seconds, colour)  # no images take nothing
 
     own = _own_time(drawn, measured)
     found = [compared("this plan", planned.solution, own, "var(--wire)")]
