@@ -13,7 +13,7 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.core.checks import check_shape, read_sizes
+from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.contributed import channel_block
@@ -220,7 +220,6 @@ def _sizes(name: str, given: Any) -> Shape:
     if sizes is None:
         rule = f"the shape of input {name!r} has to be a tuple of ints of at least 0"
         raise ArgumentError(OP, "input_shapes", given, rule)
-    check_shape(OP, "input_shapes", sizes)
     return sizes
 
 
