@@ -24,19 +24,25 @@ T = TypeVar("T")
 class Arenas:
     """Memory for values between ops, which the calls of a plan share, whatever their sizes: each takes an arena.
 
-    Fresh memory costs more than the ops in it: the first touch of a page takes as long as arithmetic on 50 kB.
+    Fresh memory costs more than the ops in it: the first touch of a page takes as long as arithmetic on 50 kB. So an
+    arena has room for the largest size that was bound, and a page is touched once for all sizes.
     """
 
     def __init__(self) -> None:
         self._idle: list[npt.NDArray[Any]] = []
+        self._most = 0  # bytes that a size was bound to
+
+    def expect(self, nbytes: int) -> None:
+        """A size is bound that needs an arena of so many bytes."""
+        self._most = max(self._most, nbytes)
 
     def take(self, nbytes: int) -> npt.NDArray[Any]:
         """An arena of at least so many bytes; a smaller one that was idle goes."""
         try:
             arena = self._idle.pop()
-        except IndexError:
-            return aligned_empty(nbytes)
-        return arena if arena.nbytes >= nbytes else aligned_empty(nbytes)
+        except IndexError:  # other calls have them
+            arena = None
+        return aligned_empty(max(nbytes, self._most)) if arena is None or arena.nbytes < nbytes else arena
 
     def give_back(self, arena: npt.NDArray[Any]) -> None:
         self._idle.append(arena)

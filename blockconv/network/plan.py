@@ -496,6 +496,7 @@ class Plan:
         costs = problem.reorder if planned.is_priced else unpriced
         made = schedule(network, planned.chosen, given, wanted, held, costs, threads)
         rest = None if network.rest is None else RestPlan(network.rest, self._after, threads)
+        self._arenas.expect(made.arena)
         return BoundPlan(planned, made, self._arenas, inputs, outputs, {}, rest)
 
     def _after(self, network: Network) -> Callable[..., dict[str, Any]]:
