@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -112,17 +111,11 @@ class Solved(Attributes):
     problem: ClassVar[Callable[..., Any]]
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        shape: Shape = _solved(self, inputs).dst_shape
+        shape: Shape = self.problem(*inputs).dst_shape
         return shape
 
     def problem_at(self, site: Site) -> Any:
-        return _solved(self, tuple([tensor.shape for tensor in site.inputs]))
-
-
-@functools.lru_cache(maxsize=4096)
-def _solved(attributes: Solved, shapes: Shapes) -> Any:
-    """The problem of these shapes, remembered: networks repeat ops, and each is inferred several times."""
-    return attributes.problem(*shapes)
+        return self.problem(*(tensor.shape for tensor in site.inputs))
 
 
 class Scaled(Solved):

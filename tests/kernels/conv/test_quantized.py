@@ -120,7 +120,7 @@ def test_every_multiply_accumulate(dot):
     That for narrow weights takes what those of four channels take, so that a few of these cases do.
     """
     number, options = 0, weights_for(dot)
-    for descriptor in (WHOLE[1], SAMPLED[0], SAMPLED[11])[: 1 if options else 3]:
+    for descriptor in (WHOLE[1], SAMPLED[0], SAMPLED[11], SAMPLED[5])[: 1 if options else 4]:
         for src, dst in (("NCHW", "NHWC"), ("NHWC", "NCHW4"), ("NCHW4", "NCHW32"), ("NCHW64", "NCHW"))[
             :: 1 + len(options)
         ]:
