@@ -105,9 +105,11 @@ def test_tiles_hold_all_taps_of_what_is_resampled(mode: Any, scale: float, antia
 def test_plans_of_random_networks_have_the_whole_images_results(
     network: bc.Network, int8: bool, size: tuple[int, int], tile: int
 ) -> None:
-    """Bit for bit if quantized; else within rounding, since sums of four layers are too large to be exact."""
+    """Bit for bit if all is quantized, as transposed convolutions are not. Else within rounding: sums of four layers
+    are too large to be exact."""
     rng = np.random.default_rng(tile)
     x = whole_numbers(rng, 1, 2, *size)
+    exact = int8 and not any(isinstance(node.attributes, ops.ConvTranspose2d) for node in network.nodes)
     if int8:
         x = rng.standard_normal(x.shape).astype(np.float32)
         network = bc.quantize(network, [rng.standard_normal((1, 2, 96, 96)).astype(np.float32)])
@@ -117,7 +119,7 @@ def test_plans_of_random_networks_have_the_whole_images_results(
     except bc.ArgumentError:
         return
     wanted = plan(x)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if int8 else 1e-6 * np.abs(wanted).max(initial=0))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if exact else 1e-6 * np.abs(wanted).max(initial=0))
 
 
 @pytest.mark.nightly
