@@ -38,6 +38,7 @@ def packed(values: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", WEIGHTS, ids=str)
+@pytest.mark.sampled(2)
 def test_taps_are_packed_where_their_convolution_has_them(case: Any) -> None:
     g, oc, ic, (kh, kw), stride, padding, dilation = case
     p = Conv2dBackwardDataProblem(1, g * ic, 12, 13, g * oc, kh, kw, *stride, *padding, *padding, *dilation, g)

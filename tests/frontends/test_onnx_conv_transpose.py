@@ -86,7 +86,7 @@ GRID: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("attributes", GRID.values(), ids=GRID)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_attribute(attributes: dict[str, Any], bias: bool) -> None:
     groups = attributes.get("group", 1)
     weight = drawn((6, 12 // groups // 2, 3, 2))
@@ -126,7 +126,7 @@ def test_random_windows(data: Any) -> None:
 
 @pytest.mark.parametrize("layout", bc.NATIVE, ids=str)
 @pytest.mark.parametrize("strides", [[1, 1], [2, 2], [2, 3]], ids=str)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_every_layout(layout: Any, strides: list[int]) -> None:
     x = drawn((2, 20, 5, 6))
     for groups in (1, 4):

@@ -155,7 +155,7 @@ OPS: dict[str, tuple[Callable[[Layers, str], str], bool]] = {
 
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(22)
 def test_an_op_between_4_bits(name: str, dtype: str) -> None:
     make, has_kernels = OPS[name]
     network, wanted, fed = both(*_one(make, dtype))

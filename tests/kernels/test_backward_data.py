@@ -54,7 +54,7 @@ def read(descriptor: str) -> Conv2dBackwardDataProblem:
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 def test_every_row(descriptor: str) -> None:
     """Exact on small integers; bias and activation included, also where no tap reaches."""
     p = read(descriptor)
@@ -68,6 +68,7 @@ def test_every_row(descriptor: str) -> None:
 @pytest.mark.isa
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.sampled(2)
 def test_neighbouring_pixels_of_depthwise_convolutions(dtype: str) -> None:
     """Of one channel or of a few, at every remainder of padding, rows of all lengths round a vector's."""
     row = next(row for row in TABLE if row.name == "conv_backward_data_depthwise_pixels")
@@ -141,7 +142,7 @@ def test_random_problems(problem, src, dst, dtype, threads) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_planes_are_interleaved_some_images_at_a_time(dtype: str, monkeypatch) -> None:
     """Where a row's pixels are contiguous, also if the row ends anywhere, and no matter what is around images."""
     monkeypatch.setattr(backward_data, "WORKSPACE", 40000)

@@ -87,7 +87,7 @@ def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, *
 
 
 @EACH
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_elementwise(layout: str) -> None:
     for shape in SHAPES[list(INVENTED.values()).index(layout) % 2 :: 2]:
         x, (scale, shift) = integers(shape), integers((2, shape[1]))
@@ -167,7 +167,7 @@ def test_resize(layout: str) -> None:
 
 
 @EACH
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_mean(layout: str) -> None:
     blocked = Layout(layout).blocks[1] > 1
     for shape, axes in itertools.product(SHAPES, [(0,), (2, 3), (3,), (1,), (0, 1, 3), ()]):

@@ -80,7 +80,7 @@ def run(
 
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_layout(dtype: str) -> None:
     held = Types.all(dtype).src.dtype
     limit = {"float64": 1e-11, "float32": 2e-5}.get(dtype, 2e-2)

@@ -131,7 +131,7 @@ def converted(x: Any, dtype: Any) -> Any:
 
 
 @pytest.mark.parametrize("src", NUMBERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_conversions(src: str) -> None:
     """To a third of the types, booleans among them."""
     rng = np.random.default_rng(3)

@@ -267,7 +267,7 @@ def test_a_reduction_may_drop_any_axes(shape: tuple[int, ...]) -> None:
     "shape", [(5,), (4, 5, 6), (2, 17, 4, 9), (2, 3, 2, 3, 2, 40), (1, 7, 1, 300), (3, 1, 700)], ids=str
 )
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod"])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_other_reductions(kind: Any, shape: tuple[int, ...]) -> None:
     """Of negative numbers, where what a vector lacks would be the largest as zero; NaN and infinities go everywhere."""
     rank = "abcdef"[: len(shape)]

@@ -116,7 +116,7 @@ PAIRS = (("NHWC", "NCHW4"), ("NCHW64", "NCHW8"), ("NCHW32", "NCHW16"), ("NHWC", 
 
 @pytest.mark.parametrize("act", [act for act in ALL if act != "none"], ids=str)  # as nearly all other tests have it
 @pytest.mark.parametrize("specials", [False, True], ids=["finite", "specials"])
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(34)
 def test_tails_are_zero_whatever_the_activation(act, specials):
     """Also where zero does not become zero, the residual is added, and NaN and infinities are about."""
     for k, descriptor in enumerate(PROBLEMS):

@@ -79,7 +79,7 @@ def each(descriptor, kind, dtype="float32", reference=True, turn=slice(None), **
 
 
 @pytest.mark.parametrize("descriptor", MARKED)
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 def test_float32(descriptor):
     """Exact on small integers, close on floats; NaN and infinity go where the definition sends them.
 
@@ -104,7 +104,7 @@ def small_cache(monkeypatch):
 
 
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_cut_into_many_windows(descriptor, small_cache):
     each(descriptor, "integers", residual=True, reference=False)
 

@@ -130,7 +130,7 @@ def test_every_multiply_accumulate(dot):
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_every_pair_of_layouts(number):
     """Each pair once, by kinds in turn."""
     for k, (src, dst) in enumerate(PAIRS[number :: len(KINDS)]):
@@ -207,6 +207,7 @@ def test_ties_and_saturation(away, dst):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("number", [number for number, kind in enumerate(KINDS) if "affine" in kind])
+@pytest.mark.sampled(4)
 def test_a_scale_and_shift_of_rounded_sums(number):
     for k, descriptor in enumerate((WHOLE[0], BATCHES[3], SHARED[0], SHARED[3])):
         for src, dst in BETWEEN[k % 2 :: 2]:

@@ -65,7 +65,7 @@ def depthwise(problem, src, dst, dtype="float32"):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.isa) if n in AS_OTHERS else n for n in PROBLEMS])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_float32(name):
     """Exact on small integers; NaN and infinities in source and weights go where the definition sends them."""
     p = read(name)

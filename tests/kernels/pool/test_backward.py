@@ -97,7 +97,7 @@ def check(p: Pool, src: str, dst: str, dtype: str = "float32", threads: int = 2)
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda p: f"{type(p).__name__}-{getattr(p, 'kind', '')}-{p.ic}")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 def test_every_layout(pool: Pool) -> None:
     for k, src in enumerate(LAYOUTS):
         check(pool, src, LAYOUTS[(5 * k + 2) % len(LAYOUTS)], threads=1 + k % 3)
@@ -105,7 +105,7 @@ def test_every_layout(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_types(dtype: str) -> None:
     for pool in (POOLS[0], POOLS[3], *POOLS[8:]):
         for src, dst in (("NCHW", "NHWC"), ("NCHW16", "NCHW16"), ("CHWN4", "NCHW")):
