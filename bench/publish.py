@@ -184,7 +184,7 @@ def _worst(files: Mapping[str, Sequence[Path]]) -> str:
     told = "; ".join(f"{ratio:.2f} for `{title}` on {cpu}" for ratio, title, cpu in worst.values())
     return (
         f"blockconv loses {len(lost)} of {len(compared)} comparisons of layers, pools, reorders and networks with the "
-        f"fastest peer. The largest losses, as times as fast: {told or 'none'}."
+        f"fastest peer. Its least share of the peer's speed is {told or 'none'}."
     )
 
 

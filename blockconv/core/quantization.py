@@ -204,7 +204,7 @@ class Requantization:
 
     @functools.cached_property
     def factors(self) -> tuple[Array, ...]:
-        """Of an affine: what is added for each output channel, and what rounded sums are multiplied by before."""
+        """The shift of each output channel, then the scale of rounded sums, if there are any. Empty without affine."""
         if self.affine is None:
             return ()
         scale, shift = self.affine

@@ -98,7 +98,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
     dots = {types: dot_for(types, isa) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
-    # Of a source tree that is not installed there is no metadata.
+    # A source tree that is not installed has no metadata.
     record |= {"blockconv": __version__} | {package: version(package) for package in ("numba", "llvmlite", "numpy")}
     fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
     return Profile(

@@ -101,12 +101,6 @@ def _is_whole(kind: type) -> bool:
 
 
 @functools.cache
-def _is_word(kind: type) -> bool:
-    """Whether values of a type are words as they are."""
-    return kind is int or not (_is_whole(kind) or _is_none(kind))
-
-
-@functools.cache
 def _is_none(kind: type) -> bool:
     """Whether values of a type that are no integers are no words either."""
     return issubclass(kind, (numbers.Number, str, Iterable, type(None)))
@@ -198,7 +192,7 @@ class _Block(type):
         return made  # type: ignore[no-any-return]
 
 
-_RESERVED = frozenset({"address", "describe", "fields", "is_flat", "is_open", "load", "nbytes"})
+_RESERVED = frozenset({"address", "describe", "fields", "is_open", "load", "nbytes"})
 
 
 class Arguments(tuple[Any, ...], metaclass=_Block):
@@ -217,7 +211,6 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
     nbytes: ClassVar[int] = 0
     fields: ClassVar[dict[str, Word]] = {}
     is_open: ClassVar[bool] = False
-    is_flat: ClassVar[bool] = True  # it has no blocks inside
 
     @classmethod
     def _lay_out(cls, own: dict[str, Word]) -> None:
@@ -229,7 +222,6 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
                 raise TypeError(f"{cls.__name__}: {name!r} comes after a table of any length")
             field.name, field.first = name, cls.nbytes // WORD
             cls.fields, cls.is_open = {**cls.fields, name: field}, field.size is None
-            cls.is_flat = cls.is_flat and type(field) is Word
             cls.nbytes += WORD * (field.size or 0)
 
     def __new__(cls: type[_A], *address: Any, **words: Any) -> _A:
@@ -237,14 +229,10 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
         if words.keys() != cls.fields.keys():
             raise TypeError(_wrong_words(cls, words))
-        if cls.is_flat:
-            given = [words[name] for name in cls.fields]
-            if all(map(_is_word, map(type, given))):  # as most are
-                return _made(cls, given)
         values: list[Any] = []
         for name, field in cls.fields.items():
             value = words[name]
-            if type(value) is int and type(field) is Word:
+            if type(value) is int and type(field) is Word:  # as most are
                 values.append(value)
                 continue
             try:

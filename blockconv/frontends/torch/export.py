@@ -169,7 +169,7 @@ class Traced:
     state: for each placeholder but the caller's inputs, its constant.
     sizes: for each input, its sizes: numbers, or sympy expressions of symbols for sizes that change.
     ranges: for each symbol, the least and the largest size.
-    guards: Python's text of what else holds for the symbols, as where the module branches on a size.
+    guards: more conditions on the symbols, as Python's text. A branch on a size makes one.
     name, strict: as in `from_torch`.
     """
 
@@ -310,7 +310,7 @@ def _makes_tensors(node: Any) -> bool:
 
 
 def _guards(shapes: Any, symbols: set[Any]) -> list[str]:
-    """What a trace took for true of sizes, beside their ranges."""
+    """The conditions on sizes that a trace assumes, beside their ranges."""
     traced = next((n.node.shape_env for shape in shapes for n in shape if isinstance(n, torch.SymInt)), None)
     known = {} if traced is None else dict.fromkeys(traced.simplify(guard.expr) for guard in traced.guards)
     return [PythonPrinter().doprint(guard) for guard in known if guard.free_symbols and guard.free_symbols <= symbols]

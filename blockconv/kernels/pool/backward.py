@@ -357,18 +357,18 @@ def pool_scatter(itemsize):
                 if is_dense and of.valid == 1:
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
                     for k in range(cols):
-                        place = load_i64(idx, k)
-                        if 0 <= place < pixels:
-                            to = dst + place * itemsize
+                        offset = load_i64(idx, k)
+                        if 0 <= offset < pixels:
+                            to = dst + offset * itemsize
                             store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
                     continue
                 for _ in range(cols):
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
                     for k in range(of.valid):
-                        place = load_i64(idx, k)
-                        if not 0 <= place < pixels:
+                        offset = load_i64(idx, k)
+                        if not 0 <= offset < pixels:
                             continue
-                        to = place * d.col if is_row_major else place // a.iw * d.row + place % a.iw * d.col
+                        to = offset * d.col if is_row_major else offset // a.iw * d.row + offset % a.iw * d.col
                         to += dst + k * itemsize
                         store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
                     at += s.col
@@ -407,9 +407,9 @@ def pool_scatter_halves(src, lanes):
                 idx = a.idx + at // size * INDEX
                 widen(row, a.src + at, a.ow)
                 for k in range(a.ow):
-                    place = load_i64(idx, k)
-                    if 0 <= place < pixels:
-                        to = scratch + place * computed
+                    offset = load_i64(idx, k)
+                    if 0 <= offset < pixels:
+                        to = scratch + offset * computed
                         store_f(to, load_f(to, computed) + load_f(row + k * computed, computed), computed)
             narrow(image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst, scratch, pixels)
 

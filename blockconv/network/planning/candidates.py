@@ -158,13 +158,16 @@ def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
 
 def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:
     """A candidate's cost on `threads`, from its cost on `priced` threads, in proportion to its kernel's predictions."""
-    is_known = not math.isnan(candidate.cost)
-    if candidate.row is None or (is_known and priced == threads):
+    is_priced = not math.isnan(candidate.cost)
+    if candidate.row is None or (is_priced and priced == threads):
         return candidate.cost
     src, dst = kernel_layouts(node, candidate)
     types = element_types(network, node)
-    before, after = (candidate.prepare(src, dst, types, count).seconds for count in (priced, threads))
-    return candidate.cost * after / before if is_known and before else after
+    after = candidate.prepare(src, dst, types, threads).seconds
+    if not is_priced:
+        return after
+    before = candidate.prepare(src, dst, types, priced).seconds
+    return candidate.cost * after / before if before else candidate.cost
 
 
 def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[BoundNode | None]:

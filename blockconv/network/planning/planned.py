@@ -202,9 +202,8 @@ def formulate(
 def ends(network: Network, options: Options) -> tuple[dict[str, Layout], dict[str, Layout]]:
     """The layouts of a network's inputs and outputs, by name; those of constants are no part of its problem."""
     given = {tensor.name: options.end(tensor) for tensor in network.inputs}
-    return given, {
-        name: options.end(network.tensors[name]) for name in network.outputs if name not in network.constants
-    }
+    made = [name for name in network.outputs if name not in network.constants]
+    return given, {name: options.end(network.tensors[name]) for name in made}
 
 
 def _solve(problem: Assignment, options: Options) -> Solution:

@@ -113,5 +113,5 @@ def _rows(op: str, types: Types, like: Row | None) -> tuple[tuple[Row, ...], tup
     """The rows that are asked first; all but references; all, of those for these types."""
     every = tuple(row for row in TABLE if row.op == op and row.takes(types))
     usual = tuple(row for row in every if not row.reference)
-    is_direct = like is None or like.algorithm == "direct"
-    return tuple(row for row in usual if row is like or not (is_direct or row.algorithm != "direct")), usual, every
+    others = "" if like is None or like.algorithm == "direct" else "direct"  # the algorithm of rows beside the anchor's
+    return tuple(row for row in usual if row is like or row.algorithm == others), usual, every
