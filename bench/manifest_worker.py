@@ -178,7 +178,7 @@ class Worker:
         row, problem, srcs, dst = candidate[:4]
         assert row is not None
         (node,), src = network.nodes, srcs[0]
-        types = element_types(network, node)
+        types = candidate.types
         held = Parameters(network) if self.job.runs else Unpacked(network)
 
         def bound(threads: int) -> tuple[Record, Sequence[Op]]:
@@ -311,8 +311,9 @@ def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
         problem: Any = network.problem(node)
         for names in case.pairs:
             src, dst = map(Layout, names)
-            row = selection.choose(node.op, problem, src, dst, Types.all(case.dtype))
-            yield Candidate(row, problem, (src,), dst, 0.0)
+            types = Types.all(case.dtype)
+            row = selection.choose(node.op, problem, src, dst, types)
+            yield Candidate(row, problem, (src,), dst, 0.0, types=types)
         return
     pairs = {(Layout(src), Layout(dst)) for src, dst in case.pairs}
     pricing = Pricing(

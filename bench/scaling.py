@@ -30,7 +30,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import host
-from blockconv.network.planning.candidates import element_types, kernel_layouts
+from blockconv.network.planning.candidates import kernel_layouts
 from blockconv.runtime import Op
 
 from . import launcher, networks, roof
@@ -150,8 +150,7 @@ def network(plan: bc.Plan, threads: int) -> Iterator[Work]:
         if candidate.row is None:
             continue
         src, dst = kernel_layouts(node, candidate)
-        problem, types = candidate.problem, element_types(planned.network, node)
-        primitive = candidate.row.prepare(problem, src, dst, types, threads)
+        problem, primitive = candidate.problem, candidate.prepare(src, dst, threads)
         nbytes = 4 * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
         nbytes += 4 * _weights(problem) if node.op == "conv2d" else 0
         yield from _divided(_serial(primitive, threads), [op for op in primitive.ops() if op.tasks], nbytes)

@@ -103,7 +103,8 @@ def _bound(case: Case, threads: int) -> tuple[Program, Addresses, BlockedArray]:
         return Program(primitive.ops()), Addresses([x.storage, out.storage]), out
     network = _network(problem)
     (node,) = network.nodes
-    bound = bind(network, node, Candidate(row, network.problem(node), (src,), dst, 0.0), Parameters(network), threads)
+    chosen = Candidate(row, network.problem(node), (src,), dst, 0.0, types=Types.all("float32"))
+    bound = bind(network, node, chosen, Parameters(network), threads)
     places = {0: x.storage, OUTPUT: out.storage}
     arrays: list[Any] = [places[operand] if isinstance(operand, int) else operand for operand in bound.operands]
     return Program(bound.ops), Addresses(arrays), out

@@ -7,6 +7,7 @@ kernel gets these when it is bound (see `blockconv.kernels.eltwise.rows`).
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -578,6 +579,7 @@ def exact_scale(op: str, name: str, value: float) -> Fraction:
     return simplest_fraction(scale, math.ulp(scale) / 2)
 
 
+@functools.lru_cache(maxsize=256)
 def simplest_fraction(value: float, within: float) -> Fraction:
     """The fraction with the least denominator that is not further from a positive `value` than `within`."""
     low, high = Fraction(value) - Fraction(within), Fraction(value) + Fraction(within)

@@ -136,6 +136,9 @@ class Conv2dProblem(_Images):
     oh: int = field(init=False)
     ow: int = field(init=False)
 
+    def __hash__(self) -> int:
+        return hash((self.ic, self.oc, self.ih, self.iw, self.kh))  # few problems have all of these in common
+
     def __post_init__(self) -> None:
         op = "conv2d"
         check_windows(self, op, ("ic", "oc", "g"))

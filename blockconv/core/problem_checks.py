@@ -31,7 +31,7 @@ MOST_DIMENSIONS = 6
 
 def checked_whole(op: str, name: str, values: Iterable[Any], length: int | None = None) -> tuple[int, ...]:
     try:
-        whole = tuple(operator.index(value) for value in values)
+        whole = tuple(map(operator.index, values))
     except TypeError:
         raise ArgumentError(op, name, values, "must hold whole numbers") from None
     if length is not None and len(whole) != length:
@@ -43,7 +43,7 @@ def checked_shape(op: str, name: str, shape: Sequence[int], rank: int | None = N
     sizes = checked_whole(op, name, shape, rank)
     if len(sizes) > MOST_DIMENSIONS:
         raise ArgumentError(op, name, sizes, f"must have at most {MOST_DIMENSIONS} dimensions")
-    if any(size < 0 for size in sizes):
+    if sizes and min(sizes) < 0:
         raise ArgumentError(op, name, sizes, "must hold sizes of at least 0")
     return sizes
 
@@ -65,6 +65,8 @@ def checked_number(op: str, name: str, value: object) -> float:
 
 def broadcast(op: str, argument: str, a: Shape, b: Shape) -> Shape:
     """The shape of two that NumPy broadcasts."""
+    if a == b:
+        return a
     try:
         return np.broadcast_shapes(a, b)
     except ValueError:

@@ -74,6 +74,9 @@ class ElementType:
     light: bool = False
     finite: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # which a string keeps
+
     def __str__(self) -> str:
         return f"narrow {self.name}" if self.narrow else self.name
 

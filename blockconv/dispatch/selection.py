@@ -107,11 +107,13 @@ def choose(
     reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
     found = decisions(op, Request(problem, src, dst, types, anchor=anchor_of(problem)), accuracy)
-    rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
     best = cheapest(found, once)
+    if best is not None and not best.row.reference:
+        return best.row
+    rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
     if best is None:
         raise UnsupportedError(f"{op} from {src} to {dst}, {types}: no kernel takes it. {rejected}")
-    if best.row.reference and rejected:
+    if rejected:
         said = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
         warnings.warn(said + rejected, SlowPathWarning, stacklevel=3)
     return best.row

@@ -158,9 +158,10 @@ class Network:
 
     def site(self, node: Node) -> Site:
         """A node with its values, as its op's planning rule sees it."""
-        inputs, parameters = (tuple(self.tensors[n] for n in names) for names in (node.inputs, node.parameters))
-        constant, made = (tuple(n in names for n in node.inputs) for names in (self.constants, self.producers))
-        return Site(node.name, inputs, parameters, self.tensors[node.output], constant, made)
+        known, given = self.tensors, node.inputs
+        inputs, parameters = tuple([known[n] for n in given]), tuple([known[n] for n in node.parameters])
+        constant, made = tuple([n in self.constants for n in given]), tuple([n in self.producers for n in given])
+        return Site(node.name, inputs, parameters, known[node.output], constant, made)
 
     def receptive_field(self) -> dict[str, ReceptiveField]:
         """For each output, the pixels of the only input that one of its pixels reads.

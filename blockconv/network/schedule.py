@@ -334,6 +334,8 @@ def _address(operand: _Location | Array) -> Buffer | int:
 
 def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
     assert address is not None
+    if not by:  # as most
+        return address
     return Buffer(address.index, address.offset + by) if isinstance(address, Buffer) else address + by
 
 

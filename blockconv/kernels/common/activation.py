@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -29,8 +30,12 @@ class ActivationArguments(Arguments):
 
 def activation_arguments(act: Activation) -> ActivationArguments:
     """An activation as kernels read it."""
-    first, second = struct.unpack("2q", struct.pack("2d", act.first, act.second))
-    return ActivationArguments(number=act.number, first=first, second=second)
+    return _arguments(act.number, *struct.unpack("2q", struct.pack("2d", act.first, act.second)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(number: int, first: int, second: int) -> ActivationArguments:
+    return ActivationArguments(number=number, first=first, second=second)
 
 
 def activate(v: Vectors, x: Any, number: Any, parameters: list[Any], table: dict[str, Definition] = ACTIVATIONS) -> Any:

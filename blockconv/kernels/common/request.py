@@ -34,6 +34,9 @@ class Request:
     machine: Machine = field(default_factory=host)
     anchor: Any = None
 
+    def __hash__(self) -> int:
+        return hash((self.problem, self.src, self.dst))  # few requests have all of these in common
+
     @property
     def source(self) -> Geometry:
         """The source's strides, in bytes."""

@@ -473,7 +473,7 @@ def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[tuple[int, in
     least = -(-at.ow // most)
     sizes = [-(-at.ow // count) for count in range(least, least + 3)]
     if like is not None:
-        sizes = [size for size in (*shared_sizes(most), like) if size <= min(at.ow, most)]
+        sizes = [size for size in dict.fromkeys((*shared_sizes(most), like)) if size <= min(at.ow, most)]
     for pixels in sizes:
         for rows in {min(at.oh, most // pixels), 1}:
             yield rows, pixels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -49,6 +50,10 @@ class Cast(BetweenTypes):
         return inputs[0]
 
 
+_activation = functools.lru_cache(maxsize=256)(ActivationProblem)  # networks repeat shapes
+_affine = functools.lru_cache(maxsize=256)(AffineProblem)
+
+
 @dataclass(frozen=True)
 class Activate(Solved):
     """An activation of each element."""
@@ -57,7 +62,7 @@ class Activate(Solved):
     activation: Activation
 
     def problem(self, src: Shape) -> ActivationProblem:
-        return ActivationProblem(src)
+        return _activation(src)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(inputs[0])
@@ -79,7 +84,7 @@ class Affine(Scaled):
     activation: Activation = IDENTITY
 
     def problem(self, src: Shape) -> AffineProblem:
-        return AffineProblem(src)
+        return _affine(src)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         along = (-1,) + (1,) * (inputs[0].ndim - 2)

@@ -241,7 +241,8 @@ class Refit:
             or before.constants.keys() != constants.keys()
         ):
             return None
-        if not all(same_array(value, constants[name]) for name, value in before.constants.items()):
+        pairs = [(value, constants[name]) for name, value in before.constants.items()]
+        if any(a is not b and not same_array(a, b) for a, b in pairs):
             return None
         if self._facts != _facts(other) or not _divides_alike(before, other):
             return None
@@ -276,7 +277,8 @@ def _channels(shape: Shape) -> Shape:
 
 def _compared(network: Network, node: Node) -> object:
     """The facts that rules may learn about the sizes of a node's values: see `Refit`."""
-    shapes = tuple([network.shape(name) for name in (*node.inputs, node.output)])
+    tensors = network.tensors
+    shapes = tuple([tensors[name].shape for name in (*node.inputs, node.output)])
     if isinstance(node.attributes, Reshape):  # see `_divides_alike`
         return [_channels(shape) for shape in shapes]
     constants = network.constants

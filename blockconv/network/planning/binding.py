@@ -8,14 +8,14 @@ from typing import Any
 
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import PLAIN, Quantizations, Requantization
-from blockconv.core.types import Types, element
+from blockconv.core.types import element
 from blockconv.dispatch.packing import activation_block
 from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue, Primitive
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
-from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace, element_types
+from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Op
 
@@ -38,8 +38,7 @@ def bind(
         prepare = functools.partial(_prepared, {} if known is None else known, candidate, threads)
         return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, prepare)
     src, dst = node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
-    types, options = element_types(network, node), node.attributes.options()
-    primitive = candidate.prepare(src, dst, types, threads, **options)
+    primitive = candidate.prepare(src, dst, threads, **node.attributes.options())
     computed = network.tensors[node.output].type.computed
     dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)
     constants = (held.constant(name, layout, computed) for name, layout in dense)
@@ -49,13 +48,13 @@ def bind(
 
 
 def _prepared(
-    known: Known, candidate: Candidate, threads: int, src: Layout, dst: Layout, types: Types, epilogue: Epilogue
+    known: Known, candidate: Candidate, threads: int, src: Layout, dst: Layout, epilogue: Epilogue
 ) -> tuple[Primitive, tuple[Op, ...]]:
     """The kernel of a convolution, and its ops. Its activation's parameters are in a buffer, and not in the ops."""
-    key = candidate.row, candidate.problem, candidate.anchor, src, dst, types, epilogue
+    key = candidate.row, candidate.problem, candidate.anchor, src, dst, candidate.types, epilogue
     found = known.get(key)
     if found is None:
-        primitive = candidate.prepare(src, dst, types, threads)
+        primitive = candidate.prepare(src, dst, threads)
         found = known[key] = primitive, primitive.ops(epilogue)
     return found
 
@@ -64,9 +63,8 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
-    types = element_types(network, node)
-    primitive, made = prepare(src, dst, types, Epilogue(act, residual))
-    weight, bias = held.weights(node, problem, primitive.form, types)
+    primitive, made = prepare(src, dst, Epilogue(act, residual))
+    weight, bias = held.weights(node, problem, primitive.form, candidate.types)
     memory = map(Workspace, primitive.workspace)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
@@ -76,12 +74,12 @@ def _quantized_conv2d(
 ) -> BoundNode:
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
-    types, residual = element_types(network, node), len(node.inputs) > 1
+    types, residual = candidate.types, len(node.inputs) > 1
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
     affine = tuple([network.constants[name] for name in node.parameters[2:]]) or None
     after = Requantization(a.activation, types, given, added, affine=affine)
-    primitive, made = prepare(src, dst, types, epilogue_of(after))
+    primitive, made = prepare(src, dst, epilogue_of(after))
     weight, bias = held.quantized_weights(node, problem, primitive.form, after)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
@@ -92,9 +90,9 @@ def _dynamic_conv2d(
     """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     a: Any = node.attributes
-    types, residual, shifted = element_types(network, node), len(node.inputs) > 2, len(node.parameters) > 1
+    types, residual, shifted = candidate.types, len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=int(shifted))
-    primitive, kernels = prepare(src, dst, types, epilogue)
+    primitive, kernels = prepare(src, dst, epilogue)
     weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
     scaled = types.is_requantized

@@ -33,6 +33,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+Reorder = Callable[[str, Layout, Layout], float]
 OUTPUT = -1  # among a bound node's operands: what it writes
 
 
@@ -41,6 +42,7 @@ class Candidate(NamedTuple):
 
     cost: seconds; NaN of a kernel that was compared with no other.
     anchor: as in `Request`.
+    types: the element types of the kernel's arrays; None of a view.
     """
 
     row: Row | None
@@ -50,11 +52,12 @@ class Candidate(NamedTuple):
     cost: float
     view: View | None = None
     anchor: Any = None
+    types: Any = None
 
-    def prepare(self, src: Layout, dst: Layout, types: Types, threads: int, **options: Any) -> Primitive:
+    def prepare(self, src: Layout, dst: Layout, threads: int, **options: Any) -> Primitive:
         """The kernel, for the layouts that it is told."""
         assert self.row is not None
-        return self.row.prepare(self.problem, src, dst, types, threads, self.anchor, **options)
+        return self.row.prepare(self.problem, src, dst, self.types, threads, self.anchor, **options)
 
 
 class Workspace(NamedTuple):
@@ -105,7 +108,7 @@ class Pricing:
 
     layouts: tuple[Layout, ...]
     price: Callable[[Taken, Any, Node], float]
-    reorder: Callable[[str, Layout, Layout], float]
+    reorder: Reorder
     accuracy: float | None = None
     every: bool = False
     references: bool = False

@@ -18,9 +18,18 @@ from blockconv.kernels.table import Primitive, Reason, Request
 from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Concat, Foreign
-from blockconv.network.ops.rule import Site, View
+from blockconv.network.ops.rule import Layouts, Site, View
 from blockconv.network.planning.binding import Known, bind
-from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Pricing, Taken, Workspace, element_types
+from blockconv.network.planning.candidate import (
+    OUTPUT,
+    BoundNode,
+    Candidate,
+    Pricing,
+    Reorder,
+    Taken,
+    Workspace,
+    element_types,
+)
 from blockconv.network.planning.parameters import Parameters
 
 __all__ = [
@@ -56,7 +65,7 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
             best[key] = candidate
 
     site = network.site(node)
-    for view in views(network, node, site, pricing):
+    for view in views(network, node, site, pricing.layouts, pricing.reorder):
         offer(view)
     if isinstance(node.attributes, Foreign):
         return list(best.values())
@@ -67,13 +76,13 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
     return list(best.values())
 
 
-def views(network: Network, node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
-    """The candidates without a kernel."""
+def views(network: Network, node: Node, site: Site, layouts: Layouts, reorder: Reorder) -> Iterator[Candidate]:
+    """The candidates without a kernel, with these layouts. reorder: as in `Pricing`."""
     if isinstance(node.attributes, Foreign):
         yield _foreign(site)
         return
-    for view in node.attributes.views(site, pricing.layouts):
-        cost = 0.0 if view.starts is None else _copies(network, node, view, pricing)
+    for view in node.attributes.views(site, layouts):
+        cost = 0.0 if view.starts is None else _copies(network, node, view, reorder)
         yield Candidate(None, None, view.srcs, view.dst, cost, view)
 
 
@@ -85,7 +94,7 @@ def _foreign(site: Site) -> Candidate:
     return Candidate(None, None, tuple(srcs), dst, FOREIGN_SECONDS + nbytes / FOREIGN_RATE)
 
 
-def _copies(network: Network, node: Node, view: View, pricing: Pricing) -> float:
+def _copies(network: Network, node: Node, view: View, reorder: Reorder) -> float:
     """The seconds to copy inputs into an output that they are parts of, where they cannot be written there at once."""
 
     def written_there(k: int, name: str) -> bool:
@@ -93,7 +102,7 @@ def _copies(network: Network, node: Node, view: View, pricing: Pricing) -> float
         return name in network.producers and first is node and name not in node.inputs[:k]
 
     return sum(
-        pricing.reorder(name, layout, layout)
+        reorder(name, layout, layout)
         for k, (name, layout) in enumerate(zip(node.inputs, view.srcs, strict=True))
         if not written_there(k, name)
     )
@@ -115,7 +124,7 @@ def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) ->
             dst = one.dst if one.dst.ndim == dst_rank else row_major(dst_rank)
             found = a.src_layouts(site, src, dst)
             if found is not None:
-                yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, node))
+                yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, node), types=types)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -156,17 +165,16 @@ def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
     return node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
 
 
-def on_threads(network: Network, node: Node, candidate: Candidate, priced: int, threads: int) -> float:
+def on_threads(node: Node, candidate: Candidate, priced: int, threads: int) -> float:
     """A candidate's cost on `threads`, from its cost on `priced` threads, in proportion to its kernel's predictions."""
     is_priced = not math.isnan(candidate.cost)
     if candidate.row is None or (is_priced and priced == threads):
         return candidate.cost
     src, dst = kernel_layouts(node, candidate)
-    types = element_types(network, node)
-    after = candidate.prepare(src, dst, types, threads).seconds
+    after = candidate.prepare(src, dst, threads).seconds
     if not is_priced:
         return after
-    before = candidate.prepare(src, dst, types, priced).seconds
+    before = candidate.prepare(src, dst, priced).seconds
     return candidate.cost * after / before if before else candidate.cost
 
 

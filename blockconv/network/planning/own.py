@@ -106,7 +106,7 @@ def cost_table(planned: Planned) -> dict[str, float]:
     """Every cost that a choice was made by, by its key."""
     network, reorder, found = planned.network, planned.problem.reorder, dict[str, float]()
     for node, options in zip(network.nodes, planned.candidates, strict=True):
-        found |= {cost_key(network, node, c, planned.threads): c.cost for c in options if c.row is not None}
+        found |= {cost_key(node, c, planned.threads): c.cost for c in options if c.row is not None}
     layouts = dict.fromkeys(choice.dst for step in planned.problem.steps for choice in step.choices)
     for name, src, dst in _reorders(network, layouts):
         found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
@@ -131,7 +131,7 @@ def check_costs(network: Network, options: Options) -> None:
     planned, _, found = formulated(network, replace(options, layouts=(*NATIVE, *asked), measure=False), every=True)
     threads = {1, options.threads} if options.measure else {1}
     known = {
-        cost_key(planned, node, c, count): node.name
+        cost_key(node, c, count): node.name
         for node, candidates in zip(planned.nodes, found, strict=True)
         for c in candidates
         for count in threads

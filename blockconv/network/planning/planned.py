@@ -393,11 +393,11 @@ class _ReorderCosts:
         return BETWEEN_OPS + reorder_seconds(self._machine, tensor.shape, src, dst, itemsize)
 
 
-def cost_key(network: Network, node: Node, candidate: Candidate, threads: int) -> str:
+def cost_key(node: Node, candidate: Candidate, threads: int) -> str:
     """The name of a kernel's time in a table of costs."""
     assert candidate.row is not None
-    types, (src, dst) = element_types(network, node), kernel_layouts(node, candidate)
-    return tuning.key(candidate.row, candidate.problem, src, dst, types, threads)
+    src, dst = kernel_layouts(node, candidate)
+    return tuning.key(candidate.row, candidate.problem, src, dst, candidate.types, threads)
 
 
 def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
@@ -438,7 +438,7 @@ def _timed(
     held = Parameters(network)
     times: dict[Candidate, float] = {}
     for candidate in kernels[:MOST]:
-        name = cost_key(network, node, candidate, threads)
+        name = cost_key(node, candidate, threads)
         seconds = costs.get(name, known.get(name))
         if seconds is None:
             seconds = tuning.seconds_of(*_alone(network, node, candidate, held, threads), threads)

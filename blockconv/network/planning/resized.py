@@ -59,7 +59,7 @@ def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[s
         return None
     site = network.site(node)
     if like.row is None:
-        for view in views(network, node, site, replace(pricing, layouts=(like.dst,))):
+        for view in views(network, node, site, (like.dst,), pricing.reorder):
             if (view.srcs, view.dst) == (like.srcs, like.dst):
                 return view
     return next(_by_kernels(network, node, site, pricing, like), None)
@@ -77,7 +77,7 @@ def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like
         costs = _costs(op, node, request, like.row, pricing)
         if costs:
             row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
-            yield Candidate(row, problem, srcs, dst, costs[row], anchor=anchor)
+            yield Candidate(row, problem, srcs, dst, costs[row], None, anchor, types)
 
 
 def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:

@@ -15,7 +15,7 @@ from blockconv.kernels import TABLE
 from blockconv.machine import identity
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
-from blockconv.network.planning.candidates import Candidate, element_types
+from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.planned import Options, Planned
 from blockconv.network.planning.planner import Assignment, optimal
 from blockconv.network.reporting import predict
@@ -277,16 +277,16 @@ def _node(network: Network, node: Node, found: tuple[Candidate, ...], chosen: in
             for c in found
         ],
         "chosen": chosen,
-        "rejected": _rejected(network, node, found[chosen]),
+        "rejected": _rejected(node, found[chosen]),
     }
 
 
-def _rejected(network: Network, node: Node, taken: Candidate) -> list[RejectedData]:
+def _rejected(node: Node, taken: Candidate) -> list[RejectedData]:
     """Kernels that refuse the layouts that were chosen, each with its reason."""
     if taken.row is None or not taken.srcs[0].ndim == taken.dst.ndim == 4:
         return []
     src, dst = taken.srcs[0], taken.dst
-    types, said = element_types(network, node), list[RejectedData]()
+    types, said = taken.types, list[RejectedData]()
     for row in TABLE:
         if row.op == node.op and row is not taken.row and not row.reference and row.takes(types):
             why_not = selection.why_not(row, taken.problem, src, dst, types)

@@ -17,7 +17,7 @@ __all__ = ["actions_on", "plan_on"]
 def plan_on(planned: Planned, solution: Solution, threads: int) -> float:
     """Seconds of a whole plan, its reorders included."""
     every = zip(planned.network.nodes, planned.candidates, solution.chosen, strict=True)
-    nodes = sum(on_threads(planned.network, node, found[k], planned.threads, threads) for node, found, k in every)
+    nodes = sum(on_threads(node, found[k], planned.threads, threads) for node, found, k in every)
     return nodes + sum(planned.problem.reorder(*copy) for copy in solution.reorders)
 
 
@@ -28,6 +28,6 @@ def actions_on(planned: Planned, actions: tuple[Action, ...], threads: int) -> t
     def cost(a: Action) -> float:
         if a.node is None:
             return planned.problem.reorder(a.writes[0], *a.layouts)
-        return a.cost if a.part else on_threads(planned.network, a.node, taken[a.name], planned.threads, threads)
+        return a.cost if a.part else on_threads(a.node, taken[a.name], planned.threads, threads)
 
     return tuple(map(cost, actions))
