@@ -401,6 +401,7 @@ def _translate(call: Call, rules: Rules | None) -> None:
             call.give(name, tensor)
     if rules is not None:
         call.note()
+    call.inputs.clear()  # they refer to the call, and the collector would have to find out that nobody else does
 
 
 _IMPURE = ("Random", "Bernoulli", "Multinomial", "Dropout", "Optional", "Sequence")

@@ -48,8 +48,8 @@ _conv2d_problem = functools.lru_cache(maxsize=4096)(Conv2dProblem)  # inferred s
 
 
 @functools.lru_cache(maxsize=64)
-def _finite(weights: ElementType) -> ElementType:
-    return replace(weights, finite=True)
+def _finite(types: Types) -> Types:
+    return types._replace(wei=replace(types.wei, finite=True))
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Conv2d(Convolution):
     def types_at(self, site: Site) -> Types:
         src, dst = site.inputs[0].type, site.output.type
         types = Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
-        return types._replace(wei=_finite(types.wei)) if self.finite else types
+        return _finite(types) if self.finite else types
 
 
 @dataclass(frozen=True)

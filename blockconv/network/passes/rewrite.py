@@ -287,11 +287,11 @@ def _compared(network: Network, node: Node) -> object:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compared_sizes(shapes: tuple[Shape, ...], has_channels: bool) -> list[object]:
-    known: list[object] = [
-        (len(shape), _channels(shape) if has_channels else (), [min(size, 2) for size in shape]) for shape in shapes
-    ]
-    return known + [[a == b for a, b in zip(shapes[0], shape, strict=False)] for shape in shapes[1:]]
+def _compared_sizes(shapes: tuple[Shape, ...], has_channels: bool) -> tuple[int, ...]:
+    known: list[int] = []
+    for shape in shapes:
+        known += len(shape), *(_channels(shape) if has_channels else ()), *[min(size, 2) for size in shape]
+    return *known, *[a == b for shape in shapes[1:] for a, b in zip(shapes[0], shape, strict=False)]
 
 
 def _divides_alike(before: Network, other: Network) -> bool:

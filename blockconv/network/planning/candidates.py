@@ -76,13 +76,15 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
     return list(best.values())
 
 
-def views(network: Network, node: Node, site: Site, layouts: Layouts, reorder: Reorder) -> Iterator[Candidate]:
-    """The candidates without a kernel, with these layouts. reorder: as in `Pricing`."""
+def views(
+    network: Network, node: Node, site: Site, layouts: Layouts, reorder: Reorder | None = None
+) -> Iterator[Candidate]:
+    """The candidates without a kernel, with these layouts. reorder: as in `Pricing`, or None: copies cost nothing."""
     if isinstance(node.attributes, Foreign):
         yield _foreign(site)
         return
     for view in node.attributes.views(site, layouts):
-        cost = 0.0 if view.starts is None else _copies(network, node, view, reorder)
+        cost = 0.0 if view.starts is None or reorder is None else _copies(network, node, view, reorder)
         yield Candidate(None, None, view.srcs, view.dst, cost, view)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
@@ -35,7 +34,6 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
     if any(len(tensor.shape) != len(before[tensor.name].shape) for tensor in network.inputs):
         return None  # layouts are of a number of dimensions
     network, pricing = prepared(network, options, every=False)
-    reorder, pricing = pricing.reorder, replace(pricing, reorder=unpriced)
     chosen = {node.name: (node, one) for node, one in zip(anchor.network.nodes, anchor.chosen, strict=True)}
     found = []
     for node in network.nodes:
@@ -44,7 +42,7 @@ def resized(network: Network, options: Options, anchor: Planned) -> Planned | No
             return None
         found.append((one,))
     solution = Solution((0,) * len(found), math.nan, -math.inf, ())
-    return Planned(network, Assignment((), *ends(network, options), reorder), tuple(found), solution)
+    return Planned(network, Assignment((), *ends(network, options), pricing.reorder), tuple(found), solution)
 
 
 def unpriced(tensor: str, src: Layout, dst: Layout) -> float:
@@ -59,7 +57,7 @@ def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[s
         return None
     site = network.site(node)
     if like.row is None:
-        for view in views(network, node, site, (like.dst,), pricing.reorder):
+        for view in views(network, node, site, (like.dst,)):
             if (view.srcs, view.dst) == (like.srcs, like.dst):
                 return view
     return next(_by_kernels(network, node, site, pricing, like), None)
