@@ -54,7 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_test and alone and not may_be_isa(collection_path) else None
 
 
-PARTS = 12  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
+PARTS = 16  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is read

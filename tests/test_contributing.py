@@ -89,6 +89,7 @@ def test_the_example_fits(title: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", examples())
+@pytest.mark.sampled(3)
 def test_the_example_does_what_it_says(title: str, tmp_path: Path, run_python: Any) -> None:
     example = changed(title, tmp_path)
     for check in example.checks:

@@ -225,6 +225,7 @@ def unset(like: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRITES)
+@pytest.mark.sampled(2)
 def test_out_is_written_and_returned(name: str, kind: str) -> None:
     """Of the first call for its arrays, and of the next one, which is bound; with the bits of what is allocated."""
     call, plain = WRITES[name], np.asarray(WRITES[name](np.array, None))
@@ -329,6 +330,7 @@ def test_errors_of_pools(call: Any, told: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW4", "NCHW16", "CHWN4", "WHCN"])
+@pytest.mark.sampled(3)
 def test_indices_outside_the_plane_add_nothing(layout: str, dtype: str) -> None:
     """They are arguments of the caller's: a kernel writes nowhere else for them."""
     x = np.arange(2 * 4 * 9 * 8).reshape(2, 4, 9, 8).astype(bc.empty((1,), "a", dtype).dtype)

@@ -106,7 +106,7 @@ def test_shapes_of_an_op_that_onnx_does_not_know_are_onnx_runtimes() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if sum(name.encode()) % 16 == 0])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_what_onnx_runtime_runs_is_run(name: str) -> None:
     found = judged(name)
     assert not found.startswith(("refused", "wrong")), found
@@ -114,6 +114,7 @@ def test_what_onnx_runtime_runs_is_run(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
+@pytest.mark.sampled(4)
 def test_all_that_onnx_runtime_runs_is_run(part: int) -> None:
     """An eighth of the suite, and how many of it run in which way."""
     found = {name: judged(name) for name in sorted(CASES)[part::8]}

@@ -83,7 +83,9 @@ def step(path: Path) -> float:
 
 
 @pytest.mark.parametrize("network", [convolutional, residual, matrices])
-@pytest.mark.parametrize("opset", [k if k == 13 else pytest.param(k, marks=pytest.mark.slow) for k in OPSETS])
+@pytest.mark.parametrize(
+    "opset", [k if k == 13 else pytest.param(k, marks=[pytest.mark.slow, pytest.mark.sampled(4)]) for k in OPSETS]
+)
 def test_every_setting_is_read(network: Any, opset: int, tmp_path: Path) -> None:
     """Within one step of the output; all 2,376 models gave ONNX Runtime's bits where this was written (AVX2)."""
     m = Model(1)

@@ -34,6 +34,7 @@ PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32
     ],
 )
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 def test_a_light_network_gives_its_recorded_output(name: str) -> None:
     """Not SqueezeNet's, whose constant weights make logits of 1e10: rounding decides what their softmax is."""
     path = light(name)

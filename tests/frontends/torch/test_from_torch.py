@@ -265,7 +265,7 @@ def given(shape):
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)
@@ -763,6 +763,7 @@ WEIGHT = torch.from_numpy(np.random.default_rng(5).standard_normal((6, 6, 1, 1),
 
 
 @pytest.mark.parametrize("what", PYTORCH)
+@pytest.mark.sampled(3)
 def test_pytorch_runs_what_blockconv_has_no_op_for(what, tmp_path):
     module, x = Apply(PYTORCH[what]), given(IMAGE)
     network = bc.from_torch(module, x)

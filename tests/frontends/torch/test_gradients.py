@@ -456,6 +456,7 @@ def lies_as(found, wanted):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.sampled(3)
 def test_pytorchs_own_samples(name, dtype):
     """Of many samples each n-th."""
     every = list(info(name).sample_inputs("cpu", dtype, requires_grad=True))

@@ -123,6 +123,7 @@ def test_no_volumes(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(3)
 def test_a_compiled_network_is_torchs(name):
     make, shape, *_ = NETWORKS[name]
     module, x = made(make), volume(shape)

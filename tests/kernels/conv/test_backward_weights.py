@@ -142,7 +142,7 @@ def test_every_row(descriptor: str, pieces: None) -> None:
 
 @pytest.mark.parametrize("types", [Types.all("float64"), Types.converted("bfloat16", "float32"),
                                    Types.converted("float16", "float32")], ids=str)  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_types(types: Types, pieces: None) -> None:
     for descriptor in (PROBLEMS[0], PROBLEMS[3], PROBLEMS[7]):
         check_all(read(descriptor), (*ROUND[::2], *SAME[::2]), types)

@@ -104,7 +104,7 @@ def small_cache(monkeypatch):
 
 
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 def test_cut_into_many_windows(descriptor, small_cache):
     each(descriptor, "integers", residual=True, reference=False)
 

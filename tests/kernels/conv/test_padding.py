@@ -119,7 +119,7 @@ def test_bits_are_those_of_all_taps(descriptor: str, src: str, dst: str) -> None
 @pytest.mark.parametrize(
     ("src", "layout"), [*itertools.product(("uint8", "int8"), ("NCHW", "NHWC", "NCHW16")), ("uint4", "NCHW64")]
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_zero_points_of_taps_that_are_left_out(descriptor: str, layout: str, src: str) -> None:
     if src == "uint4" and descriptor.startswith("g"):
         pytest.skip("groups of packed pairs have tests of their own")
