@@ -344,6 +344,28 @@ def test_functions_of_a_model_are_inlined() -> None:
     np.testing.assert_allclose(bc.load_onnx(proto).evaluate(X)["y"], X + np.maximum(X, 0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_functions_have_default_attributes(inside: bool) -> None:
+    """ONNX's inliner leaves them out: LeakyRelu had its own alpha."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    body = helper.make_node("LeakyRelu", ["a"], ["b"])
+    body.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    slope = [helper.make_attribute("slope", 0.5)]
+    leaky = helper.make_function("own", "Leaky", ["a"], ["b"], [body], opsets, attribute_protos=slope)
+    first = helper.make_node("Leaky", ["a"], ["r"], domain="own")
+    nodes = [first, helper.make_node("Leaky", ["r"], ["b"], domain="own", slope=0.25)]
+    both = helper.make_function("own", "Both", ["a"], ["b"], nodes, opsets)
+    call = helper.make_node("Both", ["x"], ["y"], domain="own")
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, X.shape) for name in "xy"]
+    graph = helper.make_graph([call], "g", info[:1], info[1:])
+    if inside:
+        branch, known = helper.make_graph([call], "branch", [], info[1:]), numpy_helper.from_array(np.array(True), "c")
+        choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+        graph = helper.make_graph([choice], "g", info[:1], info[1:], [known])
+    proto = helper.make_model(graph, functions=[leaky, both], opset_imports=opsets, ir_version=9)
+    np.testing.assert_allclose(bc.load_onnx(proto).evaluate(X)["y"], np.where(X < 0, X / 8, X), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["Add", "Sub", "Mul", "Div", "Max", "Min"])
 @pytest.mark.parametrize(
     "shapes", [((2, 8, 6, 1), (2, 8, 1, 6)), ((2, 1, 6, 5), (8, 1, 1)), ((3, 1), (2, 1, 4)), ((1, 5), (3, 1))], ids=str

@@ -52,9 +52,12 @@ def _inlined(model: Any) -> Any:
     total = sum(sizes.get(_key(node), 1) for node in _nodes(model.graph.node))
     if total > _MOST_NODES:
         raise UnsupportedError(f"{OP}: functions: {total} nodes after inlining, more than {_MOST_NODES}")
-    for node in _all_nodes(model):
-        if _key(node) in functions:
-            _check_call(node, functions[_key(node)])
+    for node in _nodes([*model.graph.node, *(node for function in model.functions for node in function.node)]):
+        called = functions.get(_key(node))
+        if called is not None:
+            _check_call(node, called)
+            given = {attribute.name for attribute in node.attribute}  # the inliner does not know the defaults
+            node.attribute.extend(default for default in called.attribute_proto if default.name not in given)
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except Exception as error:
@@ -78,12 +81,6 @@ def _nodes(nodes: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 yield from _nodes(graph.node)
-
-
-def _all_nodes(model: Any) -> Iterator[Any]:
-    yield from _nodes(model.graph.node)
-    for function in model.functions:
-        yield from _nodes(function.node)
 
 
 def _check_imports(nodes: Any, imports: Any, what: str) -> None:
