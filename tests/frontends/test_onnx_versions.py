@@ -275,17 +275,19 @@ def test_conv1d_and_pools_of_rows() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 8), (1, 1), (2, 3), (3, 1)])
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-def test_windows_larger_than_the_image_are_cut(op: str, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("opset", [11, 22])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "counted"])
+def test_windows_larger_than_the_image_are_cut(op: str, opset: int, size: tuple[int, int]) -> None:
     """As in the classifier of rapidocr at a height of 32. ONNX's own evaluator gives no pixels."""
     runtime, x = pytest.importorskip("onnxruntime"), weights(2, 3, *size)
+    op, counted = ("AveragePool", {"count_include_pad": 1}) if op == "counted" else (op, {})
     for attributes in (
         {"kernel_shape": [2, 2], "strides": [2, 2]},
         {"kernel_shape": [4, 4], "strides": [4, 4], "auto_pad": "VALID"},
         {"kernel_shape": [4, 3], "strides": [3, 3], "pads": [0, 1, 1, 0]},
         {"kernel_shape": [4, 3], "strides": [4, 3], "ceil_mode": 1},
     ):
-        proto = model(op, 22, x, {}, **attributes)
+        proto = model(op, opset, x, {}, **counted, **attributes)
         (wanted,) = runtime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
         network = bc.load_onnx(proto, strict=True)
         for found in (network.evaluate(x)["y0"], bc.compile(network)(x)):

@@ -81,11 +81,9 @@ def _row(call: Call, y: Tensor, rank: int) -> Tensor:
 
 @_op("Conv", limits="1-D to 3-D; constant weight and bias")
 def _conv(call: Call) -> Tensor:
-    bias = None
     if call.has(2):
         call.array(2, "bias")
-        bias = call.input(2)
-    return convolution(call, ops.Conv2d(), call.input(), 1, (bias,) if bias else ())
+    return convolution(call, ops.Conv2d(), call.input(), 1, (call.input(2),) if call.has(2) else ())
 
 
 def convolution(
@@ -185,13 +183,19 @@ def average(call: Call, x: Tensor) -> Tensor:
 def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
     window = _Window(call, call.attribute("kernel_shape", ()))
+    sides = zip(window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True)
+    reached: Any = tuple(_reached(*side) for side in sides)
+    ceil_mode = bool(call.attribute("ceil_mode", 0))
     if kind != "avg_include_padding":
-        sides = zip(window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True)
-        window.pads = tuple(_reached(*side) for side in sides)
+        window.pads = reached
         _check_pads(call, window)
+    elif call.opset < 19 and not ceil_mode:  # what is cut counts too
+        window.pads = reached
+    elif reached != window.pads:  # only the padding counts: it becomes pixels
+        x, kind = call.emit(ops.Pad(((0, 0), (0, 0), *window.pads[-window.rank :]), 0.0), x), "avg_exclude_padding"
+        window.pads = tuple((0, end[1] - pads[1]) for end, pads in zip(reached, window.pads, strict=True))
     if call.attribute("storage_order", 0) not in (0, 1):
         raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
-    ceil_mode = bool(call.attribute("ceil_mode", 0))
     shared = window.stride[-2:], window.pads[-2:], window.dilation[-2:]
     attributes = ops.Pool2d(kind, window.kernel[-2:], *shared, ceil_mode)
     if window.rank == 3:
