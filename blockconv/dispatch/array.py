@@ -41,7 +41,6 @@ __all__ = [
     "entered",
     "is_channels_last",
     "reorder_into",
-    "reorder_program",
     "storage_of",
     "to_layout",
 ]

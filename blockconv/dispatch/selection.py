@@ -20,7 +20,6 @@ from blockconv.kernels.table import Primitive, Reason, Request, decided
 from blockconv.machine.machine import Machine
 
 __all__ = [
-    "ACCURACIES",
     "Decision",
     "accuracy_of",
     "anchor_of",

@@ -24,18 +24,7 @@ from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
 from blockconv.runtime import Op, Program, address_of, aligned_empty
 
-__all__ = [
-    "Costs",
-    "MachineSpeed",
-    "calibrate",
-    "copy_of",
-    "key",
-    "nothing",
-    "program_runner",
-    "read_costs",
-    "runner",
-    "seconds_of",
-]
+__all__ = ["Costs", "calibrate", "copy_of", "key", "nothing", "program_runner", "read_costs", "runner", "seconds_of"]
 
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
 PARAMETERS = 24  # bytes of an activation's parameters

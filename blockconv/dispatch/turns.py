@@ -12,7 +12,7 @@ import numpy as np
 
 from blockconv.core.errors import BlockconvError
 
-__all__ = ["MOST_SPREAD", "Runs", "UnsteadyError", "against", "in_turns", "positive", "rates"]
+__all__ = ["MOST_SPREAD", "UnsteadyError", "against", "in_turns", "positive", "rates"]
 
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample

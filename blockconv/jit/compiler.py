@@ -28,7 +28,7 @@ from blockconv.core.garbage import garbage_at_the_end
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
 
-__all__ = ["Code", "generate", "inline", "link", "numba_way"]
+__all__ = ["Code", "generate", "inline", "link"]
 
 target.feature_text()  # which refuses what LLVM would end the process for
 _missing = ""  # why Numba's private parts cannot be had

@@ -28,8 +28,6 @@ __all__ = [
     "SCATTERED_BLOCK",
     "VARIABLE",
     "Profile",
-    "Rates",
-    "Selected",
     "TileTimes",
     "committed",
     "find",

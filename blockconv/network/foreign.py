@@ -31,8 +31,6 @@ __all__ = [
     "LIBRARIES",
     "NUMPY_OPS",
     "REMEDY",
-    "ForeignPart",
-    "NamedNode",
     "Session",
     "captured",
     "check_foreign",
@@ -45,7 +43,6 @@ __all__ = [
     "joined",
     "named",
     "new_session",
-    "parsed",
     "reads_of",
 ]
 

@@ -28,7 +28,7 @@ from blockconv.network.ops.rule import View
 from blockconv.network.planning.candidates import OUTPUT, BoundNode, Candidate, Parameters, Workspace, bind_all
 from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
 
-__all__ = ["Action", "FailureReport", "Schedule", "schedule"]
+__all__ = ["Action", "Schedule", "schedule"]
 
 Array = npt.NDArray[Any]
 Value = tuple[str, Layout]

@@ -23,7 +23,7 @@ from numba import config
 from blockconv.core import target
 from blockconv.core.errors import SlowPathWarning, UnsupportedError, to_install
 
-__all__ = ["LAYERS", "ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
+__all__ = ["ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
 
 LAYERS = ("tbb", "omp", "workqueue")
 

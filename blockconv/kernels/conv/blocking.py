@@ -24,10 +24,7 @@ from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
 
 __all__ = [
-    "NO_BLOCK",
     "ConvBlocking",
-    "Geometry",
-    "Space",
     "TileShape",
     "blocking",
     "geometry",

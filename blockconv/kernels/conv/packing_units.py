@@ -20,7 +20,7 @@ from blockconv.kernels.conv.codegen import (
 )
 from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
-__all__ = ["UNIT", "pack_plane_units", "pack_units", "spare_bytes"]
+__all__ = ["pack_plane_units", "pack_units", "spare_bytes"]
 
 UNIT = 4  # bytes
 

@@ -9,7 +9,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.geometry import geometry
 
-__all__ = ["Space", "has_one_tap", "is_pointwise", "space"]
+__all__ = ["Space", "is_pointwise", "space"]
 
 SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
 

@@ -15,7 +15,7 @@ from blockconv.jit.ir import call_llvm, const, emitted
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["KINDS", "UNROLL", "PointwiseRun", "operand_types", "pointwise_extent"]
+__all__ = ["KINDS", "PointwiseRun", "operand_types", "pointwise_extent"]
 
 KINDS: tuple[PointwiseKind, ...] = get_args(PointwiseKind)
 UNROLL = 4  # vectors at a time

@@ -42,15 +42,7 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "INDEX",
-    "PoolBackwardArgs",
-    "pool_backward",
-    "pool_repeat",
-    "pool_scatter",
-    "pool_scatter_halves",
-    "pool_spread",
-]
+__all__ = ["PoolBackwardArgs", "pool_backward", "pool_repeat", "pool_scatter", "pool_scatter_halves", "pool_spread"]
 
 INDEX = 8  # bytes
 

@@ -10,19 +10,7 @@ from blockconv.kernels.pool.blocking import PoolBlocking, all_taps
 from blockconv.kernels.pool.tiles import crowded_seconds
 from blockconv.machine.machine import QUANTIZED_CYCLES
 
-__all__ = [
-    "MOST_VECTORS",
-    "Counts",
-    "bin_counts",
-    "cost",
-    "counts",
-    "line_counts",
-    "plane_counts",
-    "reference_cost",
-    "unrolled",
-    "unrolled_counts",
-    "window_counts",
-]
+__all__ = ["MOST_VECTORS", "cost", "counts", "reference_cost", "unrolled"]
 
 
 class Counts(NamedTuple):

@@ -25,7 +25,7 @@ from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeSh
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["copy_taps", "pack_taps", "pack_taps_op"]
+__all__ = ["pack_taps_op"]
 
 
 class PackTapsArguments(Arguments):

@@ -15,7 +15,7 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["unpack_op", "unpack_weights"]
+__all__ = ["unpack_op"]
 
 Table = npt.NDArray[np.int64]
 

@@ -15,8 +15,6 @@ __all__ = [
     "ResizeArgs",
     "ResizePartsArgs",
     "ResizeSumsArgs",
-    "Tap",
-    "Weight",
     "resize_columns",
     "resize_nearest",
     "resize_parts",

@@ -24,7 +24,6 @@ __all__ = [
     "ITEMSIZE",
     "LEAST_IMAGES",
     "SCRATCH",
-    "ScratchLayout",
     "WinogradBlocking",
     "blocking",
     "reads_windows",

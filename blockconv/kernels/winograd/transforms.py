@@ -23,13 +23,11 @@ from typing import Any, NamedTuple
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
-    "EXACT",
     "EXACT_FORMS",
     "FORMS",
     "POINTS",
     "TAPS",
     "Form",
-    "Transform1d",
     "destination_1d",
     "source_1d",
     "transform_2d",

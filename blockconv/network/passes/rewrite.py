@@ -17,7 +17,7 @@ from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Network, Node, same_array
 from blockconv.network.ops import Attributes, Reshape, Shape
 
-__all__ = ["Edit", "Refit", "Rule", "rewritten"]
+__all__ = ["Edit", "Refit", "rewritten"]
 
 Array = npt.NDArray[Any]
 A = TypeVar("A", bound=Attributes)

@@ -22,7 +22,7 @@ from blockconv.network.planning.planned import (
 )
 from blockconv.network.planning.planner import Assignment, Choice, evaluate
 
-__all__ = ["Edge", "LayoutProblem", "OwnPlanner", "check_costs", "chosen_by", "cost_table"]
+__all__ = ["LayoutProblem", "OwnPlanner", "check_costs", "chosen_by", "cost_table"]
 
 NEAREST = 3  # keys that an error lists
 

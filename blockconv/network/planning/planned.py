@@ -55,7 +55,6 @@ __all__ = [
     "choices",
     "cost_key",
     "ends",
-    "formulate",
     "formulated",
     "plan_layouts",
     "prepared",

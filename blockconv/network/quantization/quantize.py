@@ -35,7 +35,7 @@ from blockconv.network.quantization.rewriting import (
     rewritten,
 )
 
-__all__ = ["QuantizedNetwork", "quantize"]
+__all__ = ["quantize"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

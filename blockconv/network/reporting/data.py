@@ -22,7 +22,7 @@ from blockconv.network.reporting import predict
 from blockconv.network.reporting.profile import Profile
 from blockconv.network.schedule import Action, Schedule
 
-__all__ = ["VERSION", "CallData", "NodeData", "PlanData", "Sizes", "collected", "more"]
+__all__ = ["CallData", "NodeData", "PlanData", "Sizes", "collected", "more"]
 
 VERSION = 1  # of PlanData: another number where a field changes its meaning or goes away
 PRICED = 8  # reorders of a plan for which the best plan without them is searched
