@@ -341,6 +341,20 @@ def test_attention_that_onnx_runtime_fuses(case: str) -> None:
         np.testing.assert_allclose(bc.compile(network, threads=1)(x), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_mask_of_fewer_queries_than_keys_is_left_to_onnx_runtime() -> None:
+    m = Model()
+    op = ("MultiHeadAttention", f"x {m.floats('keys', 2, 7, 16)} keys", "y")
+    m(*op, domain="com.microsoft", num_heads=2, unidirectional=1)
+    model, x = m.proto((2, 5, 16), "y"), m.rng.standard_normal((2, 5, 16)).astype("f4")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(bc.UnsupportedError, match="numbers of queries and keys"):
+        bc.load_onnx(model, strict=True)
+    (wanted,) = session(model, "DISABLE_ALL").run(None, {"x": x})
+    with pytest.warns(bc.SlowPathWarning):
+        found = bc.compile(bc.load_onnx(model), threads=1)(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("widths", [(16, 16, 64), (16, 32), (48, 0, 0)], ids=str)
 def test_widths_of_attention_that_are_wrong(widths: tuple[int, ...]) -> None:
     m = Model()

@@ -271,6 +271,8 @@ def _attention(call: Call) -> Tensor:
     masks += [call.input(5)] if call.has(5) else []
     mask = functools.reduce(functools.partial(call.binary, "add"), masks) if masks else None
     causal = bool(call.attribute("unidirectional", 0))
+    if causal and q.shape[2] != k.shape[2]:
+        raise Unsupported("unidirectional=1 with other numbers of queries and keys, whose mask ONNX does not define")
     return of_rows(call, call.attended(ops.Attention(scale, causal), q, k, v, mask))
 
 
