@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ def replacing(op: str, path: object) -> Iterator[BinaryIO]:
         with open(path, "wb") as file:
             yield file
         return
+    if not path.parent.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(unfinished, "wb") as file:

@@ -356,3 +356,10 @@ def test_errors_survive_pickling() -> None:
         BlockedArray(GOOD[0], "NCHW16", SHAPE)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), str(again), again.argument) == (LayoutError, str(caught.value), "storage")
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "x.npz"
+    with pytest.raises(FileNotFoundError) as caught:
+        example().save(path)
+    assert caught.value.filename == str(path.resolve())
