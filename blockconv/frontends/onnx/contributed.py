@@ -252,7 +252,8 @@ def _unpacked(packed: Any, rows: int, bits: int) -> Any:
 @_op(
     "com.microsoft.Attention",
     "com.microsoft.MultiHeadAttention",
-    limits="floats; one output; constant weights and biases; masks of two or three dimensions; no past keys",
+    limits="floats; one output; constant weights and biases; masks of two or three dimensions; no past keys; as many "
+    "queries as keys if unidirectional",
 )
 def _attention(call: Call) -> Tensor:
     """Attention of queries, keys and values, or of one input with weights side by side. A mask of 0 hides a key."""

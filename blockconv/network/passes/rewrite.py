@@ -241,8 +241,7 @@ class Refit:
             or before.constants.keys() != constants.keys()
         ):
             return None
-        pairs = [(value, constants[name]) for name, value in before.constants.items()]
-        if any(a is not b and not same_array(a, b) for a, b in pairs):
+        if not all(same_array(value, constants[name]) for name, value in before.constants.items()):
             return None
         if self._facts != _facts(other) or not _divides_alike(before, other):
             return None

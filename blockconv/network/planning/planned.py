@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,6 +22,7 @@ from blockconv.network.memory import same_bytes
 from blockconv.network.passes.nibbles import widened
 from blockconv.network.passes.shapes import of_kernels
 from blockconv.network.planning import remembered
+from blockconv.network.planning.candidate import Reorder
 from blockconv.network.planning.candidates import (
     Candidate,
     Parameters,
@@ -184,9 +185,7 @@ def _universe(network: Network, options: Options) -> tuple[Layout, ...]:
     return tuple(dict.fromkeys([*usual, *asked]))
 
 
-def formulate(
-    network: Network, found: Found, reorder: Callable[[str, Layout, Layout], float], options: Options
-) -> Assignment:
+def formulate(network: Network, found: Found, reorder: Reorder, options: Options) -> Assignment:
     """The assignment of layouts of a network with these candidates."""
     steps = []
     for node, ways in zip(network.nodes, found, strict=True):
