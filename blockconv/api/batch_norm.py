@@ -20,8 +20,8 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem_checks import checked_number
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
-from blockconv.dispatch.boundary import NCHW, check_out, checked_alias, dense_layout, images_like, keep
+from blockconv.dispatch.array import BlockedArray, allocate, to_layout
+from blockconv.dispatch.boundary import NCHW, blocked_like, check_out, checked_alias, keep, memory_of, out_as_blocked
 from blockconv.runtime import Program, get_num_threads
 
 __all__ = ["UNBOUNDED", "Bound", "batch_norm", "batch_norm_backward", "bound_to", "gradients", "normalized"]
@@ -186,7 +186,7 @@ class Target(NamedTuple):
                 to_layout(self.made, self.order, out=self.written)
             return self.out
         found = self.made if self.made.layout is self.order else to_layout(self.made, self.order)
-        return found if isinstance(input, BlockedArray) else images_like(input, found.storage, self.order, False)
+        return blocked_like(input, found)
 
 
 class Bound(NamedTuple):
@@ -239,7 +239,7 @@ class Bound(NamedTuple):
         written = _as_target(op, input, out, self.shape, self.dtype)
         for name, each in read.items():
             if each is not None:
-                checked_alias(op, each.storage if isinstance(each, BlockedArray) else each, written.storage, name)
+                checked_alias(op, memory_of(each), written.storage, name)
         fits = written.layout == self.layout
         made = written if fits else allocate(self.shape, self.layout, self.dtype)
         return Target(made, written.layout, written, out)
@@ -282,8 +282,8 @@ def bound_to(
     read = [each if each.layout is layout else to_layout(each, layout) for each in (x, *others)]
     if known is None:
         types = Types.all(x.dtype)
-        solved = problem(op, x, *parameters), layout, types, options, get_num_threads()
-        program, room = _program(row, *solved) if 0 not in x.shape else (Program(()), 0)
+        solved = row, problem(op, x, *parameters), layout, layout, types, get_num_threads()
+        program, room = selection.program_of(*solved, **dict(options)) if 0 not in x.shape else (Program(()), 0)
         is_read = all(start_of(a) == start_of(b) for (_, a), b in zip(arrays, read, strict=True))
         known = Bound(x.shape, x.layout, layout, x.dtype, types.src.computed.dtype, program, room, is_read)
         keep(_kept, key, known)
@@ -319,18 +319,4 @@ def _as_target(op: str, input: Any, out: Any, shape: tuple[int, ...], dtype: Any
         check_out(op, out, BlockedArray, shape, dtype, None)
         given: BlockedArray = out
         return given
-    array = as_numpy(out, op, "out", write=True)
-    check_out(op, array, np.ndarray, shape, dtype, None)
-    layout = dense_layout(op, array, is_channels_last(array))
-    return BlockedArray(array.transpose(layout.outer), layout, shape)
-
-
-@functools.lru_cache(maxsize=1024)
-def _program(
-    op: str, problem: Any, layout: Layout, types: Types, options: tuple[tuple[str, Any], ...], threads: int
-) -> tuple[Program, int]:
-    """The program, and the bytes of its workspace. options: of the row."""
-    row = selection.choose(op, problem, layout, layout, types)
-    alone = row.prepare(problem, layout, layout, types, 1, **dict(options)).seconds
-    primitive = row.prepare(problem, layout, layout, types, threads, **dict(options))
-    return Program(primitive.ops(), alone), sum(primitive.workspace)
+    return out_as_blocked(op, out, shape, dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,6 +27,7 @@ from blockconv.dispatch.boundary import (
     checked_alias,
     dense_layout,
     keep,
+    memory_of,
     output_paddings,
     pads,
     pair,
@@ -276,7 +276,7 @@ def conv2d_backward_weights(
         result = np.empty(known.shape, known.dtype)
     else:
         for name, x in zip(("input", "grad"), given, strict=True):
-            checked_alias(_WEIGHTS, x.storage if isinstance(x, BlockedArray) else x, result, name)
+            checked_alias(_WEIGHTS, memory_of(x), result, name)
     of_bias = known.run(src, dst, result)
     found = like_any((input, grad), result) if out is None else out
     return (found, like_any((input, grad), of_bias)) if bias else found
@@ -296,7 +296,7 @@ def memory_order(x: Any) -> tuple[Any, ...]:
 
 def start_of(x: Any) -> int:
     """The address of an array's first byte."""
-    return address_of(x.storage if isinstance(x, BlockedArray) else x)
+    return address_of(memory_of(x))
 
 
 _WEIGHTS = "conv2d_backward_weights"
@@ -351,7 +351,8 @@ def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, 
     if problem.n == 0:
         result[...] = 0
     else:
-        program, nbytes = _weights_program(problem, (x.layout, y.layout, layout), types, bias, get_num_threads())
+        solved = op, problem, x.layout, y.layout, types, get_num_threads()
+        program, nbytes = selection.program_of(*solved, weights=layout, bias=bias)
     bound = _BoundWeights(problem.wei_shape, types.dst.dtype, problem.oc if bias else 0, program, nbytes)
     of_bias = bound.run(start, of_grad, result)
     if problem.n == 0:
@@ -395,22 +396,6 @@ def _weights_problem(
     windows = *strides, top, left, bottom, right, *dilations, number
     with raised_by(op):
         return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *windows)
-
-
-@functools.lru_cache(maxsize=1024)
-def _weights_program(
-    problem: Conv2dBackwardWeightsProblem,
-    layouts: tuple[Layout, Layout, Layout],
-    types: Types,
-    bias: bool,
-    threads: int,
-) -> tuple[Program, int]:
-    """The program of a gradient, and the bytes of its workspace. layouts: of input, gradient and weights."""
-    src, dst, weights = layouts
-    row = selection.choose("conv2d_backward_weights", problem, src, dst, types)
-    alone = row.prepare(problem, src, dst, types, 1).seconds
-    primitive = row.prepare(problem, src, dst, types, threads, weights=weights, bias=bias)
-    return Program(primitive.ops(), alone), sum(primitive.workspace)
 
 
 def _convolved(kind: type[Conv2d], input: Any, weight: Any, bias: Any, options: tuple[Any, ...], out: Any) -> Any:

@@ -22,12 +22,12 @@ from blockconv.dispatch.boundary import (
     check_array_layout,
     check_out,
     checked_alias,
-    dense_layout,
     given_images,
     given_out,
     images_like,
     keep,
     native_layout,
+    out_as_blocked,
     reordered,
 )
 from blockconv.dispatch.quantizing import check_zero_point
@@ -123,11 +123,9 @@ def _make(key: Any, call: PoolCall, shape: Shape, layout: Layout, dtype: Any, ze
         _check_sums(op, problem)
     program = Program(())
     if 0 not in problem.dst_shape:
-        types = Types.all(dtype)
-        row = selection.choose("pool2d_indices" if indices else "pool2d", problem, layout, layout, types)
-        seconds = row.prepare(problem, layout, layout, types).seconds
-        ops = row.prepare(problem, layout, layout, types, threads, quantizations=given).ops()
-        program = Program(ops, seconds)
+        options = {} if given is None else {"quantizations": given}
+        solved = "pool2d_indices" if indices else "pool2d", problem, layout, layout, Types.all(dtype), threads
+        program, _ = selection.program_of(*solved, **options)
     zero_point = given[1].zero_point if given is not None and not indices else 0
     return keep(_made, key, BoundPool(problem.dst_shape, program, threads, zero_point))
 
@@ -229,6 +227,5 @@ def _target(
     if written is None:
         final = wanted or layout
         return allocate(shape, final, x.dtype).storage, final
-    check_out(op, written, np.ndarray, shape, x.dtype, None)
-    final = dense_layout(op, written, is_channels_last(written), wanted)
-    return written.transpose(final.outer), final
+    made = out_as_blocked(op, written, shape, x.dtype, wanted)
+    return made.storage, made.layout

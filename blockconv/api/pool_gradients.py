@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +19,15 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
 from blockconv.dispatch.boundary import (
+    blocked_like,
     cache_key,
     check_array_layout,
     check_out,
     checked_alias,
-    dense_layout,
-    images_like,
     keep,
+    memory_of,
     native_layout,
+    out_as_blocked,
 )
 from blockconv.runtime import Program, get_num_threads
 
@@ -170,16 +170,12 @@ def _gradient(
     else:
         target = arrays[-1]
         for name, x in zip(("grad", "indices"), arrays[:sources], strict=False):
-            checked_alias(op, _memory(x), _memory(target), name)
+            checked_alias(op, memory_of(x), memory_of(target), name)
     first, *others = map(start_of, arrays[:sources])
     known.program.run((first, start_of(target), *(others or (0,))))
     if out is not None:
         return out
-    return target if isinstance(grad, BlockedArray) else images_like(grad, target.storage, target.layout, False)
-
-
-def _memory(x: Any) -> Any:
-    return x.storage if isinstance(x, BlockedArray) else x
+    return blocked_like(grad, target)
 
 
 def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: Any, *rest: Any) -> Any:
@@ -196,7 +192,8 @@ def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: An
     starts = [checked_alias(op, x.storage, target.storage, name)[0]
               for name, x in (("grad", y), ("indices", where)) if x is not None]  # fmt: skip
     if 0 not in problem.src_shape:
-        program = _program(problem, y.layout, target.layout, Types.all(y.dtype), get_num_threads())
+        types = Types.all(y.dtype)
+        program, _ = selection.program_of("pool2d_backward", problem, y.layout, target.layout, types, get_num_threads())
         program.run((starts[0], start_of(target), *(starts[1:] or (0,))))
         if list(map(start_of, arrays)) == [*starts, start_of(target)][: len(arrays)]:
             keep(_kept, key, _Bound(target.shape, target.layout, target.dtype, program))
@@ -204,7 +201,7 @@ def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: An
         target.storage[...] = 0
     if wanted[0] is not None:
         return wanted[0]
-    return target if isinstance(grad, BlockedArray) else images_like(grad, target.storage, target.layout, False)
+    return blocked_like(grad, target)
 
 
 def _as_indices(op: str, indices: Any, like: BlockedArray) -> BlockedArray:
@@ -234,14 +231,4 @@ def _target(op: str, grad: Any, y: BlockedArray, shape: tuple[int, ...], wanted:
     check_array_layout(op, found)
     if out is None:
         return allocate(shape, found, y.dtype)
-    array = as_numpy(out, op, "out", write=True)
-    check_out(op, array, np.ndarray, shape, y.dtype, None)
-    found = dense_layout(op, array, is_channels_last(array), None if layout is None else found)
-    return BlockedArray(array.transpose(found.outer), found, shape)
-
-
-@functools.lru_cache(maxsize=1024)
-def _program(problem: Pool2dBackwardProblem, src: Layout, dst: Layout, types: Types, threads: int) -> Program:
-    row = selection.choose("pool2d_backward", problem, src, dst, types)
-    alone = row.prepare(problem, src, dst, types, 1).seconds
-    return Program(row.prepare(problem, src, dst, types, threads).ops(), alone)
+    return out_as_blocked(op, out, shape, y.dtype, None if layout is None else found)

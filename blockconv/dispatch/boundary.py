@@ -16,7 +16,7 @@ from blockconv.core.checks import check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
-from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
+from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last, to_layout
 from blockconv.runtime import address_of
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "NHWC",
     "ONE_IMAGE",
     "Array",
+    "blocked_like",
     "cache_key",
     "check_array_layout",
     "check_out",
@@ -33,7 +34,9 @@ __all__ = [
     "given_out",
     "images_like",
     "keep",
+    "memory_of",
     "native_layout",
+    "out_as_blocked",
     "output_paddings",
     "pads",
     "pair",
@@ -79,6 +82,17 @@ def images_like(input: Any, storage: Array, layout: Layout, unbatched: bool) -> 
     return like(input, result[0] if unbatched else result)
 
 
+def blocked_like(input: Any, made: BlockedArray) -> Any:
+    """A result as the kind of array that the input is."""
+    return made if isinstance(input, BlockedArray) else images_like(input, made.storage, made.layout, False)
+
+
+def memory_of(x: Any) -> Array:
+    """The memory of an array, or of a BlockedArray."""
+    found: Array = x.storage if isinstance(x, BlockedArray) else x
+    return found
+
+
 def check_array_layout(op: str, out_layout: Layout | None) -> None:
     """Raise unless an array or tensor can be in this layout."""
     if out_layout is not None and out_layout.is_blocked:
@@ -94,6 +108,14 @@ def dense_layout(op: str, out: Array, channels_last: bool, wanted: Layout | None
         if out.transpose(layout.outer).flags.c_contiguous:
             return layout
     raise LayoutError(op, "out", out, f"has to be dense in {wanted or 'NCHW or NHWC'} order")
+
+
+def out_as_blocked(op: str, out: Any, shape: tuple[int, ...], dtype: Any, wanted: Layout | None = None) -> BlockedArray:
+    """The array or tensor to write as a BlockedArray of its memory, in the layout `wanted`, if there is one."""
+    array = as_numpy(out, op, "out", write=True)
+    check_out(op, array, np.ndarray, shape, dtype, None)
+    layout = dense_layout(op, array, is_channels_last(array), wanted)
+    return BlockedArray(array.transpose(layout.outer), layout, shape)
 
 
 def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> BlockedArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from blockconv.core.types import Types
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.table import Primitive, Reason, Request, decided
 from blockconv.machine.machine import Machine
+from blockconv.runtime import Program
 
 __all__ = [
     "Decision",
@@ -29,6 +31,7 @@ __all__ = [
     "explain",
     "named",
     "packing_seconds",
+    "program_of",
     "why_not",
 ]
 
@@ -116,6 +119,17 @@ def choose(
         said = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
         warnings.warn(said + rejected, SlowPathWarning, stacklevel=3)
     return best.row
+
+
+@functools.lru_cache(maxsize=1024)
+def program_of(
+    op: str, problem: Any, src: Layout, dst: Layout, types: Types, threads: int, **options: Any
+) -> tuple[Program, int]:
+    """The program of the row that is chosen, and the bytes of its workspace. options: of the row."""
+    row = choose(op, problem, src, dst, types)
+    alone = row.prepare(problem, src, dst, types, **options).seconds
+    primitive = row.prepare(problem, src, dst, types, threads, **options)
+    return Program(primitive.ops(), alone), sum(primitive.workspace)
 
 
 def cheapest(found: Sequence[Decision], once: bool = False) -> Decision | None:
