@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
@@ -32,7 +33,6 @@ from blockconv.network.ops.base import (
     Solved,
     check_axis,
     check_rank,
-    check_type,
     each_pixel,
     framed,
 )
@@ -45,12 +45,8 @@ __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 class _OfFloats(Solved):
     """An op that computes with floats. For integers, `Quantized` says what they stand for."""
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], *FLOATS)
-        return super().infer_type(inputs, parameters)
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "computes"
+    takes: ClassVar[Sequence[str]] = FLOATS
+    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class Lrn(_OfFloats):
     c + ceil((size-1)/2)) ** beta: ONNX's, and PyTorch's, for odd sizes."""
 
     op: ClassVar[str] = "lrn"
+    keeps_pixels: ClassVar[bool] = True
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
@@ -74,9 +71,6 @@ class Lrn(_OfFloats):
         squares = framed(src * src, [(0, 0), (below, above), *[(0, 0)] * (src.ndim - 2)], 0)
         total = sum(squares[:, i : i + src.shape[1]] for i in range(below + above + 1))
         return np.asarray(src / (self.bias + self.alpha / self.size * total) ** self.beta)
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes)
 
 
 def softmax(x: Array, axis: int, zero_rows: bool) -> Array:

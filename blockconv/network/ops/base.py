@@ -26,6 +26,7 @@ __all__ = [
     "ElementTypes",
     "Pads",
     "Pair",
+    "RowMajor",
     "Scaled",
     "Shape",
     "Shapes",
@@ -51,6 +52,9 @@ class Attributes(Rule):
 
     op: its name, under which the kernel table has its kernels.
     inputs, parameters: how many there may be; parameters are constants that a kernel may repack.
+    takes: the names of the types that inputs may have. Empty: any.
+    effect: what `on_integers` says.
+    keeps_pixels: whether an output pixel reads the pixels at the same position, and no others.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
     """
@@ -58,6 +62,9 @@ class Attributes(Rule):
     op: ClassVar[str]
     inputs: ClassVar[range] = range(1, 2)
     parameters: ClassVar[range] = range(1)
+    takes: ClassVar[Sequence[str]] = ()
+    effect: ClassVar[Literal["moves", "computes"] | None] = None
+    keeps_pixels: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
     folds: ClassVar[bool] = True
 
@@ -67,6 +74,7 @@ class Attributes(Rule):
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         """The output's element type: the common one of all operands, unless an op says otherwise. Raises DtypeError."""
+        check_inputs(self, inputs)
         given = (*inputs, *parameters)
         if given.count(given[0]) < len(given):
             raise DtypeError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
@@ -85,11 +93,11 @@ class Attributes(Rule):
 
         "moves": it gives some of them unchanged. "computes": as `Quantized`, with what they stand for. None: nothing.
         """
-        return None
+        return self.effect
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         """The window of each input that an output pixel reads, with pixels along `axes`; or why it has no bounds."""
-        return ALL_PIXELS
+        return each_pixel(site, axes) if self.keeps_pixels else ALL_PIXELS
 
     def of_moved_integers(self, given: Quantization) -> Attributes:
         """The op that moves integers which stand for what `given` says."""
@@ -136,6 +144,7 @@ class Scaled(Solved):
         return src
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        check_inputs(self, inputs)
         src = inputs[0]
         for name, type in zip(self.names, parameters, strict=True):
             check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
@@ -147,6 +156,8 @@ class BetweenTypes(Attributes):
 
     An input of the network is read in row-major order, as it comes.
     """
+
+    keeps_pixels: ClassVar[bool] = True
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         return inputs[0]
@@ -166,8 +177,22 @@ class BetweenTypes(Attributes):
     def options(self) -> dict[str, Any]:
         return {"quantizations": tuple(getattr(self, end, None) for end in ("src", "dst"))}
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes)
+
+class RowMajor(Solved):
+    """An op whose kernels read and write row-major arrays."""
+
+    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+        src, dst = (row_major(tensor.rank) for tensor in (site.inputs[0], site.output))
+        yield Asked(self.op, self.problem_at(site), (src,), (dst,))
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        return tuple(row_major(tensor.rank) for tensor in site.inputs)
+
+
+def check_inputs(attributes: Attributes, inputs: ElementTypes) -> None:
+    """Raise DtypeError unless the op takes inputs of these types."""
+    for type in inputs if attributes.takes else ():
+        check_type(attributes, "input", type, *attributes.takes)
 
 
 def check_type(attributes: Attributes, argument: str, type: ElementType, *wanted: str) -> None:

@@ -5,6 +5,7 @@ The quantization found is a value like others: a float32 array of the scale and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -35,13 +36,10 @@ class FindQuantization(Solved):
 
     op: ClassVar[str] = "find_quantization"
     is_exact: ClassVar[bool] = True
+    takes: ClassVar[Sequence[str]] = ("float32",)
 
     def problem(self, src: Shape) -> FindQuantizationProblem:
         return FindQuantizationProblem(src)
-
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], "float32")
-        return element("float32")
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         x = inputs[0].astype(np.float32)

@@ -59,6 +59,8 @@ class Activate(Solved):
     """An activation of each element."""
 
     op: ClassVar[str] = "activation"
+    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
+    keeps_pixels: ClassVar[bool] = True
     activation: Activation
 
     def problem(self, src: Shape) -> ActivationProblem:
@@ -66,12 +68,6 @@ class Activate(Solved):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(inputs[0])
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "computes"
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes)
 
 
 @dataclass(frozen=True)
@@ -81,6 +77,8 @@ class Affine(Scaled):
 
     op: ClassVar[str] = "affine"
     names: ClassVar[tuple[str, str]] = ("scale", "shift")
+    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
+    keeps_pixels: ClassVar[bool] = True
     activation: Activation = IDENTITY
 
     def problem(self, src: Shape) -> AffineProblem:
@@ -90,12 +88,6 @@ class Affine(Scaled):
         along = (-1,) + (1,) * (inputs[0].ndim - 2)
         scale, shift = (p.reshape(along) for p in parameters)
         return self.activation.reference(inputs[0] * scale + shift)
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "computes"
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes)
 
 
 class _Broadcast(Solved):
@@ -140,6 +132,7 @@ class Binary(_Broadcast):
 
     op: ClassVar[str] = "binary"
     inputs: ClassVar[range] = range(2, 3)
+    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
     kind: BinaryKind
     activation: Activation = IDENTITY
 
@@ -153,9 +146,6 @@ class Binary(_Broadcast):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(_BINARY[self.kind](*inputs))
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "computes"
 
     def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
         """Nothing for arithmetic on 8-bit integers, which wraps around: kernels clip and round it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -18,24 +18,16 @@ from blockconv.core.element_problem import (
     TopProblem,
 )
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem_checks import check_word
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Shapes, Solved, check_axis, check_type
-from blockconv.network.ops.rule import Asked, Layouts, Site
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, RowMajor, Shape, Shapes, check_axis, check_type
+from blockconv.network.ops.rule import Site
 
 __all__ = ["GatherAt", "Scan", "ScatterAt", "Top"]
 
 
-class _RowMajor(Solved):
-    """All operands and the result are row-major."""
-
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
-        src, dst = (row_major(len(tensor.shape)) for tensor in (site.inputs[0], site.output))
-        yield Asked(self.op, self.problem_at(site), (src,), (dst,))
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return tuple(row_major(len(tensor.shape)) for tensor in site.inputs)
+class _OfAnyType(RowMajor):
+    """An op of elements of any type."""
 
     def types_at(self, site: Site) -> Types:
         data, indices = site.inputs[0].type, site.inputs[min(1, len(site.inputs) - 1)].type
@@ -43,7 +35,7 @@ class _RowMajor(Solved):
 
 
 @dataclass(frozen=True)
-class _Indexed(_RowMajor):
+class _Indexed(_OfAnyType):
     form: IndexForm
     axis: int = 0
     from_end: bool = field(default=True, kw_only=True)
@@ -147,7 +139,7 @@ _COMBINED: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximu
 
 
 @dataclass(frozen=True)
-class Scan(_RowMajor):
+class Scan(_OfAnyType):
     """Sums, products, maxima or minima of the elements up to each one along an axis; see `ScanProblem`."""
 
     op: ClassVar[str] = "scan"
@@ -175,7 +167,7 @@ class Scan(_RowMajor):
 
 
 @dataclass(frozen=True)
-class Top(_RowMajor):
+class Top(_OfAnyType):
     """The indices, int64, of the largest or smallest elements along an axis; see `TopProblem`."""
 
     op: ClassVar[str] = "top"

@@ -56,9 +56,7 @@ class _Moves(Solved):
     """Elements, of any type, in another order or fewer of them."""
 
     is_exact: ClassVar[bool] = True
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "moves"
+    effect: ClassVar[Literal["moves", "computes"] | None] = "moves"
 
 
 @dataclass(frozen=True)
@@ -197,6 +195,7 @@ class Reshape(Attributes):
 
     op: ClassVar[str] = "reshape"
     is_exact: ClassVar[bool] = True
+    effect: ClassVar[Literal["moves", "computes"] | None] = "moves"
     shape: Shape
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
@@ -221,9 +220,6 @@ class Reshape(Attributes):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].reshape(self.infer((inputs[0].shape,), ())))
 
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "moves"
-
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         yield View((row_major(len(site.inputs[0].shape)),), row_major(len(site.output.shape)))
 
@@ -233,6 +229,7 @@ class Shuffle(_Moves):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 
     op: ClassVar[str] = "shuffle"
+    keeps_pixels: ClassVar[bool] = True
     groups: int
 
     def problem(self, src: Shape) -> ShuffleProblem:
@@ -242,6 +239,3 @@ class Shuffle(_Moves):
         n, c, h, w = inputs[0].shape
         split = inputs[0].reshape(n, self.groups, c // self.groups, h, w)
         return np.asarray(split.swapaxes(1, 2).reshape(n, c, h, w))
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes)

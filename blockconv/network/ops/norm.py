@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from blockconv.core.eltwise_problem import GroupNormProblem
-from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Scaled, Shape, check_type, each_pixel
+from blockconv.core.types import FLOATS
+from blockconv.network.ops.base import Array, Arrays, Scaled, Shape, each_pixel
 from blockconv.network.ops.reach import ALL_PIXELS, Windows
 from blockconv.network.ops.rule import Site
 
@@ -28,6 +29,7 @@ class GroupNorm(Scaled):
     parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, the type of the computation.
     """
 
+    takes: ClassVar[Sequence[str]] = FLOATS
     op: ClassVar[str] = "group_norm"
     groups: int
     epsilon: float = 1e-5
@@ -36,10 +38,6 @@ class GroupNorm(Scaled):
 
     def problem(self, src: Shape) -> GroupNormProblem:
         return GroupNormProblem(src, self.groups, self.epsilon, self.per_pixel, self.centred)
-
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], *FLOATS)
-        return super().infer_type(inputs, parameters)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         src, along = inputs[0], (-1,) + (1,) * (inputs[0].ndim - 2)

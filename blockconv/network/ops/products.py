@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from blockconv.core.layout import Layout, row_major
 from blockconv.core.product_problem import AttentionProblem, MatMulProblem, Order
-from blockconv.core.types import FLOATS, ElementType
+from blockconv.core.types import FLOATS
 from blockconv.network.ops.axes import softmax
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shape, Solved, check_type
-from blockconv.network.ops.rule import Asked, Layouts, Site
+from blockconv.network.ops.base import Array, Arrays, RowMajor, Shape
 
 __all__ = ["Attention", "MatMul"]
 
 
-class _Product(Solved):
-    """The base of products. All arrays are row-major."""
+class _Product(RowMajor):
+    """The base of products."""
 
+    takes: ClassVar[Sequence[str]] = FLOATS
     orders: tuple[Order, ...]
-
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        for type in inputs:
-            check_type(self, "input", type, *FLOATS)
-        return super().infer_type(inputs, parameters)
-
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
-        problem = self.problem_at(site)
-        ends = ((row_major(len(shape)),) for shape in (problem.src_shape, problem.dst_shape))
-        yield Asked(self.op, problem, *ends)
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return tuple(row_major(len(tensor.shape)) for tensor in site.inputs)
 
     def options(self) -> dict[str, Any]:
         return {}

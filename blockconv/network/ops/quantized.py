@@ -34,7 +34,6 @@ from blockconv.network.ops.base import (
     Shapes,
     check_axis,
     check_type,
-    each_pixel,
 )
 from blockconv.network.ops.elementwise import Activate, Affine, Binary
 from blockconv.network.ops.reach import Windows
@@ -130,6 +129,7 @@ class Lookup(Attributes):
     """
 
     op: ClassVar[str] = "lookup"
+    keeps_pixels: ClassVar[bool] = True
     is_exact: ClassVar[bool] = True
     table: bytes = field(repr=False)
     dst: Quantization
@@ -154,9 +154,6 @@ class Lookup(Attributes):
 
     def options(self) -> dict[str, Any]:
         return {"table": self.table, "quantizations": (self.dst, self.dst)}
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes)
 
 
 @dataclass(frozen=True)

@@ -351,6 +351,7 @@ class AdaptivePool2d(Solved):
     """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
 
     op: ClassVar[str] = "pool2d"
+    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
     size: Pair
 
     def problem(self, src: Shape) -> AdaptivePool2dProblem:
@@ -368,9 +369,6 @@ class AdaptivePool2d(Solved):
             )
             dst[:, :, at[0], at[1]] = src[:, :, rows, columns].mean(axis=(2, 3))
         return dst
-
-    def on_integers(self) -> Literal["moves", "computes"] | None:
-        return "computes"
 
 
 # ---------------------------------------------------------------- windows in NumPy
