@@ -200,28 +200,15 @@ class _Block(NamedTuple):
 
 
 @inline
-def _scatter(a, run, scattered, dst, block):
-    """Move the stored tile to the destination."""
+def _scatter(a, run, scattered, dst, block, gather):
+    """Move the stored tile to the destination. gather: 1, move its part of the residual to where the tile reads it."""
     wanted = ScatterRecord(run.address + TileRecord.nbytes)
-    wanted.tile = scattered.tile
-    wanted.dst = dst
+    wanted.tile = scattered.gathered if gather else scattered.tile
+    wanted.dst = dst + scattered.residual if gather else dst
     wanted.channel = block.channel
     wanted.valid = block.valid
-    wanted.written = block.written
-    wanted.gather = 0
-    call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
-
-
-@inline
-def _gather_residual(a, run, scattered, dst, channel, valid):
-    """Move the tile's part of the residual to where the tile reads it."""
-    wanted = ScatterRecord(run.address + TileRecord.nbytes)
-    wanted.tile = scattered.gathered
-    wanted.dst = dst + scattered.residual
-    wanted.channel = channel
-    wanted.valid = valid
-    wanted.written = min(a.tile_width, valid)
-    wanted.gather = 1
+    wanted.written = min(a.tile_width, block.valid) if gather else block.written
+    wanted.gather = gather
     call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
 
 
@@ -334,15 +321,16 @@ def _compute_tiles(a, run, scattered, dst, block):
         call_kernel(a.tile, run.address, 0, 0, 0)
     elif scattered.all:
         if scattered.residual:
-            _gather_residual(a, run, scattered, dst, block.channel, block.valid)
+            _scatter(a, run, scattered, dst, block, 1)
         call_kernel(a.tile, run.address, 0, 0, 0)
-        _scatter(a, run, scattered, dst, block)
+        _scatter(a, run, scattered, dst, block, 0)
     else:
         run.dst = dst + _destination_offset(a, block.channel)
         call_kernel(a.tile, run.address, 0, 0, 0)
         width = a.tile_width
         if block.written > width:
-            _scatter(a, run, scattered, dst, _Block(block.channel + width, 0, block.written - width))
+            rest = _Block(block.channel + width, 0, block.written - width)
+            _scatter(a, run, scattered, dst, rest, 0)
 
 
 @inline
@@ -357,7 +345,7 @@ def _written(a, group, ocb, valid):
 
 
 @inline
-def _write_block(a, run, group, ocb, valid):
+def _write_block(a, run, group, ocb):
     """Write the words that the records of a block of output channels share."""
     run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.acc_itemsize)
     run.scales = run.bia + a.scales
@@ -428,7 +416,7 @@ def conv_tiles():
             for ocb in range(ocbs * split // a.splits, ocbs * (split + 1) // a.splits):
                 valid = min(a.group_oc, a.oc - group * a.group_oc) - ocb * width
                 block = _Block(group * a.group_oc + ocb * width, valid, _written(a, group, ocb, valid))
-                _write_block(a, run, group, ocb, block.valid)
+                _write_block(a, run, group, ocb)
                 run.valid = width if scattered.all else block.valid
                 run.written = width if scattered.all else block.written
                 is_alone = scattered.all or a.tap_cols or block.written > width
