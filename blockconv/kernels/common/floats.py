@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const
+from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Floats"]
+__all__ = ["Floats", "narrower", "widener"]
 
 
 class Floats(Vectors):
@@ -64,3 +64,33 @@ class Floats(Vectors):
         if self.elements is not None and lanes == self.lanes:
             return self.elements
         return Elements(self.b, self.held, lanes, self.words)
+
+
+def widener(kind: ElementType, lanes: int) -> Any:
+    """widen(src, dst, count): code that copies elements in memory to an array of the computed type."""
+
+    @emitted
+    def widen(builder: Any, src: Any, dst: Any, count: Any) -> None:
+        v = Floats(builder, kind, lanes)
+
+        def vector(at: Any, mask: Any | None) -> None:
+            v.computed.store(v.load(builder.add(src, at), mask), builder.add(dst, v.in_computed(at)), mask)
+
+        v.each(count, vector)
+
+    return widen
+
+
+def narrower(kind: ElementType, lanes: int) -> Any:
+    """narrow(src, dst, count): the inverse of `widener`'s."""
+
+    @emitted
+    def narrow(builder: Any, src: Any, dst: Any, count: Any) -> None:
+        v = Floats(builder, kind, lanes)
+
+        def vector(at: Any, mask: Any | None) -> None:
+            v.store(v.computed.load(builder.add(src, v.in_computed(at)), mask), builder.add(dst, at), mask)
+
+        v.each(count, vector)
+
+    return narrow

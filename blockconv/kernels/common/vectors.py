@@ -253,6 +253,14 @@ class Vectors:
     def splat(self, scalar: Any) -> Any:
         return splat(self.b, scalar, self.lanes)
 
+    def splat_float64(self, value: Any) -> Any:
+        """A float64 in every lane, rounded to the vector's type."""
+        return self.splat(value if self.type.itemsize == 8 else self.b.fptrunc(value, self.element))
+
+    def or_zero(self, value: Any, other: float) -> Any:
+        """A vector of floats, or zeros where it is `other`."""
+        return self.b.select(self.b.fcmp_ordered("==", value, self.c(other)), self.zero, value)
+
     def add(self, x: Any, y: Any) -> Any:
         return self.b.fadd(x, y) if self.type.is_float else self.b.add(x, y)
 

@@ -133,7 +133,7 @@ class _Arrays:
         """Vectors of the lower and of the upper bound."""
         b, v, double = self.v.b, self.v, ir.DoubleType()
         found = [b.bitcast(bits, double) for bits in (self.s.low, self.s.high)]
-        low, high = (v.splat(each if v.type.itemsize == 8 else b.fptrunc(each, v.element)) for each in found)
+        low, high = (v.splat_float64(each) for each in found)
         return low, high
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "group_terms",
     "normalised_span",
     "span_sums",
-    "splat_float64",
 ]
 
 UNROLL = 4  # vectors with accumulators of their own, pixels or columns: an addition need not wait for the one before
@@ -214,7 +213,7 @@ def group_means(element: ElementType, lanes: int) -> Any:
         sums, means = (_array(v, g, which) for which in (SUMS, MEANS))
 
         def group(first: Any, statistic: Any) -> None:
-            mean = v.mul(_group_total(v, builder.add(sums, first), g.size), splat_float64(v, g.share))
+            mean = v.mul(_group_total(v, builder.add(sums, first), g.size), v.splat_float64(g.share))
             _fill(v, builder.add(means, first), g.size, mean)
 
         _each_group(v, g, group)
@@ -231,8 +230,8 @@ def group_terms(element: ElementType, lanes: int) -> Any:
         sums, means, slopes, shifts = (_array(v, g, which) for which in (SUMS, MEANS, SLOPES, SHIFTS))
 
         def group(first: Any, statistic: Any) -> None:
-            variance = v.mul(_group_total(v, b.add(sums, first), g.size), splat_float64(v, g.share))
-            inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, splat_float64(v, g.epsilon))))
+            variance = v.mul(_group_total(v, b.add(sums, first), g.size), v.splat_float64(g.share))
+            inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, v.splat_float64(g.epsilon))))
             with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
                 v.store_first(v.broadcast(b.add(means, first)), b.add(g.mean, statistic), 1)
                 v.store_first(inverse, b.add(g.inverse, statistic), 1)
@@ -296,7 +295,7 @@ def group_gradients(element: ElementType, lanes: int) -> Any:
             for slot in (slot for each in totals for slot in each):
                 b.store(v.zero, slot)
             v.each(g.size, add, UNROLL)
-            shift, slope = (v.mul(b.fneg(v.fold(v.total(each), v.add)), splat_float64(v, g.share)) for each in totals)
+            shift, slope = (v.mul(b.fneg(v.fold(v.total(each), v.add)), v.splat_float64(g.share)) for each in totals)
             shift, slope = v.mul(shift, inverse), v.mul(v.mul(v.mul(slope, inverse), inverse), inverse)
 
             def write(offset: Any, mask: Any | None) -> None:
@@ -347,8 +346,3 @@ def _group_total(v: Vectors, address: Any, size: Any) -> Any:
     v.b.store(v.zero, slot)
     v.each(size, lambda at, mask: v.b.store(v.add(v.b.load(slot), v.load(v.b.add(address, at), mask)), slot))
     return v.fold(v.b.load(slot), v.add)
-
-
-def splat_float64(v: Vectors, value: Any) -> Any:
-    """A float64 in every lane."""
-    return v.splat(value if v.itemsize == 8 else v.b.fptrunc(value, v.element))

@@ -10,7 +10,6 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.norm.codegen import splat_float64
 
 __all__ = ["RowSpan", "gradient_of_row", "normalised_row"]
 
@@ -50,7 +49,7 @@ def normalised_row(element: ElementType, lanes: int, centred: bool) -> Any:
     @emitted
     def normalise(builder: Any, s: RowSpan) -> None:
         b, v = builder, Floats(builder, element, lanes)
-        share, mean = splat_float64(v, s.share), v.zero
+        share, mean = v.splat_float64(s.share), v.zero
 
         def squares(offset: Any, mask: Any | None) -> list[Any]:
             apart = v.sub(v.load(b.add(s.src, offset), mask), mean)
@@ -61,7 +60,7 @@ def normalised_row(element: ElementType, lanes: int, centred: bool) -> Any:
             (total,) = _sums(v, s.elements, 1, lambda offset, mask: [v.load(b.add(s.src, offset), mask)])
             mean = v.mul(total, share)
         (total,) = _sums(v, s.elements, 1, squares)
-        inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(v.mul(total, share), splat_float64(v, s.epsilon))))
+        inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(v.mul(total, share), v.splat_float64(s.epsilon))))
         with b.if_then(b.icmp_signed("!=", s.mean, const(0))):
             v.computed.store_first(mean, s.mean, 1)
             v.computed.store_first(inverse, s.inverse, 1)
@@ -99,7 +98,7 @@ def gradient_of_row(element: ElementType, lanes: int) -> Any:
             return [v.mul(grad, scale), v.mul(product, scale)]
 
         totals = _sums(v, s.elements, 2, summands)
-        shift, slope = (v.mul(v.mul(b.fneg(each), splat_float64(v, s.share)), inverse) for each in totals)
+        shift, slope = (v.mul(v.mul(b.fneg(each), v.splat_float64(s.share)), inverse) for each in totals)
         slope = v.mul(v.mul(slope, inverse), inverse)
 
         def column(offset: Any, mask: Any | None) -> None:

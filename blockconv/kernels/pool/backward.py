@@ -38,7 +38,7 @@ from blockconv.jit.ir import (
     splat,
     store_f,
 )
-from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.floats import Floats, narrower, widener
 from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
@@ -164,7 +164,7 @@ def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) 
         if is_max:
             where = b.trunc(indices.load(x.idx, exist), ir.VectorType(I32, lanes))
         else:
-            value = sums.mul(value, sums.splat(x.share if sums.itemsize == 8 else b.fptrunc(x.share, sums.element)))
+            value = sums.mul(value, sums.splat_float64(x.share))
         with cgutils.for_range(b, x.rows) as row:
             start, at = b.add(x.position, b.mul(row.index, x.below)), b.add(x.dst, b.mul(row.index, x.row))
 
@@ -375,15 +375,7 @@ def pool_scatter_halves(src, lanes):
     held = ElementType.of(src)
     size, computed = held.itemsize, held.computed.itemsize
 
-    @emitted
-    def widen(builder: Any, dst: Any, src: Any, count: Any) -> None:
-        v = Floats(builder, held, lanes)
-        v.each(count, lambda at, mask: v.computed.store(v.load(builder.add(src, at), mask), _beside(v, dst, at), mask))
-
-    @emitted
-    def narrow(builder: Any, dst: Any, src: Any, count: Any) -> None:
-        v = Floats(builder, held, lanes)
-        v.each(count, lambda at, mask: v.store(v.computed.load(_beside(v, src, at), mask), builder.add(dst, at), mask))
+    widen, narrow = widener(held, lanes), narrower(held, lanes)
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
@@ -397,20 +389,15 @@ def pool_scatter_halves(src, lanes):
             for oh in range(a.oh if n < a.n else 0):
                 at = begin + oh * s.row
                 idx = a.idx + at // size * INDEX
-                widen(row, a.src + at, a.ow)
+                widen(a.src + at, row, a.ow)
                 for k in range(a.ow):
                     offset = load_i64(idx, k)
                     if 0 <= offset < pixels:
                         to = scratch + offset * computed
                         store_f(to, load_f(to, computed) + load_f(row + k * computed, computed), computed)
-            narrow(image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst, scratch, pixels)
+            narrow(scratch, image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst, pixels)
 
     return kernel
-
-
-def _beside(v: Floats, address: Any, offset: Any) -> Any:
-    """The address, in an array of the computed type, of elements at an offset in memory."""
-    return v.b.add(address, v.in_computed(offset))
 
 
 def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
@@ -419,7 +406,7 @@ def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
     @emitted
     def add_row(builder: Any, dst: Any, src: Any, count: Any, factor: Any) -> None:
         v = Vectors(builder, held, lanes)
-        share = v.splat(factor if v.itemsize == 8 else builder.fptrunc(factor, v.element))
+        share = v.splat_float64(factor)
 
         def body(at: Any, mask: Any) -> None:
             to = builder.add(dst, at)
@@ -464,7 +451,7 @@ def _row_filler(held: ElementType, lanes: int) -> Any:
     @emitted
     def fill_row(builder: Any, dst: Any, src: Any, share: Any, factor: Any, count: Any) -> None:
         b, v = builder, Vectors(builder, held, lanes)
-        part = v.splat(share if v.itemsize == 8 else b.fptrunc(share, v.element))
+        part = v.splat_float64(share)
         value = v.mul(v.mul(v.broadcast(src), part), v.broadcast(factor))
         v.each(count, lambda at, mask: v.store(value, b.add(dst, at), mask))
 
@@ -547,7 +534,7 @@ def _row_repeater(held: ElementType, lanes: int, columns: int) -> Any:
     def repeat(builder: Any, x: Repetition) -> None:
         b, v = builder, Floats(builder, held, lanes)
         sums = v.computed
-        share = sums.splat(x.share if sums.itemsize == 8 else b.fptrunc(x.share, sums.element))
+        share = sums.splat_float64(x.share)
 
         def body(at: Any, mask: Any) -> None:
             value = sums.mul(v.load(b.add(x.src, at), mask), share)

@@ -157,7 +157,7 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
     @emitted
     def softmax(builder: Any, x: Scores) -> None:
         v, given = Vectors(builder, element.computed, lanes), Floats(builder, element, lanes)
-        scale = v.splat(x.scale if v.itemsize == 8 else builder.fptrunc(x.scale, v.element))
+        scale = v.splat_float64(x.scale)
         most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
         with cgutils.for_range(builder, x.rows) as loop:
             added, limit = builder.add(x.mask, builder.mul(loop.index, x.mask_row)), x.columns
@@ -188,10 +188,14 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
             builder.store(v.c(-math.inf), most)
             builder.store(v.zero, total)
             row.each(find_most)
-            largest = _or_zero(v, v.fold(builder.load(most), v.larger), -math.inf, zero_rows)
+            largest = v.fold(builder.load(most), v.larger)
+            if zero_rows:
+                largest = v.or_zero(largest, -math.inf)
             row.each(find_total)
             sums = v.fold(builder.load(total), v.add)
-            factor = _or_zero(v, builder.fdiv(v.c(1.0), sums), math.inf, zero_rows)
+            factor = builder.fdiv(v.c(1.0), sums)
+            if zero_rows:
+                factor = v.or_zero(factor, math.inf)
             row.each(lambda at, number, mask: v.store(v.mul(v.load(at), factor), at))
             if causal:  # the others are zero
                 begin, end = (builder.sdiv(builder.add(n, const(lanes - 1)), const(lanes)) for n in (limit, x.columns))
@@ -199,8 +203,3 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
                     v.store(v.zero, row.at(builder.add(begin, unseen.index)))
 
     return softmax
-
-
-def _or_zero(v: Vectors, value: Any, other: float, asked: bool) -> Any:
-    """A value, or zero where it is `other`, if `asked` is true."""
-    return v.b.select(v.b.fcmp_ordered("==", value, v.c(other)), v.zero, value) if asked else value

@@ -15,7 +15,7 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["RecurrentStep", "add_products", "narrow", "reset_hidden", "update", "widen"]
+__all__ = ["RecurrentStep", "add_products", "reset_hidden", "update"]
 
 
 class RecurrentStep(NamedTuple):
@@ -156,35 +156,3 @@ def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool) -
         g.f.each(step.size, vector)
 
     return make
-
-
-def widen(element: ElementType, lanes: int) -> Any:
-    """Code that copies `size` elements to the scratch."""
-
-    @emitted
-    def copy(builder: Any, src: Any, dst: Any, size: Any) -> None:
-        f = Floats(builder, element, lanes)
-        f.each(
-            size,
-            lambda offset, mask: f.computed.store(
-                f.load(builder.add(src, offset), mask), builder.add(dst, f.in_computed(offset)), mask
-            ),
-        )
-
-    return copy
-
-
-def narrow(element: ElementType, lanes: int) -> Any:
-    """Code that copies `size` elements from the scratch."""
-
-    @emitted
-    def copy(builder: Any, src: Any, dst: Any, size: Any) -> None:
-        f = Floats(builder, element, lanes)
-        f.each(
-            size,
-            lambda offset, mask: f.store(
-                f.computed.load(builder.add(src, f.in_computed(offset)), mask), builder.add(dst, offset), mask
-            ),
-        )
-
-    return copy

@@ -7,7 +7,8 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, fill_memory
-from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, narrow, reset_hidden, update, widen
+from blockconv.kernels.common.floats import narrower, widener
+from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, reset_hidden, update
 
 __all__ = ["RecurrentArgs", "recurrent"]
 
@@ -57,7 +58,7 @@ def recurrent(element, lanes, is_lstm, resets_sums, images):
     kind = ElementType.of(element)
     itemsize, held = kind.itemsize, kind.computed.itemsize
     add, make = add_products(kind.computed, lanes, images), update(kind, lanes, bool(is_lstm), bool(resets_sums))
-    reset, take, give = reset_hidden(kind, lanes), widen(kind, lanes), narrow(kind, lanes)
+    reset, take, give = reset_hidden(kind, lanes), widener(kind, lanes), narrower(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = RecurrentArgs(args)

@@ -123,7 +123,7 @@ def divide(element: ElementType, lanes: int, period: int, how: int) -> Any:
     @emitted
     def quotients(builder: Any, src: Any, by: Any, dst: Any, count: Any) -> None:
         v = Floats(builder, element, lanes)
-        divisor = v.splat(by if v.itemsize == 8 else builder.fptrunc(by, v.element))
+        divisor = v.splat_float64(by)
 
         def vector(offset: Any, mask: Any) -> None:
             sums = v.computed.load(builder.add(src, v.in_computed(offset)))

@@ -36,7 +36,7 @@ def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
     def mix(builder: Any, a: Any, b: Any, weight: Any, to: Any, count: Any, integers: Any) -> None:
         v, out = read_and_written(builder, src, dst, lanes, integers)
         one = builder.fsub(weight.type(1.0), weight)
-        first, second = (v.splat(x if v.itemsize == 8 else builder.fptrunc(x, v.element)) for x in (one, weight))
+        first, second = (v.splat_float64(x) for x in (one, weight))
 
         def vector(offset: Any, mask: Any | None) -> None:
             x = v.mul(v.load(builder.add(a, offset), mask), first)
@@ -75,7 +75,7 @@ def _sums(builder: Any, v: Any, out: Any, taps: Any) -> Callable[[Any, Any, Any,
                 at = builder.add(weights, builder.mul(loop.index, const(WEIGHT)))
                 first = builder.add(base, builder.add(builder.load(pointer(builder, at, I64)), offset))
                 weight = builder.load(pointer(builder, builder.add(at, const(8)), ir.DoubleType()))
-                factor = v.splat(weight if v.itemsize == 8 else builder.fptrunc(weight, v.element))
+                factor = v.splat_float64(weight)
                 for k, slot in enumerate(made):
                     x = v.mul(v.load(builder.add(first, const(k * v.bytes)), mask), factor)
                     builder.store(v.add(builder.load(slot), x), slot)

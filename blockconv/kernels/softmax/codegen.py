@@ -90,7 +90,7 @@ def contiguous_softmax(element: ElementType, lanes: int, log: int, zero_rows: in
         each(find_most)
         largest = v.fold(builder.load(most), v.larger)
         if zero_rows:
-            largest = _or_zero(v, largest, -math.inf)
+            largest = v.or_zero(largest, -math.inf)
 
         def find_total(src: Any, dst: Any, powers: Any, mask: Any | None) -> None:
             power = v.exp_to_zero(builder.fsub(v.load(src, mask), largest))
@@ -128,7 +128,7 @@ def strided_softmax(element: ElementType, lanes: int, log: int, zero_rows: int) 
             with cgutils.for_range(builder, x.size) as loop:
                 value = v.load(builder.add(x.src, builder.mul(loop.index, x.stride)), mask)
                 builder.store(v.larger(value, builder.load(most)), most)
-            largest = _or_zero(v, builder.load(most), -math.inf) if zero_rows else builder.load(most)
+            largest = v.or_zero(builder.load(most), -math.inf) if zero_rows else builder.load(most)
             with cgutils.for_range(builder, x.size) as loop:
                 offset = builder.mul(loop.index, x.stride)
                 power = v.exp_to_zero(builder.fsub(v.load(builder.add(x.src, offset), mask), largest))
@@ -150,11 +150,6 @@ def strided_softmax(element: ElementType, lanes: int, log: int, zero_rows: int) 
     return softmax
 
 
-def _or_zero(v: Floats, value: Any, other: float) -> Any:
-    """A value, or zero where it is `other`."""
-    return v.b.select(v.b.fcmp_ordered("==", value, v.c(other)), v.zero, value)
-
-
 def _results(v: Floats, most: Any, total: Any, log: int, zero_rows: int) -> Callable[[Any, Any, Any | None], Any]:
     """result(source address, address of powers, mask): a vector of results.
 
@@ -165,5 +160,5 @@ def _results(v: Floats, most: Any, total: Any, log: int, zero_rows: int) -> Call
         return lambda src, powers, mask: v.b.fsub(v.load(src, mask), subtrahend)
     factor = v.b.fdiv(v.c(1.0), total)
     if zero_rows:
-        factor = _or_zero(v, factor, math.inf)
+        factor = v.or_zero(factor, math.inf)
     return lambda src, powers, mask: v.mul(v.computed.load(powers, mask), factor)
