@@ -3,8 +3,6 @@
 A *position* is an index of all dimensions but the axis. Two loops go over the positions, `outer` around `inner`.
 """
 
-from __future__ import annotations
-
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.conversion import ConversionArguments
 

@@ -1,7 +1,5 @@
 """Copies of bytes inside kernels."""
 
-from __future__ import annotations
-
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE

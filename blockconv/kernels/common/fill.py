@@ -1,7 +1,5 @@
 """A kernel that fills extents of memory, as far from each other, with one byte."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_i64

@@ -1,7 +1,5 @@
 """The buffers of a convolution, by number."""
 
-from __future__ import annotations
-
 from blockconv.runtime import Buffer
 
 __all__ = ["ACT", "BIA", "DST", "RES", "SRC", "WEI"]

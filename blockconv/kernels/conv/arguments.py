@@ -1,7 +1,5 @@
 """The argument blocks of convolution by tiles."""
 
-from __future__ import annotations
-
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile_record import TileRecord

@@ -1,7 +1,5 @@
 """The kernels that pack windows for tiles whose vectors run along pixels, as `packing`'s are called."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import move, prefetch

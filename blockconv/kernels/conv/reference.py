@@ -1,7 +1,5 @@
 """The kernel of the reference convolution."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import group, word
 from blockconv.jit.compiler import inline

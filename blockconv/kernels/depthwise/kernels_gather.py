@@ -1,7 +1,5 @@
 """Elements gathered by a table, into an order that no layout has."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, load_i64, store_bits

@@ -1,7 +1,5 @@
 """Depthwise convolution along the pixels of rows of a few vectors, by tiles of whole rows."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.kernels.common.tile import Output
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis

@@ -1,7 +1,5 @@
 """Kernels that find a quantization, quantize by it, and prepare a convolution for it."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, load_f, load_i64, store_bits, store_f, store_i64

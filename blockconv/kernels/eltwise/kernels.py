@@ -1,7 +1,5 @@
 """The kernel of elementwise ops: contiguous extents, and their operands."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word

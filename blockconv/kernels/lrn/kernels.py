@@ -3,8 +3,6 @@
 Both begin with the factors as elements, in the first line of the scratch.
 """
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word

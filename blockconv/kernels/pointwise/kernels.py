@@ -1,7 +1,5 @@
 """The kernel of element-wise ops whose operands have types of their own."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word

@@ -1,7 +1,5 @@
 """Pooling from any layout to any other, one output at a time."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word

@@ -1,7 +1,5 @@
 """The kernel of recurrent layers: all steps of a few images in one direction."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word

@@ -1,7 +1,5 @@
 """The kernels of means over axes, and of sums, products, maxima and minima."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word

@@ -1,7 +1,5 @@
 """Reorders' kernels: copies of contiguous extents, transposes, element by element."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline

@@ -1,7 +1,5 @@
 """Resampling's kernels: rows of results from one, two or more rows of the source."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word

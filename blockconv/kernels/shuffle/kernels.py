@@ -1,7 +1,5 @@
 """The kernel of channel shuffles: tiles of pixels transposed to planes and back."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits

@@ -1,7 +1,5 @@
 """Softmax's kernels: along contiguous axes, and along strided ones."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.compiler import inline

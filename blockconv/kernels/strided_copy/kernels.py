@@ -1,7 +1,5 @@
 """The kernel of strided copies."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import store_bits

@@ -1,7 +1,5 @@
 """The argument blocks of Winograd's kernels, and the header of a worker's scratch."""
 
-from __future__ import annotations
-
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile import LINE

@@ -4,8 +4,6 @@ The stages (see `blockconv.kernels.winograd.rows`) are kernels of their own, cal
 for source layouts, destination layouts and the microkernel's tiles do not multiply.
 """
 
-from __future__ import annotations
-
 import functools
 
 from blockconv import jit

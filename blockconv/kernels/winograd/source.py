@@ -3,8 +3,6 @@
 It is for vectors whose lanes are contiguous, or whose parts are in a table; see also `source_windows.py`.
 """
 
-from __future__ import annotations
-
 import functools
 
 from blockconv import jit

@@ -6,8 +6,6 @@ are transposed on the way. A large image whose pixels are vectors anyway has few
 place (`source.py`).
 """
 
-from __future__ import annotations
-
 import functools
 
 from blockconv import jit
