@@ -18,6 +18,7 @@ goes by the dispatcher only if something besides autograd watches: a mode, a tra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,35 +304,18 @@ _differentiate("conv2d_backward_weights", _keep(0, 2), _of_backward_weights, _li
 # ---------------------------------------------------------------- pools
 
 
-def _max_pool2d(x: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool) -> Any:
-    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), ceil_mode
-    return max_pool2d(x, *options, return_indices=True, out_layout=_layout(x))
+def _pool(run: Callable[..., Any], like: int = 0) -> Callable[..., Any]:
+    """A pool or its gradient, with lists as tuples. like: the argument whose memory format the result has."""
+
+    def call(*args: Any) -> Any:
+        given = [tuple(each) if isinstance(each, list) else each for each in args]
+        return run(*given, out_layout=_layout(args[like]))
+
+    return call
 
 
-def _avg_pool2d(x: Any, kernel: Ints, stride: Ints, padding: Ints, *rest: Any) -> Any:
-    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), *rest
-    return avg_pool2d(x, *options, out_layout=_layout(x))
-
-
-def _max_pool2d_backward(
-    shape: Ints, grad: Any, indices: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
-) -> Any:
-    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), ceil_mode
-    layout = _layout(grad)
-    return max_pool2d_backward(tuple(shape), grad, *options, indices=indices, out_layout=layout)
-
-
-def _avg_pool2d_backward(shape: Ints, grad: Any, kernel: Ints, stride: Ints, padding: Ints, *rest: Any) -> Any:
-    options: tuple[Any, ...] = tuple(kernel), tuple(stride), tuple(padding), *rest
-    return avg_pool2d_backward(tuple(shape), grad, *options, out_layout=_layout(grad))
-
-
-def _adaptive_avg_pool2d(x: Any, size: Ints) -> Any:
-    return adaptive_avg_pool2d(x, (size[0], size[1]), out_layout=_layout(x))
-
-
-def _adaptive_avg_pool2d_backward(shape: Ints, grad: Any) -> Any:
-    return adaptive_avg_pool2d_backward(tuple(shape), grad, out_layout=_layout(grad))
+def _max_pool2d_backward(shape: Ints, grad: Any, indices: Any, *options: Any, out_layout: str) -> Any:
+    return max_pool2d_backward(shape, grad, *options, indices=indices, out_layout=out_layout)
 
 
 def _fake_pool(op: Any) -> Callable[..., Any]:
@@ -346,39 +330,33 @@ def _fake_pool(op: Any) -> Callable[..., Any]:
     return call
 
 
+def _fake_pool_backward(shape: Ints, grad: Any, *_: Any) -> Any:
+    return _empty(grad, shape, _layout(grad))
+
+
 _MAX = f"{_POOLED}, int[] dilation, bool ceil_mode"
 _AVG = f"{_POOLED}, bool ceil_mode, bool count_include_pad, int? divisor_override"
 _define(
     f"max_pool2d(Tensor input, {_MAX}) -> (Tensor, Tensor)",
-    _max_pool2d,
+    _pool(partial(max_pool2d, return_indices=True)),
     _fake_pool(torch.ops.aten.max_pool2d_with_indices),
 )
-_define(f"avg_pool2d(Tensor input, {_AVG}) -> Tensor", _avg_pool2d, _fake_pool(torch.ops.aten.avg_pool2d))
+_define(f"avg_pool2d(Tensor input, {_AVG}) -> Tensor", _pool(avg_pool2d), _fake_pool(torch.ops.aten.avg_pool2d))
 _define(
     "adaptive_avg_pool2d(Tensor input, SymInt[] output_size) -> Tensor",
-    _adaptive_avg_pool2d,
+    _pool(adaptive_avg_pool2d),
     lambda x, size: _empty(x, (*x.shape[:2], *size), _layout(x)),
 )
-_define(
-    "adaptive_avg_pool2d_backward(SymInt[] input_shape, Tensor grad) -> Tensor",
-    _adaptive_avg_pool2d_backward,
-    lambda shape, grad: _empty(grad, shape, _layout(grad)),
-)
-_define(
-    f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor",
-    _max_pool2d_backward,
-    lambda shape, grad, indices, *options: _empty(grad, shape, _layout(grad)),
-)
-_define(
-    f"avg_pool2d_backward(SymInt[] input_shape, Tensor grad, {_AVG}) -> Tensor",
-    _avg_pool2d_backward,
-    lambda shape, grad, *options: _empty(grad, shape, _layout(grad)),
-)
+for _schema, _gradient in (
+    ("adaptive_avg_pool2d_backward(SymInt[] input_shape, Tensor grad) -> Tensor", adaptive_avg_pool2d_backward),
+    (f"max_pool2d_backward(SymInt[] input_shape, Tensor grad, Tensor indices, {_MAX}) -> Tensor", _max_pool2d_backward),
+    (f"avg_pool2d_backward(SymInt[] input_shape, Tensor grad, {_AVG}) -> Tensor", avg_pool2d_backward),
+):
+    _define(_schema, _pool(_gradient, like=1), _fake_pool_backward)
 
 
 def _keep_max_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
-    x, *ctx.options = inputs
-    ctx.shape = x.shape
+    _keep_pool(ctx, inputs, output)
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
 
@@ -400,7 +378,7 @@ def _of_max_pool2d_backward(ctx: Any, given: Any) -> Any:
     return None, _chosen(given, *ctx.saved_tensors), *(None,) * 6
 
 
-def _keep_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
+def _keep_pool(ctx: Any, inputs: Any, output: Any) -> None:
     x, *ctx.options = inputs
     ctx.shape = x.shape
 
@@ -417,10 +395,6 @@ def _of_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
     return None, calls.avg_pool2d(given, *ctx.options), *(None,) * 6
 
 
-def _keep_adaptive_avg_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.shape = inputs[0].shape
-
-
 def _of_adaptive_avg_pool2d(ctx: Any, grad: Any) -> Any:
     return calls.adaptive_avg_pool2d_backward(ctx.shape, grad), None
 
@@ -434,8 +408,8 @@ def _of_adaptive_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
 
 
 _POOL_RULES: tuple[tuple[str, int, Callable[..., Any], Callable[..., Any]], ...] = (
-    ("adaptive_avg_pool2d", 0, _keep_adaptive_avg_pool2d, _of_adaptive_avg_pool2d),
-    ("avg_pool2d", 0, _keep_avg_pool2d, _of_avg_pool2d),
+    ("adaptive_avg_pool2d", 0, _keep_pool, _of_adaptive_avg_pool2d),
+    ("avg_pool2d", 0, _keep_pool, _of_avg_pool2d),
     ("adaptive_avg_pool2d_backward", 1, _keep_adaptive_avg_pool2d_backward, _of_adaptive_avg_pool2d_backward),
     ("avg_pool2d_backward", 1, _keep_avg_pool2d_backward, _of_avg_pool2d_backward),
     ("max_pool2d_backward", 1, _keep_max_pool2d_backward, _of_max_pool2d_backward),
