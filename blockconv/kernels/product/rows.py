@@ -20,6 +20,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.layout import row_major
+from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
@@ -172,14 +173,6 @@ def left(request: Request, x: Product, at: Matrices, tasks: int) -> Left:
 # ---------------------------------------------------------------- products
 
 
-def _why_not(request: Request) -> Reason | None:
-    p = request.problem
-    for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape)):
-        if layout != row_major(len(shape)):
-            return f"needs arrays in row-major order, unlike {layout}"
-    return None
-
-
 def _is_few(x: Product, like: Product | None) -> bool:
     """Whether right matrices are read once, where they are.
 
@@ -210,9 +203,9 @@ class _MatMul:
         self.is_few = _is_few(self.x, like)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> tuple[int]:
         """Bytes of all panels."""
-        return 0 if self.is_few else len(self.b.offsets) * self.x.panels * self.x.panel_bytes
+        return (0 if self.is_few else len(self.b.offsets) * self.x.panels * self.x.panel_bytes,)
 
     def seconds(self) -> float:
         """Predicted: panels are packed, tiles computed."""
@@ -221,8 +214,9 @@ class _MatMul:
         if self.is_few:
             moved = m.move_seconds(kind.itemsize * math.prod(p.b), kind.itemsize * math.prod(p.dst_shape))
             return m.launch_seconds() + max(moved, pairs * few_rows_seconds(m, x)) / threads
-        packed = m.move_seconds(kind.itemsize * math.prod(p.b), self.nbytes)
-        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + self.nbytes, kind.itemsize * math.prod(p.dst_shape))
+        (panels,) = self.nbytes
+        packed = m.move_seconds(kind.itemsize * math.prod(p.b), panels)
+        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + panels, kind.itemsize * math.prod(p.dst_shape))
         return 2 * m.launch_seconds() + (packed + max(moved, pairs * x.seconds(m))) / threads
 
     def ops(self) -> list[Op]:
@@ -295,14 +289,6 @@ class _MatMul:
         return Op(kernel, args, pairs * splits, scratch=scratch, table=table.reshape(-1))
 
 
-def _make_matmul(request: Request) -> Primitive | Reason:
-    why_not = _why_not(request)
-    if why_not:
-        return why_not
-    found = _MatMul(request)
-    return Primitive(found.seconds, found.ops, workspace=(found.nbytes,))
-
-
 # ---------------------------------------------------------------- attention
 
 EXP_CYCLES = 12.0  # of a vector of scores that becomes powers, and is read and written three times
@@ -315,13 +301,10 @@ class _Attention:
         self.request, p, kind = request, request.problem, request.types.src
         batch, rows, columns = p.size
         self.a = Matrices.of(p.a, p.orders[0], batch, kind.itemsize)
-        self.keys, self.values = (
-            Matrices.own(shape, order, kind.itemsize) for shape, order in zip((p.b, p.c), p.orders[1:3], strict=True)
-        )
+        right = (p.b, p.orders[1]), (p.c, p.orders[2])
+        self.keys, self.values = (Matrices.own(*given, kind.itemsize) for given in right)
         self.dst = Matrices.of(p.dst_shape, inverse(p.orders[3]), batch, kind.itemsize)
-        self.numbers = [
-            Matrices.numbers(shape, order, batch) for shape, order in zip((p.b, p.c), p.orders[1:3], strict=True)
-        ]
+        self.numbers = [Matrices.numbers(*given, batch) for given in right]
         mask = (1, 1) if p.mask is None else (1,) * (2 - len(p.mask)) + p.mask
         self.mask = Matrices.of(mask, None, batch, kind.itemsize)
         self.mask_row = self.mask.row if mask[-2] > 1 else 0
@@ -447,15 +430,16 @@ class _Attention:
         return [numbers * size for numbers, size in zip(self.numbers, sizes, strict=True)]
 
 
-def _make_attention(request: Request) -> Primitive | Reason:
-    why_not = _why_not(request)
-    if why_not:
-        return why_not
-    found = _Attention(request)
+def _make(request: Request) -> Primitive | Reason:
+    p = request.problem
+    for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape)):
+        if layout != row_major(len(shape)):
+            return f"needs arrays in row-major order, unlike {layout}"
+    found = _Attention(request) if isinstance(p, AttentionProblem) else _MatMul(request)
     return Primitive(found.seconds, found.ops, workspace=found.nbytes)
 
 
 ROWS = (
-    Row("matmul", "matmul", _make_matmul, frozenset(FLOATS)),
-    Row("attention", "attention", _make_attention, frozenset(FLOATS)),
+    Row("matmul", "matmul", _make, frozenset(FLOATS)),
+    Row("attention", "attention", _make, frozenset(FLOATS)),
 )
