@@ -22,6 +22,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
 from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.limits import Limits
 from blockconv.network.rest import Rest
 
 __all__ = ["read", "write"]
@@ -40,6 +41,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
     sizes: it says whether that changes nodes.
     """
     rest = network.rest
+    limits = None if getattr(network.remake, "func", None) is _refuse_sizes else network.kept_limits()
     described = {
         "format": FORMAT,
         "version": __version__,
@@ -50,8 +52,8 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         "constants": list(network.constants),
         "rest": None if rest is None else _plain((rest.model, rest.outputs, rest.kinds, list(rest.constants))),
         "bfloat16": [name for name, value in network.constants.items() if value.dtype.name == "bfloat16"],
-        "own_sizes": getattr(network.remake, "func", None) is _refuse_sizes or network.has_own_sizes(),
-        "bounds": network.bounds,
+        "own_sizes": limits is None or not all(one.is_plain() for one in limits),
+        "limits": [dataclasses.asdict(one) for one in limits or ()],
         "merged": {name: network.holder(name) for name in network.merged},
         "extra": extra,
     }
@@ -111,8 +113,11 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     runs = {node.name for node in nodes}
     merged = {old: new for old, new in described.get("merged", {}).items() if new in runs}  # files of before have none
     network = Network(inputs, _typed(Names, described["outputs"]), nodes, constants, name, again, merged, rest)
-    if again is None and described.get("bounds"):
-        network = network.remade_by(_Within(network, described["bounds"]))
+    limits = [Limits(**given) for given in described.get("limits", ())]
+    if not all(one.is_plain() for one in limits):
+        raise ValueError("its limits of sizes are no arithmetic")
+    if again is None and limits:
+        network = network.remade_by(_Within(network, limits))
     return network, dict(described["extra"])
 
 
@@ -120,18 +125,16 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
 class _Within:
     """Takes a network of a file to other sizes.
 
-    bounds: see `Network.bounds`.
+    limits: see `Network.limits`.
     """
 
     network: Network
-    bounds: dict[str, list[tuple[int, float]]]
+    limits: list[Limits]
 
     def __call__(self, shapes: dict[str, Shape]) -> Network:
-        for name, ends in self.bounds.items():
-            for axis, (size, (low, high)) in enumerate(zip(shapes[name], ends, strict=True)):
-                if not low <= size <= high:
-                    rule = f"axis {axis} of {name!r} has to be from {low} to {high}, as it was traced"
-                    raise NetworkError(self.network.name, "input_shapes", shapes, rule)
+        reasons = [one.excludes(shapes) for one in self.limits]
+        if all(reasons):
+            raise NetworkError(self.network.name, "input_shapes", shapes, reasons[-1])
         return self.network.of_shapes(shapes, self)
 
 

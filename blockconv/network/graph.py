@@ -26,6 +26,7 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element
 from blockconv.network.foreign import counted
+from blockconv.network.limits import Limits
 from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
@@ -78,7 +79,7 @@ class Network:
     constants: arrays by name; the network keeps them read-only.
     name: the network's name, for its errors.
     remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
-        It may have `bounds`; see the network's.
+        It may have `limits`; see the network's.
     rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.rest`.
     merged: for each node that a pass merged into another, the other's name. The other may be merged too.
     tensors: the name, shape and element type of every value by its name, with constants.
@@ -207,31 +208,39 @@ class Network:
         return self.of_shapes(sizes, None)
 
     @property
-    def bounds(self) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """The least and the largest size of each axis of inputs; empty if the front end names none."""
-        return getattr(self.remake, "bounds", {})
+    def limits(self) -> Sequence[Limits]:
+        """The sizes of inputs that the front end has traced; empty if it reads the model for any size."""
+        return getattr(self.remake, "limits", ())
 
-    def has_own_sizes(self) -> bool:
-        """Whether nodes or constants depend on the sizes of inputs.
+    def kept_limits(self) -> list[Limits] | None:
+        """The limits of the sizes that the same nodes and constants take; None if these depend on sizes.
 
         The front end reads the model for other sizes: a batch, odd, even, smaller and much larger ones. All inputs
-        change, then each one alone: few networks take such sizes of all of them.
+        change, then each one alone: few networks take such sizes of all of them. Limits fix axes that never changed.
         """
+        own = {t.name: t.shape for t in self.inputs}
+        kept: list[Limits] = []
+        changed: set[tuple[str, int]] = set()
         for n, h, w in OTHERS if self.remake is not None else ():
-            shapes = {t.name: _changed(t.shape, n, h, w) for t in self.inputs}
-            for name, ends in self.bounds.items():
-                pairs = zip(shapes[name], ends, strict=True)
-                shapes[name] = tuple(int(min(max(size, low), high)) for size, (low, high) in pairs)
+            shapes = {name: _changed(shape, n, h, w) for name, shape in own.items()}
+            if len(self.limits) == 1:
+                shapes = {name: self.limits[0].nearest(name, shape) for name, shape in shapes.items()}
             for given in (shapes, *({name: shape} for name, shape in shapes.items() if len(shapes) > 1)):
-                kept = _or_none(self.of_shapes, given, None)
-                read = None if kept is None and given is not shapes else _or_none(self.with_input_shapes, given)
-                if kept is None and read is None:
+                same = _or_none(self.of_shapes, given, None)
+                read = None if same is None and given is not shapes else _or_none(self.with_input_shapes, given)
+                limits = next((one for one in self.limits if not one.excludes(own | given)), None)
+                if read is None and (same is None or (self.limits and limits is None)):
                     continue  # no such image
-                if kept is None or read is None or (read.nodes, read.tensors) != (kept.nodes, kept.tensors):
-                    return True
-                if any(not same_array(value, kept.constants[name]) for name, value in read.constants.items()):
-                    return True
-        return False
+                if same is None or read is None or (read.nodes, read.tensors) != (same.nodes, same.tensors):
+                    return None
+                if any(not same_array(value, same.constants[name]) for name, value in read.constants.items()):
+                    return None
+                kept += [limits] if limits is not None and limits not in kept else []
+                changed |= {(x, k) for x, n in given.items() for k in range(len(n)) if n[k] != own[x][k]}
+        if self.limits and not kept:
+            return None
+        axes = [(x, k) for x in own for k in range(len(own[x])) if (x, k) not in changed]
+        return [one.with_fixed({(x, k): own[x][k] for x, k in axes}) for one in kept]
 
     def of_shapes(
         self,
@@ -333,18 +342,22 @@ class Network:
         return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}{rest}"
 
 
-# How many times as many images, and pixels more of the last two axes: for `has_own_sizes`.
-OTHERS = (2, 0, 0), (1, 1, 1), (1, -8, 4), (1, 32, 0), (1, 1, 0), (1, 0, 1), (1, 0, 32), (1, 1024, 0), (1, 0, 1024)
+# How many times as many images, and pixels more of the last two axes: for `kept_limits`.
+OTHERS = (
+    *((2, 0, 0), (1, 1, 1), (1, -8, 4), (0, 0, 0), (1, 32, 0), (1, 1, 0), (1, 0, 1), (1, 0, 32), (1, 32, 32)),
+    *((1, 1024, 0), (1, 0, 1024)),
+)
 
 
 def _changed(shape: Shape, times: int, height: int, width: int) -> Shape:
-    """A shape of `times` as many images that are longer. Volumes grow in depth as in height. An input of two axes grows
-    where the width alone does."""
+    """A shape of `times` as many images, or of one, that are longer. Volumes grow in depth as in height. An input of
+    two axes grows where the width alone does."""
     n, *others = shape or (0,)
+    n = times * n or 1
     if len(shape) < 3:
-        return (times * n, *(size + width * (height == 0) for size in others)) if shape else ()
+        return (n, *(size + width * (height == 0) for size in others)) if shape else ()
     channels, (*heights, last) = others[: len(shape) > 3], others[len(shape) > 3 :]
-    return (times * n, *channels, *(size + height for size in heights), last + width)
+    return (n, *channels, *(size + height for size in heights), last + width)
 
 
 def _or_none(make: Callable[..., Network], *given: Any) -> Network | None:

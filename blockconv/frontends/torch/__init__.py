@@ -8,6 +8,7 @@ from typing import Any
 from blockconv.core.checks import check_flag
 from blockconv.core.errors import needing
 from blockconv.network.graph import Network
+from blockconv.network.limits import Limits
 from blockconv.network.ops import Shape
 
 __all__ = ["Pickled", "from_torch"]
@@ -65,6 +66,11 @@ class Pickled:
         """See `Network.remake`."""
         made: Network = self.traces(shapes)
         return made
+
+    @property
+    def limits(self) -> list[Limits]:
+        """See `Network.limits`."""
+        return list(self.traces.limits)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Pickled, self.given

@@ -26,6 +26,7 @@ from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, module_of, needed, stand_in
 from blockconv.network.aten import op_of
 from blockconv.network.graph import Network, Tensor
+from blockconv.network.limits import Limits
 from blockconv.network.ops import Shape
 
 __all__ = ["Traces", "read_module"]
@@ -52,8 +53,8 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
     first = Traced.of(program, "torch" if module is program else type(module).__name__, strict)
     again = (module, given) if given and dynamic_shapes is None else None
     if again is None:  # Dim.AUTO gives at least 2, and PyTorch lets such a program take 1
-        ranges = {symbol: (1, ends[1]) if ends == (2, math.inf) else ends for symbol, ends in first.ranges.items()}
-        first = replace(first, ranges=ranges)
+        ranges = {name: (1, math.inf) if ends == (2, math.inf) else ends for name, ends in first.limits.ranges.items()}
+        first = replace(first, limits=replace(first.limits, ranges=ranges))
     traces = Traces([first], pickled, again)
     made = first.read({}, traces)
     traces.called = made.outputs
@@ -91,20 +92,16 @@ class Traces:
 
     def __call__(self, shapes: Mapping[str, Shape]) -> Network:
         """The network for these shapes of inputs. Raises NetworkError if the module does not take them."""
-        program = next((program for program in self.programs if not program.excludes(shapes)), None)
+        program = next((program for program in self.programs if not program.limits.excludes(shapes)), None)
         try:
             return (program or self._for(shapes)).read(shapes, self, self.called)
         except UnsupportedError as error:
             raise self._refusal(shapes, f"does not fit the sizes that were traced: {error}") from error
 
     @property
-    def bounds(self) -> dict[str, list[tuple[int, float]]]:
-        """See `Network.bounds`. Empty if axes depend on each other, or if PyTorch traces again for other sizes."""
-        first, *others = self.programs
-        free = [size for shape in first.sizes.values() for size in shape if not isinstance(size, int)]
-        if self.again is not None or others or len({*free}) < len(free) or not first.ranges.keys() >= {*free}:
-            return {}
-        return {name: [first.ranges.get(size, (size, size)) for size in shape] for name, shape in first.sizes.items()}
+    def limits(self) -> list[Limits]:
+        """See `Network.limits`."""
+        return [program.limits for program in self.programs]
 
     def _refusal(self, shapes: Mapping[str, Shape], rule: str) -> NetworkError:
         return NetworkError(self.programs[0].name, "input_shapes", dict(shapes), rule, "give from_torch dynamic_shapes")
@@ -113,7 +110,7 @@ class Traces:
         """One more program, for all sizes like these: PyTorch takes a size of 1 for itself, others as symbols."""
         first = self.programs[0]
         if self.again is None:
-            raise self._refusal(shapes, self.programs[-1].excludes(shapes))
+            raise self._refusal(shapes, self.programs[-1].limits.excludes(shapes))
         (module, given), sizes = self.again, iter(shapes.values())
         leaves, spec = tree_flatten(given)
         args = [torch.zeros(next(sizes), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -144,10 +141,10 @@ class Traces:
     def __reduce__(self) -> tuple[object, ...]:
         """With programs for many sizes. Weights stay arrays, which a pickle shares with the network's constants."""
         if self.again is not None:
-            own = self.programs[0].sizes
+            own: Any = self.programs[0].limits.sizes
             one, more = ({name: (n, *shape[1:]) if shape else () for name, shape in own.items()} for n in (1, 3))
             for sizes in (one, own, more):  # a trace with one image is for one image alone, others for more
-                if all(not program.ranges or program.excludes(sizes) for program in self.programs):
+                if all(not limits.ranges or limits.excludes(sizes) for limits in self.limits):
                     with contextlib.suppress(NetworkError):
                         self._for(sizes)
         data = pickle.dumps((self.called, [program.flat() for program in self.programs]))
@@ -167,18 +164,14 @@ class Traced:
     nodes: its placeholders, and the ops that its outputs need.
     outputs: the names of the nodes that it returns.
     state: for each placeholder but the caller's inputs, its constant.
-    sizes: for each input, its sizes: numbers, or sympy expressions of symbols for sizes that change.
-    ranges: for each symbol, the least and the largest size.
-    guards: more conditions on the symbols, as Python's text. A branch on a size makes one.
+    limits: the sizes of inputs that it holds for.
     name, strict: as in `from_torch`.
     """
 
     nodes: list[Any]
     outputs: list[str]
     state: dict[str, Constant]
-    sizes: dict[str, tuple[Any, ...]]
-    ranges: dict[Any, tuple[int, float]]
-    guards: list[str]
+    limits: Limits
     name: str
     strict: bool
 
@@ -193,11 +186,12 @@ class Traced:
         shapes = {node.name: node.meta["val"].shape for node in holders if hasattr(node.meta.get("val"), "shape")}
         sizes = {name: tuple(map(_expression, shape)) for name, shape in shapes.items() if name in theirs}
         symbols = {symbol for shape in sizes.values() for size in shape for symbol in getattr(size, "free_symbols", ())}
-        ranges = {symbol: _bounds(program.range_constraints.get(symbol)) for symbol in symbols}
+        ranges = {str(symbol): _bounds(program.range_constraints.get(symbol)) for symbol in symbols}
         ops = [node for node in program.graph.nodes if node.op == "call_function"]
         made = [node for node in program.graph.nodes if node.name in outputs]
-        guards = _guards(shapes.values(), symbols)
-        return cls([*holders, *needed(ops, made)], outputs, state, sizes, ranges, guards, name, strict)
+        texts = {name: [n if isinstance(n, int) else PythonPrinter().doprint(n) for n in sizes[name]] for name in sizes}
+        limits = Limits(texts, ranges, _guards(shapes.values(), symbols))
+        return cls([*holders, *needed(ops, made)], outputs, state, limits, name, strict)
 
     def named_like(self, other: Traced) -> Traced:
         """The trace with another one's names, if both have the same ops, apart from ops that compute numbers."""
@@ -236,34 +230,9 @@ class Traced:
                 names[k] = name
         return reader.emitter.network(tuple(names), remake)
 
-    def excludes(self, shapes: Mapping[str, Shape]) -> str:
-        """Why the trace does not hold for sizes; "" if it does."""
-        known: dict[Any, int] = {}
-        sizes = [
-            (f"axis {axis} of {name!r} has to be", have, want)
-            for name, shape in shapes.items()
-            for axis, (have, want) in enumerate(zip(shape, self.sizes[name], strict=False))
-        ]
-        for title, have, want in sorted(sizes, key=lambda size: size[2] not in self.ranges):
-            for symbol in {*getattr(want, "free_symbols", ())} - known.keys():  # of a linear expression
-                zero, one = (int(want.subs({**known, symbol: number})) for number in (0, 1))
-                known[symbol] = (have - zero) // (one - zero)
-                low, high = self.ranges[symbol]
-                if not low <= known[symbol] <= high:
-                    more = "" if want == symbol else f"{want}, with {symbol} "
-                    return f"{title} {more}from {low} to {high}, as it was traced"
-            wanted = want if isinstance(want, int) else int(want.subs(known))
-            if have != wanted:
-                return f"{title} {wanted}, as it was traced"
-        numbers = {str(symbol): size for symbol, size in known.items()}
-        for guard in self.guards:
-            if not eval(guard, {"math": math, "torch": torch}, numbers):
-                return f"sizes {numbers} have to fulfil {guard:.200}, as it was traced"
-        return ""
-
     def flat(self) -> tuple[Any, ...]:
         """Everything but the state, as plain values."""
-        return [*map(_flat, self.nodes)], self.outputs, self.sizes, self.ranges, self.guards, self.name, self.strict
+        return [*map(_flat, self.nodes)], self.outputs, self.limits, self.name, self.strict
 
     @classmethod
     def loaded(cls, flat: tuple[Any, ...], state: Mapping[str, Any]) -> Traced:

@@ -15,6 +15,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
 from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Network, Node, same_array
+from blockconv.network.limits import Limits
 from blockconv.network.ops import Attributes, Reshape, Shape
 
 __all__ = ["Edit", "Refit", "rewritten"]
@@ -217,9 +218,9 @@ class Refit:
         return self._fitted(other) or self.make(other)
 
     @property
-    def bounds(self) -> Mapping[str, Sequence[tuple[int, float]]]:
-        """See `Network.bounds`."""
-        return self.before.bounds
+    def limits(self) -> Sequence[Limits]:
+        """See `Network.limits`."""
+        return self.before.limits
 
     @functools.cached_property
     def _facts(self) -> list[object]:

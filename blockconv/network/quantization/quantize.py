@@ -115,7 +115,7 @@ def quantize(
     report = _report(fused, made, values, fed)
     kept = {f.name: getattr(made, f.name) for f in fields(Network) if f.init and f.name != "remake"}
     # The floats are kept where other sizes need them.
-    remake = Refit(network, made, how) if network.bounds or network.has_own_sizes() else None
+    remake = Refit(network, made, how) if network.limits or network.kept_limits() is None else None
     return QuantizedNetwork(**kept, remake=remake, calibration=calibration, report=report)
 
 

@@ -16,6 +16,7 @@ import blockconv as bc
 from blockconv.core.errors import UnsupportedError
 from blockconv.frontends.torch.ops import OPS as READ
 from blockconv.network import emitter
+from blockconv.network.limits import Limits
 
 IMAGE, ROW, MATRIX = (2, 6, 8, 10), (2, 6, 11), (3, 6)
 V6 = torch.linspace(0.5, 2, 6)
@@ -718,6 +719,32 @@ def test_a_branch_that_a_far_size_takes(tmp_path):
     bc.Plan.load(tmp_path / "plan").save(tmp_path / "again")
     with pytest.raises(bc.NetworkError, match=r"axis 3 of 'x_0' has to be from 0 to 100"):
         bc.Plan.load(tmp_path / "again")(given((2, 3, 16, 101)))
+
+
+@pytest.mark.parametrize("auto", [None, ({0: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)])
+def test_a_branch_that_one_size_alone_takes(auto, tmp_path):
+    """A file holds the conditions of a trace, also one that no other size shows. Each way to a file keeps them."""
+    module, x = Apply(lambda x: F.relu(x) if x.shape[2] * x.shape[3] != 96 else F.relu(x) * 2), given(IMAGE)
+    network = bc.from_torch(module, x, auto and (auto,))
+    path = tmp_path / "plan"
+    made = network, pickle.loads(pickle.dumps(network)), bc.quantize(network, [x])
+    for one in (*map(bc.compile, made), *(lambda: bc.Plan.load(path) for _ in range(2))):
+        plan = one if isinstance(one, bc.Plan) else one()
+        plan.save(path)
+        for each in (plan, bc.Plan.load(path)):
+            for shape in (IMAGE, (3, 6, 8, 13), (2, 6, 8, 30)):
+                assert error(each(given(shape)), module(given(shape))) < 0.03
+        with pytest.raises(bc.NetworkError, match=r"have to fulfil .* != 96|not take it"):
+            bc.Plan.load(path)(given((2, 6, 8, 12)))
+
+
+def test_a_file_holds_no_code_but_arithmetic(tmp_path):
+    limits = Limits({"x": ["n", 6]}, {"n": (1, 9)}, ["n % 2 == 0"])
+    assert limits.is_plain()
+    assert limits.excludes({"x": (4, 6)}) == ""
+    assert "fulfil n % 2 == 0" in limits.excludes({"x": (3, 6)})
+    for text in ("print(n)", "n.real > 0", "n ** n > 0", "[n for n in (1,)]"):
+        assert not Limits({"x": ["n", 6]}, {"n": (1, 9)}, [text]).is_plain()
 
 
 def test_several_inputs_and_outputs():
