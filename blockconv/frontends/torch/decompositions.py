@@ -66,7 +66,12 @@ def kept_whole(trains: bool) -> Iterator[None]:
     packets += [aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa]
     packets += [] if trains else [aten.upsample_trilinear3d]  # whose gradient takes no sizes that change
     overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
-    before = [dict(op.py_kernels) for op in overloads]
+    gradients = [aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward]
+    gradients = [packet.default for packet in (*gradients, aten._upsample_bicubic2d_aa_backward)]
+    before = {op: dict(op.py_kernels) for op in (*overloads, *gradients)}
+    for op in gradients:  # PyTorch's traces of these take no sizes that change
+        op.py_kernels[key.Meta] = aten._upsample_bilinear2d_aa_backward.default
+        op._dispatch_cache.clear()
     for op in overloads:
         for alias in (key.Autograd, key.CompositeImplicitAutograd):
             op.py_kernels.pop(alias, None)
@@ -76,6 +81,7 @@ def kept_whole(trains: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        for op, kernels in zip(overloads, before, strict=True):
+        for op, kernels in before.items():
+            op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()

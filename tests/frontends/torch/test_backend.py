@@ -714,6 +714,7 @@ def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
         lambda y: F.conv2d(y, torch.ones(2, 4, 1, 1), padding=y.shape[2] // 4),
         lambda y: F.interpolate(F.max_pool2d(y, 2), y.shape[2:]),
         lambda y: F.interpolate(y[:, :, None], scale_factor=2, mode="trilinear").flatten(1, 2),
+        lambda y: F.interpolate(F.interpolate(y, scale_factor=2, mode="bilinear"), y.shape[2:], mode="bicubic"),
     ):
         torch._dynamo.reset()
         trained_alike(lambda: nn.Conv2d(4, 4, 1), then, sizes, dynamic=True)
