@@ -15,7 +15,6 @@ import operator
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -106,7 +105,7 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
     settings = Settings.read(given.get("options"))
     name = f"graph {CompileContext.current_compile_id()}"
 
-    owned: list[Any] = []
+    owned: list[int] = []
 
     def infer(graph: Any, inputs: Sequence[Any]) -> Any:
         return _inference(graph, recorded(name, "inference", owned), settings)
@@ -184,8 +183,8 @@ def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collect
     """A function of a list that keeps the record alive."""
 
     def call(args: list[Any]) -> Any:
-        if not record.owned:
-            record.owned.extend(weakref.ref(args[k]) for k in static)
+        if static:
+            record.owned[:] = [id(args[k]) for k in static]
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
