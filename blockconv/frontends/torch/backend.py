@@ -130,6 +130,8 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
             how = _inductor().for_training()
         # Else PyTorch writes running statistics after the graph, and a checkpoint that reads them finds them changed.
         how["keep_inference_input_mutations"] = True
+    elif not torch._dynamo.config.assume_static_by_default:  # which has as inputs those alone that changed before
+        _mark_static(gm.graph)
 
     compiler = aot_autograd(
         fw_compiler=functools.partial(train, "forward"),
@@ -153,8 +155,16 @@ def _needs_gradients(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
+def _mark_static(graph: Any) -> None:
+    """Mark a module's own floats, which Dynamo passes as new tensors, as inputs that are static as its weights are."""
+    for node in graph.find_nodes(op="placeholder"):
+        given = node.meta.get("grapharg")
+        if given is not None and given.pass_arg_as_tensor and given.source.guard_source.is_unspecialized_nn_module():
+            node.meta.setdefault("tensor_dict", {})["_dynamo_static_input_type"] = "unguarded"
+
+
 def _static() -> set[int]:
-    """The inputs of the graph that are parameters or buffers, and that the graph does not write."""
+    """The inputs of the graph that are parameters, buffers or floats of modules, and that the graph does not write."""
     known = TracingContext.get().fw_metadata
     first = len(known.tokens)
     return {k for k in known.static_input_indices or () if not known.input_info[k - first].mutates_data}
@@ -229,7 +239,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
 def _counts(node: Any) -> bool:
     """Whether a node is an op, and not a size or a part of a result."""
     kind = kind_of(node) if node.op == "call_function" else ""
-    return kind.startswith(("aten.", "blockconv.")) and not kind.startswith("aten.sym_")
+    return kind.startswith(("aten.", "blockconv.", "prims.")) and not kind.startswith("aten.sym_")
 
 
 def _writes(node: Any) -> bool:
@@ -237,13 +247,15 @@ def _writes(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
+def _is_view(node: Any) -> bool:
+    """Whether a result of a node may share memory with an operand."""
+    return isinstance(node.target, torch._ops.OpOverload) and any(r.alias_info for r in node.target._schema.returns)
+
+
 def _constants(graph: Any, static: set[int]) -> set[Any]:
     """The nodes that depend on parameters and buffers alone, or on nothing, as a range does. Some also depend on sizes,
     as where an instance norm repeats its weight for each image."""
-    found: set[Any] = set()
-    for index, node in enumerate(graph.find_nodes(op="placeholder")):
-        if index in static:
-            found.add(node)
+    found = {node for index, node in enumerate(graph.find_nodes(op="placeholder")) if index in static}
     for node in graph.nodes:
         others = [other for other in node.all_input_nodes if other not in found]
         repeats = len(others) < len(node.all_input_nodes) and all(map(_is_size, others))
@@ -278,7 +290,7 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
                 reader.values[node] = stand_in(node, constant=node in constant)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
         seen = node.args[0]
-        while node not in taken and seen in taken and any(made.alias_info for made in seen.target._schema.returns):
+        while node not in taken and seen in taken and _is_view(seen):
             taken.discard(seen)
             reader.refused.add(seen, "a view, whose memory as_strided reads")
             seen = seen.args[0]
@@ -290,10 +302,7 @@ def _last_views(graph: Any) -> set[Any]:
     found: set[Any] = set()
     for node in reversed(graph.nodes):
         maker = node.args[0] if node.target is operator.getitem else node
-        is_view = isinstance(maker.target, torch._ops.OpOverload) and any(
-            r.alias_info for r in maker.target._schema.returns
-        )
-        if is_view and not _writes(maker) and all(user.op == "output" or user in found for user in node.users):
+        if _is_view(maker) and not _writes(maker) and all(user.op == "output" or user in found for user in node.users):
             found.add(node)
     return found
 

@@ -58,9 +58,9 @@ def _promoted(call: Call, *names: str) -> list[Tensor]:
     return [as_numbers(call, call[one], name) for one in names]
 
 
-@_op("_to_copy", "to")
+@_op("_to_copy", "to", "prims.convert_element_type")
 def _to_copy(call: Call) -> Tensor:
-    return as_numbers(call, call.input(), call.result)
+    return as_numbers(call, call.input("a" if "a" in call.arguments else "self"), call.result)
 
 
 # ---------------------------------------------------------------- each element by itself

@@ -89,8 +89,13 @@ class Constant:
         return frozen(as_numpy(self.tensor.detach(), "from_torch", self.name))
 
 
-def version(tensor: Any) -> tuple[int, ...]:
-    """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version."""
+def version(tensor: Any) -> tuple[Any, ...]:
+    """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version.
+
+    The key of a scalar is its value: PyTorch puts a module's float into a new tensor at each call.
+    """
+    if not tensor.dim():
+        return (repr(tensor.item()),)
     known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
     if not CHECKED:
         return known
@@ -98,7 +103,7 @@ def version(tensor: Any) -> tuple[int, ...]:
     return *known, zlib.crc32(values.view(np.uint8).data)
 
 
-def warn_of_unseen(name: str, before: Sequence[tuple[int, ...]], after: Sequence[tuple[int, ...]]) -> None:
+def warn_of_unseen(name: str, before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> None:
     """Warn if only the checksums of weights changed. before, after: what `version` gave for each."""
     if before != after and [known[:3] for known in before] == [known[:3] for known in after]:
         warnings.warn(f"blockconv: {name}: {UNSEEN}", UserWarning, stacklevel=5)
@@ -234,7 +239,7 @@ class Reader:
     name: the network's.
     table: how ops are read, by ATen's names.
     fake: constants are fake tensors, so nothing is computed.
-    types: of values that are not constant.
+    types: of values that are neither constants nor scalars.
     foreign: nodes that blockconv has no op for are foreign: PyTorch runs them.
     """
 
@@ -287,9 +292,9 @@ class Reader:
         if kind not in self.table or not isinstance(node.target, torch._ops.OpOverload):
             raise Unsupported
         translate, types = self.table[kind]
-        types = tuple(name for name in types if name in self.types or kind.startswith("sym_"))
-        for value in flat:
-            if isinstance(value, Tensor) and value.type.name not in types:
+        for value in filter(lambda value: isinstance(value, Tensor), flat):
+            taken = types if not value.shape or kind.startswith("sym_") else self.types
+            if value.type.name not in types or value.type.name not in taken:
                 raise Unsupported(f"{value.type}")
         try:
             made = translate(Call(self, node, args, kwargs))

@@ -138,6 +138,33 @@ def test_numbers_that_a_model_calculates_with_are_inputs_of_one_plan(monkeypatch
     assert not any(graph.failed for graph in report(model))
 
 
+class Scaled(nn.Module):
+    """A convolution whose weight is standardised, and scaled by a number of the module's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(images(4, 3, 3, 3)), 0.3
+
+    def forward(self, x, t):
+        gain = torch.full((4,), 2.0) * self.scale
+        weight = F.batch_norm(self.weight.view(1, 4, -1), None, None, gain, training=True).view_as(self.weight)
+        return F.conv2d(x, weight) * self.scale + (t + 1)
+
+
+def test_floats_of_a_module_are_constants_and_other_floats_flow():
+    model = made(Scaled)
+    fast, x = torch.compile(model, backend=backend, dynamic=True), images(2, 3, 8, 8)
+    with torch.no_grad():
+        for t in (1.5, 2.5):
+            close(fast(x, t), model(x, t))
+        (graph,) = report(model)
+        assert (graph.taken, graph.refused, graph.packed) == (graph.nodes, [], 1)
+        assert len(graph.parts[0].flows) == 2, "the image and t"
+        model.scale = -0.7
+        close(fast(x, 1.5), model(x, 1.5))
+        assert (report(model), graph.packed) == ((graph,), 2)
+
+
 def test_constants_that_depend_on_sizes_are_not_shared_between_plans():
     """A number for each channel is broadcast to the size of the image, under one name at each size."""
 
