@@ -72,6 +72,7 @@ _KINDS: dict[str, BinaryKind] = {
     "rsub": "sub",
     "mul": "mul",
     "div": "div",
+    "true_divide": "div",
     "maximum": "max",
     "minimum": "min",
     "max": "max",
@@ -80,7 +81,7 @@ _KINDS: dict[str, BinaryKind] = {
 _OF_BOOLEANS: dict[BinaryKind, PointwiseKind] = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 
 
-@_op("add", "sub", "rsub", "mul", "div", "maximum", "minimum")
+@_op("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum")
 def _binary(call: Call) -> Tensor:
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
     if call.get("rounding_mode") is not None:
@@ -115,12 +116,15 @@ def _never_zero(call: Call) -> bool:
     return bool(np.all(values))
 
 
-@_op("remainder")
+@_op("remainder", "fmod")
 def _remainder(call: Call) -> Tensor:
+    """What a quotient leaves that is rounded down, or towards 0 in `fmod`."""
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"of {a.type}, or by what may be 0")
-    return call.pointwise("mod", a, b)
+    if call.kind == "remainder":
+        return call.pointwise("mod", a, b)
+    return call.binary("sub", a, call.binary("mul", call.pointwise("div", a, b), b))
 
 
 @_op("neg")

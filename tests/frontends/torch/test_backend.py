@@ -450,6 +450,15 @@ class Tokens(nn.Module):
         return y[torch.arange(2), ids.argmax(-1)], (ids != 0).cumsum(1), ids > 2
 
 
+def test_a_roll_of_sizes_that_change_runs_natively():
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), Apply(lambda x: x.roll((-2, x.shape[3] // 2), (2, 3)))))
+    fast = torch.compile(model, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for shape in ((2, 3, 8, 9), (2, 3, 13, 8)):
+            close(fast(images(*shape)), model(images(*shape)))
+    assert [(graph.refused, graph.failed, graph.plans) for graph in report(model)] == [([], [], 1)]
+
+
 def test_masks_and_indices_run_natively():
     model = made(Tokens)
     fast = torch.compile(model, backend=backend)

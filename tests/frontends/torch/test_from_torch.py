@@ -307,6 +307,7 @@ ELEMENTS = {  # of floats (2, 6, 8), with a NaN and infinities, and of int64 (2,
         *(
             (k - 3) // 2,
             (k - 3) % -4,
+            torch.fmod(k - 3, -4),
             torch.div(k - 3, 2, rounding_mode="trunc"),
             k / 2,
             2 - k,
