@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
 from blockconv.frontends.torch.shapes import transposed
@@ -188,18 +189,32 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
         y = call.reshape(call.emit(made, call.reshape(x, (1, n * c, d, h * w)), helps=True), (n, c * size[0], h, w))
         made = replace(made, size=tuple(size[1:]), scale=given and given[1:])
         return call.reshape(call.emit(made, y), (n, c, *size))
-    resized = call.emit(ops.Resize(mode, (*ones, *size), given, coordinates, nearest, **more), _image(call, x, rank))
-    return _unlike_image(call, resized, x, rank)
+    made, image = ops.Resize(mode, (*ones, *size), given, coordinates, nearest, **more), _image(call, x, rank)
+    pixels = _rounded(made.problem(image.shape), scales) if mode == "nearest" else []
+    for axis, indices in pixels:
+        image = call.gathered(image, axis, indices)
+    return _unlike_image(call, image if pixels else call.emit(made, image), x, rank)
 
 
-@_op("upsample_nearest2d")
+def _rounded(problem: ResizeProblem, scales: Sequence[float | None]) -> list[tuple[int, Any]]:
+    """The pixels of H and W that PyTorch takes, if its float32 rounds a coordinate near a border to another one."""
+    exact, half = [], np.float32(problem.coordinates == "half_pixel") / 2
+    pixels: list[tuple[int, Any]] = []
+    for axis, scale in zip((2, 3), scales, strict=True):
+        have, out = problem.src_shape[axis], problem.dst_shape[axis]
+        step = np.float32(1 / scale if scale else np.float32(have) / np.float32(out))
+        if not half and out in (have, 2 * have):  # whatever the scale
+            step = np.float32(have / out)
+        at = np.floor((np.arange(out, dtype=np.float32) + half) * step)
+        pixels.append((axis, np.minimum(at, have - 1).astype(np.int64)))
+        exact.append(problem.taps("hw"[axis - 2])[0][:, 0])  # type: ignore[arg-type]
+    return pixels if any(np.any(a != b) for a, (_, b) in zip(exact, pixels, strict=True)) else []
+
+
+@_op("upsample_nearest2d", "_upsample_nearest_exact2d")
 def _nearest(call: Call) -> Tensor:
-    return _resize(call, "nearest", "asymmetric", "floor")
-
-
-@_op("_upsample_nearest_exact2d")
-def _nearest_exact(call: Call) -> Tensor:
-    return _resize(call, "nearest", "half_pixel", "round_prefer_ceil")
+    how = ("half_pixel", "round_prefer_ceil") if "exact" in call.kind else ("asymmetric", "floor")
+    return _resize(call, "nearest", *how)
 
 
 @_op("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d")

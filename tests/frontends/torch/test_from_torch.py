@@ -209,6 +209,9 @@ OPS = {
     "nearest": (lambda: nn.Upsample(scale_factor=(2, 1.5)), IMAGE),
     "nearest size": (lambda: nn.Upsample((5, 13)), IMAGE),
     "nearest exact": (lambda: nn.Upsample((5, 13), mode="nearest-exact"), IMAGE),
+    "nearest as float32 rounds": (lambda: nn.Upsample((82, 20)), IMAGE),
+    "nearest exact as float32 rounds": (lambda: nn.Upsample((41, 9), mode="nearest-exact"), IMAGE),
+    "nearest by a scale of about 2": (lambda: nn.Upsample(scale_factor=(2.05, 1.7)), IMAGE),
     "bilinear": (lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"), IMAGE),
     "bilinear corners": (lambda: nn.Upsample((5, 13), mode="bilinear", align_corners=True), IMAGE),
     "bilinear corners by scale": (
