@@ -159,8 +159,11 @@ def _adaptive_max_pool(call: Call) -> Value:
     x = call.input()
     image = _image(call, x, 2)
     size = _pair(call["output_size"], 1)
-    if any(have % want for have, want in zip(image.shape[2:], size, strict=True)):
-        raise Unsupported(f"output_size={size}, which does not divide {image.shape[2:]}")
+    for axis, out in ((2, size[0]), (3, size[1])):
+        if (have := image.shape[axis]) % out:  # windows of unequal sizes: the shorter ones read their ends again
+            first, end = (np.arange(out + 1) * have // out)[:-1], -(np.arange(1, out + 1) * -have // out)
+            indices = np.minimum(first[:, None] + np.arange((end - first).max()), end[:, None] - 1)
+            image = call.emit(ops.Reduce((axis + 1,), False, "max"), _split(call, image, axis, indices), helps=True)
     kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
     return [_unlike_image(call, call.emit(ops.Pool2d("max", kernel, kernel), image), x, 2), None]
 
@@ -246,8 +249,12 @@ def _grid_sampler(call: Call) -> Tensor:
 def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
     """An axis as two: the windows of `size` elements, and what is in each."""
     count = (x.shape[axis] - dilation * (size - 1) - 1) // step + 1
-    indices = step * np.arange(count)[:, None] + dilation * np.arange(size)
-    shape = (*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return _split(call, x, axis, step * np.arange(count)[:, None] + dilation * np.arange(size))
+
+
+def _split(call: Call, x: Tensor, axis: int, indices: Any) -> Tensor:
+    """An axis as two, of the elements that a matrix of indices names."""
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     return call.reshape(call.gathered(x, axis, indices.reshape(-1)), shape)
 
 

@@ -185,6 +185,7 @@ OPS = {
     "adaptive avg 1": (lambda: nn.AdaptiveAvgPool2d(1), IMAGE),
     "adaptive avg 1d": (lambda: nn.AdaptiveAvgPool1d(3), ROW),
     "adaptive max": (lambda: nn.AdaptiveMaxPool2d((4, 5)), IMAGE),
+    "adaptive max of unequal windows": (lambda: nn.AdaptiveMaxPool2d((3, 7)), IMAGE),
     "amax": (lambda: Apply(lambda x: x.amax((2, 3))), IMAGE),
     "mean": (lambda: Apply(lambda x: x.mean((-2, -1)) + x.mean(1)[:, 0, :6]), IMAGE),
     "mean of all": (lambda: Apply(lambda x: x * x.mean()), IMAGE),
