@@ -36,6 +36,7 @@ def decompositions() -> dict[Any, Any]:
         if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
             del table[op]
     table[torch.ops.aten._native_multi_head_attention.default] = _multi_head_attention
+    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     return table
 
 
@@ -49,6 +50,29 @@ def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: i
     split = [functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in projected]
     found = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
     return functional.linear(found, weight, bias), query.new_empty(0)
+
+
+def _encoder_layer(x: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
+    """PyTorch's fast path of a transformer's layer as the ops that it stands for. One with a mask stays whole."""
+    attention, (with_gelu, norm_first, epsilon), weights, mask = others[:4], others[4:7], others[7:15], others[15:]
+    if named or any(each is not None for each in mask):
+        return NotImplemented
+
+    def norm(x: Any, k: int) -> Any:
+        return functional.layer_norm(x, (width,), weights[k], weights[k + 1], epsilon)
+
+    def attended(x: Any) -> Any:
+        return _multi_head_attention(x, x, x, width, heads, *attention, None, False)[0]
+
+    def fed(x: Any) -> Any:
+        y = functional.linear(x, *weights[4:6])
+        return functional.linear(functional.gelu(y) if with_gelu else functional.relu(y), *weights[6:8])
+
+    if norm_first:
+        x = x + attended(norm(x, 0))
+        return x + fed(norm(x, 2))
+    x = norm(x + attended(x), 0)
+    return norm(x + fed(x), 2)
 
 
 def _of_sizes(op: Any, x: Any, size: Any, *others: Any) -> Any:

@@ -42,6 +42,18 @@ def _convolved_by_values(x):
     return F.conv2d(x, w, b, (2, 1), (1, 2), (2, 3), 2) * F.conv2d(x, x[:1, :, :1, :1].flip(1))[:, :, :1, :1]
 
 
+class FastLayer(nn.TransformerEncoderLayer):
+    """As PyTorch's fast path calls it."""
+
+    def __init__(self, *flags):
+        super().__init__(6, 2, 8)
+        self.flags = flags
+
+    def forward(self, x):
+        w = [*self.parameters()]
+        return torch._transformer_encoder_layer_fwd(x, 6, 2, *w[:4], *self.flags, 1e-5, *w[8:], *w[4:8])
+
+
 OPS = {
     "conv": (lambda: nn.Conv2d(6, 8, 3, 2, 1, 1, 2), IMAGE),
     "conv asymmetric": (lambda: nn.Conv2d(6, 8, (3, 2), (1, 2), (0, 1), (2, 1), bias=False), IMAGE),
@@ -248,6 +260,8 @@ OPS = {
         for mode in ("bilinear", "nearest")
         for outside in ("zeros", "border", "reflection")
     },
+    "encoder layer": (lambda: FastLayer(False, False), (2, 5, 6)),
+    "encoder layer with norms first": (lambda: FastLayer(True, True), (2, 5, 6)),
     "reflected": (lambda: nn.Sequential(nn.ReflectionPad2d((1, 3, 0, 2)), nn.ReplicationPad2d((4, 0, 1, 1))), IMAGE),
     "channel shuffle": (lambda: nn.ChannelShuffle(3), IMAGE),
     "channel shuffle 1d": (lambda: nn.ChannelShuffle(2), ROW),
