@@ -25,6 +25,8 @@ _of_numbers = functools.partial(registered, SHAPE_OPS, types=NUMBERS)
 
 @_of_numbers("view", "reshape", "_unsafe_view", "_reshape_alias")
 def _view(call: Call) -> Tensor:
+    if "dtype" in call.arguments:
+        raise Unsupported("bits as another type")
     x, shape = call.input(), tuple(int(size) for size in call.get("size") or call.get("shape") or ())
     rest = math.prod(size for size in shape if size != -1)
     return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
