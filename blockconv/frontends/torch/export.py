@@ -179,10 +179,11 @@ class Traced:
     def of(cls, program: Any, name: str, strict: bool) -> Traced:
         """Raises ArgumentError for a program that does not return tensors."""
         held, outputs = {**program.state_dict, **program.constants}, [arg.name for arg in _returned(program)]
-        given = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        signature = program.graph_signature  # tokens order the ops that check or print, and no output needs them
+        given = {spec.arg.name: spec for spec in signature.input_specs if spec.kind != InputKind.TOKEN}
         theirs = {name for name, spec in given.items() if spec.kind == InputKind.USER_INPUT}
         state = {name: Constant(held[spec.target], spec.target) for name, spec in given.items() if name not in theirs}
-        holders = list(program.graph.find_nodes(op="placeholder"))
+        holders = [node for node in program.graph.find_nodes(op="placeholder") if node.name in given]
         shapes = {node.name: node.meta["val"].shape for node in holders if hasattr(node.meta.get("val"), "shape")}
         sizes = {name: tuple(map(_expression, shape)) for name, shape in shapes.items() if name in theirs}
         symbols = {symbol for shape in sizes.values() for size in shape for symbol in getattr(size, "free_symbols", ())}
