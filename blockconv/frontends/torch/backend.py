@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
@@ -317,17 +317,10 @@ def _elsewhere(node: Any) -> str:
     return ""
 
 
-class _Support(OperatorSupportBase):  # type: ignore[misc]
-    def __init__(self, taken: set[Any]) -> None:
-        self.taken = taken
-
-    def is_node_supported(self, submodules: Any, node: Any) -> bool:
-        return node in self.taken
-
-
 def _partitions(gm: Any, taken: set[Any], refused: Refused) -> list[dict[Any, Any]]:
     """The nodes of each part. A part has a convolution, a pool or a matrix, or many nodes."""
-    proposed = CapabilityBasedPartitioner(gm, _Support(taken), allows_single_node_partition=True).propose_partitions()
+    support = create_op_support(lambda submodules, node: node in taken)
+    proposed = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
     chosen = []
     for partition in proposed:
         nodes = dict(partition.nodes)

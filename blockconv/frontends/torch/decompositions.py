@@ -57,22 +57,14 @@ def _encoder_layer(x: Any, width: int, heads: int, *others: Any, **named: Any) -
     attention, (with_gelu, norm_first, epsilon), weights, mask = others[:4], others[4:7], others[7:15], others[15:]
     if named or any(each is not None for each in mask):
         return NotImplemented
-
-    def norm(x: Any, k: int) -> Any:
-        return functional.layer_norm(x, (width,), weights[k], weights[k + 1], epsilon)
-
-    def attended(x: Any) -> Any:
-        return _multi_head_attention(x, x, x, width, heads, *attention, None, False)[0]
-
-    def fed(x: Any) -> Any:
-        y = functional.linear(x, *weights[4:6])
-        return functional.linear(functional.gelu(y) if with_gelu else functional.relu(y), *weights[6:8])
-
-    if norm_first:
-        x = x + attended(norm(x, 0))
-        return x + fed(norm(x, 2))
-    x = norm(x + attended(x), 0)
-    return norm(x + fed(x), 2)
+    norm = functools.partial(functional.layer_norm, normalized_shape=(width,), eps=epsilon)
+    first, second = (functools.partial(norm, weight=weights[k], bias=weights[k + 1]) for k in (0, 2))
+    y = first(x) if norm_first else x
+    x = x + _multi_head_attention(y, y, y, width, heads, *attention, None, False)[0]
+    x = x if norm_first else first(x)
+    y = functional.linear(second(x) if norm_first else x, *weights[4:6])
+    x = x + functional.linear(functional.gelu(y) if with_gelu else functional.relu(y), *weights[6:])
+    return x if norm_first else second(x)
 
 
 def _of_sizes(op: Any, x: Any, size: Any, *others: Any) -> Any:

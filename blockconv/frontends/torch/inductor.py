@@ -11,7 +11,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 __all__ = ["compile_rest", "compile_step", "for_training"]
@@ -31,18 +31,18 @@ def compile_step(gm: Any, inputs: Sequence[Any], backward: bool, static: Collect
     return compile_fx_inner(gm, inputs, is_backward=backward, static_input_idxs=sorted(static))
 
 
-class _Rest(OperatorSupportBase):  # type: ignore[misc]
-    def is_node_supported(self, submodules: Any, node: Any) -> bool:
-        tensors = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-        on_cpu = all(x.device.type == "cpu" for x in tensors if isinstance(x, torch.Tensor))
-        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-        known = "val" in node.meta and "number" not in node.meta
-        return node.op == "call_function" and known and on_cpu and not writes
+def _is_taken(submodules: Any, node: Any) -> bool:
+    tensors = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
+    on_cpu = all(x.device.type == "cpu" for x in tensors if isinstance(x, torch.Tensor))
+    writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    known = "val" in node.meta and "number" not in node.meta
+    return node.op == "call_function" and known and on_cpu and not writes
 
 
 def compile_rest(gm: Any) -> None:
     """Modules of Inductor's code in place of a graph's ops. Its modules stay."""
-    found = CapabilityBasedPartitioner(gm, _Rest(), allows_single_node_partition=True).propose_partitions()
+    support = create_op_support(_is_taken)
+    found = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
     if not found:
         return
     fuse_by_partitions(gm, [dict(each.nodes) for each in found], prefix="inductor_", always_return_tuple=True)

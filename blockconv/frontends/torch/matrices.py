@@ -20,11 +20,24 @@ MATRIX_OPS: dict[str, AtenOp] = {}
 _op = functools.partial(registered, MATRIX_OPS)
 
 
-def _product(call: Call, x: Tensor, weight: str, turned: bool, bias: str | None) -> Tensor:
-    """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel. turned: it is (N, K).
+# For each op, the names of its source, its matrix and its bias, and whether the matrix is (N, K).
+_PRODUCTS = {
+    "linear": ("input", "weight", "bias", True),
+    "addmm": ("mat1", "mat2", "self", False),
+    "mm": ("self", "mat2", None, False),
+}
+
+
+@_op(*_PRODUCTS)
+def _product(call: Call) -> Tensor:
+    """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel.
 
     By one that flows it is a product of two values.
     """
+    source, weight, bias, turned = _PRODUCTS[call.kind]
+    if call.get("alpha", 1) != 1 or call.get("beta", 1) != 1:
+        raise Unsupported(f"alpha={call['alpha']}, beta={call['beta']}")
+    x = call.input(source)
     if isinstance(call[weight], Tensor):
         matrix = call[weight]
         y = call.emit(ops.MatMul((None, (1, 0) if turned else None, None)), x, matrix)
@@ -39,23 +52,6 @@ def _product(call: Call, x: Tensor, weight: str, turned: bool, bias: str | None)
             raise Unsupported(f"a bias of shape {call.array(bias).shape}")
         shift = np.broadcast_to(call.array(bias).reshape(-1), shape)
     return call.reshape(call.product(ops.Conv2d(), x, wei, shift), (*x.shape[:-1], wei.shape[0]))
-
-
-@_op("linear")
-def _linear(call: Call) -> Tensor:
-    return _product(call, call.input(), "weight", True, "bias")
-
-
-@_op("addmm")
-def _addmm(call: Call) -> Tensor:
-    if call["alpha"] != 1 or call["beta"] != 1:
-        raise Unsupported(f"alpha={call['alpha']}, beta={call['beta']}")
-    return _product(call, call.input("mat1"), "mat2", False, "self")
-
-
-@_op("mm")
-def _mm(call: Call) -> Tensor:
-    return _product(call, call.input(), "mat2", False, None)
 
 
 @_op("bmm", "matmul")

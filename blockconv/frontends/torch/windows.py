@@ -141,17 +141,12 @@ def _avg_pool(call: Call) -> Tensor:
 
 
 @_op("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "blockconv.adaptive_avg_pool2d")
-def _adaptive_avg_pool(call: Call) -> Tensor:
-    x = call.input()
-    size = _pair(call["output_size"], 1)
-    return _unlike_image(call, call.emit(ops.AdaptivePool2d(size), _image(call, x, 2)), x, 2)
-
-
 @_op("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
-def _adaptive_avg_pool_of_volumes(call: Call) -> Tensor:
-    x, size = call.input(), tuple(call["output_size"])
-    y = volumes.pooled(call, ops.AdaptivePool2d(_pair(size, 1)), _image(call, x, 3), size[0])
-    return _unlike_image(call, y, x, 3)
+def _adaptive_avg_pool(call: Call) -> Tensor:
+    x, size, rank = call.input(), tuple(call["output_size"]), 3 if "3d" in call.kind else 2
+    made, image = ops.AdaptivePool2d(_pair(size, 1)), _image(call, x, rank)
+    y = volumes.pooled(call, made, image, size[0]) if rank == 3 else call.emit(made, image)
+    return _unlike_image(call, y, x, rank)
 
 
 @_op("adaptive_max_pool2d")
@@ -220,21 +215,13 @@ def _nearest(call: Call) -> Tensor:
     return _resize(call, "nearest", *how)
 
 
-@_op("upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d")
-def _bilinear(call: Call) -> Tensor:
-    return _resize(call, "linear", "align_corners" if call["align_corners"] else "half_pixel")
-
-
-@_op("upsample_bicubic2d")
-def _bicubic(call: Call) -> Tensor:
-    return _resize(call, "cubic", "align_corners" if call["align_corners"] else "half_pixel")
-
-
+@_op("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
 @_op("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-def _antialiased(call: Call) -> Tensor:
-    coordinates = "align_corners" if call["align_corners"] else "half_pixel"
+def _smooth(call: Call) -> Tensor:
     mode = "cubic" if "cubic" in call.kind else "linear"
-    return _resize(call, mode, coordinates, antialias=True, exclude_outside=True, cubic=-0.5)
+    coordinates = "align_corners" if call["align_corners"] else "half_pixel"
+    more: Any = {"antialias": True, "exclude_outside": True, "cubic": -0.5} if call.kind.endswith("_aa") else {}
+    return _resize(call, mode, coordinates, **more)
 
 
 @_op("grid_sampler_2d", "grid_sampler")
