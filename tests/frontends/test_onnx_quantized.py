@@ -196,6 +196,9 @@ CLOSE: dict[str, Callable[[Model], str]] = {
     "concat": _concat,
     "global average": _of_one("QLinearGlobalAveragePool"),
     "average": _of_one("QLinearAveragePool", kernel_shape=[3, 2], pads=[1, 0, 1, 1], strides=[2, 1]),
+    "average of cut windows": _of_one(
+        "QLinearAveragePool", kernel_shape=[2, 3], pads=[0, 1, 0, 0], strides=[2, 3], count_include_pad=1, ceil_mode=1
+    ),
     "sigmoid": _of_one("QLinearSigmoid"),
     "leaky relu": _of_one("QLinearLeakyRelu", alpha=0.2),
     "softmax": _of_one("QLinearSoftmax", axis=1, opset=13),

@@ -184,12 +184,12 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
     window = _Window(call, call.attribute("kernel_shape", ()))
     sides = zip(window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True)
-    reached: Any = tuple(_reached(*side) for side in sides)
-    ceil_mode = bool(call.attribute("ceil_mode", 0))
+    ceil_mode, is_whole = bool(call.attribute("ceil_mode", 0)), call.node.op_type == "QLinearAveragePool"
+    reached: Any = tuple(_reached(*side, ceil_mode and is_whole) for side in sides)
     if kind != "avg_include_padding":
         window.pads = reached
         _check_pads(call, window)
-    elif call.opset < 19 and not ceil_mode:  # what is cut counts too
+    elif is_whole or (call.opset < 19 and not ceil_mode):  # what is cut counts too
         window.pads = reached
     elif reached != window.pads:  # only the padding counts: it becomes pixels
         x, kind = call.emit(ops.Pad(((0, 0), (0, 0), *window.pads[-window.rank :]), 0.0), x), "avg_exclude_padding"
@@ -203,9 +203,14 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     return _row(call, call.emit(attributes, _image(call, x)), window.rank)
 
 
-def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, int]) -> tuple[int, int]:
-    """The pads of one axis. If the input is less than a stride too short for a window, ONNX Runtime has one, cut."""
+def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, int], whole: bool) -> tuple[int, int]:
+    """The pads of one axis. If the input is less than a stride too short for a window, ONNX Runtime has one, cut.
+
+    whole: in ceil_mode, the pads that complete the last window, unless it begins after the input.
+    """
     short = step * (kernel - 1) + 1 - size - sum(pads)
+    if whole:
+        return (pads[0], pads[1] + short % stride) if short % stride - short < size + pads[0] else pads
     return (pads[0], pads[1] + short) if 0 < short < stride else pads
 
 
