@@ -54,7 +54,8 @@ class InferenceSession:
     path_or_bytes: the path of a model, or its bytes.
     sess_options: see `SessionOptions`.
     providers: names, or (name, options) pairs. The only provider is CPUExecutionProvider. Others warn.
-    provider_options: accepted, and without effect.
+    provider_options: a dict for each provider, without effect.
+    enable_fallback: 0 raises ValueError for providers or options of other types. By default they warn.
 
     A model whose inputs have fixed shapes is compiled here, any other one at its first run. Several threads may run
     one session at once. Pickles and copies hold the model.
@@ -74,7 +75,12 @@ class InferenceSession:
             raise TypeError(f"sess_options={sess_options!r}: has to be a blockconv.onnxruntime.SessionOptions")
         self._options = SessionOptions() if sess_options is None else sess_options
         self._options.log_unused()
-        _check_providers(providers)
+        try:
+            _check_providers(providers, provider_options)
+        except ValueError as error:
+            if not kwargs.get("enable_fallback", 1):
+                raise
+            warnings.warn(f"{error}. The session runs on the CPU", stacklevel=2)
         try:  # now and not at the first run: a file may be gone or another one by then
             model, self._network_of = open_onnx(source, initializers=self._options.initializers)
         except BlockconvError as error:
@@ -142,8 +148,8 @@ class InferenceSession:
         return {name: {} for name in PROVIDERS}
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
-        """Check the providers' names. Other ones than CPUExecutionProvider warn."""
-        _check_providers(providers)
+        """Check the arguments, whose types raise ValueError. Other providers than CPUExecutionProvider warn."""
+        _check_providers(providers, provider_options)
 
     def enable_fallback(self) -> None:
         """Do nothing: there is one provider."""
@@ -172,15 +178,17 @@ class InferenceSession:
         Raises ValueError for a missing input, RuntimeError for a value that is no array, InvalidArgument for other
         names, types or shapes, and Fail for an error inside the network, or if `run_options.terminate` is set.
         """
+        if not isinstance(run_options, RunOptions | None):
+            raise TypeError(f"run_options={run_options!r}: has to be a blockconv.onnxruntime.RunOptions")
         if run_options is not None and run_options.terminate:
             raise Fail("Exiting due to terminate flag being set to true.")
         given = input_feed.keys()  # of what is no mapping, the error is ONNX Runtime's
         missing = [name for name in self._required if name not in given]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
-        if isinstance(output_names, str):
-            raise TypeError(f"output_names={output_names!r}: has to be a list of names")
         wanted = [*(output_names or ())] or self._results
+        if isinstance(output_names, str | bytes) or not all(isinstance(name, str) for name in wanted):
+            raise TypeError(f"output_names={output_names!r}: has to be a list of names")
         for name in wanted:
             if name not in self._results:
                 raise InvalidArgument(f"Invalid output name:{name}")
@@ -381,9 +389,19 @@ def _source(path_or_bytes: Any) -> str | bytes:
     raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
 
 
-def _check_providers(providers: Sequence[Any] | None) -> None:
-    for provider in providers or ():
-        name = provider if isinstance(provider, str) else provider[0]
+def _check_providers(providers: Any, options: Any = None) -> None:
+    """Raise ValueError, as ONNX Runtime does, for providers or options of other types. Unknown providers warn."""
+    if providers is None:
+        return
+    given = [*providers] if isinstance(providers, Sequence) else [None]
+    pairs = [one if isinstance(one, tuple) and len(one) == 2 else (one, {}) for one in given]
+    if not all(isinstance(name, str) and isinstance(held, dict) for name, held in pairs):
+        raise ValueError(f"providers={providers!r}: has to be a sequence of names, or of (name, dict) tuples")
+    if options is not None:
+        fits = isinstance(options, Sequence) and all(isinstance(held, dict) for held in options)
+        if not fits or len(options) != len(given) or not all(isinstance(one, str) for one in given):
+            raise ValueError(f"provider_options={options!r}: has to be a sequence of a dict for each name in providers")
+    for name, _ in pairs:
         if name not in PROVIDERS:
             rule = f"is not in available provider names. Available providers: '{', '.join(PROVIDERS)}'"
             warnings.warn(f"Specified provider '{name}' {rule}", stacklevel=3)

@@ -314,6 +314,34 @@ def test_providers_that_do_not_exist_warn_and_the_cpu_runs():
     assert ours.get_device() == "CPU"
 
 
+CPU = "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("providers", "options"),
+    [
+        *[([5], None), ([(CPU, 5)], None), ([(CPU,)], None), ([[CPU, {}]], None), ({CPU}, None), ([None], None)],
+        *[([CPU], 5), ([CPU], []), ([CPU], [5]), ([(CPU, {})], [{}]), ([CPU], {})],
+    ],
+)
+def test_providers_of_other_types_raise_or_fall_back_to_the_cpu(theirs: Any, providers: Any, options: Any):
+    for library in (ours, theirs):
+        with pytest.raises(ValueError, match="provider"):
+            library.InferenceSession(model(FIXED), None, providers, options, enable_fallback=0)
+        with pytest.raises(ValueError, match="provider"):
+            library.InferenceSession(model(FIXED), providers=[CPU]).set_providers(providers, options)
+    with pytest.warns(UserWarning, match="The session runs on the CPU"):
+        assert ours.InferenceSession(model(FIXED), None, providers, options).get_providers() == [CPU]
+
+
+@pytest.mark.parametrize("arguments", [(["y", 5],), ([None],), (b"y",), (None, 5), (None, {})])
+def test_names_and_options_of_runs_of_other_types_are_type_errors(theirs: Any, arguments: Any):
+    names, *options = arguments
+    for library in (ours, theirs):
+        with pytest.raises(TypeError):
+            library.InferenceSession(model(FIXED)).run(names, {"x": np.zeros((2, 3, 4, 8), np.float32)}, *options)
+
+
 def test_options_fix_dimensions_and_threads_and_the_rest_is_logged(caplog: pytest.LogCaptureFixture):
     options = ours.SessionOptions()
     options.intra_op_num_threads = 1
