@@ -140,6 +140,7 @@ WRONG: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("MaxPool", 12, {}, {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"}),
     ("Pad", 13, {"p": ints(0, -2, 1, 0, 0, 0, -2, 0)}, {}),
     ("Slice", 13, {"s": ints(-9), "e": ints(-99), "a": ints(1), "t": ints(-1)}, {}),  # the first element
+    *(("Slice", 13, {"s": ints(-1), "e": ints(2**k - 1), "a": ints(1), "t": ints(-1)}, {}) for k in (31, 63)),  # all
 ]
 
 

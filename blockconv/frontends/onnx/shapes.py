@@ -177,7 +177,8 @@ def _slice(call: Call) -> Tensor:
     for at, start, end, step in zip(places, starts, ends, steps, strict=True):
         # Backwards from before the first element is from there, where Python takes none.
         start = max(start, -x.shape[at]) if step < 0 else start
-        taken = range(x.shape[at])[slice(start, end, step)]
+        to_front = step < 0 and end in (2**31 - 1, 2**63 - 1)  # as ONNX Runtime reads the largest ints
+        taken = range(x.shape[at])[slice(start, None if to_front else end, step)]
         if taken != range(x.shape[at]):
             x = call.emit(ops.Slice(at, taken.start if taken else 0, len(taken), step), x)
     return x
