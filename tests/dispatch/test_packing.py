@@ -37,6 +37,7 @@ def packed(values: np.ndarray, layout: Layout) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WEIGHTS, ids=str)
 @pytest.mark.sampled(2)
 def test_taps_are_packed_where_their_convolution_has_them(case: Any) -> None:

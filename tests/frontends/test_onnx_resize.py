@@ -326,6 +326,7 @@ def test_images_at_points_that_flow(mode: str, outside: str, corners: int) -> No
             np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_points_outside_read_no_pixel() -> None:
     """Not one that holds a NaN either, nor at points that are none."""
     x, points = np.full((1, 2, 3, 3), np.nan, np.float32), np.full((1, 2, 2, 2), 9, np.float32)

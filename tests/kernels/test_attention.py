@@ -173,6 +173,7 @@ def problems(draw: Any) -> tuple[list[Array], Any, int]:
     return operands((*batch, *sizes), mask, dtype, draw(st.integers(0, 99))), options, draw(st.integers(1, 3))
 
 
+@pytest.mark.slow
 @guarded
 @settings(max_examples=12, deadline=None)
 @given(problems())

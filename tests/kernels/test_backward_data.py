@@ -141,6 +141,7 @@ def test_random_problems(problem, src, dst, dtype, threads) -> None:
         check(row, problem, src, dst, wanted, exact=True, threads=threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.sampled(8)
 def test_planes_are_interleaved_some_images_at_a_time(dtype: str, monkeypatch) -> None:

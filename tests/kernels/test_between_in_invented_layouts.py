@@ -86,6 +86,7 @@ def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, *
     check(op, problem, layout, operands, wanted, threads=2, **options)
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.sampled(12)
 def test_elementwise(layout: str) -> None:
@@ -166,6 +167,7 @@ def test_resize(layout: str) -> None:
         run("resize", p, layout, [x], resized(x, p).astype("f4"), exact=False, tolerance=2e-6)
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.sampled(12)
 def test_mean(layout: str) -> None:

@@ -78,6 +78,7 @@ def integers(net: bc.Network) -> bc.Network:
     return bc.quantize(net, [image((1, 3, 56, 56))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layouts", ["auto", "NHWC", "NCHW", "NCHW16"])
 @pytest.mark.sampled(4)
 def test_values_are_right_at_odd_sizes(net: bc.Network, layouts: str) -> None:

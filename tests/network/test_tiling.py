@@ -263,6 +263,7 @@ def test_tiles_from_the_smallest_on_give_the_whole_images_results(build: Any, sh
             np.testing.assert_array_equal(result, wanted[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [u_net, res_net, atrous])
 def test_floats_do_not_depend_on_who_computes_tiles_and_little_on_tiles(build: Any) -> None:
     rng = np.random.default_rng(3)

@@ -140,6 +140,7 @@ def test_every_row(descriptor: str, pieces: None) -> None:
     check_all(read(descriptor), (*ROUND, *SAME), Types.all("float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [Types.all("float64"), Types.converted("bfloat16", "float32"),
                                    Types.converted("float16", "float32")], ids=str)  # fmt: skip
 @pytest.mark.sampled(3)

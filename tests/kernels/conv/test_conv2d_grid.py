@@ -90,6 +90,7 @@ def test_float32(descriptor):
     each(descriptor, "floats", specials=True, turn=slice(1, None, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descriptor", [WHOLE[1], SAMPLED[0], SAMPLED[8], GROUPED[0]])
 @pytest.mark.sampled(2)
 def test_float64(descriptor):
@@ -103,6 +104,7 @@ def small_cache(monkeypatch):
     monkeypatch.setattr(target, "second_level_cache", lambda: 8 << 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descriptor", [*WHOLE, *BATCHES, *SAMPLED[::3], *GROUPED[::2]])
 @pytest.mark.sampled(20)
 def test_cut_into_many_windows(descriptor, small_cache):

@@ -100,6 +100,7 @@ FEW = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize(("text", "src", "dst"), FEW)
 @pytest.mark.sampled(3)

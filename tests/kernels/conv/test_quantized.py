@@ -137,9 +137,8 @@ def test_every_pair_of_layouts(number):
         check(kind_of(BATCHES[3], number), src, dst, threads=1 + k % 3)
 
 
-@pytest.mark.parametrize(
-    "descriptor", [*WHOLE[::2], BATCHES[0], *(pytest.param(d, marks=pytest.mark.slow) for d in SAMPLED[::8])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("descriptor", [*WHOLE[::2], BATCHES[0], *SAMPLED[::8]])
 @pytest.mark.sampled(3)
 def test_cut_into_many_windows(descriptor, small_cache):
     shift = GRID.index(descriptor)
@@ -205,6 +204,7 @@ def test_ties_and_saturation(away, dst):
             check(finished(type(made)(**{**vars(made), "steps": steps})), *layouts)
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("number", [number for number, kind in enumerate(KINDS) if "affine" in kind])
 @pytest.mark.sampled(4)
@@ -255,6 +255,7 @@ def test_activations_with_code_of_their_own():
             assert np.abs(found.astype(int) - wanted.reshape(-1)).max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dot", EACH_DOT, indirect=True)
 @pytest.mark.sampled(3)
 def test_groups_that_share_a_vector(dot):
@@ -298,9 +299,8 @@ def test_random_problems(seed):
 INVENTED = ("aBcd24b", "aBcd2b", "aBcd12b", "aBcd6b", "Bcda8b", "cdba", "bcda", "acBd4b", "abdc", "adcb", "aBdc16b")
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(INVENTED)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", INVENTED)
 @pytest.mark.sampled(3)
 def test_layouts_that_have_no_name(layout):
     """Blocks of no power of two, of less than four channels, batches inside pixels, rows inside columns."""

@@ -57,6 +57,7 @@ def test_regions_cut_the_image_by_the_taps_inside(problem: Conv2dProblem) -> Non
     assert (count == 1).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS), act=st.sampled_from((None, "relu")),

@@ -60,6 +60,7 @@ def why_not(problem: Conv2dProblem, src: str, dst: str) -> str | None:
     return ROW.rejects(problem, Layout(src), Layout(dst), FLOATS)
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 @pytest.mark.sampled(3)

@@ -104,6 +104,7 @@ def test_every_layout(pool: Pool) -> None:
         check(pool, src, src)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 @pytest.mark.sampled(6)
 def test_types(dtype: str) -> None:

@@ -58,19 +58,15 @@ PROBLEMS: dict[str, Any] = {
 }
 
 
-SLOW = {"many images", "one column", "one pixel grows", "large"}  # as others, but for a size
-
-
-@pytest.mark.parametrize(
-    ("number", "problem"),
-    [pytest.param(k, name, marks=[pytest.mark.slow] * (name in SLOW)) for k, name in enumerate(PROBLEMS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "problem"), [*enumerate(PROBLEMS)])
 @pytest.mark.sampled(3)
 def test_pools(number: int, problem: str) -> None:
     for tag in list(INVENTED.values())[number % 2 :: 2]:  # six problems each, as kernels are compiled for most
         check(PROBLEMS[problem], tag, "float32", threads=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["NCHW12", "HWCN", "NHCW4", "HCWN16"])
 def test_other_elements(name: str) -> None:
     for dtype in ("float64", "int8"):

@@ -69,6 +69,7 @@ def run(problem: Conv2dProblem, src: str, dst: str, m: int = 2) -> None:
     check(ROWS[m], problem, src, dst, data(problem, residual=problem.n == 2), threads=2)
 
 
+@pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
 @pytest.mark.sampled(2)

@@ -27,6 +27,7 @@ def row(problem, m=4):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.sampled(2)
 def test_every_width(stride):
