@@ -79,7 +79,7 @@ class Network:
     constants: arrays by name; the network keeps them read-only.
     name: the network's name, for its errors.
     remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
-        It may have `limits`; see the network's.
+        It may say which sizes it takes; see `blockconv.network.limits`.
     rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.rest`.
     merged: for each node that a pass merged into another, the other's name. The other may be merged too.
     tensors: the name, shape and element type of every value by its name, with constants.
@@ -209,7 +209,10 @@ class Network:
 
     @property
     def limits(self) -> Sequence[Limits]:
-        """The sizes of inputs that the front end has traced; empty if it reads the model for any size."""
+        """The sizes of inputs that the front end has traced; empty if it reads the model for any size.
+
+        :meta private:
+        """
         return getattr(self.remake, "limits", ())
 
     def kept_limits(self) -> list[Limits] | None:
@@ -217,6 +220,8 @@ class Network:
 
         The front end reads the model for other sizes: a batch, odd, even, smaller and much larger ones. All inputs
         change, then each one alone: few networks take such sizes of all of them. Limits fix axes that never changed.
+
+        :meta private:
         """
         own = {t.name: t.shape for t in self.inputs}
         kept: list[Limits] = []
