@@ -241,11 +241,11 @@ class Network:
                 if any(not same_array(value, same.constants[name]) for name, value in read.constants.items()):
                     return None
                 kept += [limits] if limits is not None and limits not in kept else []
-                changed |= {(x, k) for x, n in given.items() for k in range(len(n)) if n[k] != own[x][k]}
+                changed |= {(x, k) for x, shape in given.items() for k, n in enumerate(shape) if n != own[x][k]}
         if self.limits and not kept:
             return None
-        axes = [(x, k) for x in own for k in range(len(own[x])) if (x, k) not in changed]
-        return [one.with_fixed({(x, k): own[x][k] for x, k in axes}) for one in kept]
+        fixed = {(x, k): n for x, shape in own.items() for k, n in enumerate(shape) if (x, k) not in changed}
+        return [one.with_fixed(fixed) for one in kept]
 
     def of_shapes(
         self,

@@ -178,10 +178,11 @@ class InferenceSession:
         Raises ValueError for a missing input, RuntimeError for a value that is no array, InvalidArgument for other
         names, types or shapes, and Fail for an error inside the network, or if `run_options.terminate` is set.
         """
-        if not isinstance(run_options, RunOptions | None):
-            raise TypeError(f"run_options={run_options!r}: has to be a blockconv.onnxruntime.RunOptions")
-        if run_options is not None and run_options.terminate:
-            raise Fail("Exiting due to terminate flag being set to true.")
+        if run_options is not None:
+            if not isinstance(run_options, RunOptions):
+                raise TypeError(f"run_options={run_options!r}: has to be a blockconv.onnxruntime.RunOptions")
+            if run_options.terminate:
+                raise Fail("Exiting due to terminate flag being set to true.")
         given = input_feed.keys()  # of what is no mapping, the error is ONNX Runtime's
         missing = [name for name in self._required if name not in given]
         if missing:

@@ -44,6 +44,7 @@ from blockconv.frontends.torch.reader import (
     stand_in,
     version,
     warn_of_unseen,
+    writes,
 )
 from blockconv.frontends.torch.reports import Compiled, recorded
 from blockconv.frontends.torch.training import partition_step, place_ops
@@ -227,7 +228,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     log.info("%s", record)
     if settings.fallback == "inductor":
         _inductor().compile_rest(gm)
-    for node in [node for node in gm.graph.nodes if _writes(node)]:
+    for node in [node for node in gm.graph.nodes if writes(node)]:
         gm.graph.output_node().prepend(node)  # after all that read what it writes, wherever these were put
     if refused.nodes:
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
@@ -240,11 +241,6 @@ def _counts(node: Any) -> bool:
     """Whether a node is an op, and not a size or a part of a result."""
     kind = kind_of(node) if node.op == "call_function" else ""
     return kind.startswith(("aten.", "blockconv.", "prims.")) and not kind.startswith("aten.sym_")
-
-
-def _writes(node: Any) -> bool:
-    """Whether a node writes an input of the graph."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def _is_view(node: Any) -> bool:
@@ -302,7 +298,7 @@ def _last_views(graph: Any) -> set[Any]:
     found: set[Any] = set()
     for node in reversed(graph.nodes):
         maker = node.args[0] if node.target is operator.getitem else node
-        if _is_view(maker) and not _writes(maker) and all(user.op == "output" or user in found for user in node.users):
+        if _is_view(maker) and not writes(maker) and all(user.op == "output" or user in found for user in node.users):
             found.add(node)
     return found
 

@@ -82,8 +82,8 @@ def kept_whole(trains: bool) -> Iterator[None]:
     packets += [aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa]
     packets += [] if trains else [aten.upsample_trilinear3d]  # whose gradient takes no sizes that change
     overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
-    gradients = [aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward]
-    gradients = [packet.default for packet in (*gradients, aten._upsample_bicubic2d_aa_backward)]
+    gradients = [aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default]
+    gradients += [aten._upsample_bicubic2d_aa_backward.default]
     before = {op: dict(op.py_kernels) for op in (*overloads, *gradients)}
     for op in gradients:  # PyTorch's traces of these take no sizes that change
         op.py_kernels[key.Meta] = aten._upsample_bilinear2d_aa_backward.default

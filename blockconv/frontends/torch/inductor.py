@@ -14,6 +14,8 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
+from blockconv.frontends.torch.reader import writes
+
 __all__ = ["compile_rest", "compile_step", "for_training"]
 
 POOLS = "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d_backward"
@@ -34,9 +36,8 @@ def compile_step(gm: Any, inputs: Sequence[Any], backward: bool, static: Collect
 def _is_taken(submodules: Any, node: Any) -> bool:
     tensors = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
     on_cpu = all(x.device.type == "cpu" for x in tensors if isinstance(x, torch.Tensor))
-    writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
     known = "val" in node.meta and "number" not in node.meta
-    return node.op == "call_function" and known and on_cpu and not writes
+    return node.op == "call_function" and known and on_cpu and not writes(node)
 
 
 def compile_rest(gm: Any) -> None:

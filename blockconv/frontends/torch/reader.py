@@ -58,6 +58,7 @@ __all__ = [
     "title",
     "version",
     "warn_of_unseen",
+    "writes",
 ]
 
 Array = npt.NDArray[Any]
@@ -200,6 +201,11 @@ def kind_of(node: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target._schema.name).replace("::", ".")
     return str(getattr(target, "__name__", target))
+
+
+def writes(node: Any) -> bool:
+    """Whether a node is an op that writes one of its operands."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def draws(node: Any) -> bool:
