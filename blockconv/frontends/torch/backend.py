@@ -15,6 +15,7 @@ import operator
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -106,7 +107,7 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
     settings = Settings.read(given.get("options"))
     name = f"graph {CompileContext.current_compile_id()}"
 
-    owned: list[int] = []
+    owned: list[Any] = []
 
     def infer(graph: Any, inputs: Sequence[Any]) -> Any:
         return _inference(graph, recorded(name, "inference", owned), settings)
@@ -194,8 +195,8 @@ def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collect
     """A function of a list that keeps the record alive."""
 
     def call(args: list[Any]) -> Any:
-        if static:
-            record.owned[:] = [id(args[k]) for k in static]
+        if not record.owned:
+            record.owned.extend(weakref.ref(args[k]) for k in static)
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]

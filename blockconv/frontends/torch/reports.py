@@ -33,11 +33,12 @@ class Compiled:
     seconds: float = 0.0
     packed: int = 0
     parts: list[Any] = field(default_factory=list, repr=False)
-    owned: list[int] = field(default_factory=list, repr=False)
+    owned: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
 
     def is_of(self, tensors: set[int]) -> bool:
-        """Whether its last call had one of these parameters, given by identity."""
-        return not tensors.isdisjoint(self.owned)
+        """Whether it ran with one of these parameters, given by identity."""
+        weights = [*(weight for part in self.parts for weight in part.weights), *(known() for known in self.owned)]
+        return any(id(weight) in tensors for weight in weights)
 
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
@@ -63,8 +64,8 @@ def compiled_graphs() -> list[Compiled]:
     return [graph for known in _compiled if (graph := known()) is not None]
 
 
-def recorded(name: str, kind: str, owned: list[int]) -> Compiled:
-    """A record of a new graph. owned: identities of parameters of it or of its step's other graph, at the last call."""
+def recorded(name: str, kind: str, owned: list[weakref.ref[Any]]) -> Compiled:
+    """A record of a new graph. owned: parameters of it and of its step's other graph, to be found later."""
     made = Compiled(name, kind, owned=owned)
     _compiled[:] = [known for known in _compiled if known() is not None]
     _compiled.append(weakref.ref(made))
