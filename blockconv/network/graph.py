@@ -497,7 +497,9 @@ def _inferred(
         inputs, parameters = ([tensors[name] for name in names] for names in (node.inputs, node.parameters))
         if known and isinstance(node.attributes, Reshape) and node.output in known:
             node = _reshaping(node, inputs[0].shape, known[node.output].shape)
-        tensors[node.output] = inferred(node, inputs, parameters)
+        tensors[node.output] = inferred(
+            node, inputs, parameters, like=None if like is None else like.tensors[node.output]
+        )
         nodes.append(node)
     return nodes, tensors
 
@@ -511,26 +513,39 @@ def _reshaping(node: Node, src: Shape, dst: Shape) -> Node:
     return node if gives == dst else replace(node, attributes=Reshape(dst))
 
 
-def inferred(node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor], title: str = "") -> Tensor:
-    """The value that a node makes of these. title: how errors call the node; by default its name and op.
+def inferred(
+    node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor], title: str = "", like: Tensor | None = None
+) -> Tensor:
+    """The value that a node makes of these.
+
+    title: how errors call the node; by default its name and op.
+    like: the value that it makes of operands of other sizes, of which only the sizes are inferred again.
 
     Raises NetworkError, which is caused by a DtypeError if the op does not take the element types.
     """
     attributes = node.attributes
-    for argument, given, taken in (
-        ("inputs", node.inputs, attributes.inputs),
-        ("parameters", node.parameters, attributes.parameters),
-    ):
-        if len(given) not in taken:
-            counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
-            raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")
+    if like is None:
+        _check_counts(node, title)
     try:
         shape = attributes.infer(tuple([t.shape for t in inputs]), tuple([t.shape for t in parameters]))
-        type = attributes.infer_type(tuple([t.type for t in inputs]), tuple([t.type for t in parameters]))
+        if like is None:
+            type = attributes.infer_type(tuple([t.type for t in inputs]), tuple([t.type for t in parameters]))
+        else:
+            type = like.type
         check_shape(node.op, "output", shape, type.itemsize)
     except ArgumentError as error:
         raise named_error(title or str(node), error) from error
     return Tensor(node.output, shape, type)
+
+
+def _check_counts(node: Node, title: str) -> None:
+    for argument, given, taken in (
+        ("inputs", node.inputs, node.attributes.inputs),
+        ("parameters", node.parameters, node.attributes.parameters),
+    ):
+        if len(given) not in taken:
+            counts = f"{taken.start}" if len(taken) == 1 else f"{taken.start} to {taken.stop - 1}"
+            raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")
 
 
 def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], title: str = "") -> Array:

@@ -115,15 +115,15 @@ def _run(segments: Iterable[Segment], buffers: Sequence[int], threads: int) -> N
 def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[Segment]:
     """Programs, and foreign parts between them, with buffer `index` at an address."""
 
-    def fixed(args: Iterable[int | Buffer]) -> tuple[int | Buffer, ...]:
-        return tuple([w if isinstance(w, int) or w.index != index else address + w.offset for w in args])
+    def fixed(buffer: Buffer) -> int | Buffer:
+        return address + buffer.offset if buffer.index == index else buffer
 
     for part, run in itertools.groupby(actions, lambda action: action.part):
         if part is None:
             ops: Iterable[Op] = (op for action in run for op in action.ops)
-            yield Program([op.with_args(fixed(op.args)) for op in ops])
+            yield Program([op.placed(fixed) for op in ops])
         else:
-            yield part._replace(args=fixed(part.args))
+            yield part._replace(args=tuple([w if isinstance(w, int) else fixed(w) for w in part.args]))
 
 
 def measured_runs(

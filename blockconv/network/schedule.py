@@ -26,7 +26,7 @@ from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
 from blockconv.network.planning.candidates import OUTPUT, BoundNode, Candidate, Parameters, Workspace, bind_all
-from blockconv.runtime import OWN_TABLE, Buffer, Op, address_of
+from blockconv.runtime import Buffer, Op, address_of
 
 __all__ = ["Action", "Schedule", "schedule"]
 
@@ -318,7 +318,7 @@ class _Scheduler:
 
 def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
-    ops_ = tuple([op.with_args(_bound_args(op.args, addresses)) for op in draft.action.ops])
+    ops_ = tuple([op.placed(lambda b: _plus(addresses[b.index], b.offset)) for op in draft.action.ops])
     part = draft.action.part
     made = object.__new__(Action)
     made.__dict__.update(draft.action.__dict__, ops=ops_, part=part and part._replace(args=tuple(addresses)))
@@ -337,15 +337,6 @@ def _plus(address: Buffer | int | None, by: int) -> Buffer | int:
     if not by:  # as most
         return address
     return Buffer(address.index, address.offset + by) if isinstance(address, Buffer) else address + by
-
-
-def _bound_args(args: Sequence[int | Buffer], addresses: Sequence[Buffer | int]) -> tuple[int | Buffer, ...]:
-    return tuple(
-        [
-            a if isinstance(a, int) or a is OWN_TABLE else _plus(addresses[a.index], a.offset)  # most are integers
-            for a in args
-        ]
-    )
 
 
 def schedule(

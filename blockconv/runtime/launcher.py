@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,19 +67,24 @@ class Op:
     scratch: int = 0
     table: Block = field(default_factory=lambda: _NO_TABLE)
 
-    def with_args(self, args: tuple[int | Buffer, ...]) -> Op:
-        """The same op with another argument block."""
-        return Op(self.kernel, args, self.tasks, self.chunk, self.scratch, self.table)
+    @functools.cached_property
+    def unplaced(self) -> tuple[int, ...]:
+        """Which of its arguments are `Buffer`s: few of a hundred words."""
+        return tuple([k for k, value in enumerate(self.args) if isinstance(value, Buffer)])
+
+    def placed(self, place: Callable[[Buffer], int | Buffer]) -> Op:
+        """The same op with what `place` gives for each buffer: its address, or another buffer."""
+        args = [*self.args]
+        for k in self.unplaced:
+            if args[k] is not OWN_TABLE:
+                args[k] = place(args[k])  # type: ignore[arg-type]
+        made = Op(self.kernel, tuple(args), self.tasks, self.chunk, self.scratch, self.table)
+        made.__dict__["unplaced"] = tuple([k for k in self.unplaced if isinstance(args[k], Buffer)])
+        return made
 
     def with_buffers(self, numbers: Mapping[int, int]) -> Op:
         """The same op on other buffers: `numbers` maps old buffer numbers to new ones."""
-
-        def renamed(value: int | Buffer) -> int | Buffer:
-            if isinstance(value, Buffer) and value.index in numbers:
-                return Buffer(numbers[value.index], value.offset)
-            return value
-
-        return self.with_args(tuple(map(renamed, self.args)))
+        return self.placed(lambda buffer: Buffer(numbers.get(buffer.index, buffer.index), buffer.offset))
 
     def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Op:
         """The same on other parts of its buffers.
@@ -86,13 +92,13 @@ class Op:
         offsets: of each that begins later, by how many bytes, and the bytes of all, which no address is past.
         """
 
-        def moved(value: int | Buffer) -> int | Buffer:
-            if isinstance(value, Buffer) and value.index in offsets:
-                later, end = offsets[value.index]
-                return Buffer(value.index, min(value.offset + later, end))
-            return value
+        def moved(buffer: Buffer) -> Buffer:
+            if buffer.index not in offsets:
+                return buffer
+            later, end = offsets[buffer.index]
+            return Buffer(buffer.index, min(buffer.offset + later, end))
 
-        return self.with_args(tuple(map(moved, self.args)))
+        return self.placed(moved)
 
 
 class Counter(Arguments):
@@ -222,7 +228,7 @@ class _Instance(jit.Addressed):
         self.buffers: tuple[int, ...] | None = None  # that they were made for
         first = table + _ENTRY_WORDS * len(ops)
         entries: list[int] = []
-        words: list[int] = []
+        words: list[Any] = []
         for i, op in enumerate(ops):
             entries += OpEntry(
                 kernel=op.kernel.address,
@@ -231,14 +237,13 @@ class _Instance(jit.Addressed):
                 chunk=op.chunk,
                 counters=base + 8 * (counters + lines * LINE * i),
             )
-            for value in op.args:
-                if value is OWN_TABLE:
-                    words.append(address_of(op.table))
-                elif isinstance(value, Buffer):
-                    self.patches.append((first + len(words), value.index, value.offset))
-                    words.append(0)
-                else:
-                    words.append(value)
+            at = len(words)
+            words += op.args
+            for k in op.unplaced:
+                buffer: Any = op.args[k]
+                words[at + k] = address_of(op.table) if buffer is OWN_TABLE else 0
+                if buffer is not OWN_TABLE:
+                    self.patches.append((first + at + k, buffer.index, buffer.offset))
         block[table:] = entries + words
 
 

@@ -77,13 +77,14 @@ class ReadStep(NamedTuple):
 
     flows: the operands that are no constants: their names in the model, and their own.
     alike: pairs of these, by their own names, and whether both have one shape.
-    nodes, constants, tensors, dequantized, dequantizing: what came into the scope; `tensors` are the constants'.
+    nodes: what came into the scope, each with the value that it made.
+    constants, tensors, dequantized, dequantizing: what came too; `tensors` are the constants'.
     gives: the names of the node's values in the model, and their own.
     """
 
     flows: tuple[tuple[str, str], ...]
     alike: tuple[tuple[str, str, bool], ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[tuple[Node, Tensor], ...]
     constants: dict[str, Array]
     tensors: dict[str, Tensor]
     dequantized: dict[str, Dequantized]
@@ -150,11 +151,11 @@ class Scope(Emitter):
             self._dequantizing |= step.dequantizing
             self._value_names.update(step.tensors)
             values |= step.tensors
-        for node in step.nodes:
+        for node, like in step.nodes:
             inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
             self.nodes.append(node)
             self._node_names.add(node.name)
-            self._known(inferred(node, inputs, parameters))
+            self._known(inferred(node, inputs, parameters, like=like))
         for name, own in step.gives:
             values[name] = values[own]
         return True
@@ -282,7 +283,7 @@ class Call(Translation):
         scope.steps[self.node.output[0]] = ReadStep(
             tuple((name, own) for name, own in read if not scope.is_constant(own)),
             tuple(self._alike),
-            tuple(made),
+            tuple((node, scope.values[node.output]) for node in made),
             arrays,
             {name: scope.values[name] for name in (*arrays, *integers)},
             integers,
