@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from blockconv.core.checks import check_extents, check_shape
+from blockconv.core.checks import MOST_EXTENT, check_extents, check_shape
 from blockconv.core.errors import ArgumentError
 
 __all__ = [
@@ -54,7 +54,8 @@ def make_whole(problem: object, op: str, names: Iterable[str]) -> None:
             number = operator.index(value)  # NumPy's integers become Python's
         except TypeError:
             raise ArgumentError(op, name, value, "must be a whole number") from None
-        check_extents(op, name, value, (number,))
+        if not -MOST_EXTENT <= number <= MOST_EXTENT:
+            check_extents(op, name, value, (number,))
         if number is not value:
             set_field(problem, name, number)
 

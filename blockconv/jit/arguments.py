@@ -229,10 +229,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
         if words.keys() != cls.fields.keys():
             raise TypeError(_wrong_words(cls, words))
-        values: list[Any] = [words[name] for name in cls.fields]
-        if {*map(type, values)} == {int}:  # as many blocks are
-            return _made(cls, values)
-        values = []
+        values: list[Any] = []
         for name, field in cls.fields.items():
             value = words[name]
             if type(value) is int and type(field) is Word:  # as most are

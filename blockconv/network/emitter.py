@@ -214,7 +214,7 @@ class Emitter:
         nodes = tuple(self.nodes)
         if like is not None and (like.nodes, like.outputs) == (nodes, outputs):
             arrays = {name: frozen(constants[name]) for name in like.constants}
-            tensors = {name: _shaped(t, arrays.get(name, self.values[name]).shape) for name, t in like.tensors.items()}
+            tensors = {name: _shaped(t, arrays.get(name, self.values[name])) for name, t in like.tensors.items()}
             return like.remade_by(remake, inputs=tuple(self.inputs), constants=arrays, tensors=tensors)
         return Network(tuple(self.inputs), outputs, nodes, constants, self.name, remake, rest=rest)
 
@@ -229,8 +229,12 @@ class Emitter:
         return value
 
 
-def _shaped(tensor: Tensor, shape: Shape) -> Tensor:
-    return tensor if tensor.shape == shape else Tensor(tensor.name, shape, tensor.type)
+def _shaped(tensor: Tensor, known: Tensor | Array) -> Tensor:
+    """The same value with the shape that is known."""
+    if tensor.shape == known.shape:
+        return tensor
+    same = isinstance(known, Tensor) and known.name == tensor.name and known.type is tensor.type
+    return known if same else Tensor(tensor.name, known.shape, tensor.type)  # type: ignore[return-value]
 
 
 class Translation:
