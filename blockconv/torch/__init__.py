@@ -28,7 +28,7 @@ from blockconv.eager.modules import (
     forget_packed,
     restore,
 )
-from blockconv.frontends.torch.reports import Compiled, compiled_graphs
+from blockconv.frontends.torch.reports import Compiled, compiled_graphs, memory_of
 
 from . import functional
 
@@ -81,7 +81,7 @@ def report(model: Any = None) -> Report:
     Each graph is a `Compiled`. It has the numbers of ops and plans, the ops that run in PyTorch with the reason, and
     the seconds inside blockconv. Raises ArgumentError for what is no module.
     """
-    held = None if model is None else _tensors("report", model)
+    held = None if model is None else {id(memory) for memory in map(memory_of, _tensors("report", model))}
     return Report(graph for graph in compiled_graphs() if held is None or graph.is_of(held))
 
 
@@ -99,8 +99,8 @@ def refresh(model: Any) -> None:
     forget_packed(model)
 
 
-def _tensors(op: str, model: Any) -> set[int]:
-    """The identities of a module's parameters and buffers."""
+def _tensors(op: str, model: Any) -> list[Any]:
+    """A module's parameters and buffers."""
     if not hasattr(model, "parameters") or not hasattr(model, "buffers"):
         raise ArgumentError(op, "model", model, "has to be a torch.nn.Module")
-    return {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    return [*model.parameters(), *model.buffers()]

@@ -47,7 +47,7 @@ from blockconv.frontends.torch.reader import (
     warn_of_unseen,
     writes,
 )
-from blockconv.frontends.torch.reports import Compiled, recorded
+from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_ops
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.ops import Shape
@@ -196,7 +196,7 @@ def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collect
 
     def call(args: list[Any]) -> Any:
         if not record.owned:
-            record.owned.extend(weakref.ref(args[k]) for k in static)
+            record.owned.extend(weakref.ref(memory_of(args[k])) for k in static)
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]

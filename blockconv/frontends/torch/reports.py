@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Compiled", "compiled_graphs", "recorded"]
+__all__ = ["Compiled", "compiled_graphs", "memory_of", "recorded"]
 
 
 @dataclass(eq=False)
@@ -35,10 +35,10 @@ class Compiled:
     parts: list[Any] = field(default_factory=list, repr=False)
     owned: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
 
-    def is_of(self, tensors: set[int]) -> bool:
-        """Whether it ran with one of these parameters, given by identity."""
-        weights = [*(weight for part in self.parts for weight in part.weights), *(known() for known in self.owned)]
-        return any(id(weight) in tensors for weight in weights)
+    def is_of(self, memories: set[int]) -> bool:
+        """Whether it ran with one of these parameters, given by the identities of their memory."""
+        weights = (memory_of(weight) for part in self.parts for weight in part.weights)
+        return any(id(memory) in memories for memory in (*weights, *(known() for known in self.owned)))
 
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
@@ -64,8 +64,16 @@ def compiled_graphs() -> list[Compiled]:
     return [graph for known in _compiled if (graph := known()) is not None]
 
 
+def memory_of(tensor: Any) -> Any:
+    """The memory of a tensor, an object that lives as long. PyTorch swaps no tensor that has a weak reference."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a sparse one has several
+        return tensor
+
+
 def recorded(name: str, kind: str, owned: list[weakref.ref[Any]]) -> Compiled:
-    """A record of a new graph. owned: parameters of it and of its step's other graph, to be found later."""
+    """A record of a new graph. owned: the memory of parameters of its step's graphs, to find them by."""
     made = Compiled(name, kind, owned=owned)
     _compiled[:] = [known for known in _compiled if known() is not None]
     _compiled.append(weakref.ref(made))

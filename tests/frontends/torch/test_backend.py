@@ -277,6 +277,21 @@ def test_an_optimizer_that_counts_no_version_is_noticed(make):
                 close(call(x), F.conv2d(x, each[0].weight, each[0].bias))
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_parameters_are_not_held_by_weak_references(trains):
+    """PyTorch swaps no tensor that has one, as `load_state_dict` and `to` may. Its own, of tracing, go in time."""
+    model, other = (made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3)), seed) for seed in (0, 1))
+    x, fast = images(1, 3, 8, 8), torch.compile(model, backend=backend)
+    for k in range(2):
+        with torch.set_grad_enabled(trains):
+            close(fast(x).detach(), model(x).detach())
+        assert weakref.ref not in {type(known) for known in weakref.getweakrefs(model[0].weight)}
+        assert ("forward" if trains else "inference") in [graph.kind for graph in report(model)]
+        assert not report(other)
+        if k == 0:
+            model[0].weight = nn.Parameter(other[0].weight.detach().clone())
+
+
 def test_an_address_that_is_used_again_is_no_known_weight():
     """An assignment to `.data` changes no version; memory that it frees may come back with other values."""
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3)))
