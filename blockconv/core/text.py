@@ -6,6 +6,7 @@ Rich is imported where something is shown: most programs show nothing, and it ta
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,9 @@ def threads(number: int) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name in at most so many characters: its end, which tells names of one network apart."""
+    """A name in at most so many characters: without what PyTorch's exporter repeats (`/a/a.1/` is `/a.1/`), its end."""
+    if len(name) > most:
+        name = re.sub(r"([^/]+)/(?=\1\.)", "", name)
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 

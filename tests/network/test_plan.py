@@ -21,7 +21,7 @@ import pytest
 from small_networks import inception_network, residual_network, values
 
 import blockconv as bc
-from blockconv.core.text import microseconds
+from blockconv.core.text import microseconds, shortened
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.jit import kept
@@ -297,6 +297,13 @@ def test_explain_says_why_in_a_hundred_columns() -> None:
     some = bc.compile(residual_network(), {node.name: "NCHW16" for node in chosen.network.nodes if node.name != "flat"})
     lines = [line for said in (text, everywhere.explain(), some.summary()) for line in said.splitlines()]
     assert max(map(len, lines)) <= 100
+
+
+def test_paths_that_pytorch_exports_are_told_apart() -> None:
+    paths = [f"/m/features/features.{k}/block/block.0/block.0.0/Conv" for k in range(4, 7)]
+    assert [shortened(path, 26) for path in paths] == [f"…features.{k}/block.0.0/Conv" for k in range(4, 7)]
+    assert shortened(paths[0], 28) == "/m/features.4/block.0.0/Conv"
+    assert shortened(paths[0], 99) == paths[0]
 
 
 def test_a_profile_is_a_table_with_totals() -> None:
