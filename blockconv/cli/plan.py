@@ -64,13 +64,14 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
         if options.profile:
             steps.begin("timing every call")
             plan.profile(*_noise(plan))
-    console.print(plan.explain(), soft_wrap=True)
+    said = [plan.explain()]
     if options.report:
         plan.report(options.report)
-        console.print(f"written: {options.report}")
+        said.append(f"written: {options.report}")
     if options.save:
         plan.save(options.save)
-        console.print(f"saved: {options.save}")
+        said.append(f"saved: {options.save}")
+    console.print("\n".join(said), soft_wrap=True)  # after the files: a reader of a pipe may close it before the end
     return 0
 
 

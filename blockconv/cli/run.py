@@ -51,7 +51,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--input", metavar="IMAGE|random", help="your own picture (needs pillow), or noise")
     command.add_argument("--batch", type=int, help="the number of pictures in a call (default: the model's, or 1)")
     command.add_argument("--layouts", nargs="+", default=LAYOUTS, metavar="LAYOUT", help="the fixed layouts to compare")
-    command.add_argument("--report", type=page, metavar="HTML", help="write the chosen plan as an HTML page")
+    command.add_argument("--report", type=page, metavar="FILE", help="write the chosen plan, as `blockconv plan` does")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     errors = [float(np.abs(c.output - wanted).max(initial=0)) / largest for c in found]
     console.print(_table(network, found, times, errors))
     console.print(
-        f"Medians of {LEAST} to {ROUNDS} calls in turns on {get_num_threads()} threads. Ready: time to plan, compile "
-        "and pack (without the work of a plan above or an earlier run), and to call once.",
+        f"Medians of {LEAST} to {ROUNDS} calls in turns on {text.threads(get_num_threads())}. Ready: time to plan, "
+        "compile and pack (without the work of a plan above or an earlier run), and to call once.",
     )
     if options.report:
         plan = found[-1].plan

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import re
@@ -147,6 +149,7 @@ def test_run_compares_fixed_layouts_with_the_plan(small: bc.Network, capsys: pyt
     assert "small, 2x3x12x12" in said
     rows = {line.split("│")[1].strip(): line.split("│") for line in said.splitlines() if line.startswith("│")}
     assert list(rows) == ["NHWC", "NCHW16", "the chosen plan"]
+    assert "in turns on 1 thread. " in said
     assert min(float(row[3]) for row in rows.values()) == 1
     assert [row[4].strip() for row in rows.values()] != ["0"] * 3  # NHWC has to be left at the end
 
@@ -382,6 +385,16 @@ def test_plan_explains_draws_and_saves(tmp_path: Path, capsys: pytest.CaptureFix
     assert "<svg" in page.read_text(encoding="utf-8")
     assert main(["plan", "--shape", "1xa"]) == 2
     assert "--shape" in capsys.readouterr().err
+    saved.unlink()
+    page.unlink()
+    with (
+        patch.object(arguments, "resnet50", network.build),
+        contextlib.redirect_stdout(io.StringIO()) as full,
+        patch.object(full, "write", side_effect=OSError(28, "No space left on device")),
+    ):
+        assert main(["plan", "--report", str(page), "--save", str(saved)]) == 2
+    assert saved.exists()
+    assert page.exists()
 
 
 # ---------------------------------------------------------------- where output and errors leave
