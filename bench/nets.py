@@ -72,14 +72,14 @@ def plans(
 ) -> list[Plan]:
     """A case for each network, number of images and of threads, and type.
 
-    names: of `networks.NETWORKS`, or ONNX files. dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool
-    quantizes it (`quantized.KINDS`). bfloat16 and float16 are the float network, stored so by each engine. Errors are
-    relative to the float network.
+    names: of `networks.NETWORKS`, or ONNX files; FILE=1x3x224x224 for a model with open sizes.
+    dtypes: of `TOLERANCE`; int8 is the network as ONNX Runtime's tool quantizes it (`quantized.KINDS`). bfloat16 and
+    float16 are the float network, stored so by each engine. Errors are relative to the float network.
 
     Raises ValueError for a name that is neither, before anything is measured.
     """
     for name in names:
-        if name not in networks.NETWORKS and not Path(name).is_file():
+        if name not in networks.NETWORKS and not Path(_split(name)[0]).is_file():
             known = ", ".join(networks.NETWORKS)
             raise ValueError(f"{suite}: networks={name!r}: give an ONNX file, or one of {known}")
     return [
@@ -103,11 +103,8 @@ def _plan(
 ) -> Plan:
     def measure_it() -> Case:
         with tempfile.TemporaryDirectory() as folder:
-            path = name
-            if name in networks.NETWORKS:
-                path = str(Path(folder, "model.onnx"))
-                onnx.save(networks.build(name, batch), path)
-            net = bc.load_onnx(path)
+            path = _file(name, batch, folder)
+            net = _loaded(name, path)
             x = noise(net.inputs[0].shape, "float32")
             expected = _expected(net, path, x)
             if dtype.startswith("int8"):
@@ -126,7 +123,47 @@ def _plan(
 
     params, how = conditions(threads, timing, dtype)
     params = {"network": name, "batch": batch, **params}
-    return Plan(suite, f"{Path(name).stem}, {batch} images, {how}", params, measure_it, crew.wanted(choices))
+    return Plan(suite, f"{Path(_split(name)[0]).stem}, {batch} images, {how}", params, measure_it, crew.wanted(choices))
+
+
+def _split(name: str) -> tuple[str, tuple[int, ...]]:
+    """FILE=1x3x224x224 as its file and sizes; any other name as itself, without sizes."""
+    file, equals, sizes = name.rpartition("=")
+    if not equals or Path(name).is_file():
+        return name, ()
+    try:
+        return file, tuple(int(size) for size in sizes.split("x"))
+    except ValueError:
+        raise ValueError(f"networks={name!r}: give sizes after the file's =, such as 1x3x224x224") from None
+
+
+def _file(name: str, batch: int, folder: str) -> str:
+    """The path of a network whose input has a fixed shape, which every engine then reads."""
+    file, shape = _split(name)
+    if not shape and name not in networks.NETWORKS:
+        return file
+    path = str(Path(folder, "model.onnx"))
+    onnx.save(_resized(onnx.load(file), shape) if shape else networks.build(name, batch), path)
+    return path
+
+
+def _resized(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """The model with an input of this shape; the engines infer the other shapes."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    value = next(value for value in model.graph.input if value.name not in constants)
+    value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shape))
+    for inferred in (*model.graph.output, *model.graph.value_info):
+        inferred.type.tensor_type.ClearField("shape")
+    return model
+
+
+def _loaded(name: str, path: str) -> bc.Network:
+    try:
+        return bc.load_onnx(path)
+    except bc.ArgumentError as error:
+        if error.argument != "input_shapes":
+            raise
+        raise ValueError(f"networks={name!r}: {error.rule}; give {name}=1x3x224x224, or other sizes") from None
 
 
 def _expected(net: bc.Network, path: str, x: np.ndarray) -> np.ndarray:

@@ -75,7 +75,8 @@ def add_out(command: argparse.ArgumentParser, more: str = "") -> None:
 
 def add_networks(command: argparse.ArgumentParser, networks: Sequence[str], choices: Sequence[str]) -> None:
     """Networks, and the ways to plan them."""
-    command.add_argument("--networks", nargs="*", default=networks, help="names (bench/networks) or ONNX files")
+    text = "names (bench/networks) or ONNX files; FILE=1x3x224x224 for a model with open sizes"
+    command.add_argument("--networks", nargs="*", default=networks, help=text)
     command.add_argument("--batch", nargs="+", type=int, default=[1], help="images at once")
     text = "auto, measured, greedy, a layout, a JSON file of {op: layout}, costs=FILE, module:function"
     command.add_argument("--choices", nargs="*", default=choices, help=f"how ours is planned: {text}")

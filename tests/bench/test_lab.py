@@ -231,3 +231,17 @@ def test_a_network_that_is_not_known_is_said_before_anything_is_measured():
 
     with pytest.raises(ValueError, match=r"networks='regnet': give an ONNX file, or one of .*resnet50"):
         nets.plans(["resnet50", "regnet"], [1], [1], ["auto"], Crew([]), {})
+
+
+def test_a_model_with_open_sizes_runs_with_those_after_its_name(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    from bench import nets, networks
+
+    path = str(tmp_path / "open.onnx")
+    onnx.save(networks.any_size("line_reader"), path)
+    with pytest.raises(ValueError, match=f"networks='{path}': .*no fixed shape.*; give {path}=1x3x224x224"):
+        nets._loaded(path, nets._file(path, 1, str(tmp_path)))
+    named = f"{path}=1x3x32x72"
+    assert nets._loaded(named, nets._file(named, 1, str(tmp_path))).inputs[0].shape == (1, 3, 32, 72)
+    with pytest.raises(ValueError, match=r"open\.onnx=1xa': give sizes"):
+        nets.plans([f"{path}=1xa"], [1], [1], ["auto"], Crew([]), {})
