@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import numbers
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,14 +102,17 @@ def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> di
             found = json.loads(Path(table).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ArgumentError("compile", "costs", str(table), f"cannot be read as JSON ({error})") from None
-    if not isinstance(found, Mapping) or len(_numbers(found)) != len(found):
-        raise ArgumentError("compile", "costs", found, "has to be a JSON object with keys and seconds of at least 0")
-    return _numbers(found)
+    if not isinstance(found, Mapping):
+        raise ArgumentError("compile", "costs", found, "has to hold a JSON object of keys and seconds")
+    costs = _numbers(found)
+    if wrong := next((pair for pair in found.items() if pair[0] not in costs), None):
+        raise ArgumentError("compile", "costs", wrong, "has to be a key with finite seconds of at least 0")
+    return costs
 
 
 def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
-    kept = {k: v for k, v in table.items() if isinstance(k, str) and isinstance(v, (int, float))}
-    return {k: float(v) for k, v in kept.items() if v >= 0}
+    kept = {k: float(v) for k, v in table.items() if isinstance(k, str) and isinstance(v, numbers.Real)}
+    return {k: v for k, v in kept.items() if 0 <= v < math.inf}
 
 
 # ---------------------------------------------------------------- measuring

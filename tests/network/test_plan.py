@@ -451,8 +451,12 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
     plan = bc.compile(network, costs=tmp_path / "costs.json")
     assert next(action for action in plan.actions if action.name == "a").writes[1] == lay
     assert "the best plan without it costs +" in " ".join(plan.explain().split())
-    with pytest.raises(bc.ArgumentError, match="seconds"):
-        bc.compile(network, costs={"x": -1.0})
+    (tmp_path / "costs.json").write_text(json.dumps([1.0]))
+    singles = bc.compile(network, costs={key: np.float32(seconds) for key, seconds in costs.items()})
+    assert singles.cost == pytest.approx(plan.cost)
+    for wrong in ({**costs, "x": -1.0}, {"x": np.inf}, {"x": "1"}, {1: 1.0}, tmp_path / "costs.json"):
+        with pytest.raises(bc.ArgumentError, match=r"costs=(\('x', (-1.0|inf|'1')\)|\(1, 1.0\)|\[1.0\]): .* seconds"):
+            bc.compile(network, costs=wrong)
 
 
 @pytest.mark.parametrize("asked", [{}, {"layouts": "NHWC"}, {"layouts": ["NCHW8", "NHWC"]}, {"measure": True}])
