@@ -66,7 +66,8 @@ def map_plan(plan: Plan, array: da.Array, tile: TileSize = None) -> Any:
 
     wanted = plan.network.inputs[0].type.dtype
     if array.dtype != wanted:
-        raise ArgumentError("map_plan", "array", str(array.dtype), f"has to have dtype {wanted}")
+        rule, remedy = f"has to have dtype {wanted}, not {array.dtype}", f"give array.astype('{wanted}')"
+        raise ArgumentError("map_plan", "array", array, rule, remedy)
     rows, columns = (min(max(USUAL, *sizes), LARGEST) for sizes in array.chunks[2:])
     how = tiling(plan.network, array.shape, tile, (rows, columns))  # and not the plan's: workers bind it, where it runs
     token = uuid.uuid4().hex

@@ -376,9 +376,9 @@ class Plan:
         except (AttributeError, TypeError):
             rule = "has to be an array with a NumPy dtype, or like one"
             raise ArgumentError("tiled", "image", type(image).__name__, rule, "give x.numpy() for a tensor") from None
-        if dtype != self.network.inputs[0].type.dtype:
-            rule = f"has to have dtype {self.network.inputs[0].type.dtype}"
-            raise ArgumentError("tiled", "image", str(dtype), rule)
+        if dtype != (wanted := self.network.inputs[0].type.dtype):
+            remedy = f"give dask.array.from_array(image).astype('{wanted}'), which converts each tile"
+            raise ArgumentError("tiled", "image", image, f"has to have dtype {wanted}, not {dtype}", remedy)
         if isinstance(image, (np.ndarray, BlockedArray)):
             image = as_numpy(image, "tiled", "image")  # refuses a mask
         how = self.tiling(tuple(int(size) for size in np.shape(image)), tile, batch)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from blockconv.core.checks import check_shape
 from blockconv.core.checks import whole as as_whole
-from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.progress import Progress
 from blockconv.network.graph import Network
 from blockconv.network.ops.reach import PIXELS, Reach
@@ -105,7 +105,7 @@ def tiling(
         raise UnsupportedError(f"{network.name}: a tiled network has one input (N, C, H, W), not {names}")
     if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
         rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
-        raise ArgumentError("tiled", "shape", tuple(shape), rule)
+        raise ArgumentError("tiled", "shape", tuple(shape), rule, "transpose the image")
     check_shape("tiled", "shape", shape)
     if network.rest is not None:
         raise UnsupportedError(
@@ -123,7 +123,11 @@ def tiling(
         sizes.append(min(shape[axis], least + (shape[axis] - least) % strides[k]))
     # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
     larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zip(PIXELS, sizes, strides, strict=True)]
-    small, image = (network.with_input_shapes((1, shape[1], *ends)) for ends in (sizes, larger))
+    image = network.with_input_shapes((1, shape[1], *larger))
+    try:
+        small = network.with_input_shapes((1, shape[1], *sizes))
+    except NetworkError as error:  # of the tile, since the image passed
+        raise ArgumentError("tiled", "tile", tile, f"is too small for this network: {error}") from error
     _check_like(image, small, known)
     steps = {output: (known[output][2].step, known[output][3].step) for output in network.outputs}
     outputs = {}
@@ -276,7 +280,8 @@ def checked_out(how: Tiling, out: Any, image: Any) -> dict[str, Any] | None:
             found = tuple(array.shape), np.dtype(array.dtype)
         except (AttributeError, TypeError):
             found = (), np.dtype(object)
-        if found != wanted or (isinstance(array, np.ndarray) and not array.flags.writeable):
+        fixed = not array.flags.writeable if isinstance(array, np.ndarray) else getattr(array, "read_only", False)
+        if found != wanted or fixed:
             rule = f"has to be a writable array, {wanted[1]} {wanted[0]}, for output {name!r}"
             raise ArgumentError("tiled", "out", array, rule)
         arrays = isinstance(array, np.ndarray) and isinstance(image, np.ndarray)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -336,6 +336,14 @@ def test_what_needs_the_whole_image_is_refused_by_name(add: Any) -> None:
         tiling(b.build(), (1, 3, 200, 200), 64)
 
 
+class ReadOnly(NamedTuple):
+    """What counts of a Zarr array whose store is open for reading."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read_only: bool = True
+
+
 def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
     plan = bc.compile(u_net(np.random.default_rng(0)), threads=1)
     x = np.zeros((1, 3, 100, 100), np.float32)
@@ -349,6 +357,7 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
         {"out": dict(list(out.items())[:1])},
         {"out": dict.fromkeys(out, 5)},
         {"out": {name: frozen(array) for name, array in out.items()}},
+        {"out": {name: ReadOnly(array.shape, array.dtype) for name, array in out.items()}},
     ):
         with pytest.raises(bc.ArgumentError):
             plan.tiled(x, **{"out": out, "tile": 64} | bad)
@@ -360,10 +369,18 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
             plan.tiling(shape)
     with pytest.raises(bc.ArgumentError, match="masked array"):
         plan.tiled(np.ma.masked_less(x, 1), 64, out=out)
-    for image in (x.astype(np.float64), x[0], x[:, :2], x.tolist()):
-        with pytest.raises(bc.ArgumentError):
+    says = ("image=.*not float64; give dask", "shape=.*; transpose", r"shape=.*\(N, 3, H, W\)", "image=.*like one")
+    for image, words in zip((x.astype(np.float64), x[0], x[:, :2], x.tolist()), says, strict=True):
+        with pytest.raises(bc.ArgumentError, match=words):
             plan.tiled(image, 64, out=out)
     assert all((array == 7).all() for array in out.values())
+
+
+def test_a_tile_that_a_node_does_not_take_is_too_small() -> None:
+    builder = bc.NetworkBuilder()
+    builder.output(builder.max_pool2d(builder.input("x", (1, 3, 64, 64)), 2))
+    with pytest.raises(bc.ArgumentError, match=r"tiled: tile=1: is too small for this network: node 'pool2d_0'"):
+        bc.compile(builder.build()).tiling((1, 3, 101, 101), tile=1)
 
 
 def test_tiles_are_not_written_into_the_image_that_later_ones_read() -> None:
