@@ -68,13 +68,10 @@ def _reached(problem: Conv2dProblem, x: str) -> list[_Reached]:
     size, out, taps, stride, begin, dilation = (getattr(problem, name + x) for name in ("i", "o", "k", "s", "p", "d"))
     common = math.gcd(stride, dilation)
     found = []
-    for rest in range(stride):
+    for rest, first in sorted(((first + begin) % stride, first) for first in range(min(stride, size))):
         # Pixel i is reached by tap k from output (i + begin - k * dilation) / stride.
-        before = -((rest - begin) // stride)  # stride * before + rest - begin is the first pixel
-        first = stride * before + rest - begin
+        before = (first + begin) // stride
         count = -(-(size - first) // stride)
-        if count <= 0:
-            continue
         mine = [k for k in range(taps) if (k * dilation - rest) % stride == 0]
         if not mine:
             found.append(_Reached(first, count, 0, 0, 0, 1, 0, 0))
@@ -269,13 +266,13 @@ def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitiv
 
 def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op:
     p, itemsize, d = request.problem, request.types.dst.itemsize, request.destination
-    table = np.zeros((p.sh, p.sw, len(InterleavedPlanes.fields)), np.int64)
+    table = np.zeros((min(p.sh, p.ih), min(p.sw, p.iw), len(InterleavedPlanes.fields)), np.int64)
     for part, at in zip(parts, begins, strict=False):
         if part.planes is None:
             continue
         h, w = part.planes
         lies = geometry(_NCHW, part.request.problem.dst_shape, itemsize)
-        table[(h.first + p.ph) % p.sh, w.first] = InterleavedPlanes(
+        table[h.first, w.first] = InterleavedPlanes(
             at=at, n=lies.n, channel=lies.block, row=lies.row, first=w.first, size=w.size
         )
     planes = p.n * p.ic
@@ -290,9 +287,10 @@ def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op
         n=d.n,
         channel=d.block,
         row=d.row,
-        ph=p.ph,
         sh=p.sh,
         sw=p.sw,
+        begins=table.shape[0],
+        columns=table.shape[1],
     )
     tasks, lanes = planes * parts_of_plane, request.machine.isa.vector_bytes // itemsize
     return Op(interleave_rows(itemsize, lanes), args, tasks, max(1, tasks // 64), 0, table.reshape(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
@@ -162,12 +163,12 @@ def test_planes_are_interleaved_some_images_at_a_time(dtype: str, monkeypatch) -
 
 def test_columns_are_interleaved_whatever_their_number() -> None:
     """By vectors, halves of them, and so on to single elements; rows of a channel are shared by tasks."""
-    for width, ph, itemsize in itertools.product((1, 2, 3, 16, 37, 62, 63), (0, 1), (2, 4)):
+    for width, itemsize in itertools.product((1, 2, 3, 16, 37, 62, 63), (2, 4)):
         rows, parts, channels = 7, 1 + width % 3, 3
         whole = np.arange(1, 1 + channels * rows * width).reshape(channels, rows, width).astype(f"u{itemsize}")
         table, planes, at = [], [], 0
         for rest, w in itertools.product(range(2), repeat=2):
-            plane = np.ascontiguousarray(whole[:, (rest + ph) % 2 :: 2, w::2])
+            plane = np.ascontiguousarray(whole[:, rest::2, w::2])
             sizes = plane.strides[0], plane.strides[1]
             table.append(InterleavedPlanes(at=at, n=0, channel=sizes[0], row=sizes[1], first=w, size=plane.shape[2]))
             planes.append(plane.reshape(-1))
@@ -175,13 +176,30 @@ def test_columns_are_interleaved_whatever_their_number() -> None:
         found = np.zeros_like(whole)
         args = InterleaveArgs(
             src=Buffer(0), dst=Buffer(1), planes=OWN_TABLE, channels=channels, parts=parts, rows=rows, n=0,
-            channel=whole.strides[0], row=whole.strides[1], ph=ph, sh=2, sw=2,
+            channel=whole.strides[0], row=whole.strides[1], sh=2, sw=2, begins=2, columns=2,
         )  # fmt: skip
         lanes = target.isa().vector_bytes // itemsize
         op = Op(interleave_rows(itemsize, lanes), args, channels * parts, table=np.array(table, np.int64).reshape(-1))
         source = np.concatenate(planes)
         Program([op]).run((address_of(source), address_of(found)), 1)
-        assert np.array_equal(found, whole), (width, ph, itemsize)
+        assert np.array_equal(found, whole), (width, itemsize)
+
+
+@pytest.mark.parametrize(("groups", "layout", "columns"), [(1, "NCHW", 1), (8, "NCHW", 2), (8, "NCHW8", 2)])
+def test_a_stride_may_be_far_longer_than_the_image(groups: int, layout: str, columns: int) -> None:
+    """Work and memory follow the pixels that there are, and not the stride."""
+    x = bc.to_layout(np.arange(8 * 9, dtype=np.float32).reshape(1, 8, 3, 3), layout)
+    grad = bc.to_layout(x.numpy()[:, :, :1, :columns], layout)
+    weight = np.arange(8 * 9 * 8 // groups, dtype=np.float32).reshape(8, 8 // groups, 3, 3) % 7
+    for call in (
+        functools.partial(bc.conv2d, x, weight, padding=1),
+        functools.partial(bc.conv_transpose2d, grad, weight),
+        functools.partial(bc.conv2d_backward_data, x.shape, weight, grad, padding=1),
+        functools.partial(bc.conv2d_backward_weights, x, weight.shape, grad, padding=1),
+    ):
+        strides = [(size, 2 if columns == 2 else size) for size in (5, 2**31)]
+        near, far = (call(stride=stride, groups=groups) for stride in strides)
+        assert np.array_equal(*(y.numpy() if isinstance(y, bc.BlockedArray) else y for y in (near, far)))
 
 
 def test_there_is_a_row_of_each_kernel_of_floats() -> None:

@@ -31,16 +31,17 @@ class InterleaveArgs(Arguments):
 
     src = word("the workspace", "address")
     dst = word("the destination", "address")
-    planes = word("`InterleavedPlanes` for each remainder of rows, and of columns", "address")
+    planes = word("`InterleavedPlanes` by the first row and the first column of each remainder", "address")
     channels = word("channels")
     parts = word("tasks that share the rows of a channel")
     rows = word("rows of the destination", "rows")
     n = word("from an image of the destination to the next", "bytes")
     channel = word("from a channel to the next", "bytes")
     row = word("from a row to the next", "bytes")
-    ph = word("padding above", "rows")
     sh = word("vertical stride", "rows")
     sw = word("horizontal stride", "columns")
+    begins = word("remainders of rows", "rows")
+    columns = word("remainders of columns", "columns")
 
 
 @jit.kernel
@@ -64,15 +65,14 @@ def interleave_rows(itemsize, lanes):
 
     def kernel(args, first, last, scratch):
         a = InterleaveArgs(args)
-        sh, sw, parts = a.sh, a.sw, InterleavedPlanes(a.planes)
+        sh, sw, columns, parts = a.sh, a.sw, a.columns, InterleavedPlanes(a.planes)
         for task in range(first, last):
             part, plane = task % a.parts, task // a.parts
             c, n = plane % a.channels, plane // a.channels
             dst_plane = a.dst + n * a.n + c * a.channel
-            for rest in range(sh):
-                begin = (rest + sh - a.ph % sh) % sh  # the first row of this remainder
-                of_row = parts[rest * sw]
-                even, odd = of_row, of_row[min(1, sw - 1)]
+            for begin in range(a.begins):
+                of_row = parts[begin * columns]
+                even, odd = of_row, of_row[min(1, columns - 1)]
                 x, y = a.src + even.at + n * even.n + c * even.channel, a.src + odd.at + n * odd.n + c * odd.channel
                 pairs = odd.size // 2 * 2 if sw == 2 and even.size > 0 else 0
                 rows = (a.rows - begin + sh - 1) // sh
@@ -80,7 +80,7 @@ def interleave_rows(itemsize, lanes):
                     dst = dst_plane + (begin + row * sh) * a.row
                     if pairs > 0:
                         two(dst, x + row * even.row, y + row * odd.row, pairs)
-                    for j in range(sw):
+                    for j in range(columns):
                         of = of_row[j]
                         src = a.src + of.at + n * of.n + c * of.channel + row * of.row
                         for k in range(pairs, of.size):

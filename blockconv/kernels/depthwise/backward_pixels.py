@@ -186,10 +186,8 @@ class _Code:
         b.store(grad, self.grads[0])
         # One pointer that moves: else each row has its own, and most of these are spilled.
         src = opaque(b, b.add(at.src, b.mul(oh, b.mul(const(spec.sh), x.row))))
-        for j in range(spec.sh):
+        for j in sorted({h * spec.dh % spec.sh for h in range(spec.kh)}):
             taps = [h for h in range(spec.kh) if h * spec.dh % spec.sh == j]
-            if not taps:
-                continue
             line = b.add(src, b.mul(const(j), x.row))
             if has_border:
                 ih = b.add(b.sub(b.mul(oh, const(spec.sh)), x.ph), const(j))

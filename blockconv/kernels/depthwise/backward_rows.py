@@ -35,7 +35,7 @@ SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
 CONTIGUOUS = 4  # vectors of a pixel that a task reads, at the least, where there are more of them than tasks need
 SPARE = 4  # registers beside the sums
 BORDER = 0.5  # of a product's time, what it takes to see whether a tap is outside
-MOST_STRIDE = 4  # horizontal, of what gradients of inputs take
+MOST_STRIDE = 4  # that gradients of inputs take; the code has a part for each remainder
 DATA_SPARE = 3  # registers beside their weights, sums and what is loaded
 DATA_CYCLES = 8  # of a step of theirs, beside its products, loads and stores
 ROW_CYCLES = 40  # of a row of the gradient, of a vector of channels
@@ -222,8 +222,8 @@ def _data_why_not(request: Request, unit: int) -> Reason | None:
     p, isa = request.problem, request.machine.isa
     if not p.is_depthwise or p.oc != p.ic:
         return "needs groups of one input channel and one output channel"
-    if not 2 <= p.sw <= MOST_STRIDE:
-        return f"needs a horizontal stride from 2 to {MOST_STRIDE}, not {p.sw}"
+    if not (2 <= p.sw <= MOST_STRIDE and p.sh <= MOST_STRIDE):
+        return f"needs strides of at most {MOST_STRIDE}, and a horizontal one of at least 2, not {p.sh} and {p.sw}"
     if not unit:
         return "needs vectors of contiguous pixels, of the same few channels in both arrays"
     if p.ic % unit:

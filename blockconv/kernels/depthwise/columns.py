@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from blockconv.kernels.common.unpacked import PARTS, UNIT
@@ -86,10 +87,16 @@ class Columns(NamedTuple):
         pixels are shuffled once, where a row is more vectors than a shuffle takes.
         """
         if self.unit > self.pixel:
-            pairs = sorted({self.pair(tap)[0] for tap in range(self.taps)})
-            return [[tap for tap in range(self.taps) if self.pair(tap)[0] == first] for first in pairs]
+            return self._alike(lambda tap: self.pair(tap)[0])
         several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if registers == 32 else 0)
         if not several and (self.stride == 1 or (self.src <= 2 * lanes and not self.unit)):
             return [[tap] for tap in range(self.taps)]
-        phases = [[tap for tap in range(self.taps) if self.phase(tap) == phase] for phase in range(self.stride)]
-        return [[tap for taps in phases for tap in taps]] if several else [taps for taps in phases if taps]
+        phases = self._alike(self.phase)
+        return [[tap for taps in phases for tap in taps]] if several else phases
+
+    def _alike(self, key: Callable[[int], int]) -> list[list[int]]:
+        """The taps with the same key, by growing keys; a stride may have any number of keys that no tap has."""
+        found: dict[int, list[int]] = {}
+        for tap in range(self.taps):
+            found.setdefault(key(tap), []).append(tap)
+        return [found[value] for value in sorted(found)]
