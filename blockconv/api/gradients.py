@@ -365,19 +365,15 @@ def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, 
 
 def as_blocked(op: str, argument: str, given: Any) -> BlockedArray:
     """An array in a native layout, without a copy if it is dense in one."""
-    if isinstance(given, BlockedArray):
-        x = given if given.layout.is_native else reordered(op, given, NCHW)
-    else:
-        array = as_numpy(given, op, argument)
-        if array.ndim != 4:
-            raise ArgumentError(op, argument, array, "has to be (N, C, H, W)")
-        x = BlockedArray(*storage_of(array, is_channels_last(array)), array.shape)
+    x = given if isinstance(given, BlockedArray) else as_numpy(given, op, argument)
     if len(x.shape) != 4:
         raise ArgumentError(op, argument, x, "has to be (N, C, H, W)")
     if str(x.dtype) not in FLOATS:
         rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
         raise DtypeError(op, argument, str(x.dtype), rule, as_float(argument, x.dtype))
-    return x
+    if isinstance(x, BlockedArray):
+        return x if x.layout.is_native else reordered(op, x, NCHW)
+    return BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
 
 
 def _weights_problem(

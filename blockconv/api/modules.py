@@ -273,17 +273,16 @@ class Conv2d:
         if residual is None:
             return None
         shape, given = bound.shape, residual
-        if not isinstance(residual, BlockedArray):
-            x = as_numpy(residual, self._op, "residual")
-            x = x[None] if x.ndim == 3 else x
-            if x.ndim != 4:
-                raise ArgumentError(self._op, "residual", x, f"has to have the output's shape, {shape}")
-            residual = BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
-        if residual.shape != shape:
-            raise ArgumentError(self._op, "residual", given, f"has to have the output's shape, {shape}")
-        self.arithmetic.check_residual(residual.dtype, bound.dtype)
-        check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
-        return to_layout(residual, bound.dst)
+        if not isinstance(given, BlockedArray):
+            given = as_numpy(residual, self._op, "residual")
+            given = given[None] if given.ndim == 3 else given
+        if given.shape != shape:
+            raise ArgumentError(self._op, "residual", residual, f"has to have the output's shape, {shape}")
+        self.arithmetic.check_residual(given.dtype, bound.dtype)
+        if not isinstance(given, BlockedArray):
+            given = BlockedArray(*storage_of(given, is_channels_last(given)), shape)
+        check_zero_point(self._op, "residual", given.zero_point, self._options.residual_quantization)
+        return to_layout(given, bound.dst)
 
     # -- binding
 

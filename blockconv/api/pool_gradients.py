@@ -75,7 +75,8 @@ def max_pool2d_backward(
     if indices is None:
         if isinstance(input, tuple):
             raise ArgumentError(op, "input", input, "has to be the pool's input, because there are no indices")
-        _, indices = max_pool2d(as_blocked(op, "input", input), *parameters, return_indices=True)
+        with raised_by(op):
+            _, indices = max_pool2d(as_blocked(op, "input", input), *parameters, return_indices=True)
     sizes = read_sizes(input) if isinstance(input, (tuple, list)) else None
     shape = tuple(np.shape(input)) if sizes is None else sizes
     result: Array = _gradient(op, "max_pool2d", shape, grad, parameters, indices, (out, out_layout))
@@ -206,14 +207,13 @@ def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: An
 
 def _as_indices(op: str, indices: Any, like: BlockedArray) -> BlockedArray:
     """The indices, in the layout of the gradient."""
-    found = indices
-    if not isinstance(indices, BlockedArray):
-        array = as_numpy(indices, op, "indices")
-        found = BlockedArray.from_numpy(array, "NHWC" if is_channels_last(array) else "NCHW")
+    found = indices if isinstance(indices, BlockedArray) else as_numpy(indices, op, "indices")
     if found.dtype != np.int64:
         raise DtypeError(op, "indices", str(found.dtype), "has to be int64, as max_pool2d returns them")
     if found.shape != like.shape:
         raise ArgumentError(op, "indices", found.shape, f"has to have the shape of grad, {like.shape}")
+    if not isinstance(found, BlockedArray):
+        found = BlockedArray.from_numpy(found, "NHWC" if is_channels_last(found) else "NCHW")
     return found if found.layout is like.layout else to_layout(found, like.layout)
 
 

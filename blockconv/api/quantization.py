@@ -12,7 +12,7 @@ from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES
+from blockconv.core.types import BYTES, numpy_dtype
 from blockconv.dispatch.array import BlockedArray, allocate, entered, reorder_into
 from blockconv.dispatch.array_checks import require_rank
 from blockconv.dispatch.quantizing import check_zero_point
@@ -141,7 +141,7 @@ def dequantize_linear(
 
 def _dtype(op: str, dtype: Any) -> np.dtype[Any]:
     try:
-        found: np.dtype[Any] | None = np.dtype(dtype)
+        found: np.dtype[Any] | None = numpy_dtype(dtype)
     except TypeError:
         found = None
     if found is None or str(found) not in BYTES:

@@ -176,12 +176,15 @@ def as_float(argument: str, dtype: npt.DTypeLike | str) -> str:
 
 
 def numpy_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
-    """`numpy.dtype`, which knows bfloat16 by its name."""
+    """`numpy.dtype`, which knows bfloat16 by its name. Raises TypeError for whatever is no dtype."""
     if isinstance(name, str) and name == "bfloat16":  # imported here, as it takes longer than all that most users need
         import ml_dtypes
 
         name = ml_dtypes.bfloat16
-    return np.dtype(name)
+    try:
+        return np.dtype(name)
+    except ValueError as error:  # of an object whose own `dtype` is none
+        raise TypeError(str(error)) from None
 
 
 @functools.cache

@@ -60,7 +60,7 @@ def checked_dtype(op: str, dtype: npt.DTypeLike | str) -> np.dtype[Any] | str:
         return dtype
     try:
         return numpy_dtype(dtype)
-    except (TypeError, ValueError):
+    except TypeError:
         raise DtypeError(op, "dtype", dtype, f"has to be a dtype of NumPy, or one of {', '.join(PACKED)}") from None
 
 

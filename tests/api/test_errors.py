@@ -88,6 +88,30 @@ def test_a_flag_that_is_no_bool_is_refused(call: tuple[str, str], flag: Any) -> 
         FLAGS[call](flag)
 
 
+class Odd:
+    """NumPy raises a ValueError for it, and a TypeError for other things that are no dtype."""
+
+    dtype = 1
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "conv2d: residual='object'": lambda: bc.conv2d(X, W, residual=np.ones((1, 2, 4, 4), object)),
+    "conv2d: out_dtype": lambda: bc.conv2d(X, W, out_dtype=Odd()),
+    "quantize_linear: dtype": lambda: bc.quantize_linear(X, bc.Quantization(0.1), Odd()),
+    "batch_norm: input='object'": lambda: bc.batch_norm(X.astype(object)),
+    "conv2d_backward_weights: grad='<U32'": lambda: bc.conv2d_backward_weights(X, W.shape, X[:, :2].astype(str)),
+    "max_pool2d_backward: indices='float64'": lambda: bc.max_pool2d_backward(X, GRAD, 2, indices=1.5),
+    "max_pool2d_backward: indices=[(]1,[)]": lambda: bc.max_pool2d_backward(X, GRAD, 2, indices=[1]),
+    "max_pool2d_backward: kernel_size=0": lambda: bc.max_pool2d_backward(X, GRAD, 0),
+}
+
+
+@pytest.mark.parametrize("named", WRONG)
+def test_an_error_names_the_function_and_the_argument_of_the_call(named: str) -> None:
+    with pytest.raises(bc.ArgumentError, match=f"^{named}"):
+        WRONG[named]()
+
+
 def test_bools_of_numpy_are_flags() -> None:
     assert bc.Pool2dProblem("max", 1, 1, 5, 5, 2, 2, 2, 2, ceil_mode=np.True_).oh == 3
     assert bc.Pool2dProblem("max", 1, 1, 5, 5, 2, 2, 2, 2, ceil_mode=np.False_).ceil_mode is False
