@@ -27,9 +27,9 @@ def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
 
 def check(
     nodes: list[Any], feeds: dict[str, Any], constants: dict[str, Any], tolerance: float = 1e-5, opset: int = 17,
-    **options: Any,
+    compiled: bool = True, **options: Any,
 ) -> None:  # fmt: skip
-    """Outputs are those of the last node."""
+    """Outputs are those of the last node. compiled: else by definition, where other tests run the kernels."""
     sides = [
         helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for k, x in feeds.items()
     ]
@@ -39,8 +39,8 @@ def check(
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     wanted = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
-    plan = bc.compile(bc.load_onnx(model, strict=True), threads=1, **options)
-    found = plan(**feeds)
+    network = bc.load_onnx(model, strict=True)
+    found = bc.compile(network, threads=1, **options)(**feeds) if compiled else network.evaluate(feeds)
     for value, x in zip(gives, wanted, strict=True):
         y = found[value.name] if isinstance(found, dict) else found
         assert y.dtype == x.dtype
@@ -139,3 +139,59 @@ def test_parameters_that_flow(one: Any, flowing: str) -> None:
     flow = {first, *rest} if flowing == "all" else {first, rest[0]}
     known = {name: x for name, x in fed.items() if name in rest and name not in flow}
     check([one], {name: fed[name] for name in flow}, known, opset=23)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        node("Mean", "x z", "y"),
+        node("LpNormalization", "x", "y", p=1, axis=1),
+        node("LpNormalization", "x", "y"),
+        node("MeanVarianceNormalization", "x", "y"),
+        node("LayerNormalization", "x r r", "y mean deviation"),
+        node("CastLike", "x i", "y"),
+        node("Swish", "x", "y", alpha=1.5),
+        node("ThresholdedRelu", "x", "y", alpha=0.5),
+        node("Shrink", "x", "y", lambd=0.25, bias=0.5),
+        node("CenterCropPad", "x s", "y", axes=[1, 3]),
+        node("SoftmaxCrossEntropyLoss", "x labels", "loss logarithms", ignore_index=2),
+        node("Trilu", "x k", "y", upper=0, **MS),
+        node("RotaryEmbedding", "x places cosines sines", "y", **MS),
+        node("RotaryEmbedding", "line k cosines sines", "y", interleaved=1, num_heads=2, rotary_embedding_dim=4, **MS),
+        helper.make_node(
+            "EmbedLayerNormalization", ["ids", "ids", "w", "w", "w", "r8", "r8", "", "ids"], ["y", "", "sum"], **MS
+        ),
+        helper.make_node("EmbedLayerNormalization", ["ids", "", "w", "w", "", "r8", "r8"], ["y", "", "sum"], **MS),
+        node("QLinearWhere", "mask a scale zero b scale zero half zero", "y", **MS),
+    ],
+    ids=lambda one: f"{one.op_type} of {one.input[0]} to {len(one.output)}",
+)
+def test_ops_that_other_ops_compute(one: Any) -> None:
+    x = floats(2, 4, 3, 6)
+    x[1, :, 2] = 0
+    fed = {"x": x, "line": floats(2, 3, 12), "z": floats(3, 1), "labels": np.arange(36).reshape(2, 3, 6) % 4}
+    fed |= {"ids": np.array([[1, 0, 2], [3, 3, 1]], np.int32), "mask": x[0] > 0, "a": np.arange(6, dtype=np.uint8)}
+    fed |= {"places": np.arange(6)[::-1].reshape(2, 3).copy(), "k": np.array([1])}
+    known = {"r": floats(6), "i": np.zeros(1, np.int32), "s": np.array([7, 3]), "w": floats(4, 8), "r8": floats(8)}
+    known |= {"cosines": floats(9, 2 + ("x" in one.input)), "sines": floats(9, 2 + ("x" in one.input))}
+    known |= {"scale": np.float32(0.1), "half": np.float32(0.05), "zero": np.uint8(3), "b": np.uint8([[[99]]])}
+    feeds, constants = ({k: v for k, v in some.items() if k in one.input} for some in (fed, known))
+    check([one], feeds, constants, opset=24, compiled=False)
+
+
+def test_attention_over_a_growing_cache() -> None:
+    """ONNX defines it by other ops. One network takes all sizes."""
+    sizes = {"q": "q", "k": "k", "v": "k", "past_k": "p", "past_v": "p"}
+    sides = [helper.make_tensor_value_info(k, 1, ["n", 4 if k == "q" else 2, p, 8]) for k, p in sizes.items()]
+    gives = [helper.make_tensor_value_info(name, 1, [None] * 4) for name in ("y", "new_k", "new_v")]
+    made = helper.make_node("Attention", ["q", "k", "v", "", "past_k", "past_v"], ["y", "new_k", "new_v"], softcap=2.0)
+    graph = helper.make_graph([made], "cache", sides, gives)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    theirs, ours = ort.InferenceSession(model.SerializeToString()), None
+    for past, now in ((1, 1), (5, 2), (2, 1), (0, 3)):
+        lengths = {"q": now, "k": now, "p": past}
+        fed = {k: floats(2, 4 if k == "q" else 2, lengths[p], 8) for k, p in sizes.items()}
+        shapes = {k: x.shape for k, x in fed.items()}
+        ours = bc.load_onnx(model, shapes, strict=True) if ours is None else ours.with_input_shapes(shapes)
+        for wanted, found in zip(theirs.run(None, fed), ours.evaluate(fed).values(), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

@@ -337,11 +337,11 @@ def _clip(g: Graph) -> None:
         g.add("Clip", x, *[np.asarray(b).astype(x.dtype) if g.chance(0.7) else None for b in bounds])
 
 
-@_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum")
+@_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean")
 def _elementwise(g: Graph, op: str) -> None:
-    own = () if g.chance(0.9) else (g.pick((np.int32, np.int64, np.int8, np.uint8)),)
+    own = () if g.chance(0.9) or op == "Mean" else (g.pick((np.int32, np.int64, np.int8, np.uint8)),)
     x = g.take(*own)
-    count = g.whole(1, 4) if op in ("Max", "Min", "Sum") else 2
+    count = g.whole(1, 4) if op in ("Max", "Min", "Sum", "Mean") else 2
     operands: list[Any] = [x]
     for _ in range(count - 1):
         same = [v for v in g.values if v.dtype == x.dtype and _broadcasts(v.shape, x.shape)]
@@ -408,6 +408,22 @@ def _rms_norm(g: Graph) -> None:
     g.add("RMSNormalization", x, g.array(x.shape[axis:], x.dtype), axis=g.pick((axis, axis - x.rank)), **_epsilon(g))
 
 
+@_op("LpNormalization")
+def _lp_norm(g: Graph) -> None:
+    x = g.take(ranks=(4, 3, 2))
+    g.add("LpNormalization", g.add("Add", g.add("Abs", x), g.array(x.shape[-1:], x.dtype)), p=g.pick((1, 2)))
+
+
+@_op("MeanVarianceNormalization")
+def _mean_variance(g: Graph) -> None:
+    x = g.take(np.float32, ranks=(4,))  # whose shape onnx does not infer
+    if g.opset < 9 or 0 in x.shape:
+        raise Skip
+    x = g.add("Add", x, g.array(x.shape, "f4"))
+    axes = g.pick(([0, 2, 3], [1, 2, 3]))
+    g.contributed("MeanVarianceNormalization", ("f4", x.shape), x, domain="", axes=axes)
+
+
 def _epsilon(g: Graph) -> dict[str, float]:
     return {"epsilon": g.pick((1e-5, 1e-3))} if g.chance(0.5) else {}
 
@@ -440,6 +456,11 @@ def _cast(g: Graph) -> None:
     if g.chance(0.3):  # of what no rounding leads to another side of
         x, to = _exact(g), g.pick([*map(np.dtype, ("i8", "i4", "i2", "i1", "?")), g.float])
     g.add("Cast", x, to=helper.np_dtype_to_tensor_dtype(to))
+
+
+@_op("CastLike")
+def _cast_like(g: Graph) -> None:
+    g.add("CastLike", _exact(g), np.zeros(1, g.pick((*map(np.dtype, ("i8", "i4", "i2", "i1", "?")), g.float))))
 
 
 # ---------------------------------------------------------------- booleans, integers, indices that flow
@@ -510,6 +531,12 @@ def _one_more(g: Graph, op: str) -> None:
     else:
         x = _exact(g, *((g.float, np.int32) if op == "Sign" else (g.float,)))
         g.add(op, g.add("Div", x, np.zeros((), x.dtype)) if op != "Sign" else x)
+
+
+@_op(f"{MS}.Trilu")
+def _fused_trilu(g: Graph) -> None:
+    x = g.take(np.float32, ranks=(4, 3, 2))
+    g.contributed("Trilu", ("f4", x.shape), x, np.asarray(g.whole(-2, 3)), upper=g.pick((0, 1)))
 
 
 @_op("OneHot")
@@ -1086,6 +1113,26 @@ def _skip_layer_norm(g: Graph, op: str) -> None:
     g.contributed(name, ("f4", x.shape), x, other, *factors, epsilon=1e-3)
 
 
+@_op(f"{MS}.EmbedLayerNormalization")
+def _embedded(g: Graph) -> None:
+    ids = g.input(g.dims(2), np.int32)
+    g.inputs[ids.name] = g.inputs[ids.name][0], lambda sizes: g.rng.integers(0, 5, sizes).astype("i4")
+    if 0 in ids.shape:
+        raise Skip
+    tables = (g.array((rows, 8), "f4") for rows in (5, 64, 5))
+    factors = (g.array((8,), "f4") for _ in "gb")
+    g.contributed("EmbedLayerNormalization", ("f4", (*ids.shape, 8)), ids, ids, *tables, *factors, epsilon=1e-3)
+
+
+@_op(f"{MS}.RotaryEmbedding")
+def _rotary(g: Graph) -> None:
+    x = g.take(np.float32, ranks=(3,))
+    if 0 in x.shape or x.shape[2] % 4:
+        raise Skip
+    tables = (g.array((64, x.shape[2] // 4), "f4") for _ in "cs")
+    g.contributed("RotaryEmbedding", ("f4", x.shape), x, np.array([3]), *tables, interleaved=g.pick((0, 1)))
+
+
 @_op(f"{MS}.Attention", f"{MS}.MultiHeadAttention")
 def _fused_attention(g: Graph, op: str) -> None:
     x = g.take(np.float32, ranks=(3,))
@@ -1281,6 +1328,14 @@ def _qlinear_binary(g: Graph, op: str) -> None:
     other: Any = x if g.chance(0.4) else g.array(tuple(s if g.chance(0.7) else 1 for s in x.shape), x.dtype)
     ends = [g.quantization(x.dtype, None, low) for low in (0.01, 0.01, 0.03)]
     g.contributed(op.removeprefix(f"{MS}."), (x.dtype, x.shape), x, *ends[0], other, *ends[1], *ends[2])
+
+
+@_op(f"{MS}.QLinearWhere")
+def _qlinear_where(g: Graph) -> None:
+    x = g.bytes()
+    shown, other = g.array(x.shape, "f4") > 0, g.array(tuple(s if g.chance(0.7) else 1 for s in x.shape), x.dtype)
+    ends = [g.quantization(x.dtype, None, low) for low in (0.01, 0.01, 0.03)]
+    g.contributed("QLinearWhere", (x.dtype, x.shape), shown, x, *ends[0], other, *ends[1], *ends[2])
 
 
 @_op(f"{MS}.QLinearConcat")

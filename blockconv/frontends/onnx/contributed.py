@@ -14,6 +14,7 @@ import numpy as np
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
+from blockconv.frontends.onnx.elements import ELEMENT_OPS
 from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm, matmul, of_heads, of_rows
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
@@ -93,8 +94,15 @@ def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
     return call.scope.values[node.inputs[0]], perm
 
 
+_op("com.microsoft.Trilu")(ELEMENT_OPS["Trilu"].translate)
 _op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
 _op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
+
+
+@_op("com.microsoft.QLinearWhere", limits=CONSTANT)
+def _qlinear_where(call: Call) -> Tensor:
+    y = call.pointwise("where", call.input(), dequantized(call, 1), dequantized(call, 4))
+    return stored(call, y, 7, call.input(1).dtype)
 
 
 @_op("com.microsoft.QLinearConcat", limits=CONSTANT)
@@ -218,6 +226,48 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
     gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
     y = call.normalise_rows(total, len(total.shape) - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
     return [y, y, y, total]
+
+
+@_op("com.microsoft.EmbedLayerNormalization", limits="constant scale and bias; no mask index")
+def _embedded(call: Call) -> list[Tensor]:
+    """The layer normalisation of a sum of rows of tables: of words, of positions, and perhaps of segments."""
+    if any(name in call.scope.read for name in call.node.output[1:2] if name):
+        raise Unsupported("its mask index")
+    ids = call.input()
+    places = call.input(8) if call.has(8) else call.constant(np.arange(ids.shape[1])[None], "places")
+    rows = [(2, ids), (3, places), *([(4, call.input(1))] if call.has(1) else [])]
+    parts = [call.emit(ops.GatherAt("along", 0), call.input(table), of, helps=True) for table, of in rows]
+    total = functools.reduce(functools.partial(call.binary, "add"), parts)
+    gamma, beta = call.array(5, "gamma"), call.array(6, "beta")
+    y = call.normalise_rows(total, 2, gamma, beta, call.attribute("epsilon", 1e-12))
+    return [y, y, total]
+
+
+@_op("com.microsoft.RotaryEmbedding", limits="floats; no packed batches, no scale")
+def _rotary(call: Call) -> Tensor:
+    """Pairs of channels of each head turned by the angles of their positions."""
+    x, places, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
+    half = call.input(2).shape[1]
+    if len(x.shape) not in (3, 4) or call.attribute("is_packed_batching", 0) or call.attribute("scale", 1.0) != 1:
+        raise Unsupported(f"input={x.shape}, packed batches or a scale")
+    wide = call.reshape(x, (*x.shape[:2], heads or x.shape[2] // (2 * half), -1)) if len(x.shape) == 3 else x
+    wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if len(x.shape) == 4 else wide
+    if places.shape == (1,):
+        later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "places")
+        places = call.pointwise("add", call.reshape(places, (1, 1)), later)
+    tables = (call.emit(ops.GatherAt("along", 0), call.input(k), places, helps=True) for k in (2, 3))
+    cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
+    step = 2 if call.attribute("interleaved", 0) else 1
+    a, b = (call.emit(ops.Slice(3, first, half, step), wide, helps=True) for first in (0, 1 if step == 2 else half))
+    turned = [
+        call.binary("sub", call.binary("mul", a, cosine), call.binary("mul", b, sine)),
+        call.binary("add", call.binary("mul", a, sine), call.binary("mul", b, cosine)),
+    ]
+    ends = [call.reshape(part, (*a.shape, 1)) for part in turned] if step == 2 else turned
+    y = call.reshape(call.emit(ops.Concat(2 + step), *ends, helps=True), (*a.shape[:3], 2 * half))
+    rest = wide.shape[3] - 2 * half
+    y = call.emit(ops.Concat(3), y, call.emit(ops.Slice(3, 2 * half, rest), wide)) if rest else y
+    return call.emit(ops.Transpose((0, 2, 1, 3)), y) if len(x.shape) == 4 else call.reshape(y, x.shape)
 
 
 @_op("com.microsoft.MatMulNBits", limits="floats; constant B of 4 or 8 bits, scales and zero points; no g_idx")

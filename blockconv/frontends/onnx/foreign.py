@@ -28,7 +28,7 @@ from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.rest import Rest
 
-__all__ = ["Fallback", "OddInput", "is_odd"]
+__all__ = ["Fallback", "OddInput", "is_odd", "rename"]
 
 Array = npt.NDArray[Any]
 _MOST_VALUES = 4096  # the most elements of a constant on which shapes may depend
@@ -134,7 +134,7 @@ class Fallback:
         made = [*(tensor.name for tensor in graph.initializer), *(name for one in graph.node for name in one.output)]
         called = node.name or _first(node)
         names = {name: self.scope.value_name(f"{called}.{name}") for name in made if name}
-        _rename(graph.node, names)
+        rename(graph.node, names)
         ends = [names.get(value.name, value.name) for value in graph.output]
         self.scope.read.update(name for inner in graph.node for name in reads_of(inner))
         self.scope.read.update(ends)
@@ -427,7 +427,7 @@ def _named(node: Any) -> Any:
     return named
 
 
-def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
+def rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
     """Rename what nodes read and make, also in their graphs, except the values of these graphs."""
     for node in nodes:
         for field in (node.input, node.output):
@@ -436,7 +436,7 @@ def _rename(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
             own = {value.name for value in (*graph.input, *graph.initializer)}
             own.update(name for inner in graph.node for name in inner.output)
             outer = {old: new for old, new in names.items() if old not in own}
-            _rename(graph.node, outer)
+            rename(graph.node, outer)
             for value in graph.output:
                 value.name = outer.get(value.name, value.name)
 

@@ -1,18 +1,19 @@
-"""Functions that a model defines itself: checks of them, and their bodies in place of their calls."""
+"""Functions: those that a model defines itself, with checks of them, and ONNX's definitions of ops by other ops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from onnx import defs, inliner
+from onnx import FunctionProto, NodeProto, defs, helper, inliner
 
 from blockconv.core.errors import NetworkError, UnsupportedError
-from blockconv.frontends.onnx.rules import domain_of
+from blockconv.frontends.onnx.rules import domain_of, onnx_type
 from blockconv.frontends.onnx.scope import OP, title
+from blockconv.network.graph import Tensor
 from blockconv.network.order import topological
 
-__all__ = ["inlined"]
+__all__ = ["definition", "inlined"]
 
 # Functions that call functions twice each grow as powers of two.
 _MOST_NODES = 1_000_000
@@ -96,3 +97,31 @@ def _check_call(node: Any, function: Any) -> None:
         if len(given) > len(taken):
             rule = f"{_called(function)} has {len(taken)} {argument}: {', '.join(taken)}"
             raise NetworkError(title(node), argument, list(given), rule, "remove the others")
+
+
+def definition(node: Any, schema: Any, opset: int, operands: Mapping[str, Tensor]) -> Any:
+    """The function by which ONNX defines a node's op, with the node's attributes; None if the opset has none."""
+    versions = (*schema.function_opset_versions, *schema.context_dependent_function_opset_versions)
+    version = max((k for k in versions if k <= opset), default=0)
+    if not version:
+        return None
+    whole, given = NodeProto(), {attribute.name for attribute in node.attribute}
+    whole.CopyFrom(node)
+    defaults = (a.default_value for name, a in schema.attributes.items() if name not in given)
+    whole.attribute.extend(value for value in defaults if value.name)
+    if schema.has_context_dependent_function:
+        known = [(onnx_type(operands[k]), [None] * len(operands[k].shape)) if k else (0, None) for k in node.input]
+        types = [helper.make_tensor_type_proto(*one).SerializeToString() for one in known]
+        text = schema.get_context_dependent_function_with_opset_version(version, whole.SerializeToString(), types)
+    else:
+        text = schema.get_function_with_opset_version(version)
+    function, values = FunctionProto.FromString(text), {attribute.name: attribute for attribute in whole.attribute}
+    for inner in function.node:
+        for attribute in [*inner.attribute]:
+            name, refers = attribute.name, attribute.ref_attr_name
+            if refers in values:
+                attribute.CopyFrom(values[refers])
+                attribute.name = name
+            elif refers:
+                inner.attribute.remove(attribute)
+    return function

@@ -17,7 +17,8 @@ from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.contributed import channel_block
-from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd
+from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, rename
+from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, onnx_type
@@ -150,7 +151,7 @@ def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | No
     if branches or any(isinstance(node.attributes, Foreign) for node in scope.nodes):
         return None, []
     fixed, others = set(first.values), []
-    for node in nodes:
+    for node in (inner for one in nodes for inner in scope.definitions.get(tuple(one.output), [one])):
         made = [name for name in node.output if name in scope.values]
         flows = [name for name in reads_of(node) if name not in fixed]
         if not flows and all(scope.is_constant(scope.values[name].name) for name in made):
@@ -367,10 +368,48 @@ def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
     elif _folds(node, scope):
         _check(node, scope, rules)
         _fold(node, model, scope, rules)
-    elif kind not in OPS:
-        raise _NoOp(kind)
     else:
-        _translate(Call(node, scope), rules)
+        first = len(scope.nodes)
+        try:
+            if kind not in OPS:
+                raise _NoOp(kind)
+            _translate(Call(node, scope), rules)
+        except Unsupported:
+            if rules is None or not _by_definition(node, model, scope, rules, first):
+                raise
+
+
+def _by_definition(node: Any, model: Any, scope: Scope, rules: Rules, first: int) -> bool:
+    """Read the nodes by which ONNX defines a node's op. False if there are none, or ops of them are not supported.
+
+    first: the number of the scope's nodes before this one, to which it returns.
+    """
+    scope.drop(first)
+    known, schema = scope.definitions, rules.schema(node)
+    try:
+        function = schema and definition(node, schema, scope.opset, scope.values)
+        if not function:
+            return False
+        _check(node, scope, rules)
+        nodes = _renamed(node, function, scope)
+        for inner in nodes:
+            _read(inner, model, scope, rules)
+    except (Unsupported, UnknownValue):
+        scope.drop(first)
+        return False
+    known[tuple(node.output)] = [one for inner in nodes for one in known.get(tuple(inner.output), [inner])]
+    return True
+
+
+def _renamed(node: Any, function: Any, scope: Scope) -> list[Any]:
+    """The nodes of a function that a node calls, with the names that its operands have in the scope."""
+    ends = [*zip(function.input, node.input, strict=False), *zip(function.output, node.output, strict=False)]
+    names = dict.fromkeys(function.input, "") | dict(ends)
+    inner = {name for one in function.node for name in one.output if not names.get(name)}
+    called = node.name or node.output[0]
+    rename(function.node, names | {name: scope.value_name(f"{called}.{name}") for name in inner})
+    scope.read.update(name for one in function.node for name in reads_of(one))
+    return [*function.node]
 
 
 def _check(node: Any, scope: Scope, rules: Rules | None) -> None:

@@ -101,7 +101,7 @@ def _matmul(call: Call) -> Tensor:
     )
 
 
-@_op("Attention", limits="floats; one output; no past keys, no softcap; masks of booleans constant")
+@_op("Attention", limits="floats")
 def _attention(call: Call) -> Tensor:
     usual = {"softcap": 0.0, "softmax_precision": 1, "left_window_size": -1, "right_window_size": -1}
     others = [f"{name}={call.attribute(name)}" for name, value in usual.items() if call.attribute(name, value) != value]

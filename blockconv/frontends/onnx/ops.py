@@ -129,7 +129,7 @@ def _hardswish(call: Call) -> Tensor:
     return call.binary("mul", x, gate)
 
 
-@_op("Swish", limits="alpha 1")
+@_op("Swish")
 def _swish(call: Call) -> Tensor:
     if call.attribute("alpha", 1.0) != 1:
         raise Unsupported(f"alpha={call.attribute('alpha')}: an alpha other than 1")
@@ -165,12 +165,13 @@ def _clip(call: Call) -> Tensor:
     return call.emit(ops.Activate(activation(("clip", min(low, high), high))), call.input())
 
 
-@_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum")
+@_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean")
 def _binary(call: Call) -> Tensor:
     """An op of two operands, or of any number from left to right."""
     kinds: dict[str, ops.BinaryKind] = {
         "Add": "add",
         "Sum": "add",
+        "Mean": "add",
         "Sub": "sub",
         "Mul": "mul",
         "Div": "div",
@@ -180,13 +181,13 @@ def _binary(call: Call) -> Tensor:
     result = call.input()
     for i in range(1, len(call.inputs)):
         result = call.binary(kinds[call.node.op_type], result, _aligned(call, result, call.input(i)))
-    return result
+    return call.binary("div", result, _number(call, len(call.inputs))) if call.node.op_type == "Mean" else result
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """b for broadcasting to a. Before opset 7 (8 for ops of any number of operands), operands broadcast only with the
     attribute `broadcast`. The attribute `axis` is the axis of a at which b's axes begin; default: align at the end."""
-    variadic = call.node.op_type in ("Max", "Min", "Sum")
+    variadic = call.node.op_type in ("Max", "Min", "Mean", "Sum")
     if call.opset >= (8 if variadic else 7):
         return b
     if not call.attribute("broadcast", 0):
@@ -269,9 +270,33 @@ def _instance_norm(call: Call) -> Tensor:
 
 
 @_op("LayerNormalization")
-def _layer_norm(call: Call) -> Tensor:
-    only_output(call)
-    return _norm_of_rows(call, True)
+def _layer_norm(call: Call) -> list[Tensor]:
+    """Its statistics are float32, of 16-bit floats too."""
+    y, x = _norm_of_rows(call, True), call.input()
+    if not call.extra_outputs:
+        return [y]
+    if x.type.name == "float64":
+        only_output(call)
+    axis = call.axis(call.attribute("axis", -1), x.rank)
+    mean, _, variance = _moments(call, call.converted(x, "float32"), tuple(range(axis, x.rank)))
+    epsilon = call.constant(np.float32(call.attribute("epsilon", 1e-5)), "epsilon")
+    return [y, mean, call.power(call.binary("add", variance, epsilon), -0.5)]
+
+
+@_op("MeanVarianceNormalization", limits="floats", since=9)
+def _mean_variance(call: Call) -> Tensor:
+    """By the differences from the mean. ONNX's own definition by squares loses digits."""
+    x = _floats(call)
+    _, rest, variance = _moments(call, x, call.axes(call.attribute("axes", (0, 2, 3)), x.rank))
+    deviation = call.emit(ops.Activate(function("sqrt")), variance, helps=True)
+    return call.binary("div", rest, call.binary("add", deviation, _number(call, 1e-9)))
+
+
+def _moments(call: Call, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """(the means over axes, the differences from them, the means of their squares)."""
+    mean = call.emit(ops.ReduceMean(axes, True), x)
+    rest = call.binary("sub", x, mean)
+    return mean, rest, call.emit(ops.ReduceMean(axes, True), call.binary("mul", rest, rest))
 
 
 @_op("RMSNormalization", "SimplifiedLayerNormalization")
@@ -337,10 +362,15 @@ def _identity(call: Call) -> Tensor:
     return call.input()
 
 
-@_op("Cast", limits="among numbers and booleans; what is beyond an integer's bounds becomes the bound, NaN 0", since=6)
+@_op(
+    "Cast",
+    "CastLike",
+    limits="among numbers and booleans; what is beyond an integer's bounds becomes the bound, NaN 0",
+    since=6,
+)
 def _cast(call: Call) -> Tensor:
-    wanted, x = helper.tensor_dtype_to_np_dtype(call.attribute("to")), call.input()
-    names = {numpy_dtype(name): name for name in NUMBERS}
-    if wanted not in names or x.type.is_packed:
-        raise Unsupported(f"from {x.dtype} to {wanted}")
-    return call.converted(x, names[wanted])
+    x, names = call.input(), {numpy_dtype(name): name for name in NUMBERS}
+    to = call.input(1).type.dtype if call.has(1) else helper.tensor_dtype_to_np_dtype(call.attribute("to"))
+    if to not in names or any(given is not None and given.type.is_packed for given in call.inputs):
+        raise Unsupported(f"from {x.dtype} to {to}")
+    return call.converted(x, names[to])

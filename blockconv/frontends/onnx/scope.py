@@ -97,6 +97,7 @@ class Scope(Emitter):
 
     dequantized: constants whose integers passes may take; there is a node for each that an op reads.
     steps: the results of translators that look at no sizes, by the first of their values.
+    definitions: the nodes by which ONNX defines a node's op, if they are read in its place, by its values.
     """
 
     def __init__(self, name: str, opset: int, read: set[str]) -> None:
@@ -110,6 +111,7 @@ class Scope(Emitter):
         self.dequantized: dict[str, Dequantized] = {}
         self._dequantizing: set[str] = set()  # constants of integers that a node dequantizes
         self.steps: dict[str, ReadStep] = {}
+        self.definitions: dict[tuple[str, ...], list[Any]] = {}
 
     def array(self, name: str) -> Array | None:
         return self.dequantized[name].array if name in self.dequantized else super().array(name)

@@ -287,6 +287,19 @@ def _reduced(call: Call, x: Tensor, op: str, axes: tuple[int, ...]) -> Tensor:
     return call.emit(ops.Activate(function("log")), y) if op == "ReduceLogSum" else y
 
 
+@_op("LpNormalization", limits="floats")
+def _lp_norm(call: Call) -> Tensor:
+    """Zeros stay zeros, as ONNX Runtime has it."""
+    x, p, axis = call.input(), call.attribute("p", 2), call.axis(call.attribute("axis", -1), call.input().rank)
+    if p not in (1, 2) or not x.type.is_float:
+        raise Unsupported(f"p={p}, of {x.dtype}")
+    wide = call.converted(x, "float32") if x.type.is_half else x
+    norm = _reduced(call, wide, f"ReduceL{p}", (axis,))
+    zero, one = (call.constant(np.asarray(k, wide.type.dtype), "number") for k in (0, 1))
+    divisor = call.pointwise("where", call.pointwise("equal", norm, zero), one, norm)
+    return call.converted(call.binary("div", wide, divisor), x.type.name)
+
+
 def _keeps(call: Call) -> bool:
     return bool(call.attribute("keepdims", 1) == 1)
 
