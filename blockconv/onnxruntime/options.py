@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -118,11 +119,11 @@ class SessionOptions:
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Give a symbolic dimension a size."""
-        self.dimensions[name] = size
+        self.dimensions[name] = operator.index(size)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
         """Give all dimensions with a denotation a size."""
-        self.denotations[denotation] = size
+        self.denotations[denotation] = operator.index(size)
 
     def log_unused(self) -> None:
         """Log the options that were set and have no effect."""

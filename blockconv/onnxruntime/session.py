@@ -233,6 +233,8 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> None:
         """`run` in a thread, which then calls `callback(outputs, user_data, error)`. Outputs or error are empty."""
+        if not callable(callback):
+            raise TypeError(f"run_async: callback={callback!r}: has to be a function of outputs, user_data and error")
 
         def work() -> None:
             try:
@@ -328,6 +330,8 @@ class IOBinding:
         """Bind an output: to memory at an address, or to new memory at each run."""
         check_device(device_type, device_id)
         known = self._known(name, self._session.get_outputs())
+        if buffer_ptr is not None and (element_type is None or shape is None):
+            raise ValueError(f"bind_output: output {name!r} at an address needs its element_type and shape")
         self._outputs[known] = None if buffer_ptr is None else array_at(buffer_ptr, shape or (), element_type)
 
     def bind_ortvalue_output(self, name: str, value: OrtValue) -> None:
@@ -402,8 +406,10 @@ def _check_providers(providers: Any, options: Any = None) -> None:
         fits = isinstance(options, Sequence) and all(isinstance(held, dict) for held in options)
         if not fits or len(options) != len(given) or not all(isinstance(one, str) for one in given):
             raise ValueError(f"provider_options={options!r}: has to be a sequence of a dict for each name in providers")
-    for name, _ in pairs:
-        if name not in PROVIDERS:
+    for k, (name, _) in enumerate(pairs):
+        if name in (earlier for earlier, _ in pairs[:k]):
+            warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", stacklevel=3)
+        elif name not in PROVIDERS:
             rule = f"is not in available provider names. Available providers: '{', '.join(PROVIDERS)}'"
             warnings.warn(f"Specified provider '{name}' {rule}", stacklevel=3)
 

@@ -317,6 +317,36 @@ def test_providers_that_do_not_exist_warn_and_the_cpu_runs():
 CPU = "CPUExecutionProvider"
 
 
+def test_a_provider_that_is_named_twice_warns(theirs: Any):
+    for library in (ours, theirs):
+        with pytest.warns(UserWarning, match="Duplicate provider 'CPUExecutionProvider' encountered"):
+            assert library.InferenceSession(model(FIXED), providers=[CPU, (CPU, {})]).get_providers() == [CPU]
+
+
+@pytest.mark.parametrize("value", [[1.0], None, 1.0, np.float32(1), np.array(["a"]), np.array([None])], ids=repr)
+def test_values_are_made_of_arrays_of_numbers_alone(theirs: Any, value: Any):
+    for library in (ours, theirs):
+        with pytest.raises(RuntimeError):
+            library.OrtValue.ortvalue_from_numpy(value)
+
+
+@pytest.mark.parametrize("size", ["2", None, 2.0])
+def test_sizes_of_dimensions_are_ints(theirs: Any, size: Any):
+    for library in (ours, theirs):
+        with pytest.raises(TypeError):
+            library.SessionOptions().add_free_dimension_override_by_name("n", size)
+
+
+def test_outputs_at_an_address_and_callbacks_are_checked_at_once(theirs: Any):
+    for library in (ours, theirs):
+        session, x = library.InferenceSession(model(FIXED)), np.zeros((1, 2, 4, 4), np.float32)
+        for given in ({"element_type": np.float32}, {"shape": x.shape}):
+            with pytest.raises(ValueError, match="element_type"):
+                session.io_binding().bind_output("y", buffer_ptr=x.ctypes.data, **given)
+        with pytest.raises(TypeError):
+            session.run_async(None, {"x": x}, "callback", None)
+
+
 @pytest.mark.parametrize(
     ("providers", "options"),
     [
