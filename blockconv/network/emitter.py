@@ -7,6 +7,7 @@ node that is to blame. It computes an op at once if all operands are constants.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from blockconv.network.ops import (
     Gather,
     GroupNorm,
     MatMul,
+    Pad,
     Pointwise,
     Recurrent,
     Reduce,
@@ -413,6 +415,15 @@ class Translation:
         if others or step == 0:
             return self.emit(made, x)
         return x if (count, step) == (size, 1) else self.emit(Slice(axis, first, count, step), x)
+
+    def bordered(self, x: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
+        """x with a value around it: axis by axis if kernels, which copy four axes, have no way to do it at once."""
+        axes = [axis for axis, ends in enumerate(pads) if any(ends)]
+        apart = sum(end - axis > 1 for axis, end in itertools.pairwise((*axes, len(pads))))
+        whole = len(pads) == 4 or len(axes) + apart < 4
+        for part in [axes] if whole else [[axis] for axis in axes]:
+            x = self.emit(Pad(tuple(ends if k in part else (0, 0) for k, ends in enumerate(pads)), value), x)
+        return x
 
     def padded(self, x: Tensor, pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
         """x with (before, after) of its own elements on each axis, as `numpy.pad` has the modes edge, reflect, wrap.

@@ -195,3 +195,8 @@ def test_attention_over_a_growing_cache() -> None:
         ours = bc.load_onnx(model, shapes, strict=True) if ours is None else ours.with_input_shapes(shapes)
         for wanted, found in zip(theirs.run(None, fed), ours.evaluate(fed).values(), strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pads", [[0, 2, 1, 0, 1, 0, 0, 0, 1, 2], [1, 0, 1, 0, -1, 0, 2, 0, 0, 0]])
+def test_pads_of_more_axes_than_a_kernel_copies(pads: list[int]) -> None:
+    check([node("Pad", "x pads", "y")], {"x": floats(2, 3, 2, 1, 3)}, {"pads": np.array(pads)})

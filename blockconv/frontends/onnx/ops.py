@@ -362,12 +362,7 @@ def _identity(call: Call) -> Tensor:
     return call.input()
 
 
-@_op(
-    "Cast",
-    "CastLike",
-    limits="among numbers and booleans; what is beyond an integer's bounds becomes the bound, NaN 0",
-    since=6,
-)
+@_op("Cast", "CastLike", limits="numbers and booleans; beyond an integer's bounds the bound, NaN 0", since=6)
 def _cast(call: Call) -> Tensor:
     x, names = call.input(), {numpy_dtype(name): name for name in NUMBERS}
     to = call.input(1).type.dtype if call.has(1) else helper.tensor_dtype_to_np_dtype(call.attribute("to"))

@@ -201,7 +201,7 @@ def _pad(call: Call) -> Tensor:
     pads = [(0, 0)] * rank
     for axis, before, after in zip(axes, flat[: len(axes)], flat[len(axes) :], strict=True):
         pads[axis] = (before, after)
-    return call.emit(ops.Pad(tuple(pads), value), x) if mode == "constant" else call.padded(x, pads, mode)
+    return call.bordered(x, pads, value) if mode == "constant" else call.padded(x, pads, mode)
 
 
 @_op("DepthToSpace")

@@ -204,7 +204,7 @@ def _split(call: Call) -> list[Tensor]:
 
 @_op("constant_pad_nd")
 def _pad(call: Call) -> Tensor:
-    return call.emit(ops.Pad(_pads(call, call["pad"]), float(call["value"])), call.input())
+    return call.bordered(call.input(), _pads(call, call["pad"]), float(call["value"]))
 
 
 @_op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
