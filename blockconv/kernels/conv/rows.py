@@ -81,10 +81,12 @@ def _tiled(
         at = space(*asked[:3], found.line > 0)
         kept = _kept(at, request, found)
         found = replace(found, kept=kept) if kept.rows else found
+        # The form has taps along h and w. A space whose images are rows has those along w first.
+        ranges = tuple((cols, rows) for rows, cols in kept.ranges) if at.axes[1] == "w" else kept.ranges
         return Primitive(
             cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
             make=lambda epilogue=_NO_EPILOGUE: bind_tiles(*asked, found, epilogue),
-            weights=weights(found) if request.types.acc.is_float else weights(found)._replace(kept=kept.ranges),
+            weights=weights(found) if request.types.acc.is_float else weights(found)._replace(kept=ranges),
             blocking=found,
         )
 

@@ -129,6 +129,14 @@ def test_zero_points_of_taps_that_are_left_out(descriptor: str, layout: str, src
         quantized_lab.check(made.having(dst="uint8"), layout, layout)
 
 
+@pytest.mark.parametrize("descriptor", ["mb32ic6ih1iw5oc6oh1kh1kw3ph0pw1", "mb40ic4ih3iw9oc8oh3kh1kw5ph0pw2dw1"])
+@pytest.mark.parametrize("layout", ["CHWN", "CHWN4", "HWCN"])
+def test_zero_points_of_taps_along_rows_whose_pixels_are_images(descriptor: str, layout: str) -> None:
+    """The rows of the space are then columns of the image."""
+    for zero_point in (0, 11):
+        quantized_lab.check(quantized_lab.case(descriptor, "int8", "int32", zero_point=zero_point), layout, layout)
+
+
 def test_int4_weights() -> None:
     rng = np.random.default_rng(3)
     for descriptor in (WIDE, FAR, SMALL):
