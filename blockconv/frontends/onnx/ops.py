@@ -168,20 +168,12 @@ def _clip(call: Call) -> Tensor:
 @_op("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean")
 def _binary(call: Call) -> Tensor:
     """An op of two operands, or of any number from left to right."""
-    kinds: dict[str, ops.BinaryKind] = {
-        "Add": "add",
-        "Sum": "add",
-        "Mean": "add",
-        "Sub": "sub",
-        "Mul": "mul",
-        "Div": "div",
-        "Max": "max",
-        "Min": "min",
-    }
+    op = call.node.op_type
+    kind: Any = "add" if op in ("Sum", "Mean") else op.lower()
     result = call.input()
     for i in range(1, len(call.inputs)):
-        result = call.binary(kinds[call.node.op_type], result, _aligned(call, result, call.input(i)))
-    return call.binary("div", result, _number(call, len(call.inputs))) if call.node.op_type == "Mean" else result
+        result = call.binary(kind, result, _aligned(call, result, call.input(i)))
+    return call.binary("div", result, _number(call, len(call.inputs))) if op == "Mean" else result
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
