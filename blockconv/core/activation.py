@@ -223,7 +223,7 @@ def _softplus(x: Array) -> Array:
     return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
 
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erf, _erfc = (np.vectorize(of, otypes=[np.float64]) for of in (math.erf, math.erfc))
 
 
 @dataclass(frozen=True)
@@ -309,6 +309,13 @@ FUNCTIONS = {
     "ceil": Definition("the smallest integer that is at least x", np.ceil, _of_llvm("ceil"), onnx=("Ceil", {})),
     "round": Definition("the nearest integer; of two, the even", np.rint, _of_llvm("nearbyint"), onnx=("Round", {})),
     "pow": Definition("x ** exponent", np.power, _of_library("pow"), {"exponent": 1.0}),
+    "erfc": Definition("1 - erf(x)", _erfc, _of_library("erfc")),
+    "expm1": Definition("exp(x) - 1", np.expm1, _of_library("expm1")),
+    "log1p": Definition("log(1 + x)", np.log1p, _of_library("log1p")),
+    "log2": Definition("log(x) / log(2)", np.log2, _of_library("log2")),
+    "log10": Definition("log(x) / log(10)", np.log10, _of_library("log10")),
+    "exp2": Definition("2 ** x", np.exp2, _of_library("exp2")),
+    "trunc": Definition("x without its fraction", np.trunc, _of_llvm("trunc")),
 }
 NUMBERS = {
     name: number

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-BinaryKind = Literal["add", "sub", "mul", "div", "max", "min"]
+BinaryKind = Literal["add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2"]
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
 COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value

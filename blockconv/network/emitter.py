@@ -284,7 +284,7 @@ class Translation:
         """a and b, broadcast. Kernels need an operand of the result's shape. Without one, a constant is repeated to
         that shape, or a is multiplied by ones of it. Arithmetic of integers wraps around."""
         if not (a.type.is_float or a.type.is_packed or (a.type.name in BYTES and kind in ("max", "min"))):
-            return self.pointwise(kind, a, b)
+            return self.pointwise(kind, a, b)  # type: ignore[arg-type]
         if self.have_one_shape(a, b):
             return self.emit(Binary(kind), a, b)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,22 @@ import torch
 from torch.fx import Node as FxNode
 
 from blockconv.core.activation import activation, function
-from blockconv.core.element_problem import PointwiseKind, ScanKind
+from blockconv.core.element_problem import PointwiseKind, ScanKind, ScatterKind
 from blockconv.core.eltwise_problem import BinaryKind, ReduceKind
-from blockconv.core.types import NUMBERS, WHOLE, element
+from blockconv.core.types import FLOATS, NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import AtenOp, Call, Constant, Value, arguments_of, hint, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["ELEMENT_OPS", "as_numbers", "flow_indices", "reduced", "reduced_axes"]
+__all__ = ["ELEMENT_OPS", "as_numbers", "flow_indices", "reduced", "reduced_axes", "transposed"]
 
 Array = npt.NDArray[Any]
 ELEMENT_OPS: dict[str, AtenOp] = {}
 _op = functools.partial(registered, ELEMENT_OPS, types=NUMBERS)
 _COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
 _SHORT = ("int8", "uint8", "int16", "uint16")
+MOST_SORTED = 256  # elements of a line
 
 
 # ---------------------------------------------------------------- types
@@ -63,6 +65,12 @@ def _to_copy(call: Call) -> Tensor:
     return as_numbers(call, call.input("a" if "a" in call.arguments else "self"), call.result)
 
 
+def transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:
+    """A tensor with its axes in this order."""
+    perm = tuple(call.axis(axis, len(x.shape)) for axis in perm)
+    return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
+
+
 # ---------------------------------------------------------------- each element by itself
 
 
@@ -77,11 +85,12 @@ _KINDS: dict[str, BinaryKind] = {
     "minimum": "min",
     "max": "max",
     "min": "min",
+    "atan2": "atan2",
 }
 _OF_BOOLEANS: dict[BinaryKind, PointwiseKind] = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 
 
-@_op("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum")
+@_op("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "atan2")
 def _binary(call: Call) -> Tensor:
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
     if call.get("rounding_mode") is not None:
@@ -120,6 +129,14 @@ def _never_zero(call: Call) -> bool:
 def _remainder(call: Call) -> Tensor:
     """What a quotient leaves that is rounded down, or towards 0 in `fmod`."""
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
+    if a.type.is_float:
+        y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, call.result)
+        if call.kind == "fmod":
+            return y
+        signs = ((y, zero, zero, b), (zero, y, b, zero))  # y below and b above zero, or the other way round
+        pairs = [[call.pointwise("less", *pair) for pair in (each[:2], each[2:])] for each in signs]
+        unlike = call.pointwise("or", *(call.pointwise("and", *pair) for pair in pairs))
+        return call.pointwise("where", unlike, call.binary("add", y, b), y)
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"of {a.type}, or by what may be 0")
     if call.kind == "remainder":
@@ -143,6 +160,11 @@ def _abs(call: Call) -> Tensor:
     if x.type.name.startswith("uint"):
         return x
     return call.pointwise("max", x, call.pointwise("sub", as_numbers(call, 0, x.type.name), x))
+
+
+@_op("frac", types=FLOATS)
+def _fraction(call: Call) -> Tensor:
+    return call.binary("sub", call.input(), call.emit(ops.Activate(function("trunc")), call.input(), helps=True))
 
 
 @_op("sign")
@@ -244,23 +266,70 @@ def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
     """The elements at indices of some axes, (axis, indices). Indices broadcast together, and may be negative."""
     x, first = call.input(), given[0][0]
     indices = [call.tensor(value) for _, value in given]
-    if not {index.type.name for index in indices} <= {"int64", "int32"}:
-        raise Unsupported("indices that are not of int64 or int32")
-    if len(given) == 1:
+    if len(given) == 1 and indices[0].type.name in ("int64", "int32"):
         return call.emit(ops.GatherAt("along", first), x, indices[0])
-    named = [axis for axis, _ in given]
-    others = [axis for axis in range(len(x.shape)) if axis not in named]
-    shape = np.broadcast_shapes(*(index.shape for index in indices))
-    wide = [call.reshape(call.expanded(call.converted(index, "int64"), shape), (*shape, 1)) for index in indices]
-    tuples = call.emit(ops.Concat(len(shape)), *wide, helps=True)
-    order = (*named, *others)
-    front = x if order == (*range(len(order)),) else call.emit(ops.Transpose(order), x, helps=True)
+    tuples, order, named = _tuples(call, x, [(axis, index) for (axis, _), index in zip(given, indices, strict=True)])
+    front = transposed(call, x, order)
     y = call.emit(ops.GatherAt("tuples"), front, tuples)
     before = first if named == [*range(first, first + len(named))] else 0  # as many axes are put in front again
     if not before:
         return y
-    k = len(shape)
+    k = len(tuples.shape) - 1
     return call.emit(ops.Transpose((*range(k, k + before), *range(k), *range(k + before, len(y.shape)))), y)
+
+
+def _tuples(call: Call, x: Tensor, given: list[tuple[int, Tensor]]) -> tuple[Tensor, tuple[int, ...], list[int]]:
+    """Indices of some axes as tuples; the order of axes that has these in front; and these axes."""
+    if not {index.type.name for _, index in given} <= {"int64", "int32"}:
+        raise Unsupported("indices that are not of int64 or int32")
+    named = [axis for axis, _ in given]
+    shape = np.broadcast_shapes(*(index.shape for _, index in given))
+    wide = [call.reshape(call.expanded(call.converted(index, "int64"), shape), (*shape, 1)) for _, index in given]
+    tuples = wide[0] if len(wide) == 1 else call.emit(ops.Concat(len(shape)), *wide, helps=True)
+    return tuples, (*named, *(axis for axis in range(len(x.shape)) if axis not in named)), named
+
+
+def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
+    if 0 in (len(x.shape), *x.shape, *indices.shape) or (kind != "none" and x.type.name in ("bool", "uint64")):
+        raise Unsupported(f"{kind} of {x.type} of shape {x.shape}, at indices of shape {indices.shape}")
+
+
+@_op("scatter", "scatter_add", "scatter_reduce")
+def _scatter(call: Call) -> Tensor:
+    """Of updates for one element, the last stays. PyTorch promises none."""
+    x, indices = call.input(), _indices(call)
+    kinds: dict[str, ScatterKind] = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}
+    kinds |= {"amax": "max", "amin": "min", "none": "none"}
+    named = call.get("reduce", "add" if call.kind == "scatter_add" else "none")
+    if named not in kinds or not call.get("include_self", True):
+        raise Unsupported(f"reduce={named}, include_self={call.get('include_self')}")
+    _check_updated(x, indices, kinds[named])
+    updates = as_numbers(call, call.get("src", call.get("value")), x.type.name)
+    for axis, (size, have) in enumerate(zip(indices.shape, updates.shape, strict=False)):
+        updates = updates if size == have else call.emit(ops.Slice(axis, 0, size), updates, helps=True)
+    made = ops.ScatterAt("elements", call.axis(call["dim"], len(x.shape)), kinds[named], from_end=False)
+    return call.emit(made, x, indices, call.expanded(updates, indices.shape))
+
+
+@_op("index_put", "_unsafe_index_put")
+def _put(call: Call) -> Tensor:
+    """One value where a mask is true, or values at indices of some axes, as `flow_indices` reads them."""
+    x, values = call.input(), as_numbers(call, call["values"], call.result)
+    given = [(axis, call.tensor(value)) for axis, value in enumerate(call["indices"]) if value is not None]
+    kind: ScatterKind = "add" if call["accumulate"] else "none"
+    if [index.type.name for _, index in given] == ["bool"] and math.prod(values.shape) == 1 and kind == "none":
+        ((axis, mask),) = given
+        mask = call.reshape(mask, (*mask.shape, *(1,) * (len(x.shape) - axis - len(mask.shape))))
+        return call.pointwise("where", mask, call.reshape(values, ()), x)
+    tuples, order, named = _tuples(call, x, given)
+    _check_updated(x, tuples, kind)
+    shape, rest = tuples.shape[:-1], [x.shape[axis] for axis in order[len(named) :]]
+    first = named[0] if named == [*range(named[0], named[0] + len(named))] else 0
+    values = call.expanded(values, (*rest[:first], *shape, *rest[first:]))
+    k, places = len(shape), (*range(len(shape) + len(rest)),)
+    updates = transposed(call, values, (*places[first : first + k], *places[:first], *places[first + k :]))
+    made = call.emit(ops.ScatterAt("tuples", 0, kind), transposed(call, x, order), tuples, updates, helps=True)
+    return transposed(call, made, tuple(map(order.index, range(len(order)))))
 
 
 # ---------------------------------------------------------------- along axes
@@ -336,10 +405,28 @@ def _top_one(call: Call) -> Tensor:
 def _top(call: Call) -> list[Tensor]:
     """Equal elements are in the order of their indices; PyTorch promises none."""
     x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
-    if x.type.name not in _COUNTED and not (x.type.is_float and call["largest"]):
-        raise Unsupported(f"largest={call['largest']} of {x.type}")  # PyTorch puts NaN after the smallest floats
-    indices = call.emit(ops.Top(axis, call["k"], not call["largest"]), x, helps=True)
+    return _ordered(call, x, axis, call["k"], call["largest"])
+
+
+def _ordered(call: Call, x: Tensor, axis: int, count: int, descending: bool) -> list[Tensor]:
+    """The first elements in an order, and their indices. A NaN is the largest of floats, as in PyTorch."""
+    size = x.shape[axis] if x.shape else 0
+    turns = x.type.is_float and not descending  # from the other end of the descending order
+    if (x.type.name not in _COUNTED and not x.type.is_float) or not size or (turns and size > MOST_SORTED):
+        raise Unsupported(f"of {size} elements of {x.type}")
+    top = ops.Top(axis, size if turns else count, not (turns or descending), turns)
+    indices = call.emit(top, x, helps=True)
+    indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
+
+
+@_op("sort")
+def _sort(call: Call) -> list[Tensor]:
+    """The kernel inserts each element into those before it, so lines have to be short."""
+    x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
+    if not x.shape or x.shape[axis] > MOST_SORTED:
+        raise Unsupported(f"of shape {x.shape}")
+    return _ordered(call, x, axis, x.shape[axis], call["descending"])
 
 
 @_op("cumsum", "cumprod")

@@ -114,11 +114,13 @@ def _reciprocal(call: Call) -> Tensor:
 
 @_op("pow")
 def _pow(call: Call) -> Tensor:
-    x, exponent = as_numbers(call, call.input(), call.result), call["exponent"]
+    x, exponent = as_numbers(call, call["self"], call.result), call["exponent"]
     if isinstance(exponent, Constant) and exponent.array.size == 1 and exponent.array.ndim <= len(x.shape):
         exponent = exponent.array.item()
     if not isinstance(exponent, (int, float)):
-        raise Unsupported("an exponent that is no constant number")
+        if not x.type.is_float:
+            raise Unsupported(f"of {x.type}, to a power that is no constant number")
+        return call.binary("pow", x, as_numbers(call, exponent, call.result))
     return call.power(x, float(exponent))
 
 
@@ -215,12 +217,20 @@ def _mean(call: Call) -> Tensor:
 
 @_op("linalg_vector_norm")
 def _norm(call: Call) -> Tensor:
-    x = call.input()
-    if call["ord"] not in (1, 2) or x.type.is_half or call.get("dtype") is not None:
-        raise Unsupported(f"ord={call['ord']} of {x.type}")
-    if call["ord"] == 1:
-        return reduced(call, call.emit(ops.Activate(function("abs")), x), "sum")
-    return call.emit(ops.Activate(function("sqrt")), reduced(call, call.binary("mul", x, x), "sum"))
+    """Sums of 16-bit floats are of float32, as in PyTorch."""
+    order, x = float(call["ord"]), as_numbers(call, call.input(), call.result)
+    x = call.converted(x, x.type.computed.name)
+    if order == 2:
+        y = call.emit(ops.Activate(function("sqrt")), reduced(call, call.binary("mul", x, x), "sum"))
+    elif order == 0:
+        there = call.inverted(call.pointwise("equal", x, _number(call, 0.0, x)))
+        y = reduced(call, call.converted(there, x.type.name), "sum")
+    elif math.isinf(order):
+        y = reduced(call, call.emit(ops.Activate(function("abs")), x), "max" if order > 0 else "min")
+    else:
+        y = reduced(call, call.power(call.emit(ops.Activate(function("abs")), x), order), "sum")
+        y = call.power(y, 1 / order)
+    return call.converted(y, call.result)
 
 
 @_op("var", "var_mean")

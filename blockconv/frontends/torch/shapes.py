@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.elements import as_numbers, flow_indices
+from blockconv.frontends.torch.elements import as_numbers, flow_indices, transposed
 from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, hint, registered, stand_in
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
 
-__all__ = ["SHAPE_OPS", "transposed"]
+__all__ = ["SHAPE_OPS"]
 
 SHAPE_OPS: dict[str, AtenOp] = {}
 _op = functools.partial(registered, SHAPE_OPS)
@@ -87,6 +87,17 @@ def _index(call: Call) -> Tensor:
     return call.reshape(x, (*x.shape[:first], *shape, *rest))
 
 
+@_of_numbers("diagonal")
+def _diagonal(call: Call) -> Tensor:
+    x, rank, offset = call.input(), len(call.input().shape), call["offset"]
+    last = [call.axis(call[name], rank) for name in ("dim1", "dim2")]
+    others = [axis for axis in range(rank) if axis not in last]
+    h, w = (x.shape[axis] for axis in last)
+    count = min(h + min(offset, 0), w - max(offset, 0))
+    lines = call.reshape(transposed(call, x, (*others, *last)), (*(x.shape[axis] for axis in others), h * w))
+    return call.gathered(lines, rank - 2, np.arange(count) * (w + 1) + max(offset, -offset * w))
+
+
 @_of_numbers("flip")
 def _flip(call: Call) -> Tensor:
     x = call.input()
@@ -138,11 +149,6 @@ def _filled(call: Call) -> Value:
     size = call["size"] if "size" in call.arguments else call.input().shape
     dtype = call.node.meta["val"].dtype
     return Constant(torch.full(tuple(size), number, dtype=dtype, device="cpu"), call.node.name)
-
-
-def transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:
-    perm = tuple(call.axis(axis, len(x.shape)) for axis in perm)
-    return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
 
 
 @_of_numbers("permute")

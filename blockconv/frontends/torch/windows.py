@@ -12,8 +12,8 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.types import NUMBERS
+from blockconv.frontends.torch.elements import transposed
 from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
-from blockconv.frontends.torch.shapes import transposed
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -260,6 +260,29 @@ def _im2col(call: Call) -> Tensor:
     size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
     n, c, kh, kw, oh, ow = (y := _windows(call, _image(call, x, 2), size, step, pads, dilation)).shape
     return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
+
+
+@_op("col2im")
+def _col2im(call: Call) -> Tensor:
+    """The sums of columns, where the windows of an image overlap: each column is added to its pixels, tap by tap."""
+    x = call.input()
+    names = "output_size", "kernel_size", "stride", "dilation", "padding"
+    (h, w), size, step, dilation, pads = (_pair(call[name], 1) for name in names)
+    padded, taps = (h + 2 * pads[0], w + 2 * pads[1]), size[0] * size[1]
+    ends = [(padded[k] - dilation[k] * (size[k] - 1) - 1) // step[k] + 1 for k in range(2)]
+    rows, columns = (
+        dilation[k] * np.arange(size[k])[:, None] + step[k] * np.arange(ends[k]) for k in range(2)
+    )  # (taps, windows)
+    places = rows[:, None, :, None] * padded[1] + columns[:, None]  # (KH, KW, OH, OW)
+    n, c = (1, *x.shape)[-3], x.shape[-2] // taps
+    parts = transposed(call, call.reshape(x, (n, c, taps, -1)), (2, 3, 0, 1))
+    zeros = call.constant(np.zeros((padded[0] * padded[1], n * c), x.type.dtype), "zeros")
+    at = call.constant(places.reshape(-1).astype(np.int64), "places")
+    y = call.emit(ops.ScatterAt("along", 0, "add"), zeros, at, call.reshape(parts, (at.shape[0], n * c)), helps=True)
+    y = transposed(call, call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
+    for axis, (extent, first) in enumerate(zip((h, w), pads, strict=True), start=2):
+        y = call.emit(ops.Slice(axis, first, extent), y, helps=True) if first else y
+    return call.reshape(y, (n, c, h, w)[3 - len(x.shape) :])
 
 
 def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation: Pair) -> Tensor:

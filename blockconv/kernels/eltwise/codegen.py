@@ -41,6 +41,7 @@ class OpKind:
     """The function of x (the source), y (the operand) and z (the second operand), known when a kernel is built."""
 
     NOTHING, ADD, SUB, MUL, DIV, MAX, MIN, OTHER_MINUS, OTHER_OVER, AFFINE, LOOKUP = range(11)
+    POW, FMOD, ATAN2, OTHER_POW, OTHER_FMOD, OTHER_ATAN2 = range(11, 17)
 
 
 class Operand:
@@ -199,6 +200,9 @@ def _combined(v: Vectors, kind: int, x: Any, y: Any, z: Any) -> Any:
         # A NaN of either operand stays.
         more = b.fcmp_ordered(">" if kind == OpKind.MAX else "<", x, y)
         return b.select(b.or_(more, b.fcmp_unordered("uno", x, x)), x, y)
+    if kind >= OpKind.POW:  # of the C library
+        name = ("pow", "fmod", "atan2")[(kind - OpKind.POW) % 3] + "f" * (v.itemsize == 4)
+        return v.each_lane(name, *((y, x) if kind >= OpKind.OTHER_POW else (x, y)))
     simple = {
         OpKind.NOTHING: lambda: x,
         OpKind.LOOKUP: lambda: x,

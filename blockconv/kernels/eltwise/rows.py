@@ -52,7 +52,12 @@ KINDS = {
     "div": OpKind.DIV,
     "max": OpKind.MAX,
     "min": OpKind.MIN,
+    "pow": OpKind.POW,
+    "fmod": OpKind.FMOD,
+    "atan2": OpKind.ATAN2,
 }
+OF_OTHERS = {OpKind.SUB: OpKind.OTHER_MINUS, OpKind.DIV: OpKind.OTHER_OVER}
+OF_OTHERS |= {OpKind.POW: OpKind.OTHER_POW, OpKind.FMOD: OpKind.OTHER_FMOD, OpKind.ATAN2: OpKind.OTHER_ATAN2}
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 WRITTEN = 128  # elements that a written-out period has at the least, if the extent is long
 LONGEST = 2048  # elements that it has at the most
@@ -283,7 +288,7 @@ def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
     """(kind, whether the first operand is the one that is broadcast, its shape)."""
     kind, swapped = KINDS[problem.kind], problem.src != problem.dst_shape
     if swapped:
-        kind = {OpKind.SUB: OpKind.OTHER_MINUS, OpKind.DIV: OpKind.OTHER_OVER}.get(kind, kind)
+        kind = OF_OTHERS.get(kind, kind)
     return kind, swapped, problem.src if swapped else problem.other
 
 

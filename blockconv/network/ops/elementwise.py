@@ -235,6 +235,9 @@ _BINARY: dict[BinaryKind, Callable[[Array, Array], Array]] = {
     "div": _quotient,
     "max": np.maximum,
     "min": np.minimum,
+    "pow": np.power,
+    "fmod": np.fmod,
+    "atan2": np.arctan2,
 }
 
 

@@ -78,6 +78,7 @@ def test_affine(layout: str, shape: tuple[int, ...]) -> None:
 
 KINDS = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
+    "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2,
 }  # fmt: skip
 
 
@@ -252,7 +253,7 @@ def test_any_broadcast(
     [
         (lambda: BinaryProblem("add", (1, 3, 4, 4), (1, 2, 4, 4)), "binary: other="),
         (lambda: BinaryProblem("add", (1, 3, 1, 1), (1, 1, 4, 4)), "binary: other="),
-        (lambda: BinaryProblem("pow", (1,), (1,)), "binary: kind='pow'"),  # type: ignore[arg-type]
+        (lambda: BinaryProblem("hypot", (1,), (1,)), "binary: kind='hypot'"),  # type: ignore[arg-type]
         (lambda: ActivationProblem((1, -1)), "activation: shape="),
         (lambda: ActivationProblem((1.5, 2)), "activation: shape="),  # type: ignore[arg-type]
         (lambda: ActivationProblem((1,) * 7), "activation: shape="),
