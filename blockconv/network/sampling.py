@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ Outside = Literal["zeros", "border", "reflection"]
 class Sampling(NamedTuple):
     """How points name pixels.
 
-    mode: "nearest", or "linear" between the four pixels around a point.
+    mode: "nearest", or "linear" between the pixels around a point.
     outside: what is outside the image: "zeros", "border" (the nearest pixel) or "reflection".
     corners: -1 and 1 are the centres of the outermost pixels. Default: their outer edges.
     """
@@ -45,33 +46,37 @@ class _Neighbour(NamedTuple):
 
 
 def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tensor:
-    """x (N, C, H, W) at points (N, OH, OW, 2), which are (x, y) from -1 to 1: (N, C, OH, OW)."""
-    if len(x.shape) != 4 or len(points.shape) != 4:
+    """x (N, C, H, W) at points (N, OH, OW, 2), which are (x, y) from -1 to 1: (N, C, OH, OW). So with (D, H, W)."""
+    n, c, *sizes = x.shape if len(x.shape) > 2 else (0, 0)
+    rank = len(sizes)
+    if rank not in (2, 3) or len(points.shape) != len(x.shape):
         raise Unsupported(f"input={x.shape}: {len(x.shape) - 2}-D images")
-    if points.shape[0] != x.shape[0] or points.shape[3] != 2:
-        raise call.error("grid", points.shape, f"has to be ({x.shape[0]}, OH, OW, 2)")
+    if points.shape[0] != x.shape[0] or points.shape[-1] != rank:
+        raise call.error("grid", points.shape, f"has to be ({n}, {'OD, ' * (rank - 2)}OH, OW, {rank})")
     if not (x.type.is_float and points.type.is_float) or 0 in (*x.shape, *points.shape):
         raise Unsupported(f"input={x.shape} of {x.type}, grid={points.shape} of {points.type}")
-    kind = x.type.computed.name
-    (n, c, h, w), (_, oh, ow, _) = x.shape, points.shape
-    rows = call.emit(Transpose((0, 2, 3, 1)), call.converted(x, kind), helps=True)
+    kind, channels_last = x.type.computed.name, (0, *range(2, rank + 2), 1)
+    rows = call.emit(Transpose(channels_last), call.converted(x, kind), helps=True)
     zeros = call.constant(np.zeros((n, 1, c), x.type.computed.dtype), "outside")
-    pixels = call.emit(Concat(1), call.reshape(rows, (n, h * w, c)), zeros, helps=True)
-    exact, width, last = call.converted(points, kind), _whole(call, w), _whole(call, h * w)
-    of_rows, of_columns = (_neighbours(call, exact, axis, size, how) for axis, size in ((1, h), (0, w)))
+    pixels = call.emit(Concat(1), call.reshape(rows, (n, math.prod(sizes), c)), zeros, helps=True)
+    exact, last = call.converted(points, kind), _whole(call, math.prod(sizes))
+    sides = [_neighbours(call, exact, rank - 1 - axis, size, how) for axis, size in enumerate(sizes)]
     parts = []
-    for row, column in itertools.product(of_rows, of_columns):
-        inside = call.pointwise("and", row.inside, column.inside)
-        at = call.pointwise("add", call.pointwise("mul", row.at, width), column.at)
+    for first, *others in itertools.product(*sides):
+        at, inside, weight = first
+        for size, other in zip(sizes[1:], others, strict=True):
+            at = call.pointwise("add", call.pointwise("mul", at, _whole(call, size)), other.at)
+            inside = call.pointwise("and", inside, other.inside)
+            if weight is not None and other.weight is not None:
+                weight = call.binary("mul", weight, other.weight)
         part = call.emit(GatherAt("tuples", 1), pixels, call.pointwise("where", inside, at, last), helps=True)
-        if row.weight is not None and column.weight is not None:
-            weight = call.binary("mul", row.weight, column.weight)
+        if weight is not None:
             none = call.constant(np.zeros((), x.type.computed.dtype), "none")
             part = call.binary("mul", part, call.pointwise("where", inside, weight, none))
         parts.append(part)
     y = functools.reduce(functools.partial(call.binary, "add"), parts)
-    images = call.emit(Transpose((0, 3, 1, 2)), call.reshape(y, (n, oh, ow, c)))
-    return call.converted(images, x.type.name)
+    order = (0, rank + 1, *range(1, rank + 1))
+    return call.converted(call.emit(Transpose(order), call.reshape(y, (*points.shape[:-1], c))), x.type.name)
 
 
 def _whole(call: Translation, value: int) -> Tensor:
@@ -88,8 +93,8 @@ def _apply(call: Translation, act: Any, x: Tensor) -> Tensor:
 
 def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sampling) -> list[_Neighbour]:
     """The one or two pixels along an axis of `size` pixels that each point reads. axis: of the points' pairs."""
-    n, oh, ow, _ = points.shape
-    given = call.reshape(call.emit(Slice(3, axis, 1), points, helps=True), (n, oh * ow, 1))
+    given = call.emit(Slice(len(points.shape) - 1, axis, 1), points, helps=True)
+    given = call.reshape(given, (points.shape[0], math.prod(points.shape[1:-1]), 1))
     at = _with(call, "add", given, 1.0)
     if how.corners:
         at = _with(call, "mul", _with(call, "mul", at, 0.5), size - 1.0)

@@ -177,7 +177,7 @@ def _scattered(call: Call, made: ops.ScatterAt) -> Tensor:
     return call.emit(made, _number(call, 0, *types), _indices(call), _number(call, 2))
 
 
-@_op("GridSample", limits="2-D images of floats; no cubic mode", since=16)
+@_op("GridSample", limits="images and volumes of floats; no cubic mode", since=16)
 def _grid_sample(call: Call) -> Tensor:
     modes: dict[str, Any] = {"bilinear": "linear", "linear": "linear", "nearest": "nearest"}
     mode, outside = call.attribute("mode", "linear"), call.attribute("padding_mode", "zeros")

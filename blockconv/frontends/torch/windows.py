@@ -224,7 +224,7 @@ def _smooth(call: Call) -> Tensor:
     return _resize(call, mode, coordinates, **more)
 
 
-@_op("grid_sampler_2d", "grid_sampler")
+@_op("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
 def _grid_sampler(call: Call) -> Tensor:
     if call["interpolation_mode"] not in (0, 1):
         raise Unsupported("bicubic interpolation")

@@ -296,6 +296,7 @@ def test_an_op_is_torchs(name):
 
 TABLE = torch.from_numpy(np.random.default_rng(4).standard_normal((6, 3), np.float32))
 SOME = torch.tensor([[3, 1, 4], [1, 5, 0]])
+POINTS = torch.from_numpy(np.random.default_rng(5).uniform(-1.3, 1.3, (2, 2, 1, 5, 3)).astype(np.float32))
 MORE = "erfc", "expm1", "log1p", "log2", "log10", "exp2", "trunc"
 
 
@@ -429,6 +430,11 @@ ELEMENTS = {  # of floats (2, 6, 8), with a NaN and infinities, and of int64 (2,
         F.fold(x[:, :4, :6], (4, 3), 2, 1, 0, 1),
         F.fold(x, (3, 4), (2, 3), (1, 2), (1, 2), (2, 1)),
         F.fold(x[0, :, :6], (4, 5), (2, 3), padding=(0, 1), stride=2),
+    ],
+    "points of volumes": lambda x, k: [
+        F.grid_sample(x.nan_to_num(1, 1, 1).view(2, 3, 2, 4, 2), POINTS, mode, outside, align_corners=mode == "nearest")
+        for mode in ("bilinear", "nearest")
+        for outside in ("zeros", "border", "reflection")
     ],
     "mask of attention": lambda x, k: [
         F.scaled_dot_product_attention(*[x[:, :3].nan_to_num(1, 1, 1)] * 3, x[:, :3, :3] > 0)
