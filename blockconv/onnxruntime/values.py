@@ -98,8 +98,7 @@ class OrtValue:
         """A value that shares the array's memory."""
         check_device(device_type, device_id)
         if not isinstance(array, np.ndarray) or array.dtype.kind in "OSUmM":
-            rule = f"{array!r}: has to be a NumPy array of numbers or booleans"
-            raise RuntimeError(f"ortvalue_from_numpy: array={rule}")
+            raise RuntimeError(f"ortvalue_from_numpy: array={array!r}: has to be a NumPy array of numbers or booleans")
         return OrtValue(np.asarray(array, order="C"))
 
     @staticmethod

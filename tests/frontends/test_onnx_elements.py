@@ -39,7 +39,7 @@ def check(
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     wanted = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
-    network = bc.load_onnx(model, strict=True)
+    network = bc.load_onnx(model, {k: x.shape for k, x in feeds.items()}, strict=True)
     found = bc.compile(network, threads=1, **options)(**feeds) if compiled else network.evaluate(feeds)
     for value, x in zip(gives, wanted, strict=True):
         y = found[value.name] if isinstance(found, dict) else found
@@ -200,3 +200,11 @@ def test_attention_over_a_growing_cache() -> None:
 @pytest.mark.parametrize("pads", [[0, 2, 1, 0, 1, 0, 0, 0, 1, 2], [1, 0, 1, 0, -1, 0, 2, 0, 0, 0]])
 def test_pads_of_more_axes_than_a_kernel_copies(pads: list[int]) -> None:
     check([node("Pad", "x pads", "y")], {"x": floats(2, 3, 2, 1, 3)}, {"pads": np.array(pads)})
+
+
+@pytest.mark.parametrize("inputs", ["x  scales", "x   sizes"])
+@pytest.mark.parametrize("shape", [(0, 3, 4, 4), (1, 0, 4, 4), (1, 3, 0, 4)])
+def test_resampling_of_nothing(inputs: str, shape: tuple[int, ...]) -> None:
+    known = {"scales": np.float32([1, 1, 2, 1.5]), "sizes": np.array([*shape[:2], 2 * shape[2], 6])}
+    one = helper.make_node("Resize", inputs.split(" "), ["y"], mode="linear")
+    check([one], {"x": floats(*shape)}, {k: v for k, v in known.items() if k in inputs})

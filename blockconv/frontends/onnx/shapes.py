@@ -360,7 +360,9 @@ class _Along(NamedTuple):
 
 def _resampled(call: Call, x: Tensor, made: ops.Resize, wanted: list[_Along]) -> Tensor:
     """H and W of images at once, and any other axis by itself, as a side of images that are reshaped to have it."""
-    rank = len(x.shape)
+    rank, shape = len(x.shape), tuple(to.size for to in wanted)
+    if 0 in shape:
+        return call.constant(np.zeros(shape, x.type.dtype), "empty")
     changed = [k for k in range(rank) if not wanted[k].is_kept(x.shape[k])]
     # Opset 10 rounds up along the axes that shrink.
     older = made.mode == "nearest" and call.node.op_type == "Resize" and call.opset < 11
@@ -445,13 +447,13 @@ def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | Non
 def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
     """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
     sizes, policy = call.ints(3, "sizes"), call.attribute("keep_aspect_ratio_policy", "stretch")
-    if len(sizes) != len(axes) or min(sizes) < 1:
+    shape = call.input().shape  # an axis without elements stays one
+    if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zip(axes, sizes, strict=True)):
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
         return sizes, 0.0
     if policy not in _POLICIES:
         raise call.error("keep_aspect_ratio_policy", policy, f"has to be stretch, {' or '.join(_POLICIES)}")
-    shape = call.input().shape
     ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zip(axes, sizes, strict=True))
     return tuple(math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes), float(ratio)
 
