@@ -45,12 +45,18 @@ class ActivationKind:
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation with its two parameters (0 where it has fewer). number 0 is clip(first, second)."""
+    """An activation with its two parameters (0 where it has fewer). number 0 is clip(first, second).
+
+    The name decides the number: another version of the library, which wrote a plan, may have another.
+    """
 
     name: str
     number: int = 0
     first: float = -math.inf
     second: float = math.inf
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", NUMBERS.get(self.name, 0))
 
     @property
     def is_identity(self) -> bool:
@@ -70,9 +76,6 @@ class Activation:
         definition = FUNCTIONS.get(self.name) or ACTIVATIONS[self.name]
         count = len(definition.parameters) if self.number else 2
         return x if self.is_identity else np.asarray(definition.reference(x, *(self.first, self.second)[:count]))
-
-
-IDENTITY = Activation("none")
 
 
 def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activation:
@@ -98,14 +101,14 @@ def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activa
     if name == "clip" and not values[0] <= values[1]:
         raise ArgumentError(op, "activation", spec, "has to have low <= high, without NaN")
     first, second = definition.bounds or (*values, 0.0, 0.0)[:2]
-    return Activation(name, NUMBERS.get(name, 0), first, second)
+    return Activation(name, first=first, second=second)
 
 
 def function(name: str, *parameters: float) -> Activation:
     """The function of `FUNCTIONS` with this name, as what an op `Activate` computes. Parameters may lack the last."""
     defaults = [*FUNCTIONS[name].parameters.values()]
     first, second = (*parameters, *defaults[len(parameters) :], 0.0, 0.0)[:2]
-    return Activation(name, NUMBERS[name], first, second)
+    return Activation(name, first=first, second=second)
 
 
 # ---------------------------------------------------------------- code over vectors: `v` is the generator of kernels
@@ -322,3 +325,4 @@ NUMBERS = {
     for table in (ACTIVATIONS, FUNCTIONS)
     for number, name in enumerate((n for n, one in table.items() if one.code), start=1)
 }
+IDENTITY = Activation("none")
