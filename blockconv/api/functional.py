@@ -28,6 +28,7 @@ from blockconv.core.problem import (
     Conv2dProblem,
     Pool2dBackwardProblem,
     Pool2dProblem,
+    ReorderProblem,
 )
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
@@ -290,7 +291,7 @@ def conv1d(
         raise ArgumentError("conv1d", "weight", w, "has to be (O, I/groups, K)")
     if x.ndim not in (2, 3):
         raise ArgumentError("conv1d", "input", x, "has to be (N, C, L) or (C, L)")
-    number = whole(groups) or 1
+    number = max(1, whole(groups) or 1)
     channels = w.shape[1] * number
     if w.shape[0] % number == 0 and x.shape[-2] not in (0, channels):
         rule = f"has to be (N, C, L) or (C, L) with C = {channels}, which follows from weight and groups"
@@ -321,7 +322,8 @@ def explain(
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
     problem: a Conv2dProblem, Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, Pool2dProblem,
-        AdaptivePool2dProblem or Pool2dBackwardProblem.
+        AdaptivePool2dProblem or Pool2dBackwardProblem; or a ReorderProblem, which has its own layouts and size of
+        elements.
     src: the source's layout, or its name. Default: one table for each of the eight native layouts.
     dst: the destination's layout, or its name; of a gradient of weights, the output gradient's. Default: src's.
     dtype: the name of the element type. For convolutions "uint8", "int8", "uint4" and "int4" are the types of source
@@ -344,19 +346,16 @@ def explain(
         raise ArgumentError("explain", "problem", problem, rule)
     if not isinstance(machine, (str, os.PathLike, type(None))):
         raise ArgumentError("explain", "machine", machine, "has to be the name or the path of a profile, or None")
+    types = _types("explain", op, dtype)
+    if isinstance(problem, ReorderProblem):
+        src, dst, types = problem.src, problem.dst, Types.bits(problem.itemsize)
     pairs = (
         [(lay, lay) for lay in NATIVE]
         if src is None
         else [(read_layout("explain", "src", src), read_layout("explain", "dst", src if dst is None else dst))]
     )
-    return selection.explain(
-        op,
-        problem,
-        pairs,
-        _types("explain", op, dtype),
-        get_num_threads(),
-        host() if machine is None else named(os.fspath(machine)),
-    )
+    known = host() if machine is None else named(os.fspath(machine))
+    return selection.explain(op, problem, pairs, types, get_num_threads(), known)
 
 
 # ---------------------------------------------------------------- options
@@ -369,6 +368,7 @@ _OPS: dict[type[Any], str] = {
     Pool2dBackwardProblem: "pool2d_backward",
     Pool2dProblem: "pool2d",
     AdaptivePool2dProblem: "pool2d",
+    ReorderProblem: "reorder",
 }
 
 

@@ -200,6 +200,14 @@ def test_explain_refuses_what_is_no_problem():
         bc.explain("mb1ic3")
 
 
+def test_explain_prices_reorders():
+    said = bc.explain(bc.ReorderProblem((1, 64, 56, 56), "NCHW", "nChw16c", 4))
+    assert "reorder_transpose      NCHW → NCHW16" in said
+    assert "taken" in said
+    with pytest.raises(bc.LayoutError, match=r"^explain: src='zz'"):
+        bc.explain(bc.ReorderProblem((1, 1, 1, 1), "zz", "NCHW", 4))
+
+
 @pytest.mark.parametrize("padding", [np.array([1, 2]), [np.int32(1), np.int64(2)], np.array([[1, 1], [2, 2]])])
 def test_an_array_serves_as_a_pair(padding):
     found = bc.conv2d(X, W, padding=padding, stride=np.array([2, 1]), dilation=np.array([1, 1]))

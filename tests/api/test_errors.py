@@ -96,6 +96,7 @@ class Odd:
 
 WRONG: dict[str, Callable[[], Any]] = {
     "conv2d: residual='object'": lambda: bc.conv2d(X, W, residual=np.ones((1, 2, 4, 4), object)),
+    "conv1d: groups=-1": lambda: bc.conv1d(X[:, :, 0], W[:, :, 0], groups=-1),
     "conv2d: out_dtype": lambda: bc.conv2d(X, W, out_dtype=Odd()),
     "quantize_linear: dtype": lambda: bc.quantize_linear(X, bc.Quantization(0.1), Odd()),
     "batch_norm: input='object'": lambda: bc.batch_norm(X.astype(object)),
