@@ -89,6 +89,9 @@ def test_a_model_is_a_path_bytes_or_an_open_file(tmp_path: Path) -> None:
         bc.load_onnx(Elsewhere(str(tmp_path / "nothing.onnx")))
     with pytest.raises(bc.NetworkError, match="is no complete ONNX model"):
         bc.load_onnx(io.BytesIO(held[:-7]))
+    bc.compile(bc.load_onnx(path)).save(tmp_path / "m.plan")
+    with pytest.raises(bc.NetworkError, match=r"m.plan'?: is a zip file.*Plan.load reads the files of Plan.save"):
+        bc.load_onnx(tmp_path / "m.plan")
 
 
 # ---------------------------------------------------------------- values in other files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +48,8 @@ def read_model(model: Any) -> tuple[Any, Files]:
         rule, remedy = f"is no complete ONNX model ({error}): it is truncated, or has another format", "export it again"
         if named(model).endswith(".ort"):
             rule, remedy = "is in ONNX Runtime's own format", "give the ONNX model that it was made from"
+        elif path is not None and zipfile.is_zipfile(path):
+            rule, remedy = "is a zip file, and no ONNX model", "blockconv.Plan.load reads the files of Plan.save"
         raise NetworkError(OP, "model", named(model), rule, remedy) from error
     if not proto.graph.node and not proto.graph.output:
         raise NetworkError(OP, "model", named(model), "holds no graph: it is truncated, or has another format")
