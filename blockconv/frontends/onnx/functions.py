@@ -124,4 +124,4 @@ def definition(node: Any, schema: Any, opset: int, operands: Mapping[str, Tensor
                 attribute.name = name
             elif refers:
                 inner.attribute.remove(attribute)
-    return function
+    return function if function.node else None  # as for attributes that the definition does not cover
