@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -609,3 +610,18 @@ def test_a_kernel_is_decided_for_any_size_by_any_anchor(data: st.DataObject) -> 
     src, dst = (bc.Layout(draw(st.sampled_from(("NCHW", "NHWC", "NCHW8")))) for _ in range(2))
     found = [row.decide(Request(given, src, dst, types, anchor=anchor)) for row in TABLE if row.op == "conv2d"]
     assert not all(isinstance(one, Reason) for one in found)
+
+
+def test_a_size_at_which_a_value_has_other_axes_is_planned_anew() -> None:
+    """Before opset 13 a softmax is of a matrix. Rules leave its reshapes out where the last axis is 1."""
+    text = """<ir_version: 8, opset_import: ["": 11]>
+    g (float[3, 16, l] x) => (float[16, 3, m] y)
+    <int64[1] first = {4}, int64[1] end = {99}, int64[1] axis = {2}, int64[1] step = {2}>
+    { part = Slice(x, first, end, axis, step) logs = LogSoftmax(part) y = Transpose<perm=[1, 0, 2]>(logs) }"""
+    network = bc.load_onnx(onnx.parser.parse_model(text), (3, 16, 9))
+    plan = bc.compile(network, threads=1)
+    for length in (5, 7, 9, 6):
+        x = np.random.default_rng(length).standard_normal((3, 16, length)).astype(np.float32)
+        part = x[:, :, 4::2].astype(np.float64)
+        logs = part - np.log(np.exp(part).sum((1, 2), keepdims=True))
+        np.testing.assert_allclose(plan(x), logs.transpose(1, 0, 2), atol=1e-5)

@@ -55,6 +55,9 @@ def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[s
     before, like = chosen.get(node.name, (None, None))
     if before is None or like is None or (before.op, len(before.inputs)) != (node.op, len(node.inputs)):
         return None
+    ranks = [len(network.shape(name)) for name in (*node.inputs, node.output)]
+    if before is not node and ranks != [layout.ndim for layout in (*like.srcs, like.dst)]:
+        return None  # another value has this name, because rules look at sizes
     site = network.site(node)
     if like.row is None:
         for view in views(network, node, site, (like.dst,)):
