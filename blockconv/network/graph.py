@@ -519,7 +519,7 @@ def inferred(
     """The value that a node makes of these.
 
     title: how errors call the node; by default its name and op.
-    like: the value that it makes of operands of other sizes, of which only the sizes are inferred again.
+    like: the value that the node makes at other sizes. The new value takes its type from it.
 
     Raises NetworkError, which is caused by a DtypeError if the op does not take the element types.
     """

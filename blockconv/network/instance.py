@@ -121,7 +121,7 @@ def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[S
     for part, run in itertools.groupby(actions, lambda action: action.part):
         if part is None:
             ops: Iterable[Op] = (op for action in run for op in action.ops)
-            yield Program([op.placed(fixed) for op in ops])
+            yield Program([op.with_addresses(fixed) for op in ops])
         else:
             yield part._replace(args=tuple([w if isinstance(w, int) else fixed(w) for w in part.args]))
 

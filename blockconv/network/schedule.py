@@ -318,7 +318,7 @@ class _Scheduler:
 
 def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
-    ops_ = tuple([op.placed(lambda b: _plus(addresses[b.index], b.offset)) for op in draft.action.ops])
+    ops_ = tuple([op.with_addresses(lambda b: _plus(addresses[b.index], b.offset)) for op in draft.action.ops])
     part = draft.action.part
     made = object.__new__(Action)
     made.__dict__.update(draft.action.__dict__, ops=ops_, part=part and part._replace(args=tuple(addresses)))

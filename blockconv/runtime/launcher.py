@@ -68,23 +68,23 @@ class Op:
     table: Block = field(default_factory=lambda: _NO_TABLE)
 
     @functools.cached_property
-    def unplaced(self) -> tuple[int, ...]:
+    def buffers_at(self) -> tuple[int, ...]:
         """Which of its arguments are `Buffer`s: few of a hundred words."""
         return tuple([k for k, value in enumerate(self.args) if isinstance(value, Buffer)])
 
-    def placed(self, place: Callable[[Buffer], int | Buffer]) -> Op:
-        """The same op with what `place` gives for each buffer: its address, or another buffer."""
+    def with_addresses(self, address: Callable[[Buffer], int | Buffer]) -> Op:
+        """The same op with what `address` gives for each buffer: its address, or another buffer."""
         args = [*self.args]
-        for k in self.unplaced:
+        for k in self.buffers_at:
             if args[k] is not OWN_TABLE:
-                args[k] = place(args[k])  # type: ignore[arg-type]
+                args[k] = address(args[k])  # type: ignore[arg-type]
         made = Op(self.kernel, tuple(args), self.tasks, self.chunk, self.scratch, self.table)
-        made.__dict__["unplaced"] = tuple([k for k in self.unplaced if isinstance(args[k], Buffer)])
+        made.__dict__["buffers_at"] = tuple([k for k in self.buffers_at if isinstance(args[k], Buffer)])
         return made
 
     def with_buffers(self, numbers: Mapping[int, int]) -> Op:
         """The same op on other buffers: `numbers` maps old buffer numbers to new ones."""
-        return self.placed(lambda buffer: Buffer(numbers.get(buffer.index, buffer.index), buffer.offset))
+        return self.with_addresses(lambda buffer: Buffer(numbers.get(buffer.index, buffer.index), buffer.offset))
 
     def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Op:
         """The same on other parts of its buffers.
@@ -98,7 +98,7 @@ class Op:
             later, end = offsets[buffer.index]
             return Buffer(buffer.index, min(buffer.offset + later, end))
 
-        return self.placed(moved)
+        return self.with_addresses(moved)
 
 
 class Counter(Arguments):
@@ -239,7 +239,7 @@ class _Instance(jit.Addressed):
             )
             at = len(words)
             words += op.args
-            for k in op.unplaced:
+            for k in op.buffers_at:
                 buffer: Any = op.args[k]
                 words[at + k] = address_of(op.table) if buffer is OWN_TABLE else 0
                 if buffer is not OWN_TABLE:

@@ -234,8 +234,8 @@ def _embedded(call: Call) -> list[Tensor]:
     if any(name in call.scope.read for name in call.node.output[1:2] if name):
         raise Unsupported("its mask index")
     ids = call.input()
-    places = call.input(8) if call.has(8) else call.constant(np.arange(ids.shape[1])[None], "places")
-    rows = [(2, ids), (3, places), *([(4, call.input(1))] if call.has(1) else [])]
+    positions = call.input(8) if call.has(8) else call.constant(np.arange(ids.shape[1])[None], "positions")
+    rows = [(2, ids), (3, positions), *([(4, call.input(1))] if call.has(1) else [])]
     parts = [call.emit(ops.GatherAt("along", 0), call.input(table), of, helps=True) for table, of in rows]
     total = functools.reduce(functools.partial(call.binary, "add"), parts)
     gamma, beta = call.array(5, "gamma"), call.array(6, "beta")
@@ -246,16 +246,16 @@ def _embedded(call: Call) -> list[Tensor]:
 @_op("com.microsoft.RotaryEmbedding", limits="floats; no packed batches, no scale")
 def _rotary(call: Call) -> Tensor:
     """Pairs of channels of each head turned by the angles of their positions."""
-    x, places, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
+    x, positions, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
     half = call.input(2).shape[1]
     if len(x.shape) not in (3, 4) or call.attribute("is_packed_batching", 0) or call.attribute("scale", 1.0) != 1:
         raise Unsupported(f"input={x.shape}, packed batches or a scale")
     wide = call.reshape(x, (*x.shape[:2], heads or x.shape[2] // (2 * half), -1)) if len(x.shape) == 3 else x
     wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if len(x.shape) == 4 else wide
-    if places.shape == (1,):
-        later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "places")
-        places = call.pointwise("add", call.reshape(places, (1, 1)), later)
-    tables = (call.emit(ops.GatherAt("along", 0), call.input(k), places, helps=True) for k in (2, 3))
+    if positions.shape == (1,):
+        later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "positions")
+        positions = call.pointwise("add", call.reshape(positions, (1, 1)), later)
+    tables = (call.emit(ops.GatherAt("along", 0), call.input(k), positions, helps=True) for k in (2, 3))
     cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
     step = 2 if call.attribute("interleaved", 0) else 1
     a, b = (call.emit(ops.Slice(3, first, half, step), wide, helps=True) for first in (0, 1 if step == 2 else half))

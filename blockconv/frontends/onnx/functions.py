@@ -1,4 +1,4 @@
-"""Functions: those that a model defines itself, with checks of them, and ONNX's definitions of ops by other ops."""
+"""Functions of a model, which are checked and inlined. Functions by which ONNX defines ops."""
 
 from __future__ import annotations
 

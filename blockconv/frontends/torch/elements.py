@@ -296,7 +296,7 @@ def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
 
 @_op("scatter", "scatter_add", "scatter_reduce")
 def _scatter(call: Call) -> Tensor:
-    """Of updates for one element, the last stays. PyTorch promises none."""
+    """The last update of an element stays. PyTorch promises no order."""
     x, indices = call.input(), _indices(call)
     kinds: dict[str, ScatterKind] = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}
     kinds |= {"amax": "max", "amin": "min", "none": "none"}

@@ -273,11 +273,11 @@ def _col2im(call: Call) -> Tensor:
     rows, columns = (
         dilation[k] * np.arange(size[k])[:, None] + step[k] * np.arange(ends[k]) for k in range(2)
     )  # (taps, windows)
-    places = rows[:, None, :, None] * padded[1] + columns[:, None]  # (KH, KW, OH, OW)
+    offsets = rows[:, None, :, None] * padded[1] + columns[:, None]  # (KH, KW, OH, OW)
     n, c = (1, *x.shape)[-3], x.shape[-2] // taps
     parts = transposed(call, call.reshape(x, (n, c, taps, -1)), (2, 3, 0, 1))
     zeros = call.constant(np.zeros((padded[0] * padded[1], n * c), x.type.dtype), "zeros")
-    at = call.constant(places.reshape(-1).astype(np.int64), "places")
+    at = call.constant(offsets.reshape(-1).astype(np.int64), "offsets")
     y = call.emit(ops.ScatterAt("along", 0, "add"), zeros, at, call.reshape(parts, (at.shape[0], n * c)), helps=True)
     y = transposed(call, call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
     for axis, (extent, first) in enumerate(zip((h, w), pads, strict=True), start=2):
