@@ -99,7 +99,9 @@ def _loaded(name: str) -> str | None:
 
 def _dot_products(isa: target.Isa) -> str:
     """The instructions that multiply several 8-bit integers, or bfloat16, at once."""
-    vectors = [name for name, has in (("8-bit integers (VNNI)", isa.vnni), ("bfloat16 (AVX512-BF16)", isa.bf16)) if has]
+    integers = "VNNI" if isa.vnni else "I8MM" if isa.i8mm else "DotProd" if isa.dotprod else ""
+    brain = ("AVX512-BF16" if isa.is_x86 else "BF16") if isa.bf16 else ""
+    vectors = [f"{what} ({name})" for what, name in (("8-bit integers", integers), ("bfloat16", brain)) if name]
     matrices = "matrices of both (AMX)" if isa.amx else "no matrices"
     if not isa.amx and target.targets_amx():
         matrices += ", since the system does not grant AMX to this process"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
 from numba import config
@@ -50,11 +51,13 @@ class Isa:
     halves: a vector runs as two halves (AMD's Zen 4), so vectors of half the width do as much in the same time.
     vnni: an instruction adds four products of a u8 and an s8 to each lane of an int32 vector (AVX-512 VNNI, or
         AVX-VNNI).
-    bf16: one adds two products of bfloat16 to each lane of a float32 vector (AVX512-BF16).
+    bf16: one adds two products of bfloat16 to each lane of a float32 vector (AVX512-BF16, or Arm's BF16).
     f16: instructions convert vectors of float16 (F16C, or part of the instruction set).
     ssse3: one adds two products of a u8 and an s8 to an int16 (vpmaddubsw, of whatever width the vectors are).
     amx: a unit multiplies matrices of 8-bit integers, or of bfloat16, in registers of its own (Intel's AMX).
     vbmi: one permutes the bytes of a vector across its whole width (AVX512-VBMI).
+    dotprod: one adds four products of an s8 and an s8 to each lane of an int32 vector (Arm's DotProd).
+    i8mm: one does so with a u8 and an s8 (Arm's I8MM).
     """
 
     name: str
@@ -68,6 +71,8 @@ class Isa:
     ssse3: bool = False
     amx: bool = False
     vbmi: bool = False
+    dotprod: bool = False
+    i8mm: bool = False
 
     @property
     def tile_registers(self) -> int:
@@ -125,7 +130,34 @@ def host_features() -> frozenset[str]:
 @functools.cache
 def target_features() -> frozenset[str]:
     """The CPU features that Numba compiles for, by LLVM's names."""
-    return frozenset(part[1:] for part in feature_text().split(",") if part.startswith("+"))
+    told = frozenset(part[1:] for part in feature_text().split(",") if part.startswith("+"))
+    return told if X86 or config.CPU_FEATURES is not None else told | _dot_products_of_arm()
+
+
+_ARM_DOTS = {"dotprod": (16, 1 << 20, "DotProd"), "i8mm": (26, 1 << 13, "I8MM"), "bf16": (26, 1 << 14, "BF16")}
+_PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE = 43
+
+
+def _dot_products_of_arm() -> frozenset[str]:
+    """The dot products of this Arm processor, by LLVM's names. LLVM does not ask the system for them."""
+
+    def has(entry: int, bit: int, name: str) -> bool:
+        if sys.platform == "linux":  # AT_HWCAP and AT_HWCAP2 of the auxiliary vector
+            getauxval = ctypes.CDLL(None).getauxval
+            getauxval.restype = ctypes.c_ulong
+            return bool(getauxval(entry) & bit)
+        if sys.platform == "darwin":
+            found, size = ctypes.c_int(0), ctypes.c_size_t(4)
+            asked = f"hw.optional.arm.FEAT_{name}".encode(), ctypes.byref(found), ctypes.byref(size), None, 0
+            return ctypes.CDLL(None).sysctlbyname(*asked) == 0 and found.value == 1
+        return name == "DotProd" and _windows_has(_PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE)
+
+    return frozenset(feature for feature, asked in _ARM_DOTS.items() if has(*asked))
+
+
+def _windows_has(feature: int) -> bool:
+    kernel: Any = getattr(ctypes, "windll", None)
+    return kernel is not None and bool(kernel.kernel32.IsProcessorFeaturePresent(feature))
 
 
 @functools.cache
@@ -148,7 +180,9 @@ def isa() -> Isa:
     if {"avx2", "fma"} <= features:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
     if not X86:
-        return Isa("neon", 16, 32, True, f16=platform.machine().lower() in ("aarch64", "arm64"))
+        is_64 = platform.machine().lower() in ("aarch64", "arm64")
+        more = {name: is_64 and name in features for name in _ARM_DOTS}
+        return Isa("neon", 16, 32, True, f16=is_64, **more)
     ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each implies the ones before it
     return Isa("sse", 16, 16, "fma" in features, f16="f16c" in features, ssse3=ssse3)
 

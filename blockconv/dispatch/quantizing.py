@@ -169,7 +169,7 @@ def quantized_bias(
         (piece,) = form.pieces
         return quantized_bias(piece.problem, piece.of(weight), bias, piece.form, after)
     types, given = after.types, after.given
-    zero_point = given.src.zero_point + (types.src.flip if form.dot.is_unsigned else 0)
+    zero_point = given.src.zero_point + form.dot.shift(types.src)
     folded = np.zeros(problem.oc, np.int64)
     if zero_point:  # a sum of as many weights as `check_sums` takes is an int32
         folded = folded - zero_point * _sums(weight, form).astype(np.int64)

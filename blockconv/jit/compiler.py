@@ -31,6 +31,7 @@ from blockconv.jit.ir import load_i64, store_i64
 __all__ = ["Code", "generate", "inline", "link"]
 
 target.feature_text()  # which refuses what LLVM would end the process for
+llvm.initialize_native_asmparser()  # dot products of Arm are assembly
 _missing = ""  # why Numba's private parts cannot be had
 _private: ModuleType | None = None
 if not target.public_numba():

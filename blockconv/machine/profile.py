@@ -223,11 +223,13 @@ class Profile:
             fma=self.isa != "sse",
             halves=self.halves,
             vnni="vpdpbusd" in self.dots,
-            bf16="vdpbf16ps" in self.dots or "tdpbf16ps" in self.dots,
+            bf16=not self.dots.keys().isdisjoint({"vdpbf16ps", "tdpbf16ps", "bfdot"}),
             f16=self.isa != "sse",
             ssse3=is_x86,
             amx="tdpbusd" in self.dots,
             vbmi=self.isa == "avx512" and "vpdpbusd" in self.dots,
+            dotprod="sdot" in self.dots,
+            i8mm="usdot" in self.dots,
         )
 
     @functools.cached_property

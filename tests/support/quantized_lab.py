@@ -32,7 +32,8 @@ Array = npt.NDArray[Any]
 def has_dot(name: str) -> bool:
     """Whether this target has a multiply-accumulate; LLVM would end the process for an instruction that it lacks."""
     isa = target.isa()
-    some = {"vpdpbusd": isa.vnni, "vpdpwssd": isa.vnni, "vpmaddubsw": isa.ssse3}
+    some = {"vpdpbusd": isa.vnni, "vpdpwssd": isa.vnni, "vpmaddubsw": isa.ssse3, "sdot": isa.dotprod}
+    some |= {"usdot": isa.i8mm, "vdpbf16ps": isa.is_x86 and isa.bf16, "bfdot": not isa.is_x86 and isa.bf16}
     return "emulated" in name or some.get(name, target.X86)
 
 

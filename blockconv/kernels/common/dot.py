@@ -4,7 +4,8 @@ A dot product is a multiply-add on wider elements. Neighbouring channels of a pi
 which is broadcast like a float32. A lane of the weights has as many weights of one output channel. Their products are
 added to the lane's int32 or float32. So a tile, its addresses and its loop nest are the same for all.
 
-Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere.
+Each dot product is an instruction, or the same emulated in plain IR, which runs everywhere. Arm's instructions take
+the broadcast element from one lane of a register, so that no other instruction broadcasts it.
 
 Where a processor has a unit that multiplies matrices (AMX), an instruction does all dot products of 16 pixels and 16
 output channels at once (`matrix_tile.py`).
@@ -19,12 +20,13 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core.target import Isa
-from blockconv.core.types import BRAIN, SIGNED, Types, element
-from blockconv.jit.ir import call_llvm
+from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types, element
+from blockconv.jit.ir import call_llvm, pointer
 from blockconv.kernels.common.vectors import Vectors
 
 __all__ = [
     "BRAIN_DOTS",
+    "BY_ELEMENT",
     "DOTS",
     "MATRIX_DOTS",
     "MULTIPLY_ADD",
@@ -37,6 +39,7 @@ __all__ = [
     "multiply_accumulate",
     "name_of",
     "packed_as_one",
+    "source_element",
 ]
 
 
@@ -48,6 +51,8 @@ class Dot(NamedTuple):
     itemsize: bytes of a channel in a packed window and in packed weights; 0 if these have the arrays' types.
     is_unsigned: a source of int8 is packed with 128 more in each channel, as uint8.
     instructions: how many multiply and add; several need a register for the values between them.
+    is_matrix: whether it multiplies matrices.
+    is_signed: a source of uint8 is packed with 128 less in each channel, as int8.
     """
 
     number: int
@@ -56,6 +61,13 @@ class Dot(NamedTuple):
     is_unsigned: bool = False
     instructions: int = 1
     is_matrix: bool = False
+    is_signed: bool = False
+
+    def shift(self, src: ElementType) -> int:
+        """What packing adds to each channel of a source of this type, by a flip of its highest bit."""
+        if self.is_signed and src.kind == UNSIGNED and not src.is_packed:
+            return -128
+        return src.flip if self.is_unsigned else 0
 
 
 MULTIPLY_ADD = Dot(0, 1)
@@ -70,11 +82,14 @@ DOTS = {
     "vpmaddubsw": Dot(7, 4, 1, True, instructions=3),
     # Words of 16 bits, two at a time, where VNNI has an instruction for it.
     "vpdpwssd": Dot(8, 2, 2),
+    # Arm's: s8 times s8, and u8 times s8.
+    "sdot": Dot(15, 4, 1, is_signed=True),
+    "usdot": Dot(16, 4, 1, True),
 }
 # Instructions that are not measured, with one that takes as long on every processor that has both.
 _AS_LONG = {"vpdpwssd": "vpdpbusd", "tdpbssd": "tdpbusd"}
-# bfloat16, two at a time: AVX512-BF16.
-BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2)}
+# bfloat16, two at a time: AVX512-BF16, and Arm's BF16.
+BRAIN_DOTS = {"vdpbf16ps": Dot(5, 2, 2), "vdpbf16ps, emulated": Dot(6, 2, 2), "bfdot": Dot(17, 2, 2)}
 # Matrix instructions, by the types of source and weights. No source is converted. Emulated ones are dot products.
 MATRIX_DOTS = {
     "tdpbusd": Dot(9, 4, 1, is_matrix=True),
@@ -93,9 +108,12 @@ def dot_for(types: Types, isa: Isa) -> Dot:
             return MULTIPLY_ADD
         # Where matrices of bfloat16 have a unit, an instruction of vectors takes as long as four multiply-adds.
         has_dots = isa.bf16 and not isa.amx
-        return BRAIN_DOTS["vdpbf16ps"] if types.src.kind == BRAIN and has_dots else WIDENED
+        dot = BRAIN_DOTS["vdpbf16ps" if isa.is_x86 else "bfdot"]
+        return dot if types.src.kind == BRAIN and has_dots else WIDENED
     if isa.vnni:
         return DOTS["vpdpbusd"]
+    if isa.dotprod:
+        return DOTS["usdot" if isa.i8mm and types.src.kind == UNSIGNED else "sdot"]
     if not isa.is_x86:
         return DOTS["vpmaddwd, emulated"]
     fits = types.wei.narrow or types.src.is_packed
@@ -138,6 +156,42 @@ def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> An
     The instruction of a `Dot` has to be one of the target's: LLVM ends the process where it is not.
     """
     return v.multiply_add(x, w, acc) if number == MULTIPLY_ADD.number else _DOTS[number](v, x, w, acc)
+
+
+class InFirstLane(NamedTuple):
+    """A vector whose first lane has an element of the source, for instructions that broadcast it themselves."""
+
+    vector: Any
+
+
+def source_element(v: Vectors, number: int, address: Any) -> Any:
+    """The element of the source at an address, as `multiply_accumulate` takes it against each vector of weights."""
+    if number not in BY_ELEMENT:
+        return v.broadcast(address)
+    scalar = v.b.load(pointer(v.b, address, ir.IntType(32)), align=v.itemsize)
+    undefined = ir.Constant(ir.VectorType(scalar.type, v.lanes), ir.Undefined)
+    return InFirstLane(v.b.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0)))
+
+
+# By number: the extension of the instruction, the suffix of its operands, and of one that is broadcast. `sudot` is
+# `usdot` with its operands exchanged, which the broadcast one has to be.
+BY_ELEMENT = {15: ("dotprod", "sdot", "sdot"), 16: ("i8mm", "usdot", "sudot"), 17: ("bf16", "bfdot", "bfdot")}
+
+
+def _of_arm(number: int) -> Callable[..., Any]:
+    extension, whole, broadcast = BY_ELEMENT[number]
+    full, element = ("8h", "2h") if extension == "bf16" else ("16b", "4b")
+
+    def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+        """In assembly: LLVM selects the instruction by no pattern where Numba compiles for a processor without it."""
+        if isinstance(x, InFirstLane):
+            operands, x = f"{broadcast} $0.4s, $1.{full}, $2.{element}[0]", x.vector
+        else:
+            operands = f"{whole} $0.4s, $2.{full}, $1.{full}"
+        kind = ir.FunctionType(v.kind, [w.type, x.type, v.kind])
+        return v.b.asm(kind, f".arch_extension {extension}\\0A{operands}", "=w,w,w,0", [w, x, acc], False)
+
+    return emit
 
 
 def _vnni(name: str) -> Callable[..., Any]:
@@ -215,4 +269,5 @@ _DOTS: dict[int, Callable[..., Any]] = {
     12: _emulated(4, True),
     13: _emulated(4, False),
     14: _vdpbf16ps_emulated,
+    **{number: _of_arm(number) for number in BY_ELEMENT},
 }

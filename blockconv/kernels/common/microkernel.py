@@ -25,7 +25,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, pointer
-from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate
+from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
@@ -148,10 +148,13 @@ class TileSpec(NamedTuple):
 
 
 def unrolled_channels(step: int, fma: int) -> int:
-    """Channels of a turn, for a step of so many channels: several where LLVM has free registers to load ahead. With 16
-    registers it seldom has. fma: whether multiply-adds are one instruction.
+    """Channels of a turn, for a step of so many channels: several where LLVM has free registers to load ahead.
+
+    With 16 registers it seldom has, nor on Arm, where each scalar takes a register too: tiles of 27 accumulators would
+    be spilled, and take twice as long. fma: whether multiply-adds are one instruction.
     """
-    return UNROLLED if fma and target.isa().registers == 32 and step % UNROLLED == 0 else 1
+    isa = target.isa()
+    return UNROLLED if fma and isa.is_x86 and isa.registers == 32 and step % UNROLLED == 0 else 1
 
 
 def lines_ahead(block: int, tiles: int, steps: int) -> int:
@@ -252,7 +255,7 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
         for row in range(spec.rows):
             base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
             for p in range(spec.pixels):
-                scalar = v.broadcast(builder.add(base, const(p * spec.src_pixel)))
+                scalar = source_element(v, spec.dot, builder.add(base, const(p * spec.src_pixel)))
                 for weight in weights:
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)

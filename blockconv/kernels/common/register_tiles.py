@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockconv.core.target import Isa
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
+from blockconv.kernels.common.dot import BY_ELEMENT, MULTIPLY_ADD, Dot
 from blockconv.machine.machine import Machine
 
 __all__ = ["are_far", "tiles_of", "tiles_of_registers"]
@@ -15,6 +15,9 @@ _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers; one holds eac
 # By vpmaddubsw, for which a register holds ones. With AVX2's three operands, two accumulators more cost less than a
 # narrower tile, though they are kept in memory. Three vectors read more weights from the second-level cache than hides.
 _TILES_OF_BYTES = {"sse": ((1, 12), (2, 5)), "avx2": ((1, 12), (2, 7), (2, 6))}
+
+# By Arm's dot products: LLVM loads several scalars ahead of what is assembly.
+_TILES_BY_ELEMENT = ((1, 26), (2, 13), (3, 8), (4, 6))
 
 
 def tiles_of_registers(isa: Isa, fused: bool) -> tuple[tuple[int, int], ...]:
@@ -28,6 +31,8 @@ def tiles_of_registers(isa: Isa, fused: bool) -> tuple[tuple[int, int], ...]:
 
 def tiles_of(dot: Dot, isa: Isa) -> tuple[tuple[int, int], ...]:
     """`tiles_of_registers` for a multiply-accumulate."""
+    if dot.number in BY_ELEMENT:
+        return _TILES_BY_ELEMENT
     if dot.instructions == 3 and isa.name in _TILES_OF_BYTES:
         return _TILES_OF_BYTES[isa.name]
     return tiles_of_registers(isa, isa.fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import SIGNED, Types
+from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
@@ -319,7 +319,7 @@ def is_converted(types: Types, dot: Dot) -> bool:
     """Whether a packed window is another than the source's bytes."""
     if types.src.is_packed:
         return True
-    return dot.itemsize not in (0, types.src.itemsize) or (dot.is_unsigned and types.src.kind == SIGNED)
+    return dot.itemsize not in (0, types.src.itemsize) or dot.shift(types.src) != 0
 
 
 def _source_block(problem: Conv2dProblem, src: Geometry, unit: int) -> int:

@@ -115,7 +115,7 @@ class SourceBytes:
 
     def __init__(self, tile: IntegerRowsTile, rows: tuple[int, int], all_wanted: list[Wanted]) -> None:
         self.b, self.address, self.rows = tile.b, tile.run.src, rows
-        self.bytes, self.flip, self.border, self.unsigned = tile.bytes, tile.flip, tile.border, tile.unsigned
+        self.bytes, self.flip, self.border, self.operand = tile.bytes, tile.flip, tile.border, tile.operand
         self.known: dict[Any, Any] = {}
         # Vectors of the source: each byte may go to any lane, and one byte is the padding.
         self.spans: list[tuple[int, int]] = []
@@ -153,7 +153,7 @@ class SourceBytes:
                 self.border,
             ]
             found = call_llvm(b, f"llvm.masked.load.{v.suffix()}.p0", v.kind, given)
-            self.known[begin, end] = self.unsigned(found)
+            self.known[begin, end] = self.operand(found)
         where = {BORDER: past, ZERO: v.lanes, ANY: 0}
         return shuffle(b, self.known[begin, end], v.zero, [where[at] if at < 0 else at - begin for at in wanted])
 

@@ -7,10 +7,10 @@ interleaved element by element (`unpacked.py`), once for every tap of the unroll
 Weights, biases and scales are in the order of the lanes, or, where a block of few channels repeats, packed once. Taps
 within 16 bytes of each other, in rows of few channels a pixel, are shuffled from one load.
 
-Signed bytes are read as unsigned, with 128 more. Padding is the zero point. Where vectors run over channels, padding is
-known along the unrolled axis, as in a tile of floats. Along the loop axis, rows outside are read from memory that holds
-the zero point. Where vectors run over pixels, lanes masked off are set to it. Without masks of bytes, rows are packed
-with it (`kernels_packed.py`).
+Signed bytes are read as unsigned, with 128 more (unsigned ones as signed, for Arm's `sdot`). Padding is the zero point.
+Where vectors run over channels, padding is known along the unrolled axis, as in a tile of floats. Along the loop axis,
+rows outside are read from memory that holds the zero point. Where vectors run over pixels, lanes masked off are set to
+it. Without masks of bytes, rows are packed with it (`kernels_packed.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class IntegerTile(FloatTile):
         self.activation = out.activation
         self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
         self.dot = by_number(spec.dot)
-        flip = 128 if ElementType.of(spec.src).kind == SIGNED else 0
+        flip = 128 if (ElementType.of(spec.src).kind == SIGNED) != self.dot.is_signed else 0
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
         zero_point = builder.trunc(EpilogueArguments.load(builder, out.activation).src_fill, I8)
         self.border = splat(builder, zero_point, spec.lanes)
@@ -187,16 +187,16 @@ class IntegerTile(FloatTile):
         found = []
         for j in range(PARTS):
             x = self.bytes.load(b.add(at[0], const(4 * j)))
-            found.append(b.bitcast(shuffle(b, self.unsigned(x), self.bytes.zero, taken), self.v.kind))
+            found.append(b.bitcast(shuffle(b, self.operand(x), self.bytes.zero, taken), self.v.kind))
         return found
 
-    def unsigned(self, x: Any) -> Any:
-        """Bytes of the source as the dot product takes them, without a sign."""
+    def operand(self, x: Any) -> Any:
+        """Bytes of the source as the dot product takes them: unsigned, unless it is of signed bytes."""
         return x if self.flip is None else opaque(self.b, self.b.xor(x, self.flip))
 
     def joined(self, rows: list[Any]) -> list[Any]:
         """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""
-        rows = [self.unsigned(x) for x in rows] + [self.bytes.zero] * (self.dot.channels - len(rows))
+        rows = [self.operand(x) for x in rows] + [self.bytes.zero] * (self.dot.channels - len(rows))
         return interleaved(self.b, rows, self.dot.itemsize)
 
     def reduce_any(self) -> None:

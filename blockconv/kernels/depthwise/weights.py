@@ -45,7 +45,7 @@ def packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: DepthwiseBlocki
             lambda problem: 4 * _elements(channels, kh, kw, at),
             lambda problem: machine.scalar_seconds() * _elements(channels, kh, kw, at),
         ),
-        at.dot._replace(is_unsigned=True),
+        at.dot._replace(is_unsigned=not at.dot.is_signed),
         lambda problem: channels.reshape(-1),
     )
 

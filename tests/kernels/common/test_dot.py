@@ -13,7 +13,15 @@ from blockconv.core import target
 from blockconv.core.types import HALVES, INT8, ElementType, Types, element
 from blockconv.dispatch.quantizing import is_narrow
 from blockconv.jit.ir import emitted
-from blockconv.kernels.common.dot import BRAIN_DOTS, DOTS, MULTIPLY_ADD, WIDENED, dot_for, multiply_accumulate
+from blockconv.kernels.common.dot import (
+    BRAIN_DOTS,
+    DOTS,
+    MULTIPLY_ADD,
+    WIDENED,
+    dot_for,
+    multiply_accumulate,
+    source_element,
+)
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.runtime import address_of
 
@@ -21,11 +29,14 @@ INT32, FLOAT32 = element("int32").code, element("float32").code
 
 
 @jit.kernel
-def dot_of_vectors(number, lanes, accs=INT32, fma=0):
+def dot_of_vectors(number, lanes, accs=INT32, fma=0, first=0):
+    """first: whether the first element of x is taken against every lane of w, as tiles take it."""
+
     @emitted
     def emit(builder, x, w, acc):
         v = Vectors(builder, ElementType.of(accs), lanes, bool(fma))
-        v.store(multiply_accumulate(v, number, v.load(x), v.load(w), v.load(acc)), acc)
+        taken = source_element(v, number, x) if first else v.load(x)
+        v.store(multiply_accumulate(v, number, taken, v.load(w), v.load(acc)), acc)
 
     def kernel(x, w, acc, unused_scratch):
         emit(x, w, acc)
@@ -36,21 +47,26 @@ def dot_of_vectors(number, lanes, accs=INT32, fma=0):
 @pytest.mark.isa
 @pytest.mark.parametrize("name", DOTS)
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_products_are_added(name, parts):
+@pytest.mark.parametrize("first", [0, 1])
+def test_products_are_added(name, parts, first):
     dot, lanes = DOTS[name], target.isa().vector_bytes // 4 // parts
     if not has_dot(name) or lanes < 4:
         pytest.skip(f"{target.isa().name} has no {name} of {lanes} lanes")
     rng = np.random.default_rng(lanes)
     signed, unsigned = (np.int8, np.uint8) if dot.channels == 4 else (np.int16, np.int16)
-    kernel = dot_of_vectors(dot.number, lanes)
+    unsigned = signed if dot.is_signed else unsigned
+    kernel = dot_of_vectors(dot.number, lanes, INT32, 0, first)
     least, most = (-64, 64) if name == "vpmaddubsw" else (-128, 127)  # narrow weights
     for x_ends, w_ends in (((0, 255), (least, most)), ((255, 255), (least, least)), ((-128, 255), (least, most))):
         for _ in range(50):
-            low = max(x_ends[0], np.iinfo(unsigned).min)
-            x = rng.integers(low, x_ends[1], (lanes, dot.channels), endpoint=True).astype(unsigned)
+            low = min(max(x_ends[0], np.iinfo(unsigned).min), np.iinfo(unsigned).max)
+            x = rng.integers(low, min(x_ends[1], np.iinfo(unsigned).max), (lanes, dot.channels), endpoint=True).astype(
+                unsigned
+            )
             w = rng.integers(*w_ends, (lanes, dot.channels), endpoint=True).astype(signed)
             acc = rng.integers(-(2**31), 2**31, lanes).astype(np.int32)
-            wanted = (acc + (x.astype(np.int64) * w).sum(axis=1)).astype(np.int32)  # past the end it wraps around
+            taken = x[:1] if first else x
+            wanted = (acc + (taken.astype(np.int64) * w).sum(axis=1)).astype(np.int32)  # past the end it wraps around
             jit_call(kernel, x, w, acc)
             assert (acc == wanted).all()
 
@@ -73,13 +89,14 @@ def test_where_pairs_of_bytes_saturate():
 
 @pytest.mark.isa
 @pytest.mark.parametrize("name", BRAIN_DOTS)
-def test_pairs_of_bfloat16_are_added(name):
+@pytest.mark.parametrize("first", [0, 1])
+def test_pairs_of_bfloat16_are_added(name, first):
     """Small integers exactly; random numbers to what three sums err by, each by 2^-23 of the sizes of its terms."""
     dot, lanes = BRAIN_DOTS[name], target.isa().vector_bytes // 4
-    if "emulated" not in name and not target.isa().bf16:
+    if not has_dot(name):
         pytest.skip(f"{target.isa().name} has no {name}")
     kernel, rng = (
-        dot_of_vectors(dot.number, lanes, FLOAT32, int(target.isa().fma)),
+        dot_of_vectors(dot.number, lanes, FLOAT32, int(target.isa().fma), first),
         np.random.default_rng(0),
     )
     for k in range(100):
@@ -88,7 +105,7 @@ def test_pairs_of_bfloat16_are_added(name):
         if k % 2:
             x, w, acc = (np.rint(array).astype(np.float32) for array in (x, w, acc))
         x, w = (array.astype(np.float32).astype(element("bfloat16").dtype) for array in (x, w))
-        products = x.astype(np.float64) * w.astype(np.float64)
+        products = (x[:1] if first else x).astype(np.float64) * w.astype(np.float64)
         wanted, sizes = acc + products.sum(axis=1), np.abs(acc) + np.abs(products).sum(axis=1)
         jit_call(kernel, x, w, acc)
         assert (np.abs(acc - wanted) <= (0 if k % 2 else 3 * 2.0**-23) * sizes).all()
@@ -98,7 +115,7 @@ def test_pairs_of_bfloat16_are_added(name):
 @pytest.mark.parametrize("name", BRAIN_DOTS)
 def test_what_is_no_number_stays_none(name):
     dot, lanes = BRAIN_DOTS[name], target.isa().vector_bytes // 4
-    if "emulated" not in name and not target.isa().bf16:
+    if not has_dot(name):
         pytest.skip(f"{target.isa().name} has no {name}")
     kernel = dot_of_vectors(dot.number, lanes, FLOAT32, int(target.isa().fma))
     x = np.ones((lanes, 2), element("bfloat16").dtype)
@@ -127,6 +144,11 @@ def test_an_instruction_is_asked_for_only_where_there_is_one():
     assert {dot_for(types, neon) for types in INT8} == {DOTS["vpmaddwd, emulated"]}
     assert dot_for(Types.all("float32"), neon) == MULTIPLY_ADD
     assert {dot_for(types, neon) for types in HALVES} == {WIDENED}
+    dots = replace(neon, dotprod=True)
+    assert {dot_for(types, dots) for types in INT8} == {DOTS["sdot"]}
+    mixed = replace(dots, i8mm=True, bf16=True)
+    assert all(dot_for(types, mixed) == DOTS["sdot" if types.src.name[0] == "i" else "usdot"] for types in INT8)
+    assert {dot_for(types, mixed) for types in HALVES if types.src.name == "bfloat16"} == {BRAIN_DOTS["bfdot"]}
     brain = target.Isa("avx512", 64, 32, True, bf16=True)
     assert {types.src.name: dot_for(types, brain) for types in HALVES} == {
         "bfloat16": BRAIN_DOTS["vdpbf16ps"],
@@ -163,7 +185,7 @@ def test_the_targets_features_say_whether_there_is_one(monkeypatch, features, vn
 )
 def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch, features, bf16, f16):
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
-    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(target, "X86", True)
     found = target.isa.__wrapped__()
     assert (found.bf16, found.f16) == (bf16, f16)
 
@@ -173,5 +195,5 @@ def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch,
 )
 def test_the_targets_features_say_whether_pairs_of_bytes_are_multiplied(monkeypatch, features, ssse3):
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
-    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(target, "X86", True)
     assert target.isa.__wrapped__().ssse3 == ssse3
