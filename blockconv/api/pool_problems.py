@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from blockconv.core.checks import check_extents, check_flag, whole
+from blockconv.core.checks import MOST_EXTENT, check_extents, check_flag, whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
 from blockconv.dispatch.boundary import (
@@ -35,8 +35,8 @@ def _avg_problem(
     shape: Shape, kernel: Any, stride: Any, padding: Any, ceil_mode: Any, count_include_pad: Any, divisor: Any
 ) -> Problem:
     op = "avg_pool2d"
-    if divisor is not None and whole(divisor) in (None, 0):
-        raise ArgumentError(op, "divisor_override", divisor, "has to be an int other than zero, or None")
+    if divisor is not None and (whole(divisor) in (None, 0) or abs(divisor) > MOST_EXTENT):
+        raise ArgumentError(op, "divisor_override", divisor, "has to be None, or an int of at most 2^31, and not zero")
     counts = check_flag(op, "count_include_pad", count_include_pad)
     kind: PoolKind = "avg_include_padding" if counts else "avg_exclude_padding"
     n, c, h, w = shape

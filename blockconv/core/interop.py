@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import MOST_BYTES, check_bytes
+from blockconv.core.checks import MOST_EXTENT, check_shape
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import element
 
@@ -54,8 +54,8 @@ def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
         raise ArgumentError(op, argument, x, rule)
     else:
         array = _of_object(x, op, argument)
-    if array.nbytes > MOST_BYTES:  # broadcast: a copy of it would be so large
-        check_bytes(op, argument, array, array.nbytes)
+    if array.nbytes > MOST_EXTENT:  # also of a broadcast array, whose copy would be so large
+        check_shape(op, argument, array.shape, array.itemsize)
     if write and not array.flags.writeable:
         raise ArgumentError(op, argument, array, "has to be writeable")
     if not write and not array.dtype.isnative:

@@ -34,7 +34,7 @@ HUGE: dict[str, tuple[Callable[[], Any], str, str]] = {  # a call, the argument 
     "dilation": (lambda: bc.conv2d(X, W, dilation=2**61), "dilation=", "at most 2^31"),
     "a kernel of a pool": (lambda: bc.max_pool2d(X, 2**40, 1, 2**39), "kernel_size=", "at most 2^31"),
     "a stride of a pool": (lambda: bc.avg_pool2d(X, 2, 2**70), "stride=", "at most 2^31"),
-    "a divisor": (lambda: bc.avg_pool2d(X, 2, divisor_override=2**70), "divisor=", "at most 2^31"),
+    "a divisor": (lambda: bc.avg_pool2d(X, 2, divisor_override=2**70), "divisor_override=", "at most 2^31"),
     "an output_size": (lambda: bc.adaptive_avg_pool2d(X, 2**40), "output_size=1099511627776", "at most 2^31"),
     "an adaptive output": (lambda: bc.adaptive_avg_pool2d(X, 10**8), r"dst_shape=\(1, 3, ", r"2\^47 bytes"),
     "empty's extent": (lambda: bc.empty((2**62,), "a"), "shape=", "at most 2^31"),
@@ -45,6 +45,12 @@ HUGE: dict[str, tuple[Callable[[], Any], str, str]] = {  # a call, the argument 
         lambda: bc.to_layout(np.broadcast_to(np.float32(1), (2**33, 1, 1, 1)), "NHWC"), "x=", "at most 2^31"),
     "a broadcast input": (
         lambda: bc.conv2d(np.broadcast_to(np.float32(1), (1, 3, 2**24, 2**24)), W), "input=", r"2\^47 bytes"),
+    "a broadcast extent of an input": (
+        lambda: bc.conv2d(np.broadcast_to(np.float32(1), (1, 3, 2**33, 1)), W), "input=", "at most 2^31"),
+    "a broadcast extent of a pool": (
+        lambda: bc.max_pool2d(np.broadcast_to(np.int8(1), (1, 1, 1, 2**33)), 1), "input=", "at most 2^31"),
+    "a broadcast extent of weights": (
+        lambda: bc.conv2d(X, np.broadcast_to(np.float32(1), (2**33, 3, 3, 3))), "weight=", "at most 2^31"),
     "input_shapes": (lambda: bc.compile(tiny(), input_shapes=(1, 3, 2**40, 2**40)), "tiny: x=", "at most 2^31"),
     "input_shapes' bytes": (lambda: bc.compile(tiny(), input_shapes=(1, 3, 2**31, 2**31)), "tiny: x=", r"2\^47 bytes"),
     "an input of a builder": (lambda: tiny((1, 3, 2**40, 8)), "tiny: x=", "at most 2^31"),
