@@ -12,7 +12,7 @@ from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike
 from blockconv.api.bound import workspace
 from blockconv.api.functional import conv2d_like, convolved
 from blockconv.api.modules import Conv2d
-from blockconv.core.checks import check_flag, read_sizes, whole
+from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, as_numpy, like_any, with_gradient
 from blockconv.core.layout import Layout
@@ -92,6 +92,7 @@ class _ConvTranspose2d(_Transposed):
             if shape[2 + k] < 1 or sizes[k] < 1:
                 rule = f"gives an output of {sizes[k]} pixels along {'hw'[k]}"
                 raise ArgumentError(self._op, "input", shape, rule, "give a larger one, or less padding")
+            check_extents(self._op, ("oh", "ow")[k], sizes[k], sizes[k:])
         return self._of(int(shape[0]), sizes, ends)
 
 

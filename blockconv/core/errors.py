@@ -24,6 +24,12 @@ __all__ = [
 ]
 
 
+# What short names of sizes mean, for callers of functions that have no such arguments.
+_WHOLES = {"i": "input", "src_": "input", "k": "kernel", "wei_": "weight", "o": "output", "dst_": "output"}
+_SIZES = {"h": "height", "w": "width", "shape": "shape"}
+_MEANINGS = {f"{w}{s}": f"the {whole}'s {size} " for w, whole in _WHOLES.items() for s, size in _SIZES.items()}
+
+
 class BlockconvError(Exception):
     """The base class of the errors of blockconv."""
 
@@ -42,7 +48,7 @@ class ArgumentError(BlockconvError, ValueError):
 
     def __init__(self, op: str, argument: str, value: object, rule: str, remedy: str = "") -> None:
         self.op, self.argument, self.value, self.rule, self.remedy = op, argument, value, rule, remedy
-        text = f"{op}: {argument}={short(value)}: {rule}"
+        text = f"{op}: {argument}={short(value)}: {_MEANINGS.get(argument, '')}{rule}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -94,7 +94,7 @@ def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
     else:
         out = slack // stride + 1
     if out < 1:
-        rule = f"with padding of {begin} and {end}, is smaller than the dilated kernel of {window(problem, x)}"
+        rule = f"is, with padding of {begin} and {end}, smaller than the dilated kernel of {window(problem, x)}"
         remedy = "give a larger input or more padding, or a smaller kernel or dilation"
         raise ArgumentError(op, f"i{x}", size, rule, remedy)
     check_extents(op, f"o{x}", out, (out,))

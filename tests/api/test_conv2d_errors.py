@@ -14,9 +14,9 @@ import blockconv as bc
 OUT = np.full(SHAPE, np.nan, np.float32)
 BAD = {  # what to call with, the argument, the value's text, the rule
     "padded input smaller than the kernel": (
-        {"x": X[:, :, :2], "padding": 0}, "ih", "2", "smaller than the dilated kernel of 3"),
-    "no rows": ({"x": X[:, :, :0]}, "ih", "0", "at least 1"),
-    "no columns": ({"x": X[..., :0]}, "iw", "0", "at least 1"),
+        {"x": X[:, :, :2], "padding": 0}, "ih", "2", "the input's height is, with padding of 0 and 0, smaller than"),
+    "no rows": ({"x": X[:, :, :0]}, "ih", "0", "the input's height must be at least 1"),
+    "no columns": ({"x": X[..., :0]}, "iw", "0", "the input's width must be at least 1"),
     "stride 0": ({"stride": 0}, "stride", "0", "positive"),
     "stride -1": ({"stride": (1, -1)}, "stride", "(1, -1)", "positive"),
     "three strides": ({"stride": (1, 1, 1)}, "stride", "(1, 1, 1)", "pair"),

@@ -29,7 +29,9 @@ def tiny(shape: tuple[int, ...] = (1, 3, 8, 8), **more: Any) -> bc.Network:
 HUGE: dict[str, tuple[Callable[[], Any], str, str]] = {  # a call, the argument that is named, the rule
     "padding": (lambda: bc.conv2d(X, W, padding=2**40), "padding=1099511627776", "at most 2^31"),
     "padding of an output that cannot be": (lambda: bc.conv2d(X, W, padding=10**8), r"dst_shape=\(1, 4, ", "bytes"),
-    "padding of an output that is too long": (lambda: bc.conv2d(X, W, padding=2**31), "oh=", "at most 2^31"),
+    "padding of an output that is too long": (lambda: bc.conv2d(X, W, padding=2**31), "oh=", "the output's height has"),
+    "a transposed output": (
+        lambda: bc.conv_transpose2d(X[:, :3], W[:3, :, :1], stride=2**30), "oh=", "the output's height has to be"),
     "stride": (lambda: bc.conv2d(X, W, stride=2**61), "stride=", "at most 2^31"),
     "dilation": (lambda: bc.conv2d(X, W, dilation=2**61), "dilation=", "at most 2^31"),
     "a kernel of a pool": (lambda: bc.max_pool2d(X, 2**40, 1, 2**39), "kernel_size=", "at most 2^31"),
