@@ -78,19 +78,20 @@ class Activation:
         return x if self.is_identity else np.asarray(definition.reference(x, *(self.first, self.second)[:count]))
 
 
-def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d") -> Activation:
-    """An Activation from None, a name, or (name, *parameters), which `ACTIVATIONS` has.
+def activation(spec: str | tuple[Any, ...] | None, op: str = "conv2d", alone: bool = False) -> Activation:
+    """An Activation from None, a name, or (name, *parameters), of `ACTIVATIONS`, or if `alone` of `FUNCTIONS` too.
 
     Raises ArgumentError for anything else.
     """
+    known = ACTIVATIONS | FUNCTIONS if alone else ACTIVATIONS
     if spec is None:
         return IDENTITY
     name, *given = spec if isinstance(spec, (tuple, list)) and spec else (spec,)
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ArgumentError(
-            op, "activation", spec, f"has to be one of {', '.join(ACTIVATIONS)}, or (name, *parameters)"
-        )
-    definition = ACTIVATIONS[name]
+    if not isinstance(name, str) or name not in known:
+        rule = f"has to be one of {', '.join(known)}, or (name, *parameters)"
+        remedy = f"in a network, NetworkBuilder.activation(x, {spec!r}) computes it" if name in [*FUNCTIONS] else ""
+        raise ArgumentError(op, "activation", spec, rule, remedy)
+    definition = known[name]
     if len(given) > len(definition.parameters):
         raise ArgumentError(op, "activation", spec, f"has to have at most {len(definition.parameters)} parameters")
     try:

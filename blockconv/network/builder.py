@@ -233,8 +233,11 @@ class NetworkBuilder:
         return self.add(ops.AdaptivePool2d(pair("adaptive_avg_pool2d", "output_size", output_size)), x, name=name)
 
     def activation(self, x: str, activation: Any, name: str | None = None) -> str:
-        """An activation: its name, or (name, *parameters)."""
-        return self.add(ops.Activate(read_activation(activation, "activation")), x, name=name)
+        """An activation of `conv2d`, or another function of each element, such as "exp" or ("elu", 0.5).
+
+        A name that does not exist raises an error, which lists all names.
+        """
+        return self.add(ops.Activate(read_activation(activation, "activation", alone=True)), x, name=name)
 
     def binary(self, kind: ops.BinaryKind, a: str, b: str, name: str | None = None) -> str:
         """add, sub, mul, div, max or min of two values, broadcast as in NumPy."""

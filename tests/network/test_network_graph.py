@@ -9,7 +9,7 @@ import numpy as np
 import pool_oracle
 import pytest
 
-from blockconv.core.activation import activation
+from blockconv.core.activation import FUNCTIONS, activation
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.types import element
 from blockconv.kernels import TABLE
@@ -184,6 +184,30 @@ def test_global_and_adaptive_pools():
     found = one(ops.Pool2d("avg_exclude_padding"), x)
     assert conv_oracle.error(found, x.mean(axis=(2, 3), keepdims=True)) < 1e-6
     assert conv_oracle.error(one(ops.AdaptivePool2d((3, 4)), x), pool_oracle.adaptive(x, (3, 4))) < 1e-6
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_builder_takes_every_function_of_an_element(name):
+    b, x = NetworkBuilder(), np.linspace(0.1, 0.9, 24, dtype=np.float32).reshape(1, 2, 3, 4)
+    b.output(b.activation(b.input("x", x.shape), name, name="y"))
+    wanted = FUNCTIONS[name].reference(x.astype("f8"), *FUNCTIONS[name].parameters.values())
+    np.testing.assert_allclose(b.build().evaluate(x)["y"], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_of_a_function_are_as_those_of_an_activation():
+    b = NetworkBuilder()
+    b.output(b.activation(b.input("x", (1, 2, 3, 4)), ("elu", 0.5), name="y"))
+    x = np.full((1, 2, 3, 4), -1, np.float32)
+    np.testing.assert_allclose(b.build().evaluate(x)["y"], 0.5 * np.expm1(x))
+    with pytest.raises(ArgumentError, match=r"activation='foo': has to be one of none, .*, softplus, "):
+        b.activation("x", "foo")
+
+
+@pytest.mark.parametrize("spec", ["softplus", ("elu", 0.5), ["abs"]], ids=str)
+def test_a_function_that_convolutions_lack_is_said_to_be_a_node(spec):
+    b = NetworkBuilder()
+    with pytest.raises(ArgumentError, match=r"conv2d: activation=.*one of none, relu.*in a network, NetworkBuilder"):
+        b.conv2d(b.input("x", (1, 1, 3, 3)), np.ones((1, 1, 1, 1), np.float32), activation=spec)
 
 
 def test_a_builder_names_a_dtype_that_is_none():
