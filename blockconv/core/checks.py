@@ -18,6 +18,7 @@ from blockconv.core.errors import ArgumentError
 __all__ = [
     "MOST_BYTES",
     "MOST_EXTENT",
+    "axes_remedy",
     "check_bytes",
     "check_extents",
     "check_flag",
@@ -52,6 +53,15 @@ def read_sizes(shape: Any) -> tuple[int, ...] | None:
     sizes = [whole(size) for size in shape]
     known = tuple(size for size in sizes if size is not None and size >= 0)
     return known if len(known) == len(sizes) else None
+
+
+def axes_remedy(shape: Sequence[int], made: Sequence[int], x: str = "x") -> str:
+    """The remedy for `x` of this shape where images are like `made`, (N, C, H, W); "" if axes are not the fault."""
+    if len(made) != 4 or len(shape) not in (3, 4) or made[1] not in (shape[-3], shape[-1]):
+        return ""
+    batch = "[None]" * (len(shape) == 3)
+    order = "" if shape[-3] == made[1] else ".transpose(0, 3, 1, 2)"
+    return f"give {x}{batch}{order}" if batch or order else ""
 
 
 def check_extents(

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import check_flag, whole
+from blockconv.core.checks import axes_remedy, check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
 from blockconv.core.files import as_path, replacing
 from blockconv.core.garbage import garbage_at_the_end
@@ -482,6 +482,8 @@ class Plan:
         except ArgumentError as error:
             at = next(k for k, (_, shape) in enumerate(made) if shape != shapes[k])
             rule, remedy = f"the network does not take it: {error}", f"the plan was compiled for {made[at][1]}"
+            if moved := axes_remedy(shapes[at], made[at][1], names[at]):
+                rule, remedy = f"has to be (N, C, H, W), like {made[at][1]}", moved
             raise NetworkError(self.network.name, names[at], shapes[at], rule, remedy) from error
 
     def _bound(self, planned: Planned) -> BoundPlan:

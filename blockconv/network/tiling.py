@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import check_shape
+from blockconv.core.checks import axes_remedy, check_shape
 from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.progress import Progress
@@ -105,7 +105,8 @@ def tiling(
         raise UnsupportedError(f"{network.name}: a tiled network has one input (N, C, H, W), not {names}")
     if len(shape) != 4 or shape[1] != network.inputs[0].shape[1]:
         rule = f"has to be (N, {network.inputs[0].shape[1]}, H, W)"
-        raise ArgumentError("tiled", "shape", tuple(shape), rule, "transpose the image")
+        remedy = axes_remedy(shape, network.inputs[0].shape, "dask.array.from_array(image)")
+        raise ArgumentError("tiled", "shape", tuple(shape), rule, remedy)
     check_shape("tiled", "shape", shape)
     if network.rest is not None:
         raise UnsupportedError(

@@ -641,13 +641,24 @@ def test_what_is_refused() -> None:
         plan(y=values((1, 3, 12, 12)))
     with pytest.raises(bc.NetworkError, match="inputs='x': is given twice"):
         plan(values((1, 3, 12, 12)), x=values((1, 3, 12, 12)))
-    for shapes, text in (((1, 4, 12, 12), "I = 4"), ({"y": (1, 3, 9, 9)}, r"\['y'\]: is not among the inputs x")):
+    refused: dict[str, Any] = {
+        "I = 4": (1, 4, 12, 12),
+        r"channels seem to be last in \(1, 9, 9, 3\)": (1, 9, 9, 3),
+        r"\['y'\]: is not among the inputs x": {"y": (1, 3, 9, 9)},
+    }
+    for text, shapes in refused.items():
         with pytest.raises(bc.NetworkError, match=rf"compile: input_shapes=.*{text}.*; its own are x \(1, 3, 12, 12\)"):
             bc.compile(network, input_shapes=shapes)
     with pytest.raises(bc.NetworkError, match="dtype float32"):
         plan(values((1, 3, 12, 12)).astype(np.float64))
     with pytest.raises(bc.NetworkError, match=r"residual: x=\(1, 4, 12, 12\): .*compiled for \(1, 3, 12, 12\)"):
         plan(values((1, 4, 12, 12)))
+    turned = r"\.transpose\(0, 3, 1, 2\)"
+    remedies = {(1, 9, 9, 3): f"x{turned}", (9, 9, 3): rf"x\[None\]{turned}", (3, 9, 9): r"x\[None\]"}
+    for shape, remedy in remedies.items():
+        like = r"has to be \(N, C, H, W\), like \(1, 3, 12, 12\); give "  # no word of a weight
+        with pytest.raises(bc.NetworkError, match=rf"^residual: x=\([0-9, ]*\): {like}{remedy}$"):
+            plan(values(shape))
     for runs in (0, 1.0, 10**30):
         with pytest.raises(bc.ArgumentError, match=r"runs=.*: has to be an int from 1 to 1,000,000"):
             plan.profile(values((1, 3, 12, 12)), runs=runs)  # type: ignore[arg-type]

@@ -83,7 +83,9 @@ class Convolution(Weighted):
         check_rank(self, src, 4)
         if len(wei) != 4 or src[1] != wei[1] * self.groups:
             rule = f"has to be (O, I/groups, KH, KW), with I = {src[1]} input channels and groups = {self.groups}"
-            raise ArgumentError(self.op, "weight", wei, rule)
+            is_last = len(wei) == 4 and src[3] == wei[1] * self.groups
+            remedy = f"images are (N, C, H, W), and channels seem to be last in {src}" if is_last else ""
+            raise ArgumentError(self.op, "weight", wei, rule, remedy)
         (top, bottom), (left, right) = self.pads
         n, ic, ih, iw = src
         oc, _, kh, kw = wei
