@@ -86,13 +86,13 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
             SOLE_BAR.release()
         elif self._says_lines:
-            _say(f"{self._what}: finished after {time.perf_counter() - self._begun:.0f} s")
+            _say(f"{self._what}: {'stopped' if error else 'finished'} after {time.perf_counter() - self._begun:.0f} s")
 
 
 def _say(line: str) -> None:

@@ -369,7 +369,8 @@ class Plan:
         Returns `out`, or new arrays. Memory: `tiling(...).nbytes`, and nothing of the image's size but `out`. With
         int8, results are those of the whole image bit for bit. With floats, they differ by the error of kernels, since
         a tile may run on other kernels. They do not depend on the order of tiles or on threads.
-        Raises the errors of `tiling`, and ArgumentError for a bad argument, before it writes anything.
+        Raises the errors of `tiling`, and ArgumentError for a bad argument, before it writes anything. After a
+        later error, such as of a chunk that cannot be read, `out` has the tiles that were finished before.
         """
         try:
             dtype = np.dtype(image.dtype)

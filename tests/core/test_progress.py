@@ -41,6 +41,10 @@ def test_without_logging_lines_go_to_the_error_stream(
     told(monkeypatch, False, 30, 30)
     said = capsys.readouterr()
     assert said.err.splitlines() == [f"blockconv: counting: {line}" for line in LINES]
+    shown = progress.Progress("counting", 30, is_long=True)
+    shown.tick(0)
+    shown.__exit__(KeyError)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("blockconv: counting: stopped after ")
     told(monkeypatch, True, 4, None)  # without a total there is no bar
     assert capsys.readouterr().err.splitlines()[0] == "blockconv: counting: 2 after 2 s; by hand"
     told(monkeypatch, False, 2, 30)
