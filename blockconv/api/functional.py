@@ -318,7 +318,7 @@ def explain(
     dst: Layout | str | None = None,
     dtype: str = "float32",
     machine: str | os.PathLike[str] | None = None,
-) -> str:
+) -> selection.Explanation:
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
     problem: a Conv2dProblem, Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, Pool2dProblem,
@@ -332,28 +332,31 @@ def explain(
         profile. Default: this machine. Nothing is compiled or run for it.
 
     Times are predictions for `get_num_threads` threads.
+    Returns a string. Its `candidates` has the rows as a list of dicts: "kernel", "src" and "dst" (names of layouts),
+    "seconds" (None if it cannot run), "why_not" (None if it can) and "taken".
     Raises ArgumentError for an object that is no problem, LayoutError for a name that is no layout.
 
     >>> import blockconv as bc
     >>> problem = bc.Conv2dProblem(n=1, ic=64, ih=56, iw=56, oc=64, kh=3, kw=3, ph=1, pw=1)
-    >>> "conv_direct" in bc.explain(problem, "NHWC")
+    >>> told = bc.explain(problem, "NHWC")
+    >>> "conv_direct" in told
+    True
+    >>> [one["kernel"] for one in told.candidates if one["taken"]][0].startswith("conv_")
     True
     """
     op = next((op for kind, op in _OPS.items() if isinstance(problem, kind)), None)
     if op is None:
         names = [kind.__name__ for kind in _OPS]
         rule = f"has to be a {', '.join(names[:-1])} or {names[-1]}"
-        raise ArgumentError("explain", "problem", problem, rule)
+        remedy = "for a plan, call plan.explain(); for a node of it, give plan.network.problem(node)"
+        raise ArgumentError("explain", "problem", problem, rule, remedy)
     if not isinstance(machine, (str, os.PathLike, type(None))):
         raise ArgumentError("explain", "machine", machine, "has to be the name or the path of a profile, or None")
     types = _types("explain", op, dtype)
     if isinstance(problem, ReorderProblem):
         src, dst, types = problem.src, problem.dst, Types.bits(problem.itemsize)
-    pairs = (
-        [(lay, lay) for lay in NATIVE]
-        if src is None
-        else [(read_layout("explain", "src", src), read_layout("explain", "dst", src if dst is None else dst))]
-    )
+    sources = NATIVE if src is None else [read_layout("explain", "src", src)]
+    pairs = [(lay, lay if dst is None else read_layout("explain", "dst", dst)) for lay in sources]
     known = host() if machine is None else named(os.fspath(machine))
     return selection.explain(op, problem, pairs, types, get_num_threads(), known)
 

@@ -226,9 +226,8 @@ class Conv2d:
         return dst
 
     def _on_array(self, input: Any, residual: Any, out: Any) -> Any:
-        if (
-            self._follows_autocast and self.arithmetic.wei == np.float32
-        ):  # weights that any type of autocast can be computed with
+        # float32: weights that any type of autocast can be computed with.
+        if self._follows_autocast and self.arithmetic.wei == np.float32:
             input, residual = as_autocast(input, residual)
         x, unbatched = given_images(self._op, input, self._given)
         written = given_out(self._op, out, unbatched)

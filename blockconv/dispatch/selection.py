@@ -23,6 +23,7 @@ from blockconv.runtime import Program
 
 __all__ = [
     "Decision",
+    "Explanation",
     "accuracy_of",
     "anchor_of",
     "choose",
@@ -158,22 +159,33 @@ def named(op: str, name: str) -> Row:
     return next(row for row in TABLE if row.op == op and row.name == name)
 
 
+class Explanation(str):
+    """The table of `explain`. candidates: its rows as dicts, with numbers in place of texts."""
+
+    candidates: list[dict[str, Any]]
+
+
 def explain(
     op: str, problem: Any, pairs: Iterable[tuple[Layout, Layout]], types: Types, threads: int, machine: Machine
-) -> str:
+) -> Explanation:
     """The candidates for each pair of layouts as a table. It marks the choice for one thread, as `choose` makes it."""
     rows: list[tuple[str, str, str, str]] = []
-    starts = []  # of each pair
+    candidates, starts = [], []  # starts: of each pair
     for src, dst in pairs:
         starts.append(len(rows))
         request = Request(problem, src, dst, types, threads, machine)
         best, found = cheapest(decisions(op, request.on_threads(1))), decisions(op, request)
         for c in found:
-            told = "" if c.primitive is None else text.duration(c.primitive.seconds)
-            why = f"no: {c.why_not}" if c.why_not else "taken" if best is not None and c.row is best.row else ""
-            rows.append((c.row.name, text.arrow(src, dst), told, why))
+            seconds = None if c.primitive is None else c.primitive.seconds
+            taken = best is not None and c.row is best.row
+            at: dict[str, Any] = {"kernel": c.row.name, "src": str(src), "dst": str(dst)}
+            candidates.append(at | {"seconds": seconds, "why_not": c.why_not, "taken": taken})
+            why = f"no: {c.why_not}" if c.why_not else "taken" if taken else ""
+            rows.append((c.row.name, text.arrow(src, dst), "" if seconds is None else text.duration(seconds), why))
     heads = "kernel", "layouts", f"predicted,\n{text.threads(threads)}", ""
-    return text.table(heads, rows, right=(2,), rules=starts[1:])
+    told = Explanation(text.table(heads, rows, right=(2,), rules=starts[1:]))
+    told.candidates = candidates
+    return told
 
 
 def why_not(

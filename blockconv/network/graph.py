@@ -148,10 +148,11 @@ class Network:
             name = self.merged[name]
         return name
 
-    def problem(self, node: Node) -> Any:
-        """The problem that kernels solve for a node. Raises NetworkError for an op without kernels."""
+    def problem(self, node: Node | str) -> Any:
+        """What kernels solve for a node, or for the node of a name. Raises NetworkError for an op without kernels."""
+        node = next((one for one in self.nodes if one.name == node), node)
         if not isinstance(node, Node):
-            raise NetworkError(self.name, "node", node, "has to be a Node", "give one of Network.nodes")
+            raise NetworkError(self.name, "node", node, "has to be a Node", "give one of Network.nodes, or its name")
         problem = node.attributes.problem_at(self.site(node))
         if problem is None:
             raise NetworkError(str(node), "op", node.op, "has no problem, like all reshapes and changes of type")

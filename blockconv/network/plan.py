@@ -471,10 +471,8 @@ class Plan:
         Raises NetworkError, naming the input, if it takes none such, and after `release`.
         """
         if self._released:
-            rule, known = (
-                "the plan's weights were released, so it cannot plan for new sizes",
-                [*self._planned, *self._others],
-            )
+            known = [*self._planned, *self._others]
+            rule = "the plan's weights were released, so it cannot plan for new sizes"
             raise NetworkError(self.network.name, "inputs", shapes, rule, f"give one of {known}")
         made = [(tensor.name, tensor.shape) for tensor in self.network.inputs]
         names = [name for name, _ in made]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -198,6 +200,21 @@ def test_explain_refuses_what_is_no_problem():
             bc.explain(bc.Conv2dProblem(1, 4, 8, 8, 4, 3, 3), "NHWC", machine=machine)
     with pytest.raises(bc.ArgumentError, match=r"^explain: problem="):
         bc.explain("mb1ic3")
+    with pytest.raises(bc.ArgumentError, match=r"; for a plan, call plan.explain\(\)"):
+        bc.explain(bc.NetworkBuilder())
+
+
+def test_explain_gives_numbers():
+    problem = bc.Conv2dProblem(1, 64, 14, 14, 64, 3, 3, ph=1, pw=1)
+    told = bc.explain(problem, "NHWC")
+    names = [line.split()[0] for line in told.splitlines() if line.startswith(" conv_")]
+    assert [one["kernel"] for one in told.candidates] == names
+    assert all((one["seconds"] is None) is (one["why_not"] is not None) for one in told.candidates)
+    (taken,) = (one for one in told.candidates if one["taken"])
+    assert f" {taken['kernel']} " in next(line for line in told.splitlines() if "taken" in line)
+    assert json.loads(json.dumps(told.candidates)) == pickle.loads(pickle.dumps(told)).candidates == told.candidates
+    elsewhere = bc.explain(problem, dst="NCHW8", machine="znver3").candidates
+    assert {(one["src"], one["dst"]) for one in elsewhere} == {(lay, "NCHW8") for lay in map(str, bc.NATIVE)}
 
 
 def test_explain_prices_reorders():

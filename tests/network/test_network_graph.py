@@ -244,8 +244,9 @@ def test_values_and_nodes_that_are_none_are_named():
     for name in ("z", 5, [1]):
         with pytest.raises(NetworkError, match=r"small: name=.*: names no value of this network"):
             network.shape(name)
-    with pytest.raises(NetworkError, match=r"small: node='y': has to be a Node; give one of Network\.nodes"):
-        network.problem("y")
+    with pytest.raises(NetworkError, match=r"small: node='z': has to be a Node; give one of Network\.nodes, or its"):
+        network.problem("z")
+    assert network.problem("y") == network.problem(network.nodes[0])
 
 
 def test_a_call_that_was_refused_may_be_repeated():
