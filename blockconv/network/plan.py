@@ -214,12 +214,9 @@ class Plan:
 
         Both plans share packed weights of the same form. Raises the errors of `compile`.
         """
-        if self._released:
-            raise NetworkError(
-                self.network.name, "with_layouts", layouts, "the plan's weights were released", "call it before release"
-            )
-        planner = "optimal" if self.options.is_own else self.options.planner
-        asked = replace(self.options, layouts=read_layouts(self.network, layouts), planner=planner, chosen=None)
+        options = self._asked("with_layouts", layouts)
+        planner = "optimal" if options.is_own else options.planner
+        asked = replace(options, layouts=read_layouts(self.network, layouts), planner=planner, chosen=None)
         return Plan(self.network, asked, self)
 
     # -- files and copies
@@ -234,9 +231,8 @@ class Plan:
     def _asked(self, op: str, value: object) -> Options:
         """The options that make this plan again, with the kernels and layouts that it chose. Raises after `release`."""
         if self._released:
-            raise NetworkError(
-                self.network.name, op, value, "the plan's weights were released", f"{op} it before release"
-            )
+            rule = f"the plan's weights were released: {op} works before release only"
+            raise NetworkError(self.network.name, op, value, rule)
         return replace(self.options, chosen=choices(self._first.planned))
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -80,7 +80,8 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
     Raises ArgumentError for an answer that does not fit the problem.
     """
     if options.layouts != "auto":
-        raise ArgumentError("compile", "layouts", options.layouts, "has to be 'auto' with a function as planner")
+        rule = "has to be 'auto' with a function as planner, whose answer may have any native layout"
+        raise ArgumentError("compile", "layouts", options.layouts, rule)
     name = getattr(planner, "__qualname__", type(planner).__qualname__)
     planned, problem, _ = formulated(network, options, every=True)
     answer = planner(LayoutProblem(problem.steps, problem.given, problem.wanted, problem.reorder, planned))
@@ -95,7 +96,8 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
                 rule = f"has to return one of each step's choices, and returned for {node!r} {short(choice)}"
                 raise ArgumentError("compile", "planner", name, rule)
             exact[node] = choice
-    layouts: Any = read_layouts(planned, {node: one for node, one in answer.items() if node not in exact})
+    given: Any = {node: one for node, one in answer.items() if node not in exact}
+    layouts: Any = read_layouts(planned, given, "planner's answer")
     return replace(options, layouts={**layouts, **exact}, planner=f"{name}()")
 
 

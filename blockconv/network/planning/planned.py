@@ -110,33 +110,33 @@ class Options:
         return f"auto among {', '.join(map(str, self.layouts))}"
 
 
-def read_layouts(network: Network, layouts: Layouts) -> Layouts:
-    """By the nodes that run, where they are given by nodes."""
+def read_layouts(network: Network, layouts: Layouts, argument: str = "layouts") -> Layouts:
+    """By the nodes that run, where they are given by nodes. argument: what errors call them."""
     if isinstance(layouts, (list, tuple)):
         if not layouts:
-            raise ArgumentError("compile", "layouts", layouts, "has to name at least one layout", "or give 'auto'")
-        return tuple(dict.fromkeys(_native(layout, layout) for layout in layouts))
+            raise ArgumentError("compile", argument, layouts, "has to name at least one layout", "or give 'auto'")
+        return tuple(dict.fromkeys(_native(layout, layout, argument) for layout in layouts))
     if not isinstance(layouts, Mapping):
-        return layouts if str(layouts) == "auto" else _native(layouts, layouts)  # type: ignore
+        return layouts if str(layouts) == "auto" else _native(layouts, layouts, argument)  # type: ignore
     read: dict[str, Layout] = {}
     for name, layout in layouts.items():
-        holder, wanted = network.holder(name), _native(layout, {name: layout})
+        holder, wanted = network.holder(name), _native(layout, {name: layout}, argument)
         if holder is None:
             rule = "names no node that runs (the value of a folded node is a constant, an input or unused)"
             runs = ", ".join(node.name for node in network.nodes)
-            raise NetworkError(network.name, "layouts", name, rule, f"these nodes run: {runs:.200}")
+            raise NetworkError(network.name, argument, name, rule, f"these nodes run: {runs:.200}")
         if read.setdefault(holder, wanted) != wanted:
             rule = f"is part of node {holder!r}, which has {read[holder]} already"
-            raise NetworkError(network.name, "layouts", {name: str(wanted)}, rule, "give a node one layout")
+            raise NetworkError(network.name, argument, {name: str(wanted)}, rule, "give a node one layout")
     return read
 
 
-def _native(layout: str | Layout, asked: Any) -> Layout:
-    """The layout, if kernels run in it. asked: the argument that it is a part of."""
-    found = read_layout("compile", "layouts", layout, asked)
+def _native(layout: str | Layout, asked: Any, argument: str) -> Layout:
+    """The layout, if kernels run in it. asked: the value of the argument that it is a part of."""
+    found = read_layout("compile", argument, layout, asked)
     if not found.is_native:
         rule = "has to have four dimensions and at most one block, of up to 64 channels or of images"
-        raise ArgumentError("compile", "layouts", asked, rule)
+        raise ArgumentError("compile", argument, asked, rule)
     return found
 
 
