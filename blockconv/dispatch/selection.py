@@ -160,7 +160,7 @@ def named(op: str, name: str) -> Row:
 
 
 class Explanation(str):
-    """The table of `explain`. candidates: its rows as dicts, with numbers in place of texts."""
+    """The table of `explain`; `candidates` has its rows as dicts, with numbers in place of texts."""
 
     candidates: list[dict[str, Any]]
 
