@@ -15,7 +15,7 @@ from blockconv.cli import cache as cache_command
 from blockconv.cli import doctor, output
 from blockconv.cli import plan as plan_command
 from blockconv.cli import run as compare_plans
-from blockconv.cli.arguments import Parser, positive
+from blockconv.cli.arguments import Parser
 from blockconv.core.errors import needing
 from blockconv.core.layout import Layout, known_layouts
 
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command(console: Console) -> int:
         options = _parser().parse_args(arguments)
+        if getattr(options, "threads", None) is not None:
+            runtime.set_num_threads(options.threads)
         return int(options.run(options, console))
 
     return output.run(command)
@@ -45,10 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = added("run", "run a network on a picture, in fixed layouts and in the chosen plan, and compare the times")
     compare_plans.add_arguments(command)
-    command.add_argument(
-        "--threads", type=positive, help="the most threads of a call (default: see `blockconv doctor`)"
-    )
-    command.set_defaults(run=_run)
+    command.set_defaults(run=compare_plans.run)
 
     plan_command.add_plan(added("plan", "choose the layouts of a network, and explain the choice"))
     plan_command.add_tune(added("tune", "measure this machine, and the kernels of a network"))
@@ -66,12 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     command = added("doctor", "show what blockconv found on this machine")
     command.set_defaults(run=_doctor)
     return parser
-
-
-def _run(options: argparse.Namespace, console: Console) -> int:
-    if options.threads is not None:
-        runtime.set_num_threads(options.threads)
-    return compare_plans.run(options, console)
 
 
 # ---------------------------------------------------------------- layouts, ops, doctor

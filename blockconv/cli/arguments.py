@@ -58,6 +58,8 @@ def add_model(
     command.add_argument("--shape", action="append", default=[], metavar="[INPUT=]SIZES", help=text)
     text = "refuse ops that blockconv has no kernels for; else ONNX Runtime runs them"
     command.add_argument("--strict", action="store_true", help=text)
+    text = "the most threads of a call (default: see `blockconv doctor`)"
+    command.add_argument("--threads", type=positive, help=text)
 
 
 def read_model(command: str, options: argparse.Namespace) -> Network:
@@ -71,7 +73,7 @@ def read_model(command: str, options: argparse.Namespace) -> Network:
     except ArgumentError as error:
         if error.argument not in ("input_shapes", "shapes"):
             raise
-        remedy = "give --shape INPUT=SIZES for each input"
+        remedy = "give for example --shape 1x3x224x224, or --shape INPUT=SIZES for each input"
         raise ArgumentError(command, "--shape", " ".join(options.shape) or None, error.rule, remedy) from error
 
 

@@ -26,7 +26,7 @@ __all__ = ["add_plan", "add_tune"]
 def add_plan(command: argparse.ArgumentParser) -> None:
     """The command line of `plan`."""
     add_model(command)
-    text = "a layout for every op, auto (the default), or NODE=LAYOUT, one option for each such node"
+    text = "a layout for every op (default: auto); several options name layouts to choose among, or nodes: NODE=LAYOUT"
     command.add_argument("--layouts", action="append", default=[], metavar="[NODE=]LAYOUT", help=text)
     command.add_argument("--planner", choices=("optimal", "greedy"), default="optimal", help="the algorithm")
     command.add_argument("--measure", action="store_true", help="measure the candidates instead of predicting them")
@@ -81,8 +81,10 @@ def _layouts(given: list[str]) -> Layouts:
     nodes = dict(pairs)
     if "" not in nodes and len(nodes) == len(pairs):
         return nodes or "auto"
+    if len(pairs) > 1 and set(nodes) == {""}:
+        return [layout for _, layout in pairs]
     if len(pairs) > 1:
-        rule = "has to be one layout, or NODE=LAYOUT with a different node each time"
+        rule = "has to be layouts, or NODE=LAYOUT with a different node each time"
         raise ArgumentError("plan", "--layouts", " ".join(given), rule)
     return nodes[""]
 

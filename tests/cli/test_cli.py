@@ -279,7 +279,7 @@ def test_a_shape_is_read_before_the_model(open_model: str, capsys: pytest.Captur
     for wrong, why in (
         ([], "--shape=None: input 'x' has no fixed shape"),
         (["--shape", "1x8xa"], "whole numbers"),
-        (["--shape", "z=1x8x6x6"], "is not among the inputs x; give --shape INPUT=SIZES"),
+        (["--shape", "z=1x8x6x6"], "is not among the inputs x; give for example --shape 1x3x224x224"),
         (["--shape", "1x8x6x6", "--shape", "x=1x8x6x6"], "has to name an input"),
         (["--shape", "x=1x8x6x6", "--shape", "x=1x8x7x7"], "a different one each time"),
     ):
@@ -294,8 +294,13 @@ def test_layouts_of_nodes(open_model: str, capsys: pytest.CaptureFixture[str]) -
     command = ["plan", open_model, "--shape", "1x8x6x6", "--layouts"]
     assert main([*command, "node_add_1=NHWC", "--layouts", "node_relu_1=NHWC"]) == 0
     assert "layouts node_conv_1: NHWC" in capsys.readouterr().out
-    assert main([*command, "node_add_1=NHWC", "--layouts", "NCHW"]) == 2
-    assert "NODE=LAYOUT" in capsys.readouterr().err.replace("\n", " ")
+    for wrong in (["node_add_1=NHWC", "--layouts", "NCHW"], ["node_add_1=NHWC", "--layouts", "node_add_1=NCHW"]):
+        assert main([*command, *wrong]) == 2
+        assert "NODE=LAYOUT" in capsys.readouterr().err.replace("\n", " ")
+    assert main([*command, "NHWC", "--layouts", "aBcd24b", "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "layouts auto among NHWC, aBcd24b" in said
+    assert "Times are for 1 thread." in said
 
 
 def test_options_are_taken_in_full(capsys: pytest.CaptureFixture[str]) -> None:
