@@ -81,7 +81,7 @@ def plans(
     for name in names:
         if name not in networks.NETWORKS and not Path(_split(name)[0]).is_file():
             known = ", ".join(networks.NETWORKS)
-            raise ValueError(f"{suite}: networks={name!r}: give an ONNX file, or one of {known}")
+            raise ValueError(f"{suite}: networks={name!r}: is no file; give an ONNX file, or one of {known}")
     return [
         _plan(name, batch, count, choices, crew, timing, suite, dtype)
         for dtype in dtypes

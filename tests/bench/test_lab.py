@@ -229,7 +229,7 @@ def test_a_network_that_is_not_known_is_said_before_anything_is_measured():
     pytest.importorskip("onnx")
     from bench import nets
 
-    with pytest.raises(ValueError, match=r"networks='regnet': give an ONNX file, or one of .*resnet50"):
+    with pytest.raises(ValueError, match=r"networks='regnet': is no file; give an ONNX file, or one of .*resnet50"):
         nets.plans(["resnet50", "regnet"], [1], [1], ["auto"], Crew([]), {})
 
 
