@@ -104,11 +104,12 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
 # ---------------------------------------------------------------- costs
 
 
-def cost_table(planned: Planned) -> dict[str, float]:
-    """Every cost that a choice was made by, by its key."""
+def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, float]:
+    """The cost of every kernel by its key, also of those that are dearer in the same layouts; measured, of the best."""
     network, reorder, found = planned.network, planned.problem.reorder, dict[str, float]()
-    for node, options in zip(network.nodes, planned.candidates, strict=True):
-        found |= {cost_key(node, c, planned.threads): c.cost for c in options if c.row is not None}
+    every = planned.candidates if options.measure else formulated(given, options, every=True)[2]
+    for node, ways in zip(network.nodes, every, strict=True):
+        found |= {cost_key(node, c, planned.threads): c.cost for c in ways if c.row is not None}
     layouts = dict.fromkeys(choice.dst for step in planned.problem.steps for choice in step.choices)
     for name, src, dst in _reorders(network, layouts):
         found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
