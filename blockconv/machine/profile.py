@@ -397,7 +397,8 @@ def _selected(given: str, *wanted: Any) -> Selected:
     nearest = min(committed(), key=lambda known: _distance(known, here, *wanted))
     why = "it was measured on this model of processor"
     if nearest.name != here:
-        why = f"it is the nearest, since {here} has none; blockconv tune --profile FILE measures one"
+        why = f"it is the nearest to {target.target_cpu()}, for which kernels are compiled"
+        why = f"{why}; blockconv tune --profile FILE measures one of {here}"
     return Selected(nearest, DIRECTORY / f"{nearest.name}.json", f"{why}; {VARIABLE} is not set")
 
 
