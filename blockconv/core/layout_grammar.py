@@ -29,7 +29,7 @@ _REJECTED = (
 )
 
 
-_REMEDY = "use the notation of oneDNN, OpenVINO, TVM or MegEngine, or a name of known_layouts()"
+_REMEDY = "use the notation of oneDNN, OpenVINO, TVM or MegEngine, a name of known_layouts(), or register_layout"
 
 
 _Blocks = list[tuple[int, str]]  # of size and letter, outermost first
