@@ -348,7 +348,7 @@ def explain(
     if op is None:
         names = [kind.__name__ for kind in _OPS]
         rule = f"has to be a {', '.join(names[:-1])} or {names[-1]}"
-        remedy = "for a plan, call plan.explain(); for a node of it, give plan.network.problem(node)"
+        remedy = "for a plan, call plan.explain(); for its convolutions and pools, give plan.network.problem(node)"
         raise ArgumentError("explain", "problem", problem, rule, remedy)
     if not isinstance(machine, (str, os.PathLike, type(None))):
         raise ArgumentError("explain", "machine", machine, "has to be the name or the path of a profile, or None")
