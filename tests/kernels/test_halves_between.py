@@ -108,6 +108,11 @@ def test_ops_round_once(attributes: ops.Attributes, layout: str, dtype: str) -> 
         assert run(attributes, layout, dtype, shape), "a kernel that is no reference"
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("fmod", F), ("atan2", B)])
+def test_functions_of_the_c_library_round_once(kind: Any, dtype: str) -> None:
+    assert run(ops.Binary(kind), "NCHW8", dtype, (1, 9, 3, 5))
+
+
 def test_every_op_between_convolutions_takes_both_types() -> None:
     """Whatever takes float32 does, but convolutions, whose accumulators are of another type, and what finds a
     quantization."""

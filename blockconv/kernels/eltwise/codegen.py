@@ -162,7 +162,7 @@ def eltwise_extent(
 
         def vector(offset: Any, mask: Any | None, k: int | None = None) -> None:
             value = sides.source(v.load(v.b.add(src, offset), mask))
-            value = activate(_combined(v, kind, value, *[*operands(offset, mask, k), None, None][:2]))
+            value = activate(_combined(sides.real, kind, value, *[*operands(offset, mask, k), None, None][:2]))
             value = sides.result(value)
             if masked:
                 value = sides.masked(value, v.b.add(x.mask, offset))
