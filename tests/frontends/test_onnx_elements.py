@@ -151,6 +151,7 @@ def test_parameters_that_flow(one: Any, flowing: str) -> None:
         node("LayerNormalization", "x r r", "y mean deviation"),
         node("CastLike", "x i", "y"),
         node("Swish", "x", "y", alpha=1.5),
+        node("Mod", "x z", "y", fmod=1),
         node("ThresholdedRelu", "x", "y", alpha=0.5),
         node("Shrink", "x", "y", lambd=0.25, bias=0.5),
         node("CenterCropPad", "x s", "y", axes=[1, 3]),

@@ -524,10 +524,9 @@ def _one_more(g: Graph, op: str) -> None:
         k = [g.operand(np.asarray(g.whole(-2, 3)))] if g.chance(0.6) else []
         g.add("Trilu", x, *k, upper=g.pick((0, 1)))
     elif op == "Mod":
-        x = _exact(g, np.int64, np.int32)
-        g.add(
-            "Mod", x, g.pick((np.array([3], x.dtype), np.array(-2, x.dtype))), **({"fmod": 1} if g.chance(0.3) else {})
-        )
+        x = _exact(g, np.int64, np.int32, g.float)
+        other = g.pick((np.array([3], x.dtype), np.array(-2, x.dtype)))
+        g.add("Mod", x, other, **({"fmod": 1} if x.dtype == g.float or g.chance(0.3) else {}))
     else:
         x = _exact(g, *((g.float, np.int32) if op == "Sign" else (g.float,)))
         g.add(op, g.add("Div", x, np.zeros((), x.dtype)) if op != "Sign" else x)

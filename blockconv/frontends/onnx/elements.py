@@ -96,11 +96,14 @@ def _sign(call: Call) -> Tensor:
     return call.pointwise("where", call.pointwise("less", x, zero), _like(call, x, -1), above)
 
 
-@_op("Mod", limits="integers")
+@_op("Mod")
 def _mod(call: Call) -> Tensor:
-    """With `fmod` the remainder has the sign of the dividend."""
+    """With `fmod` the remainder has the sign of the dividend. ONNX has floats with `fmod` alone."""
+    fmod = call.attribute("fmod", 0)
+    if fmod and call.input().type.is_float:
+        return call.binary("fmod", call.input(), call.input(1))
     a, b = _number(call, 0, *WHOLE), _number(call, 1, *WHOLE)
-    if not call.attribute("fmod", 0):
+    if not fmod:
         return call.pointwise("mod", a, b)
     return call.pointwise("sub", a, call.pointwise("mul", call.pointwise("div", a, b), b))
 
