@@ -36,7 +36,7 @@ LISTED = {
     "GatherND", "ScatterElements", "ScatterND", "CumSum", "ArgMax", "ArgMin", "TopK", "Gather", "Cast", "Neg",
     "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
     "ReduceSumSquare", "Mean", "CastLike", "MeanVarianceNormalization", "ThresholdedRelu", "RotaryEmbedding",
-    "CenterCropPad", "SwiGLU",
+    "CenterCropPad", "SwiGLU", "Shrink",
 }  # fmt: skip
 # Operands that have to be constants.
 PARAMETERS = {

@@ -103,6 +103,19 @@ def test_rows(attributes: dict[str, Any]) -> None:
     check(model(x.shape, drawn((6, 4, 3)), drawn((4 * attributes.get("group", 1),)), **attributes), x)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_pads_that_are_an_operand(rank: int) -> None:
+    pads, sides = np.array([1, 0, 1, 1, 0, 2][: 2 * rank]), (6, 5, 4)[:rank]
+    x, weight, bias = drawn((1, 3, *sides)), drawn((3, 2, *(3,) * rank)), drawn((2,))
+    proto = model(x.shape, weight, bias, strides=[2] * rank)
+    (node,) = proto.graph.node
+    node.op_type, node.domain = "ConvTransposeWithDynamicPads", "com.microsoft"
+    node.input.insert(2, "pads")
+    proto.graph.initializer.append(numpy_helper.from_array(pads, "pads"))
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    np.testing.assert_array_equal(bc.load_onnx(proto, strict=True).evaluate(x)["y"], theirs(proto, x))
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_random_windows(data: Any) -> None:

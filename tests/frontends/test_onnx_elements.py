@@ -180,6 +180,26 @@ def test_ops_that_other_ops_compute(one: Any) -> None:
     check([one], feeds, constants, opset=24, compiled=False)
 
 
+@pytest.mark.parametrize(
+    ("op", "opset", "x"),
+    [("ThresholdedRelu", 7, floats(9)), ("Shrink", 9, np.arange(-5, 6)), ("Shrink", 18, np.arange(-5, 6))],
+    ids=str,
+)
+def test_ops_with_a_jump(op: str, opset: int, x: Any) -> None:
+    """ONNX has the first from opset 10 on. The attributes of the second are floats, beside integers too."""
+    given = {"lambd": 1.5, "bias": 0.5} if op == "Shrink" else {"alpha": 0.25}
+    check([node(op, "x", "y", **given)], {"x": x}, {}, opset=opset)
+
+
+def test_an_op_of_onnx_runtime_below_the_opset_of_onnx() -> None:
+    x, made = floats(2, 3, 4, 5), node("MeanVarianceNormalization", "x", "y", across_channels=1)
+    sides = [helper.make_tensor_value_info(name, 1, x.shape) for name in "xy"]
+    graph = helper.make_graph([made], "old", sides[:1], sides[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 7)], ir_version=8)
+    (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(bc.load_onnx(model).evaluate(x)["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_attention_over_a_growing_cache() -> None:
     """ONNX defines it by other ops. One network takes all sizes."""
     sizes = {"q": "q", "k": "k", "v": "k", "past_k": "p", "past_v": "p"}

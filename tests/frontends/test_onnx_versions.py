@@ -81,6 +81,8 @@ CASES: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("LeakyRelu", 6, {}, {"alpha": 0.3}),
     ("HardSigmoid", 6, {}, {"alpha": 0.3, "beta": 0.1}),
     ("Celu", 12, {}, {"alpha": 1.7}),
+    ("ThresholdedRelu", 10, {}, {"alpha": 0.3}),
+    ("Shrink", 9, {}, {"lambd": 0.3, "bias": 0.1}),
     *((op, 13, {}, {}) for op in ("Abs", "Neg", "Exp", "Erf", "Softplus", "Softsign", "Sin", "Cos", "Elu", "Selu")),
     *((op, 13, {}, {}) for op in ("Floor", "Ceil", "Round")),
     *((op, 13, {}, {}) for op in ("Log", "Sqrt", "Reciprocal")),

@@ -408,6 +408,13 @@ def _rms_norm(g: Graph) -> None:
     g.add("RMSNormalization", x, g.array(x.shape[axis:], x.dtype), axis=g.pick((axis, axis - x.rank)), **_epsilon(g))
 
 
+@_op("ThresholdedRelu", "Shrink")
+def _jumps(g: Graph, op: str) -> None:
+    shrinks = op == "Shrink"
+    x = _exact(g, *((g.float, np.int32) if shrinks else (g.float,)))
+    g.add(op, x, **({"lambd": 1.5, "bias": g.pick((0.0, 0.5))} if shrinks else {"alpha": g.pick((0.0, 0.5))}))
+
+
 @_op("LpNormalization")
 def _lp_norm(g: Graph) -> None:
     x = g.take(ranks=(4, 3, 2))
@@ -962,6 +969,16 @@ def _conv_transpose(g: Graph) -> None:
     y = g.add("ConvTranspose", x, weight, *more, group=groups, **given)
     if g.chance(0.3):
         g.add("Relu", y)
+
+
+@_op(f"{MS}.ConvTransposeWithDynamicPads")
+def _conv_transpose_by_pads(g: Graph) -> None:
+    x, count = g.take(np.float32, ranks=(4,)), g.pick((1, 2, 3))
+    if 0 in x.shape:
+        raise Skip
+    weight, bias = g.array((x.shape[1], count, 3, 3), "f4", x.shape[1] ** -0.5), g.array((count,), "f4")
+    like = "f4", (x.shape[0], count, *x.shape[2:])
+    g.contributed("ConvTransposeWithDynamicPads", like, x, weight, np.array([1, 0, 1, 2]), bias)
 
 
 def _qdq_weight(g: Graph, value: Array, axis: int) -> Value:

@@ -226,6 +226,7 @@ _MEANINGS: dict[str, Callable[..., Array]] = {
     "MatMulIntegerToFloat": lambda a, x, w, s, t, z=None, u=None, b=None: (
         _integers(x, s, z) @ _integers(w, t, u) + (0 if b is None else b)
     ).astype("f4"),
+    "ConvTransposeWithDynamicPads": lambda a, x, w, p, b: _onnx("ConvTranspose", x, w, b, pads=p.tolist()),
     "QLinearConv": lambda a, *given: _onnx("QLinearConv", *given, **_window(a), group=getattr(a, "group", 1)),
 }
 

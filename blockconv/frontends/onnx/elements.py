@@ -96,6 +96,25 @@ def _sign(call: Call) -> Tensor:
     return call.pointwise("where", call.pointwise("less", x, zero), _like(call, x, -1), above)
 
 
+@_op("ThresholdedRelu", limits="floats")
+def _thresholded(call: Call) -> Tensor:
+    x = _number(call, 0, *FLOATS)
+    least = _like(call, x, call.attribute("alpha", 1.0))
+    return call.pointwise("where", call.pointwise("less", least, x), x, _like(call, x, 0))
+
+
+@_op("Shrink")
+def _shrink(call: Call) -> Tensor:
+    """As floats, though the attributes become integers where ONNX defines it by other ops."""
+    given = _number(call)
+    x = given if given.type.name == "float64" else call.converted(given, "float32")
+    size, bias = (call.attribute(name, default) for name, default in (("lambd", 0.5), ("bias", 0.0)))
+    y = _like(call, x, 0)
+    for ends, side in (((x, _like(call, x, -size)), bias), ((_like(call, x, size), x), -bias)):
+        y = call.pointwise("where", call.pointwise("less", *ends), call.binary("add", x, _like(call, x, side)), y)
+    return call.converted(y, given.type.name)
+
+
 @_op("Mod")
 def _mod(call: Call) -> Tensor:
     """With `fmod` the remainder has the sign of the dividend. ONNX has floats with `fmod` alone."""

@@ -28,8 +28,8 @@ Array = npt.NDArray[Any]
 _POSITIVE = ("kernel_shape", "strides", "dilations")
 # Ops that ONNX deprecated and later defined anew under the same name. Models of before are read, without ONNX's checks.
 _REPLACED = ("GroupNormalization",)
-# Ops that ONNX Runtime fuses, in ONNX's own domain, in models of any opset.
-RUNTIMES = ("LayerNormalization", "SimplifiedLayerNormalization")
+# Ops that ONNX Runtime has in ONNX's own domain, in models of any opset.
+RUNTIMES = ("LayerNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
 # Larger constants are operands whose values no shape depends on.
 _MOST_VALUES = 4096
 

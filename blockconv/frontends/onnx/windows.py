@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from onnx import helper
+
 from blockconv.frontends.onnx.scope import Call, OnnxOp, only_output, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -30,6 +32,9 @@ class _Window:
         if x.rank != rank + 2:
             rule = f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}"
             raise call.error("input", x.shape, rule)
+        given = call.attribute("kernel_shape", kernel)
+        if given != kernel:
+            raise call.error("kernel_shape", given, f"has to be {kernel}, the weight's")
         stride = call.attribute("strides", (1,) * rank)
         dilation = call.attribute("dilations", (1,) * rank)
         flat = call.attribute("pads", (0,) * 2 * rank)
@@ -98,9 +103,6 @@ def convolution(
     weight, and `more`."""
     weight = call.array(at, "weight")
     window = _Window(call, weight.shape[2:])
-    given = call.attribute("kernel_shape", weight.shape[2:])
-    if given != weight.shape[2:]:
-        raise call.error("kernel_shape", given, f"has to be {weight.shape[2:]}, the weight's")
     made = replace(
         attributes,
         stride=window.stride[-2:],
@@ -115,13 +117,14 @@ def convolution(
     return _row(call, y, window.rank)
 
 
+@_op("com.microsoft.ConvTransposeWithDynamicPads", limits="1-D to 3-D; constant weight, pads and bias")
 @_op("ConvTranspose", limits="1-D to 3-D; constant weight and bias")
 def _conv_transpose(call: Call) -> Tensor:
     weight = call.array(1, "weight")
+    if call.node.op_type != "ConvTranspose":  # the pads are an operand, before the bias
+        call.attributes["pads"] = helper.make_attribute("pads", call.ints(2, "pads"))
+        del call.inputs[2]
     window = _Window(call, weight.shape[2:])
-    given = call.attribute("kernel_shape", weight.shape[2:])
-    if given != weight.shape[2:]:
-        raise call.error("kernel_shape", given, f"has to be {weight.shape[2:]}, the weight's")
     if call.has(2):
         call.array(2, "bias")
     bias = (call.input(2),) if call.has(2) else ()
