@@ -140,6 +140,8 @@ WRONG: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("LRN", 13, {}, {"size": 5, "alpha": 0.2, "beta": 0.6, "bias": 1.5}),
     ("AveragePool", 11, {}, {"kernel_shape": [2, 3], "auto_pad": "SAME_LOWER", "strides": [2, 1]}),
     ("MaxPool", 12, {}, {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"}),
+    ("MaxPool", 12, {}, {"kernel_shape": [6, 2]}),
+    ("AveragePool", 19, {}, {"kernel_shape": [9, 7], "strides": [2, 3], "pads": [0, 1, 1, 0], "count_include_pad": 1}),
     ("Pad", 13, {"p": ints(0, -2, 1, 0, 0, 0, -2, 0)}, {}),
     ("Slice", 13, {"s": ints(-9), "e": ints(-99), "a": ints(1), "t": ints(-1)}, {}),  # the first element
     *(("Slice", 13, {"s": ints(-1), "e": ints(2**k - 1), "a": ints(1), "t": ints(-1)}, {}) for k in (31, 63)),  # all

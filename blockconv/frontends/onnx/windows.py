@@ -128,13 +128,17 @@ def _conv_transpose(call: Call) -> Tensor:
     if call.has(2):
         call.array(2, "bias")
     bias = (call.input(2),) if call.has(2) else ()
-    pads = _cut(call, window)
+    x, pads = call.input(), _cut(call, window)
+    if 0 in window.image:  # a pixel of zeros in place of none adds a stride, which is cut
+        x = call.emit(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x, helps=True)
+        sides = zip(pads, window.stride, window.image, strict=True)
+        pads = tuple((begin, end + step * (size == 0)) for (begin, end), step, size in sides)
     made = ops.ConvTranspose2d(window.stride[-2:], pads[-2:], window.dilation[-2:], call.attribute("group", 1))
     if window.rank == 3:
         changed = functools.partial(_changed, call, weight)
-        return transposed(call, made, call.input(), changed, bias, window.depth(pads))
+        return transposed(call, made, x, changed, bias, window.depth(pads))
     wei = _changed(call, weight, lambda w: w[:, :, None]) if window.rank == 1 else call.input(1)
-    return _row(call, call.emit(made, _image(call, call.input()), parameters=(wei, *bias)), window.rank)
+    return _row(call, call.emit(made, _image(call, x), parameters=(wei, *bias)), window.rank)
 
 
 def _changed(call: Call, weight: Any, change: Callable[[Any], Any]) -> Tensor:
@@ -189,6 +193,8 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     sides = zip(window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True)
     ceil_mode, is_whole = bool(call.attribute("ceil_mode", 0)), call.node.op_type == "QLinearAveragePool"
     reached: Any = tuple(_reached(*side, ceil_mode and is_whole) for side in sides)
+    ends = zip(reached, window.pads, window.stride, strict=True)
+    missing = [k for k, (now, pads, stride) in enumerate(ends) if now[1] - pads[1] >= stride]
     if kind != "avg_include_padding":
         window.pads = reached
         _check_pads(call, window)
@@ -202,19 +208,24 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     shared = window.stride[-2:], window.pads[-2:], window.dilation[-2:]
     attributes = ops.Pool2d(kind, window.kernel[-2:], *shared, ceil_mode)
     if window.rank == 3:
-        return pooled(call, attributes, x, window.depth())
-    return _row(call, call.emit(attributes, _image(call, x)), window.rank)
+        y = pooled(call, attributes, x, window.depth())
+    else:
+        y = _row(call, call.emit(attributes, _image(call, x)), window.rank)
+    for k in missing:
+        y = call.emit(ops.Slice(y.rank - len(window.pads) + k, 0, 0), y)
+    return y
 
 
 def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, int], whole: bool) -> tuple[int, int]:
     """The pads of one axis. If the input is less than a stride too short for a window, ONNX Runtime has one, cut.
+    If it is less than two strides too short, `_pool` takes that window away: ONNX Runtime has none.
 
     whole: in ceil_mode, the pads that complete the last window, unless it begins after the input.
     """
     short = step * (kernel - 1) + 1 - size - sum(pads)
     if whole:
         return (pads[0], pads[1] + short % stride) if short % stride - short < size + pads[0] else pads
-    return (pads[0], pads[1] + short) if 0 < short < stride else pads
+    return (pads[0], pads[1] + short) if 0 < short < 2 * stride else pads
 
 
 def _check_pads(call: Call, window: _Window) -> None:
