@@ -10,12 +10,14 @@ from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+from onnx import helper
 
 from blockconv.core.activation import function
 from blockconv.core.element_problem import ScanKind
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
+from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, ElementType
+from blockconv.core.types import BYTES
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import MOST_INDICES, Unsupported
@@ -110,7 +112,15 @@ def _transpose(call: Call) -> Tensor:
 def _concat(call: Call) -> Tensor:
     parts = [call.input(i) for i in range(len(call.inputs))]
     axis = call.axis(call.attribute("axis", 1), parts[0].rank)
-    return call.emit(ops.Concat(axis), *parts)
+    try:
+        return call.emit(ops.Concat(axis), *parts)
+    except NetworkError:  # ONNX Runtime leaves empty parts out, whatever their other sizes
+        kept = [k for k, part in enumerate(parts) if part.shape[axis]] or [0]
+        if len(kept) == len(parts):
+            raise
+        names = [call.node.input[k] for k in kept]
+        call.node = helper.make_node("Concat", names, call.node.output, call.node.name, axis=axis)
+        return call.emit(ops.Concat(axis), *(parts[k] for k in kept))
 
 
 @_op("Gather")
@@ -226,8 +236,10 @@ def _blocks(call: Call) -> tuple[int, bool]:
 
 @_op("ReduceMean", limits="constant axes")
 def _reduce_mean(call: Call) -> Tensor:
-    axes = _reduced_axes(call)
-    return call.input() if axes is None else call.emit(ops.ReduceMean(axes, _keeps(call)), call.input())
+    x, axes = call.input(), _reduced_axes(call)
+    if axes is None:
+        return x
+    return _of_nothing(call, axes) or call.emit(ops.ReduceMean(axes, _keeps(call)), x)
 
 
 _REDUCED: dict[str, ReduceKind] = {
@@ -255,9 +267,9 @@ def _reduce(call: Call) -> Tensor:
         return x
     if axes is None:
         raise Unsupported("no axes")
-    if any(x.shape[axis] == 0 for axis in axes):
-        kept = (1 if k in axes else size for k, size in enumerate(x.shape) if _keeps(call) or k not in axes)
-        return call.constant(np.full(tuple(kept), _of_nothing(op, x.type)).astype(x.type.dtype), "nothing")
+    nothing = _of_nothing(call, axes)
+    if nothing is not None:
+        return nothing
     if not x.type.is_float:
         return call.totals(x, _SCANS[op], axes, _keeps(call))
     narrow = x.type.is_half and beyond
@@ -266,11 +278,16 @@ def _reduce(call: Call) -> Tensor:
     return call.emit(ops.Cast(x.type.name), y) if narrow else y  # type: ignore[arg-type]
 
 
-def _of_nothing(op: str, type: ElementType) -> float:
-    """The result of a reduction over no elements."""
+def _of_nothing(call: Call, axes: tuple[int, ...]) -> Tensor | None:
+    """The result of a reduction over no elements, else None. A mean is 0, as in ONNX Runtime."""
+    x, type, keeps = call.input(), call.input().type, _keeps(call)
+    if all(x.shape[axis] for axis in axes):
+        return None
     least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
     logarithms = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf)
-    return {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(op, 0)
+    value = {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(call.node.op_type, 0)
+    kept = tuple(1 if k in axes else size for k, size in enumerate(x.shape) if keeps or k not in axes)
+    return call.constant(np.full(kept, value).astype(type.dtype), "nothing")
 
 
 def _reduced(call: Call, x: Tensor, op: str, axes: tuple[int, ...]) -> Tensor:
