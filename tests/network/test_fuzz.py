@@ -320,6 +320,17 @@ def test_products_of_empty_matrices(op: str) -> None:
             assert np.array_equal(found, wanted), (a, b)
 
 
+@pytest.mark.parametrize("counts", [0, 1])
+def test_the_oracle_averages_cut_windows_as_onnx_runtime(counts: int) -> None:
+    x, imports = np.arange(84, dtype=np.uint8).reshape(1, 2, 6, 7), (("", 13), ("com.microsoft", 1))
+    shape: Any = {"kernel_shape": [3, 2], "strides": [3, 3], "pads": [1, 0, 0, 1], "ceil_mode": 1}
+    one = node("QLinearAveragePool", *"xsztu", domain="com.microsoft", count_include_pad=counts, **shape)
+    known = {"s": np.float32(0.1), "z": np.uint8(7), "t": np.float32(0.1), "u": np.uint8(3)}
+    made = model([one], known, tuple(onnx.helper.make_opsetid(*each) for each in imports), element=2, x=x)
+    found, wanted = (run(made, {"x": x})["y"] for run in (fuzz_oracle.reference, fuzz_oracle.onnx_runtime))
+    np.testing.assert_allclose(found.astype(int), wanted.astype(int), atol=1)
+
+
 def test_what_onnx_leaves_open_is_not_judged() -> None:
     """NaNs in maxima, and integers of NaNs and infinities. What does not follow from them is."""
     x = np.random.default_rng(0).normal(size=(1, 2, 8, 8)).astype("f4")

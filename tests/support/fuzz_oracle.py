@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,7 +152,25 @@ def _max_pool(a: Any, x: Array) -> Array:
 
 
 def _average(a: Any, x: Array, *end: Array) -> Array:
-    one = lambda y: _onnx("AveragePool", y, **_window(a))  # noqa: E731
+    """With count_include_pad, ONNX Runtime divides by all taps, also those beyond the padding."""
+    given = _window(a)
+
+    def one(y: Array) -> Array:
+        rank, ends = y.ndim - 2, [(0, 0), (0, 0)]
+        pads, strides = given.get("pads", [0] * 2 * rank), given.get("strides", [1] * rank)
+        for size, kernel, stride, before, after in zip(
+            y.shape[2:], given["kernel_shape"], strides, pads[:rank], pads[rank:], strict=True
+        ):
+            steps = max(0, size + before + after - kernel) / stride
+            steps = math.ceil(steps) if given.get("ceil_mode") else math.floor(steps)
+            last = min(steps * stride, (size + before - 1) // stride * stride)  # no window begins after the input
+            ends.append((before, max(after, last + kernel - size - before)))
+        shares = [
+            _onnx("AveragePool", np.pad(z, ends), kernel_shape=given["kernel_shape"], strides=strides)
+            for z in (y, np.ones_like(y))
+        ]
+        return shares[0] if given.get("count_include_pad") else shares[0] / shares[1]
+
     return _rounded(_last(one, _integers(x, *end[:2]), getattr(a, "channels_last", 0)), *end[2:])
 
 
