@@ -352,12 +352,23 @@ def test_foreign_nodes_stay_floats_in_a_quantized_network() -> None:
 
 @pytest.mark.parametrize("ceil_mode", [0, 1])
 def test_a_pool_whose_window_does_not_fit_is_refused(ceil_mode: int) -> None:
-    """ONNX Runtime, which divides by its number of pixels, would end the process."""
-    pool = helper.make_node("MaxPool", ["x"], ["y"], "pool", kernel_shape=[5, 3], strides=[3, 2], ceil_mode=ceil_mode)
+    """Never by ONNX Runtime, which divides by its number of pixels, and so may end the process."""
+    pool = helper.make_node("MaxPool", ["x"], ["y"], "pool", kernel_shape=[8, 3], strides=[3, 2], ceil_mode=ceil_mode)
     proto = model([pool], {"x": np.zeros((3, 16, 2, 3), np.float32)}, {"y": F32})
     proto.opset_import[0].version = 28
     with pytest.raises(bc.NetworkError, match=r"'pool' \(MaxPool\): ih=2"):
         bc.load_onnx(proto)
+    (kernel,) = (a for a in proto.graph.node[0].attribute if a.name == "kernel_shape")
+    kernel.ints[0] = 5  # less than two strides too large: no pixels
+    assert bc.load_onnx(proto, strict=True).evaluate(np.zeros((3, 16, 2, 3), np.float32))["y"].shape == (3, 16, 0, 1)
+
+
+def test_shapes_with_an_attribute_left_out() -> None:
+    """ONNX's inference has another default for `onesided` than ONNX."""
+    signal = image(shape=(2, 32, 1))
+    proto = model([node("STFT", "x step window", "y")], {"x": signal}, {"y": F32}, step=4, window=np.ones(8, "f4"))
+    assert bc.load_onnx(proto).shape("y") == (2, 7, 5, 2)
+    check(proto, {"x": signal})
 
 
 @pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT16", "DOUBLE", "INT8", "UINT16", "INT64", "UINT64", "BOOL"])

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper, shape_inference
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
 from blockconv.core.types import FLOATS, INTEGERS, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
-from blockconv.frontends.onnx.rules import Rules, onnx_type
+from blockconv.frontends.onnx.rules import Rules, onnx_type, with_defaults
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.kernels import TABLE
 from blockconv.network import ops
@@ -376,9 +376,9 @@ class Fallback:
     ) -> Mapping[str, _Value]:
         """Types and shapes of the last node's outputs, by ONNX's own inference or ONNX Runtime's."""
         types: dict[str, Any] = {}
-        if len(nodes) == 1 and not captured(node):
-            try:
-                types = self.rules.infer(node, self.scope.values, self.scope.constants)
+        if (schema := self.rules.schema(node)) and len(nodes) == 1 and not captured(node):
+            try:  # with defaults: ONNX's inference has another one for STFT
+                types = self.rules.infer(with_defaults(node, schema), self.scope.values, self.scope.constants)
             except NetworkError as error:
                 self._folds_elsewhere(node, error)
         found = {name: _value(types[name]) for name in wanted if name in types}

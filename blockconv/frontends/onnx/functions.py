@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from onnx import FunctionProto, NodeProto, defs, helper, inliner
+from onnx import FunctionProto, defs, helper, inliner
 
 from blockconv.core.errors import NetworkError, UnsupportedError
-from blockconv.frontends.onnx.rules import domain_of, onnx_type
+from blockconv.frontends.onnx.rules import domain_of, onnx_type, with_defaults
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.graph import Tensor
 from blockconv.network.order import topological
@@ -105,10 +105,7 @@ def definition(node: Any, schema: Any, opset: int, operands: Mapping[str, Tensor
     version = max((k for k in versions if k <= opset), default=0)
     if not version:
         return None
-    whole, given = NodeProto(), {attribute.name for attribute in node.attribute}
-    whole.CopyFrom(node)
-    defaults = (a.default_value for name, a in schema.attributes.items() if name not in given)
-    whole.attribute.extend(value for value in defaults if value.name)
+    whole = with_defaults(node, schema)
     if schema.has_context_dependent_function:
         known = [(onnx_type(operands[k]), [None] * len(operands[k].shape)) if k else (0, None) for k in node.input]
         types = [helper.make_tensor_type_proto(*one).SerializeToString() for one in known]

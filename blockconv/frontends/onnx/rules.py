@@ -20,7 +20,7 @@ from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.foreign import graphs_of
 from blockconv.network.graph import Tensor
 
-__all__ = ["RUNTIMES", "Rules", "check_dims", "check_tensor", "domain_of", "tensors_of"]
+__all__ = ["RUNTIMES", "Rules", "check_dims", "check_tensor", "domain_of", "tensors_of", "with_defaults"]
 
 Array = npt.NDArray[Any]
 
@@ -189,6 +189,15 @@ def tensors_of(node: Any) -> Iterator[tuple[str, Any]]:
             yield f"{title(node)}, initializer {tensor.name!r}", tensor
         for inner in graph.node:
             yield from tensors_of(inner)
+
+
+def with_defaults(node: Any, schema: Any) -> Any:
+    """The node, with the default values of the attributes that it does not have."""
+    whole, given = onnx.NodeProto(), {attribute.name for attribute in node.attribute}
+    whole.CopyFrom(node)
+    defaults = (a.default_value for name, a in schema.attributes.items() if name not in given)
+    whole.attribute.extend(value for value in defaults if value.name)
+    return whole
 
 
 def check_tensor(tensor: Any, where: str) -> None:

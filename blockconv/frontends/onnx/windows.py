@@ -243,14 +243,9 @@ def _check_pads(call: Call, window: _Window) -> None:
                 raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
-@_op("GlobalMaxPool", limits="1-D to 3-D")
-def _global_max_pool(call: Call) -> Tensor:
-    return global_pool(call, "max", call.input())
-
-
-@_op("GlobalAveragePool", limits="1-D to 3-D")
-def _global_average_pool(call: Call) -> Tensor:
-    return global_pool(call, "avg_exclude_padding", call.input())
+@_op("GlobalMaxPool", "GlobalAveragePool", limits="1-D to 3-D")
+def _global_pool(call: Call) -> Tensor:
+    return global_pool(call, "max" if call.node.op_type == "GlobalMaxPool" else "avg_exclude_padding", call.input())
 
 
 def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
