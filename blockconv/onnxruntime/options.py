@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import logging
+import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
 
 from blockconv.onnxruntime import errors
 from blockconv.onnxruntime.values import OrtValue
@@ -44,8 +47,24 @@ class ExecutionOrder(enum.IntEnum):
     MEMORY_EFFICIENT = 2
 
 
+_TAKEN: dict[type, Any] = {bool: numbers.Real | np.bool_ | None, int: numbers.Integral | np.bool_, str: str | bytes}
+
+
+class _Options:
+    """Options that take values of the types of their defaults, as ONNX Runtime's do."""
+
+    __slots__ = ()
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        default = {one.name: one.default for one in fields(self)}.get(name)
+        kind = type(default)
+        if not isinstance(value, _TAKEN.get(kind, kind if isinstance(default, enum.Enum) else object)):
+            raise TypeError(f"{type(self).__name__}: {name}={value!r}: has to be of type {kind.__name__}")
+        super().__setattr__(name, kind(value) if kind in (bool, int) else value)
+
+
 @dataclass(slots=True)  # a misspelt option is an AttributeError
-class SessionOptions:
+class SessionOptions(_Options):
     """Options of a session, by ONNX Runtime's names.
 
     intra_op_num_threads: the most threads of a run. 0 or less means `blockconv.get_num_threads`.
@@ -135,7 +154,7 @@ class SessionOptions:
 
 
 @dataclass(slots=True)
-class RunOptions:
+class RunOptions(_Options):
     """Options of a run, by ONNX Runtime's names.
 
     terminate: runs with these options fail. A run that has begun goes on. The other options have no effect.

@@ -154,8 +154,7 @@ class InferenceSession:
     def enable_fallback(self) -> None:
         """Do nothing: there is one provider."""
 
-    def disable_fallback(self) -> None:
-        """Do nothing: there is one provider."""
+    disable_fallback = enable_fallback
 
     @property
     def plan(self) -> Plan | None:
@@ -304,12 +303,14 @@ class IOBinding:
         self._results: dict[str, OrtValue] = {}
 
     def bind_cpu_input(self, name: str, array: Array) -> None:
-        """Bind an input to an array."""
-        self._inputs[self._known(name, self._session.get_inputs())] = array
+        """Bind an input to an array. Raises RuntimeError for what is no array."""
+        if not isinstance(array, np.ndarray):
+            raise RuntimeError(f"bind_cpu_input: array={array!r}: has to be a NumPy array")
+        self.bind_ortvalue_input(name, OrtValue(array))
 
     def bind_ortvalue_input(self, name: str, value: OrtValue) -> None:
         """Bind an input to a value."""
-        self.bind_cpu_input(name, value.numpy())
+        self._inputs[self._known(name, self._session.get_inputs())] = value.numpy()
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Iterable[int], buffer_ptr: int
@@ -373,8 +374,7 @@ class IOBinding:
     def synchronize_inputs(self) -> None:
         """Do nothing: memory of the CPU is always up to date."""
 
-    def synchronize_outputs(self) -> None:
-        """Do nothing: memory of the CPU is always up to date."""
+    synchronize_outputs = synchronize_inputs
 
     @staticmethod
     def _known(name: str, declared: list[NodeArg]) -> str:

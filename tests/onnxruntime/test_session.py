@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import pickle
 import queue
 from concurrent.futures import ThreadPoolExecutor
@@ -335,6 +337,29 @@ def test_sizes_of_dimensions_are_ints(theirs: Any, size: Any):
     for library in (ours, theirs):
         with pytest.raises(TypeError):
             library.SessionOptions().add_free_dimension_override_by_name("n", size)
+
+
+@pytest.mark.parametrize("kind", ["SessionOptions", "RunOptions"])
+def test_options_take_values_of_their_types(theirs: Any, kind: str):
+    values: list[Any] = ["a", 1.5, None, [], b"x", True, -5, np.bool_(True), np.array([1, 2]), object()]
+    known = [name for name in dir(getattr(theirs, kind)()) if not name.startswith("_")]
+    known = [name for name in known if not callable(getattr(theirs, kind).__dict__[name])]
+    taken: list[set[tuple[str, int]]] = [set(), set()]
+    for library, found in zip((ours, theirs), taken, strict=True):
+        for name, (k, value) in itertools.product(known, enumerate(values)):
+            with contextlib.suppress(TypeError):
+                setattr(getattr(library, kind)(), name, value)
+                found.add((name, k))
+    assert len(known) >= 5
+    assert taken[0] == taken[1]
+
+
+def test_a_binding_takes_arrays_alone(theirs: Any):
+    for library in (ours, theirs):
+        binding = library.InferenceSession(model(FIXED)).io_binding()
+        for value in ([[0.0]], None, "x", np.float32(1)):
+            with pytest.raises(RuntimeError):
+                binding.bind_cpu_input("x", value)
 
 
 def test_outputs_at_an_address_and_callbacks_are_checked_at_once(theirs: Any):

@@ -27,7 +27,7 @@ from blockconv.frontends.onnx.quantized import (
     weight,
 )
 from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, registered
-from blockconv.frontends.onnx.windows import WINDOW_OPS, average, convolution, global_pool
+from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Tensor
@@ -128,16 +128,11 @@ def _qlinear_average(call: Call) -> Tensor:
     return stored(call, average(call, dequantized(call, 0)), 3, call.input().dtype)
 
 
-@_op("com.microsoft.QLinearSigmoid", limits=CONSTANT)
-def _qlinear_sigmoid(call: Call) -> Tensor:
-    y = call.emit(ops.Activate(activation("sigmoid")), dequantized(call, 0))
-    return stored(call, y, 3, call.input().dtype)
-
-
-@_op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
-def _qlinear_leaky_relu(call: Call) -> Tensor:
-    slope = activation(("leaky_relu", call.attribute("alpha", 0.01)))
-    return stored(call, call.emit(ops.Activate(slope), dequantized(call, 0)), 3, call.input().dtype)
+@_op("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
+def _qlinear_activation(call: Call) -> Tensor:
+    leaky = "leaky_relu", call.attribute("alpha", 0.01)
+    made = ops.Activate(activation("sigmoid" if call.node.op_type == "QLinearSigmoid" else leaky))
+    return stored(call, call.emit(made, dequantized(call, 0)), 3, call.input().dtype)
 
 
 @_op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
@@ -180,9 +175,8 @@ def _activated(call: Call, y: Tensor) -> Tensor:
 @_op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
 def _fused_conv(call: Call) -> Tensor:
     """A convolution, plus another value, activated."""
-    if call.has(2):
-        call.array(2, "bias")
-    y = convolution(call, ops.Conv2d(), call.input(), 1, (call.input(2),) if call.has(2) else ())
+    y = WINDOW_OPS["Conv"].translate(call)
+    assert isinstance(y, Tensor)
     return _activated(call, call.binary("add", y, call.input(3)) if call.has(3) else y)
 
 
@@ -417,8 +411,6 @@ def _upsample(call: Call) -> Tensor:
     n, c, *scale = call.attribute("scales", (1, 1, 1, 1))
     if (n, c) != (1, 1) or len(scale) != 2 or min(scale) < 1:
         raise call.error("scales", (n, c, *scale), "have to be 1, 1, and whole numbers for H and W")
-    mode, coordinates = (
-        call.attribute("mode", "nearest"),
-        call.attribute("coordinate_transformation_mode", "asymmetric"),
-    )
+    mode = call.attribute("mode", "nearest")
+    coordinates = call.attribute("coordinate_transformation_mode", "asymmetric")
     return call.emit(ops.Resize(mode, None, (float(scale[0]), float(scale[1])), coordinates, "floor"), call.input())

@@ -28,7 +28,7 @@ from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new
 from blockconv.network.graph import Node, Tensor
 from blockconv.network.rest import Rest
 
-__all__ = ["Fallback", "OddInput", "is_odd", "rename"]
+__all__ = ["Fallback", "OddInput", "is_odd", "kind_of", "rename"]
 
 Array = npt.NDArray[Any]
 _MOST_VALUES = 4096  # the most elements of a constant on which shapes may depend
@@ -173,7 +173,7 @@ class Fallback:
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
             for name, (dtype, shape) in plain.items()
         ]
-        model, kinds = self._model(nodes, reads, infos, ()).SerializeToString(), tuple(map(_kind, nodes))
+        model, kinds = self._model(nodes, reads, infos, ()).SerializeToString(), tuple(map(kind_of, nodes))
         tensors = [self.scope.values[name] for name in reads]
         shapes = tuple(tensor.shape for tensor in tensors)
         for k, (name, (dtype, shape)) in enumerate(plain.items()):
@@ -286,7 +286,7 @@ class Fallback:
             tail, needed = self._loose(after, [name for name in late if name not in made])
             follows = tuple(value.name for value in tail.graph.input)
             again = functools.partial(read, self._constants(needed), tail)
-        kinds = tuple(_kind(node) for node in model.graph.node)
+        kinds = tuple(kind_of(node) for node in model.graph.node)
         made_here = [name for name in names if name not in late]
         given = dict.fromkeys(
             [*made_here, *(name for name in reads if name not in constants and name not in self._odd)]
@@ -413,7 +413,7 @@ def _first(node: Any) -> str:
     return str(next(filter(None, node.output)))
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
     return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
 
 

@@ -17,11 +17,11 @@ from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.frontends.onnx.contributed import channel_block
-from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, rename
+from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
-from blockconv.frontends.onnx.rules import Rules, onnx_type
+from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.foreign import check_foreign, graphs_of, reads_of
@@ -311,7 +311,7 @@ class _Refused:
             translate(node)
             return
         except UnknownValue:
-            constant = constant or _kind(node) in ("Shape", "Size")
+            constant = constant or kind_of(node) in ("Shape", "Size")
         except _NoOp as error:
             self.unknown.setdefault(str(error), []).append(repr(node.name or node.output[0]))
         except Unsupported as error:
@@ -350,17 +350,13 @@ def _tensor(name: str, type: Any) -> Tensor | None:
     return Tensor(name, tuple(d.dim_value for d in dims), kind) if all(d.HasField("dim_value") for d in dims) else None
 
 
-def _kind(node: Any) -> str:
-    return str(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
-
-
 class _NoOp(Unsupported):
     """There is no translator of this kind of node."""
 
 
 def _read(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
     """Make ops, or constants, of a node. rules: None for a node that ONNX has checked already, for other sizes."""
-    kind = _kind(node)
+    kind = kind_of(node)
     if kind not in OPS and (rules is None or rules.schema(node) is None):
         raise _NoOp(kind)
     if keeps_integers(node, scope):
@@ -420,7 +416,7 @@ def _check(node: Any, scope: Scope, rules: Rules | None) -> None:
 def _translate(call: Call, rules: Rules | None) -> None:
     """Make ops of a node, and give its values their names. Raises Unsupported, and NetworkError for a broken one."""
     try:
-        op = OPS[_kind(call.node)]
+        op = OPS[kind_of(call.node)]
         if call.opset < op.since:
             raise Unsupported(f"opset {call.opset}: supported from opset {op.since} on")
         results = op.translate(call)
@@ -448,7 +444,7 @@ _IMPURE = ("Random", "Bernoulli", "Multinomial", "Dropout", "Optional", "Sequenc
 
 def _folds(node: Any, scope: Any) -> bool:
     """Whether a node depends on constants alone."""
-    if _kind(node) != node.op_type or node.op_type.startswith(_IMPURE) or any(a.HasField("g") for a in node.attribute):
+    if domain_of(node) or node.op_type.startswith(_IMPURE) or any(a.HasField("g") for a in node.attribute):
         return False
     return all(scope.is_constant(scope.values[name].name) for name in node.input if name)
 
@@ -458,7 +454,7 @@ def _fold(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
     operands = [scope.values[name] for name in node.input if name]
     fits = all(len(t.shape) <= MOST_DIMENSIONS and not t.type.is_packed for t in operands)
     try:
-        if fits and _kind(node) in OPS:
+        if fits and kind_of(node) in OPS:
             _translate(Call(node, scope), rules)
             return
     except Unsupported:  # the ops have no such case

@@ -194,10 +194,8 @@ def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str],
             raise call.error("inputs", (x.shape, y.shape), f"do not fit in axis {label!r} of the equation")
         sizes[label] = size if known == 1 else known
     batch, rows = ([label for label in a if label in kept and (label in b) is both] for both in (True, False))
-    columns, summed = (
-        [label for label in b if label not in a],
-        [label for label in a if label in b and label not in kept],
-    )
+    columns = [label for label in b if label not in a]
+    summed = [label for label in a if label in b and label not in kept]
     if len(batch) > 4:
         raise Unsupported(f"{len(batch)} axes that both operands have")
 

@@ -267,8 +267,7 @@ def _reduce(call: Call) -> Tensor:
         return x
     if axes is None:
         raise Unsupported("no axes")
-    nothing = _of_nothing(call, axes)
-    if nothing is not None:
+    if nothing := _of_nothing(call, axes):
         return nothing
     if not x.type.is_float:
         return call.totals(x, _SCANS[op], axes, _keeps(call))
