@@ -45,6 +45,7 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
     *((name, ops.Activate(function(name)), "NCHW8", kind, ALWAYS) for name in ("exp", "erf") for kind in (B, F)),
     *((name, ops.Activate(function(name)), "NHWC", B, SELDOM) for name in FUNCTIONS if name not in ("log", "sqrt")),
     ("scale", ops.Binary("mul"), "NHWC", B, SELDOM),
+    ("remainder", ops.Binary("fmod"), "NHWC", B, ALWAYS),
     ("concat", JOIN, "NCHW16", B, ALWAYS),
     ("concat", JOIN, "NHWC", F, ALWAYS),
     ("pad", PAD, "NCHW4", F, ALWAYS),
@@ -103,7 +104,7 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
 @pytest.mark.sampled(3)
 def test_ops_round_once(attributes: ops.Attributes, layout: str, dtype: str) -> None:
     # What repeats for each pixel is built for the number of channels; groups divide one of them.
-    one = attributes in (ops.Binary("mul"), ops.Shuffle(4), ops.GroupNorm(2))
+    one = attributes in (ops.Binary("mul"), ops.Binary("fmod"), ops.Shuffle(4), ops.GroupNorm(2))
     for shape in (SHAPE,) if one else (SHAPE, LONGER):
         assert run(attributes, layout, dtype, shape), "a kernel that is no reference"
 
