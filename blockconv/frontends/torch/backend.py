@@ -213,7 +213,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     constant = _constants(gm.graph, static)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
-    last = _last_views(gm.graph)
+    last, missing = _last_views(gm.graph), bool(refused.nodes)
     chosen = _partitions(gm, taken - last, refused)
     record.nodes = sum(_counts(node) and node not in constant and node not in last for node in gm.graph.nodes)
     record.taken = sum(_counts(node) for nodes in chosen for node in nodes)
@@ -231,7 +231,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
         _inductor().compile_rest(gm)
     for node in [node for node in gm.graph.nodes if writes(node)]:
         gm.graph.output_node().prepend(node)  # after all that read what it writes, wherever these were put
-    if refused.nodes:
+    if missing:  # PyTorch runs a few small ops as fast
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
         text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"
         warnings.warn(f"{text}. blockconv.torch.report() has all", SlowPathWarning, stacklevel=2)
@@ -326,7 +326,7 @@ def _partitions(gm: Any, taken: set[Any], refused: Refused) -> list[dict[Any, An
             chosen.append(nodes)
         else:
             for node in filter(_counts, nodes):
-                refused.add(node, "alone between such ops, and too small for a plan")
+                refused.add(node, "too few ops for a plan")
     return chosen
 
 

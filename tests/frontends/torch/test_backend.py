@@ -504,6 +504,15 @@ def test_what_runs_in_pytorch_is_named_and_warned_of_once():
     assert re.search(r"in PyTorch: aten.logcumsumexp: 1 node, the first 'logcumsumexp'", str(report(model)))
 
 
+def test_a_few_small_ops_are_no_slow_path():
+    """As after a break of the graph. The report has them."""
+    fast, x = torch.compile(lambda x: x.max(1)[0] + 1, backend=backend), images(2, 3, 4, 5)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", bc.SlowPathWarning)
+        close(fast(x), x.max(1)[0] + 1)
+    assert "aten.max: too few ops for a plan: 1 node" in str(report()[-1])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler here")
 def test_inductor_compiles_what_is_left():
