@@ -160,7 +160,8 @@ def _adaptive_max_pool(call: Call) -> Value:
             indices = np.minimum(first[:, None] + np.arange((end - first).max()), end[:, None] - 1)
             image = call.emit(ops.Reduce((axis + 1,), False, "max"), _split(call, image, axis, indices), helps=True)
     kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
-    return [_unlike_image(call, call.emit(ops.Pool2d("max", kernel, kernel), image), x, 2), None]
+    made = ops.Pool2d("max") if size == (1, 1) else ops.Pool2d("max", kernel, kernel)
+    return [_unlike_image(call, call.emit(made, image), x, 2), None]
 
 
 def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor", **more: Any) -> Tensor:
@@ -173,7 +174,9 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     if size is None:
         size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
     ones = (1,) * (2 - rank)
-    sized = None in scales or coordinates == "align_corners"  # corners say more than scales
+    # Whole scales hold for an image of any size. Of others corners say more than scales.
+    whole = "antialias" not in more and all(by is not None and float(by).is_integer() for by in scales)
+    sized = None in scales or (coordinates == "align_corners" and not whole)
     given: Any = None if sized else (*map(float, ones), *map(float, scales))
     if coordinates == "align_corners" and "antialias" in more:
         # PyTorch takes the scale alone from the corners.
@@ -187,7 +190,8 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
         y = call.reshape(call.emit(made, call.reshape(x, (1, n * c, d, h * w)), helps=True), (n, c * size[0], h, w))
         made = replace(made, size=tuple(size[1:]), scale=given and given[1:])
         return call.reshape(call.emit(made, y), (n, c, *size))
-    made, image = ops.Resize(mode, (*ones, *size), given, coordinates, nearest, **more), _image(call, x, rank)
+    made = ops.Resize(mode, None if whole else (*ones, *size), given, coordinates, nearest, **more)
+    image = _image(call, x, rank)
     pixels = _rounded(made.problem(image.shape), scales) if mode == "nearest" else []
     for axis, indices in pixels:
         image = call.gathered(image, axis, indices)

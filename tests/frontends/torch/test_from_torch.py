@@ -197,6 +197,7 @@ OPS = {
     "adaptive avg 1": (lambda: nn.AdaptiveAvgPool2d(1), IMAGE),
     "adaptive avg 1d": (lambda: nn.AdaptiveAvgPool1d(3), ROW),
     "adaptive max": (lambda: nn.AdaptiveMaxPool2d((4, 5)), IMAGE),
+    "adaptive max of all": (lambda: nn.AdaptiveMaxPool2d(1), IMAGE),
     "adaptive max of unequal windows": (lambda: nn.AdaptiveMaxPool2d((3, 7)), IMAGE),
     "amax": (lambda: Apply(lambda x: x.amax((2, 3))), IMAGE),
     "mean": (lambda: Apply(lambda x: x.mean((-2, -1)) + x.mean(1)[:, 0, :6]), IMAGE),
@@ -785,6 +786,14 @@ def test_plans_of_any_size_in_copies_and_files(tmp_path):
             elif count > 2:
                 with pytest.raises(bc.NetworkError, match=r"axis 0 of|not those of the file|does not take it"):
                     each(x)
+
+
+def test_nodes_that_name_no_size():
+    """So that files of plans take other sizes."""
+    enlarged, most = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), nn.AdaptiveMaxPool2d(1)
+    free = (dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO),)
+    network = bc.from_torch(Apply(lambda x: enlarged(x) * most(x)), given(IMAGE), (free,))
+    assert network.kept_limits()
 
 
 def test_a_branch_that_a_far_size_takes(tmp_path):
