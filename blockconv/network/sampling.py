@@ -21,18 +21,19 @@ from blockconv.network.ops import Activate, Concat, GatherAt, Slice, Transpose
 
 __all__ = ["Outside", "Sampling", "sampled"]
 
+CUBIC = -0.75  # PyTorch's parameter of cubic weights, A
 Outside = Literal["zeros", "border", "reflection"]
 
 
 class Sampling(NamedTuple):
     """How points name pixels.
 
-    mode: "nearest", or "linear" between the pixels around a point.
+    mode: "nearest", "linear" between the two pixels around a point along each axis, or "cubic" between four.
     outside: what is outside the image: "zeros", "border" (the nearest pixel) or "reflection".
     corners: -1 and 1 are the centres of the outermost pixels. Default: their outer edges.
     """
 
-    mode: Literal["nearest", "linear"]
+    mode: Literal["linear", "nearest", "cubic"]
     outside: Outside
     corners: bool
 
@@ -92,7 +93,10 @@ def _apply(call: Translation, act: Any, x: Tensor) -> Tensor:
 
 
 def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sampling) -> list[_Neighbour]:
-    """The one or two pixels along an axis of `size` pixels that each point reads. axis: of the points' pairs."""
+    """The pixels along an axis of `size` pixels that each point reads: 1, 2 or 4. axis: of the points' pairs.
+
+    Points outside the image move to it. In "cubic" mode each of their pixels does, as in PyTorch.
+    """
     given = call.emit(Slice(len(points.shape) - 1, axis, 1), points, helps=True)
     given = call.reshape(given, (points.shape[0], math.prod(points.shape[1:-1]), 1))
     at = _with(call, "add", given, 1.0)
@@ -100,19 +104,25 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
         at = _with(call, "mul", _with(call, "mul", at, 0.5), size - 1.0)
     else:
         at = _with(call, "mul", _with(call, "sub", _with(call, "mul", at, float(size)), 1.0), 0.5)
-    if how.outside == "reflection":
-        at = _reflected(call, at, size, how.corners)
     bounds = activation(("clip", 0.0, size - 1.0))
-    if how.outside != "zeros":
-        at = _apply(call, bounds, at)
+
+    def moved(at: Tensor) -> Tensor:
+        at = _reflected(call, at, size, how.corners) if how.outside == "reflection" else at
+        return at if how.outside == "zeros" else _apply(call, bounds, at)
+
     places: list[tuple[Tensor, Tensor | None]]
     if how.mode == "nearest":
-        places = [(_apply(call, function("round"), at), None)]
+        places = [(_apply(call, function("round"), moved(at)), None)]
     else:
+        at = at if how.mode == "cubic" else moved(at)
         low = _apply(call, function("floor"), at)
         share = call.binary("sub", at, low)
         rest = call.binary("sub", call.constant(np.ones((), share.type.dtype), "one"), share)
         places = [(low, rest), (_with(call, "add", low, 1.0), share)]
+        if how.mode == "cubic":
+            near = [(place, _near(call, off)) for (place, _), off in zip(places, (share, rest), strict=True)]
+            far = [(_with(call, "add", low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
+            places = [(moved(place), weight) for place, weight in (*near, *far)]
     ends = [call.constant(np.asarray(end, at.type.dtype), "end") for end in (0.0, size - 1.0)]
     found = []
     for place, weight in places:
@@ -120,6 +130,18 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
         index = call.converted(_apply(call, bounds, place), "int64")
         found.append(_Neighbour(index, call.pointwise("and", from_first, to_last), weight))
     return found
+
+
+def _near(call: Translation, x: Tensor) -> Tensor:
+    """The cubic weight of a pixel at a distance x from 0 to 1: (A + 2) x^3 - (A + 3) x^2 + 1."""
+    y = _with(call, "sub", _with(call, "mul", x, CUBIC + 2), CUBIC + 3)
+    return _with(call, "add", call.binary("mul", call.binary("mul", y, x), x), 1.0)
+
+
+def _far(call: Translation, x: Tensor) -> Tensor:
+    """That of a pixel at a distance 1 + x: A x (x - 1)^2."""
+    off = _with(call, "sub", x, 1.0)
+    return call.binary("mul", _with(call, "mul", x, CUBIC), call.binary("mul", off, off))
 
 
 def _reflected(call: Translation, at: Tensor, size: int, corners: bool) -> Tensor:

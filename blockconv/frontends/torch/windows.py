@@ -230,9 +230,7 @@ def _smooth(call: Call) -> Tensor:
 
 @_op("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
 def _grid_sampler(call: Call) -> Tensor:
-    if call["interpolation_mode"] not in (0, 1):
-        raise Unsupported("bicubic interpolation")
-    mode, outside = ("linear", "nearest")[call["interpolation_mode"]], get_args(Outside)[call["padding_mode"]]
+    mode, outside = ("linear", "nearest", "cubic")[call["interpolation_mode"]], get_args(Outside)[call["padding_mode"]]
     how = Sampling(mode, outside, bool(call["align_corners"]))  # type: ignore[arg-type]
     return sampled(call, call.input(), call.input("grid"), how)
 

@@ -258,7 +258,7 @@ OPS = {
             ),
             IMAGE,
         )
-        for mode in ("bilinear", "nearest")
+        for mode in ("bilinear", "nearest", "bicubic")
         for outside in ("zeros", "border", "reflection")
     },
     "encoder layer": (lambda: FastLayer(False, False), (2, 5, 6)),
