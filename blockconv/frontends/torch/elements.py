@@ -111,12 +111,38 @@ def _combined(call: Call, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """The quotient of integers, rounded. PyTorch raises where the divisor is 0, so it has to be a constant."""
+    """The quotient, rounded. For integers PyTorch raises where the divisor is 0, so it has to be a constant."""
+    if a.type.is_float:
+        return _quotient_of_floats(call, a, b)
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"rounding_mode={call['rounding_mode']!r} of {a.type}, or by what may be 0")
-    if call["rounding_mode"] == "floor":
-        a = call.pointwise("sub", a, call.pointwise("mod", a, b))
-    return call.pointwise("div", a, b)
+    return _floored(call, a, b) if call["rounding_mode"] == "floor" else call.pointwise("div", a, b)
+
+
+def _floored(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """The quotient of integers, rounded down."""
+    return call.pointwise("div", call.pointwise("sub", a, call.pointwise("mod", a, b)), b)
+
+
+def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """Rounded down, it is what is left after the remainder, which is exact: 1 // 0.1 is 9."""
+    y = call.binary("div", a, b)
+    if call["rounding_mode"] == "trunc":
+        return call.emit(ops.Activate(function("trunc")), y)
+    rest, below = _divided(call, a, b)
+    zero, one = (as_numbers(call, number, a.type.name) for number in (0.0, 1.0))
+    whole = call.binary("div", call.binary("sub", a, rest), b)
+    whole = call.binary("sub", whole, call.pointwise("where", below, one, zero))
+    rounded = call.emit(ops.Activate(function("round")), whole)
+    return call.pointwise("where", call.pointwise("equal", b, zero), y, rounded)
+
+
+def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """What a quotient of floats leaves that is rounded towards 0; and whether one that is rounded down is less by 1."""
+    y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, a.type.name)
+    signs = ((y, zero, zero, b), (zero, y, b, zero))  # y below and b above zero, or the other way round
+    pairs = [[call.pointwise("less", *pair) for pair in (each[:2], each[2:])] for each in signs]
+    return y, call.pointwise("or", *(call.pointwise("and", *pair) for pair in pairs))
 
 
 def _never_zero(call: Call) -> bool:
@@ -130,13 +156,10 @@ def _remainder(call: Call) -> Tensor:
     """What a quotient leaves that is rounded down, or towards 0 in `fmod`."""
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
     if a.type.is_float:
-        y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, call.result)
         if call.kind == "fmod":
-            return y
-        signs = ((y, zero, zero, b), (zero, y, b, zero))  # y below and b above zero, or the other way round
-        pairs = [[call.pointwise("less", *pair) for pair in (each[:2], each[2:])] for each in signs]
-        unlike = call.pointwise("or", *(call.pointwise("and", *pair) for pair in pairs))
-        return call.pointwise("where", unlike, call.binary("add", y, b), y)
+            return call.binary("fmod", a, b)
+        y, below = _divided(call, a, b)
+        return call.pointwise("where", below, call.binary("add", y, b), y)
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"of {a.type}, or by what may be 0")
     if call.kind == "remainder":
@@ -298,17 +321,32 @@ def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
 def _scatter(call: Call) -> Tensor:
     """The last update of an element stays. PyTorch promises no order."""
     x, indices = call.input(), _indices(call)
-    kinds: dict[str, ScatterKind] = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul"}
+    kinds: dict[str, ScatterKind] = {"add": "add", "sum": "add", "mean": "add", "multiply": "mul", "prod": "mul"}
     kinds |= {"amax": "max", "amin": "min", "none": "none"}
     named = call.get("reduce", "add" if call.kind == "scatter_add" else "none")
-    if named not in kinds or not call.get("include_self", True):
-        raise Unsupported(f"reduce={named}, include_self={call.get('include_self')}")
     _check_updated(x, indices, kinds[named])
     updates = as_numbers(call, call.get("src", call.get("value")), x.type.name)
     for axis, (size, have) in enumerate(zip(indices.shape, updates.shape, strict=False)):
         updates = updates if size == have else call.emit(ops.Slice(axis, 0, size), updates, helps=True)
-    made = ops.ScatterAt("elements", call.axis(call["dim"], len(x.shape)), kinds[named], from_end=False)
-    return call.emit(made, x, indices, call.expanded(updates, indices.shape))
+
+    def scattered(x: Tensor, kind: ScatterKind, updates: Tensor) -> Tensor:
+        made = ops.ScatterAt("elements", call.axis(call["dim"], len(x.shape)), kind, from_end=False)
+        return call.emit(made, x, indices, updates)
+
+    def filled(number: float, shape: Sequence[int]) -> Tensor:
+        return call.constant(np.full(shape, number, x.type.dtype), "numbers")
+
+    counts = filled(1, x.shape) if named == "mean" else None
+    if not call.get("include_self", True):  # an element that has updates starts at what changes none of them
+        low, high = (-math.inf, math.inf) if x.type.is_float else x.type.bounds
+        start = filled({"mul": 1, "max": low, "min": high}.get(kinds[named], 0), indices.shape)
+        x = scattered(x, "none", start)
+        counts = None if counts is None else scattered(counts, "none", start)
+    y = scattered(x, kinds[named], call.expanded(updates, indices.shape))
+    if counts is None:
+        return y
+    counts = scattered(counts, "add", filled(1, indices.shape))
+    return call.binary("div", y, counts) if x.type.is_float else _floored(call, y, counts)
 
 
 @_op("index_put", "_unsafe_index_put")
