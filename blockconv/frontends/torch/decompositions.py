@@ -41,26 +41,32 @@ def decompositions() -> dict[Any, Any]:
 
 
 def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
-    """PyTorch's fast path of inference as the ops that it stands for. One with a mask or weights stays whole."""
+    """PyTorch's fast path of inference as the ops that it stands for. One with weights stays whole.
+
+    A mask is true, or minus infinity, for what is left out. Its kind 1 is one of shape (N, S), for all queries.
+    """
     qkv_weight, qkv_bias, weight, bias, *options = others
-    mask, need_weights = (*options, *(None, True)[len(options) :])[:2]
-    if mask is not None or need_weights or named:
+    mask, need_weights, _, kind = (*options, *(None, True, True, None)[len(options) :])[:4]
+    if need_weights or named:
         return NotImplemented
     projected = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
-    split = [functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in projected]
-    found = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    q, k, v = (functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in projected)
+    mask = mask.logical_not() if mask is not None and mask.dtype == torch.bool else mask
+    mask = mask[:, None, None] if kind == 1 else mask
+    found = functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
     return functional.linear(found, weight, bias), query.new_empty(0)
 
 
 def _encoder_layer(x: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
-    """PyTorch's fast path of a transformer's layer as the ops that it stands for. One with a mask stays whole."""
-    attention, (with_gelu, norm_first, epsilon), weights, mask = others[:4], others[4:7], others[7:15], others[15:]
-    if named or any(each is not None for each in mask):
+    """PyTorch's fast path of a transformer's layer as the ops that it stands for."""
+    attention, (with_gelu, norm_first, epsilon), weights = others[:4], others[4:7], others[7:15]
+    mask, kind = (*others[15:], None, None)[:2]
+    if named:
         return NotImplemented
     norm = functools.partial(functional.layer_norm, normalized_shape=(width,), eps=epsilon)
     first, second = (functools.partial(norm, weight=weights[k], bias=weights[k + 1]) for k in (0, 2))
     y = first(x) if norm_first else x
-    x = x + _multi_head_attention(y, y, y, width, heads, *attention, None, False)[0]
+    x = x + _multi_head_attention(y, y, y, width, heads, *attention, mask, False, True, kind)[0]
     x = x if norm_first else first(x)
     y = functional.linear(second(x) if norm_first else x, *weights[4:6])
     x = x + functional.linear(functional.gelu(y) if with_gelu else functional.relu(y), *weights[6:])

@@ -45,13 +45,13 @@ def _convolved_by_values(x):
 class FastLayer(nn.TransformerEncoderLayer):
     """As PyTorch's fast path calls it."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, mask=()):
         super().__init__(6, 2, 8)
-        self.flags = flags
+        self.flags, self.mask = flags, mask
 
     def forward(self, x):
         w = [*self.parameters()]
-        return torch._transformer_encoder_layer_fwd(x, 6, 2, *w[:4], *self.flags, 1e-5, *w[8:], *w[4:8])
+        return torch._transformer_encoder_layer_fwd(x, 6, 2, *w[:4], *self.flags, 1e-5, *w[8:], *w[4:8], *self.mask)
 
 
 OPS = {
@@ -260,6 +260,17 @@ OPS = {
         )
         for mode in ("bilinear", "nearest", "bicubic")
         for outside in ("zeros", "border", "reflection")
+    },
+    **{
+        f"encoder layer with a mask of kind {kind}": (
+            lambda m=mask, k=kind: FastLayer(k == 1, False, mask=(m, k)),
+            (2, 5, 6),
+        )
+        for kind, mask in (
+            (0, torch.eye(5).log()),
+            (1, torch.arange(10).view(2, 5) % 4 > 2),
+            (2, torch.arange(100).view(2, 2, 5, 5) % 3 > 1),
+        )
     },
     "encoder layer": (lambda: FastLayer(False, False), (2, 5, 6)),
     "encoder layer with norms first": (lambda: FastLayer(True, True), (2, 5, 6)),
