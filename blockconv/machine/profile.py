@@ -423,9 +423,12 @@ def _distance(
 ) -> Any:
     """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches.
 
+    For an instruction set without a profile, such as NEON, the registers count most. They decide which tiles there are
+    and whether multiply-adds are fused. Times are a vector's, whatever its width.
+
     name: as the machine's own profile has it, by which one that Numba holds to a lesser instruction set is told from
     others that are.
     """
-    vectors = known.isa != isa, abs(known.vector_bytes - vector), abs(known.registers - registers)
+    vectors = known.isa != isa, abs(known.registers - registers), abs(known.vector_bytes - vector)
     processor = known.halves != halves, known.cpu != cpu, known.name != name
     return (*vectors, *processor, abs(math.log2(known.caches["L2"] / cache)), known.name)

@@ -29,6 +29,7 @@ MACHINES = {
     "avx2, 512 KiB": Machine(target.Isa("avx2", 32, 16, True, ssse3=True), 1 << 19),
     "avx2, 1 MiB": Machine(target.Isa("avx2", 32, 16, True, ssse3=True), 1 << 20),
     "sse, 1 MiB": Machine(target.Isa("sse", 16, 16, False), 1 << 20),
+    "neon, 1 MiB": Machine(target.Isa("neon", 16, 32, True, f16=True, dotprod=True), 1 << 20),
 }
 
 
