@@ -24,7 +24,7 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, pointer
+from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, opaque, pointer
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -308,7 +308,9 @@ class Reduction(NamedTuple):
                 self.prefetch_streamed(w)
                 self.channel(x, w)
                 return
-            with cgutils.for_range(b, b.udiv(channels, const(unrolled))) as turn:
+            turns = b.udiv(channels, const(unrolled))
+            # LLVM unrolls a loop of four turns. On Arm it then loads so many scalars ahead that it spills accumulators.
+            with cgutils.for_range(b, turns if target.isa().is_x86 else opaque(b, turns)) as turn:
                 first = b.mul(turn.index, const(unrolled))
                 # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
                 # registers to load side by side; it places several among them.

@@ -18,7 +18,7 @@ from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.register_tiles import tiles_of_registers
 
 NEON = MACHINES["neon, 1 MiB"]
-FLOAT32, LANES, STEP = element("float32").code, 4, 16
+FLOAT32, LANES = element("float32").code, 4
 TRIPLE = "aarch64-unknown-linux-gnu"
 
 
@@ -62,9 +62,10 @@ def loop_of_products(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("vectors", "pixels"), tiles_of_registers(NEON.isa, True))
-def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int) -> None:
+@pytest.mark.parametrize("step", [4, 16])
+def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, step: int) -> None:
     """Each product is one instruction, which broadcasts the source's scalar itself, and nothing is spilled."""
-    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, 4 * STEP, STEP, LANES, 0, 1, 0, 0, 1, 1, 0)
+    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, 4 * step, step, LANES, 0, 1, 0, 0, 1, 1, 0)
     loop = loop_of_products(assembly(neoverse, conv_tile, spec.given))
     products = [line for line in loop if line.startswith("fmla")]
     assert len(products) == vectors * pixels
@@ -75,7 +76,7 @@ def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels:
 
 @pytest.mark.parametrize(("vectors", "channels"), [(2, 13), (3, 8), (4, 6), (6, 4)])
 def test_tiles_of_pixels_are_in_registers(neoverse: Any, vectors: int, channels: int) -> None:
-    spec = PixelTileSpec(FLOAT32, 1, 1, vectors, channels, LANES, 0, STEP, 4 * LANES * vectors)
+    spec = PixelTileSpec(FLOAT32, 1, 1, vectors, channels, LANES, 0, 16, 4 * LANES * vectors)
     loop = loop_of_products(assembly(neoverse, pixel_tile, spec))
     assert sum(line.startswith("fmla") for line in loop) == vectors * channels
     assert not any("[sp" in line for line in loop)
