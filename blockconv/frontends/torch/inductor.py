@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -54,7 +55,9 @@ def compile_rest(gm: Any) -> None:
             count = len(module.graph.find_nodes(op="placeholder"))
             called = lambda *args, module=module, count=count: module(*args[:count])  # noqa: E731
             traced = make_fx(called, decomposition_table=select_decomp_table())(*fakes)
-            gm.add_submodule(call.target, _Compiled(compile_fx_inner(traced, fakes, is_inference=True)))
+            with TracingContext.patch(output_strides=None):  # which are the graph's, and not those of a part of it
+                compiled = compile_fx_inner(traced, fakes, is_inference=True)
+            gm.add_submodule(call.target, _Compiled(compiled))
 
 
 def _sizes_of(graph: Any, given: Sequence[Any]) -> list[Any]:

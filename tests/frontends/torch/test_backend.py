@@ -386,6 +386,13 @@ def test_a_default_device_is_not_that_of_results():
     close(found, model(x))
 
 
+class Scans(nn.Module):
+    """An op that blockconv does not have."""
+
+    def forward(self, x):
+        return torch.logcumsumexp(x, 1)
+
+
 class Odd(nn.Module):
     """In the middle, an op that blockconv does not have."""
 
@@ -530,8 +537,13 @@ def test_inductor_compiles_what_is_left():
         close(fast(x), model(x))
     with torch.no_grad():
         assert any("CompiledFxGraph" in op for op in ops_of(lambda: fast(x)))
+        whole = nn.Sequential(Scans(), model)
+        twice = torch.compile(whole, backend=backend, options={"fallback": "inductor"})
         for height in (13, 15):
-            close(fast(images(2, 3, height, 12)), model(images(2, 3, height, 12)))
+            x = images(2, 3, height, 12)
+            close(fast(x), model(x))
+            close(twice(x), whole(x))
+        x = images(2, 3, 12, 12)
     own, found = copy.deepcopy(model.train()), []
     trained = torch.compile(own, backend=backend, options={"fallback": "inductor"})
     for each, call in ((model, model), (own, trained)):
