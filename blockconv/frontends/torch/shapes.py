@@ -237,9 +237,10 @@ def _as_strided(call: Call) -> Tensor:
     return x
 
 
-@_of_numbers("sym_size")
+@_of_numbers("sym_size", "sym_numel")
 def _sym_size(call: Call) -> int:
-    return call.input().shape[call["dim"]]
+    shape = call.input().shape
+    return math.prod(shape) if call.kind == "sym_numel" else shape[call["dim"]]
 
 
 @_of_numbers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")

@@ -513,10 +513,13 @@ def test_what_runs_in_pytorch_is_named_and_warned_of_once():
 
 def test_a_few_small_ops_are_no_slow_path():
     """As after a break of the graph. The report has them."""
-    fast, x = torch.compile(lambda x: x.max(1)[0] + 1, backend=backend), images(2, 3, 4, 5)
+    x, unpool = images(2, 3, 4, 6), lambda y, at: nn.functional.max_unpool2d(y, at, 2)
+    pooled = nn.functional.max_pool2d(x, 2, return_indices=True)
+    most = torch.compile(lambda x: x.max(1)[0] + 1, backend=backend)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", bc.SlowPathWarning)
-        close(fast(x), x.max(1)[0] + 1)
+        close(torch.compile(unpool, backend=backend, dynamic=True)(*pooled), unpool(*pooled))
+        close(most(x), x.max(1)[0] + 1)
     assert "aten.max: too few ops for a plan: 1 node" in str(report()[-1])
 
 
