@@ -48,7 +48,7 @@ from blockconv.frontends.torch.reader import (
     writes,
 )
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
-from blockconv.frontends.torch.training import partition_step, place_ops
+from blockconv.frontends.torch.training import partition_step, place_op, place_ops
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.ops import Shape
 from blockconv.network.plan import Plan, check_options, compile_between
@@ -213,10 +213,16 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     constant = _constants(gm.graph, static)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
+    others = [node for node in gm.graph.nodes if node not in taken and node not in constant]
+    if "" in [place_op(gm.graph, node) for node in others]:  # blockconv has ops in place of some, outside plans
+        gm.graph.eliminate_dead_code()
+        constant = _constants(gm.graph, static)
+        taken, refused = _judged(gm.graph, constant)
     last, missing = _last_views(gm.graph), bool(refused.nodes)
     chosen = _partitions(gm, taken - last, refused)
     record.nodes = sum(_counts(node) and node not in constant and node not in last for node in gm.graph.nodes)
-    record.taken = sum(_counts(node) for nodes in chosen for node in nodes)
+    own = {node for nodes in chosen for node in nodes} | {*filter(_is_own, gm.graph.nodes)}
+    record.taken = sum(map(_counts, own))
     record.plans, record.refused = len(chosen), refused.lines()
     names = [f"blockconv_{k}" for k in range(len(chosen))]
     fuse_by_partitions(gm, chosen, prefix="blockconv_", always_return_tuple=True)
@@ -244,6 +250,11 @@ def _counts(node: Any) -> bool:
     return kind.startswith(("aten.", "blockconv.", "prims.")) and not kind.startswith("aten.sym_")
 
 
+def _is_own(node: Any) -> bool:
+    """Whether a node is an op of blockconv's, which needs no plan."""
+    return kind_of(node).startswith("blockconv.")
+
+
 def _is_view(node: Any) -> bool:
     """Whether a result of a node may share memory with an operand."""
     return isinstance(node.target, torch._ops.OpOverload) and any(r.alias_info for r in node.target._schema.returns)
@@ -268,17 +279,20 @@ def _is_size(node: Any) -> bool:
 
 def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
     """The nodes that translators take, by running these over stand-ins; and why not the others."""
-    reader, taken = Reader("graph", OPS, fake=True, types=TYPES), set()
+    reader, taken, refused = Reader("graph", OPS, fake=True, types=TYPES), set(), Refused()
     for node in graph.nodes:
-        before = sum(map(len, reader.refused.nodes.values()))
+        reader.refused = Refused()
         if node.op == "call_function" and node not in constant and "number" not in node.meta:
             elsewhere = _elsewhere(node)
             if elsewhere:
                 reader.refused.add(node, elsewhere)
             else:
                 reader.read([node])
-            if sum(map(len, reader.refused.nodes.values())) == before:
+            if not reader.refused.nodes:
                 taken.add(node)
+            elif not _is_own(node):
+                for why, titles in reader.refused.nodes.items():
+                    refused.nodes.setdefault(why, []).extend(titles)
         if node.op != "output":
             given = reader.values.get(node)
             if node.op == "get_attr":
@@ -289,9 +303,9 @@ def _judged(graph: Any, constant: set[Any]) -> tuple[set[Any], Refused]:
         seen = node.args[0]
         while node not in taken and seen in taken and _is_view(seen):
             taken.discard(seen)
-            reader.refused.add(seen, "a view, whose memory as_strided reads")
+            refused.add(seen, "a view, whose memory as_strided reads")
             seen = seen.args[0]
-    return taken, reader.refused
+    return taken, refused
 
 
 def _last_views(graph: Any) -> set[Any]:

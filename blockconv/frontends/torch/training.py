@@ -22,7 +22,7 @@ from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
 from blockconv.frontends.torch.reports import Compiled
 
-__all__ = ["partition_step", "place_ops"]
+__all__ = ["partition_step", "place_op", "place_ops"]
 
 aten, ops = torch.ops.aten, torch.ops.blockconv
 TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -36,17 +36,24 @@ def place_ops(gm: Any, record: Compiled) -> None:
             continue
         record.nodes += kind_of(node).startswith(("aten.", "blockconv."))
         record.taken += kind_of(node).startswith("blockconv.")
-        place = _PLACES.get(node.target)
-        if place is None:
-            continue
-        try:
-            _replace(gm.graph, node, place)
-        except (_StaysError, BlockconvError, RuntimeError) as error:
-            refused.add(node, str(error) if isinstance(error, _StaysError) else "its arguments")
-        else:
-            record.taken += 1
+        why_not = place_op(gm.graph, node)
+        record.taken += why_not == ""
+        if why_not:
+            refused.add(node, why_not)
     gm.graph.eliminate_dead_code()
     record.refused = refused.lines()
+
+
+def place_op(graph: Any, node: Any) -> str | None:
+    """Put blockconv's op in place of a node. Returns "", or why the node stays; None if blockconv has no such op."""
+    place = _PLACES.get(node.target)
+    if place is None:
+        return None
+    try:
+        _replace(graph, node, place)
+    except (_StaysError, BlockconvError, RuntimeError) as error:
+        return str(error) if isinstance(error, _StaysError) else "its arguments"
+    return ""
 
 
 class _StaysError(Exception):
