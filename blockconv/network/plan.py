@@ -134,9 +134,9 @@ def compile(
 def _warn_of_foreign(plan: Plan) -> None:
     """Name the ops that another library runs."""
     parts = [action.part for action in plan.actions if action.part is not None]
-    kinds = [kind for part in parts for kind in part.kinds]
+    kinds = [kind for part in parts for kind in part.kinds if not kind.startswith("blockconv.")]
     rest = () if plan.network.rest is None else plan.network.rest.kinds
-    if parts or rest:
+    if kinds or rest:
         count = len(parts) + bool(rest)
         used = "pytorch" if parts and parts[0].session.library == "pytorch" else foreign.default_library()
         where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"

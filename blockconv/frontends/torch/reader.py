@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
-from blockconv.network.aten import as_call
+from blockconv.network.aten import as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import Tensor, frozen
 from blockconv.network.ops import Foreign, Reshape, Shape
@@ -318,14 +318,15 @@ class Reader:
             raise Unsupported
         operands = [x for x in dict.fromkeys(flat) if isinstance(x, (Tensor, Constant))]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
-        made = _results(node.target, args, kwargs, dict(zip(operands, inputs, strict=True)))
+        target, args, kwargs = _own_call(node, args, kwargs)
+        made = _results(target, args, kwargs, dict(zip(operands, inputs, strict=True)))
         try:
-            model = as_call(node.target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
+            model = as_call(target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
         except (KeyError, TypeError) as error:
             raise Unsupported(f"an operand, {error}") from None
         several = isinstance(made, (tuple, list))
         read = {user.args[1] for user in node.users if user.target is operator.getitem} if several else {0}
-        kinds, shapes = (kind_of(node),), tuple(x.shape for x in inputs)
+        kinds, shapes = (str(target).rpartition(".")[0],), tuple(x.shape for x in inputs)
         values: list[Value] = [None] * (len(made) if several else 1)
         for k in sorted(read):
             result = made[k] if several else made
@@ -366,6 +367,29 @@ class Reader:
                 tensor = self.emitter.emit(same, tensor, name=f"{tensor.name}.copy")
             names.append(tensor.name)
         return tuple(names)
+
+
+# Ops of images that blockconv has outside plans, by those in whose place they run: their names and arguments.
+_OWN = {
+    "aten.convolution": ("conv2d", ("input", "weight", "bias", "stride", "padding", "dilation", "groups")),
+    "aten.max_pool2d_with_indices": (
+        "max_pool2d",
+        ("self", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    ),
+}
+
+
+def _own_call(node: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """The op and the arguments of a node that no plan computes: blockconv's own, where it has that op."""
+    name, names = _OWN.get(kind_of(node), ("", ()))
+    given = arguments_of(node, args, kwargs) if names else {}
+    image = given.get(names[0]) if names else None
+    if not isinstance(image, Tensor) or image.rank != 4 or not image.type.is_float or given.get("transposed"):
+        return node.target, args, kwargs
+    sizes = given.get("kernel_size")
+    made = [given[each] or sizes if each == "stride" else given[each] for each in names]
+    made = [[*each] * (2 // len(each)) if isinstance(each, (list, tuple)) else each for each in made]
+    return op_of(f"blockconv.{name}.default"), made, {}
 
 
 def _outputs_read(node: Any) -> set[int]:

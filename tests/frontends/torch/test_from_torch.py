@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -300,8 +301,7 @@ def given(shape):
 def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)
-    network = bc.from_torch(module, x)
-    assert not any(node.op == "foreign" for node in network.nodes)
+    network = bc.from_torch(module, x, strict=True)
     (found,) = network.evaluate(x.numpy()).values()
     assert error(found, module(x)) < 1e-5
 
@@ -920,6 +920,23 @@ def test_pytorch_runs_what_blockconv_has_no_op_for(what, tmp_path):
         for a, b in zip(found.values(), wanted, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             assert not a.numel() or error(a, b) < 1e-6
+
+
+def test_plans_call_ops_that_blockconv_has_outside_them(tmp_path):
+    """Indices of maxima, and convolutions by values. They are no slow path."""
+
+    def call(x):
+        return F.conv2d(x, x[:1, :, :1, :2]) + F.max_pool2d(x, (1, 2), 1, return_indices=True)[1]
+
+    network = bc.from_torch(Apply(call), given(IMAGE))
+    kinds = {kind for node in network.nodes if node.op == "foreign" for kind in node.attributes.kinds}
+    assert kinds == {"blockconv.max_pool2d", "blockconv.conv2d"}
+    (found,) = network.evaluate(given(IMAGE).numpy()).values()
+    assert error(found, call(given(IMAGE))) < 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bc.SlowPathWarning)
+        bc.compile(network).save(tmp_path / "plan")
+    assert error(bc.Plan.load(tmp_path / "plan")(given(IMAGE)), call(given(IMAGE))) < 1e-5
 
 
 def test_pytorchs_ops_take_other_sizes_where_these_may_change():
