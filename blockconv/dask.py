@@ -149,6 +149,7 @@ def _pooled(op: str, array: da.Array, tile: TileSize, *parameters: Any) -> da.Ar
     return map_plan(compile(b.build()), array, tile)
 
 
+FROM_ARRAY = "give dask.array.from_array(array), which also reads arrays of Zarr"
 LARGEST = 1024  # pixels of a tile along an axis, unless a size is requested
 NOMINAL = 512  # pixels of the images that the network of one op is planned for, at most
 
@@ -166,9 +167,11 @@ def _checked(op: str, array: Any) -> tuple[Any, Any]:
     with needing("blockconv.dask", "dask", "'dask[array]'"):
         import dask
         import dask.array as da
-    if not isinstance(array, da.Array) or array.ndim != 4 or math.isnan(sum(array.shape[1:])):
-        rule, remedy = "has to be a Dask array (N, C, H, W)", "array.compute_chunk_sizes() finds sizes that are unknown"
-        raise ArgumentError(op, "array", array, rule, remedy)
+    is_dask = isinstance(array, da.Array)
+    if not is_dask or array.ndim != 4 or math.isnan(sum(array.shape[1:])):
+        order = "(C, H, W) needs array[None], (H, W, C) array[None].transpose(0, 3, 1, 2)"
+        remedy = f"{order}; array.compute_chunk_sizes() finds sizes that are unknown" if is_dask else FROM_ARRAY
+        raise ArgumentError(op, "array", array, "has to be a Dask array (N, C, H, W)", remedy)
     as_numpy(array._meta, op, "array")  # refuses chunks with masks, or of other libraries
     return dask, da
 

@@ -58,8 +58,7 @@ def add_model(
     command.add_argument("--shape", action="append", default=[], metavar="[INPUT=]SIZES", help=text)
     text = "refuse ops that blockconv has no kernels for; else ONNX Runtime runs them"
     command.add_argument("--strict", action="store_true", help=text)
-    text = "the most threads of a call (default: see `blockconv doctor`)"
-    command.add_argument("--threads", type=positive, help=text)
+    command.add_argument("--threads", type=positive, help="the most threads of a call (see `blockconv doctor`)")
 
 
 def read_model(command: str, options: argparse.Namespace) -> Network:
@@ -87,9 +86,8 @@ def _shapes(command: str, given: list[str]) -> dict[str, Shape] | Shape | None:
     shapes = dict(pairs)
     if "" in shapes or len(shapes) < len(pairs):
         rule = "has to name an input, a different one each time"
-        raise ArgumentError(
-            command, "--shape", " ".join(given), rule, "give for example --shape x=1x3x8x8 --shape y=1x3x8x8"
-        )
+        remedy = "give for example --shape x=1x3x8x8 --shape y=1x3x8x8"
+        raise ArgumentError(command, "--shape", " ".join(given), rule, remedy)
     return shapes
 
 

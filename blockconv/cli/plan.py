@@ -34,12 +34,9 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--precision", choices=get_args(FloatType), default="float32", help=text)
     command.add_argument("--costs", type=Path, metavar="JSON", help="a file with your own costs (see Plan.cost_table)")
     command.add_argument("--profile", action="store_true", help="measure every call of the plan")
-    command.add_argument(
-        "--report", type=page, metavar="FILE", help="write the plan as an HTML page, or as data into a .json file"
-    )
-    command.add_argument(
-        "--save", type=written, metavar="FILE", help="write the plan to a file, for blockconv.Plan.load"
-    )
+    text = "write the plan as an HTML page, or as data into a .json file"
+    command.add_argument("--report", type=page, metavar="FILE", help=text)
+    command.add_argument("--save", type=written, metavar="FILE", help="write the plan to FILE, for blockconv.Plan.load")
     command.set_defaults(run=_plan)
 
 
@@ -81,12 +78,10 @@ def _layouts(given: list[str]) -> Layouts:
     nodes = dict(pairs)
     if "" not in nodes and len(nodes) == len(pairs):
         return nodes or "auto"
-    if len(pairs) > 1 and set(nodes) == {""}:
-        return [layout for _, layout in pairs]
-    if len(pairs) > 1:
+    if set(nodes) != {""}:
         rule = "has to be layouts, or NODE=LAYOUT with a different node each time"
         raise ArgumentError("plan", "--layouts", " ".join(given), rule)
-    return nodes[""]
+    return nodes[""] if len(pairs) == 1 else [layout for _, layout in pairs]
 
 
 def _noise(plan: Plan) -> list[Any]:
@@ -109,9 +104,7 @@ def _tune(options: argparse.Namespace, console: Console) -> int:
         if options.model is not None:
             steps.begin(f"timing the kernels of {options.model}")
             compile(read_model("tune", options), measure=True)
-    console.print(
-        f"measured time / predicted time: convolutions {found.compute:.2f}, memory moves {found.memory:.2f}",
-    )
+    console.print(f"measured time / predicted time: convolutions {found.compute:.2f}, memory moves {found.memory:.2f}")
     if options.model is not None:
         console.print(f"kept the times of {len(tuning.Costs())} kernels on {get_num_threads()} threads")
     return 0

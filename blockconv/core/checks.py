@@ -57,10 +57,11 @@ def read_sizes(shape: Any) -> tuple[int, ...] | None:
 
 def axes_remedy(shape: Sequence[int], made: Sequence[int], x: str = "x") -> str:
     """The remedy for `x` of this shape where images are like `made`, (N, C, H, W); "" if axes are not the fault."""
-    if len(made) != 4 or len(shape) not in (3, 4) or made[1] not in (shape[-3], shape[-1]):
+    _, c, _, last = (1,) * (4 - len(shape)) + tuple(shape[:4])
+    if len(made) != 4 or not 2 <= len(shape) <= 4 or made[1] not in (c, last):
         return ""
-    batch = "[None]" * (len(shape) == 3)
-    order = "" if shape[-3] == made[1] else ".transpose(0, 3, 1, 2)"
+    batch = {2: "[None, None]", 3: "[None]", 4: ""}[len(shape)]
+    order = "" if c == made[1] else ".transpose(0, 3, 1, 2)"
     return f"give {x}{batch}{order}" if batch or order else ""
 
 

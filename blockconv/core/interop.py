@@ -251,7 +251,11 @@ def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
 
 
 # Remedies for arrays of other libraries, by the package of their type.
-_COMPUTED = {"dask": "call map_plan or conv2d of blockconv.dask, or give x.compute()", "cupy": "give cupy.asnumpy(x)"}
+_COMPUTED = {
+    "dask": "call map_plan or conv2d of blockconv.dask, or give x.compute()",
+    "zarr": "give numpy.asarray(x); Plan.tiled and blockconv.dask compute it by tiles",
+    "cupy": "give cupy.asnumpy(x)",
+}
 
 
 def _of_object(x: Any, op: str, argument: str) -> Array:

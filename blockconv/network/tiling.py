@@ -70,6 +70,10 @@ class Tiling(NamedTuple):
     batch: int = 1
     nbytes: int = 0
 
+    def __repr__(self) -> str:
+        """Without the pieces: a large image has thousands."""
+        return f"Tiling({self.shape}: {len(self.pieces)} x {self.tile}, {self.batch} at once, {self.nbytes} bytes)"
+
     @property
     def computed(self) -> float:
         """Computed pixels for each pixel of the image: 1.1 means that cuts cost a tenth."""

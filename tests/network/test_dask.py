@@ -150,8 +150,13 @@ def test_processes_bind_a_plan_once_and_a_worker_that_ends_loses_nothing(plan: b
 
 def test_what_is_no_dask_array_is_refused(plan: bc.Plan) -> None:
     x = np.zeros((1, 3, 80, 80), np.float32)
-    for bad in (x, da.from_array(x[0]), da.from_array(x.astype(np.float64))):
-        with pytest.raises(bc.ArgumentError, match=r"map_plan: array=.*; (array.compute_|give array.astype\('float3)"):
+    for bad, remedy in (
+        (x, r"give dask\.array\.from_array\(array\)"),
+        (da.from_array(x[0]), r"\(C, H, W\) needs array\[None\], \(H, W, C\) array\[None\]\.transpose"),
+        (da.from_array(x.astype(np.float64)), r"give array\.astype\('float3"),
+        (da.from_array(x.transpose(0, 2, 3, 1)), r"give dask.array.from_array\(image\)\.transpose\(0, 3, 1, 2\)"),
+    ):
+        with pytest.raises(bc.ArgumentError, match=f"(map_plan: array|tiled: shape)=.*; {remedy}"):
             blockconv.dask.map_plan(plan, bad)
     unknown = da.from_array(x, chunks=(1, 3, 40, 40))
     unknown = unknown[:, :, unknown[0, 0, :, 0] >= 0]
