@@ -18,7 +18,7 @@ from rich.table import Table
 from blockconv.cli.arguments import add_model, page, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core import text
-from blockconv.core.errors import ArgumentError, to_install
+from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.layout import NATIVE, read_layout
 from blockconv.network.graph import Network, Tensor
 from blockconv.network.plan import Plan, compile
@@ -114,13 +114,13 @@ def bundled() -> npt.NDArray[np.uint8]:
 
 def read(path: Path) -> npt.NDArray[np.uint8]:
     """A picture from a file."""
-    try:
+    with needing("run: --input", "PIL", "pillow"):
         from PIL import Image
-    except ImportError:
-        rule = "needs pillow, which is not installed"
-        raise ArgumentError("run", "--input", str(path), rule, to_install("pillow")) from None
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("RGB"), np.uint8)
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB"), np.uint8)
+    except OSError as error:
+        raise ArgumentError("run", "--input", str(path), f"is no picture that pillow reads ({error})") from None
 
 
 def _compiled(network: Network, names: Sequence[str], inputs: list[Array], steps: Steps) -> list[Contestant]:

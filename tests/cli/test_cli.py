@@ -327,6 +327,7 @@ def test_what_cannot_be_run(small: bc.Network, tmp_path: Path, capsys: pytest.Ca
     assert main(["run", "--input", str(tmp_path / "none.png")]) == 2
     (tmp_path / "text.png").write_text("no picture")
     assert main(["run", "--input", str(tmp_path / "text.png")]) == 2
+    assert "run: --input=" in capsys.readouterr().err.replace("\n", " ")
     assert main(["run", str(tmp_path / "text.png")]) == 2
     assert main(["run", "--layouts", "aBCd4b4c"]) == 2
     assert main(["run", "--threads", "100000"]) == 2
