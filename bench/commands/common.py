@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from blockconv.core.layout import read_layout
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, read_shape_file
 
 from .. import cpu, layers, machine, peers, pools, publish, standings
@@ -100,8 +101,11 @@ def add_dtypes(command: argparse.ArgumentParser, dtypes: Iterable[str]) -> None:
 
 
 def given_layouts(options: argparse.Namespace) -> list[str]:
-    """The names of layouts; "all" stands for every layout that plans choose among."""
-    return list(layers.LAYOUTS) if options.layouts == ["all"] else options.layouts
+    """The names of layouts; "all" stands for every layout that plans choose among. Raises LayoutError for no name."""
+    names: list[str] = list(layers.LAYOUTS) if options.layouts == ["all"] else options.layouts
+    for name in names:  # before a case fails by one of them in all
+        read_layout("bench", "--layouts", name)
+    return names
 
 
 def with_batch(problems: Iterable[Windows], options: argparse.Namespace) -> list[Windows]:
