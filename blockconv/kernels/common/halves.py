@@ -37,7 +37,8 @@ def rounded(v: Vectors, half: ElementType, x: Any, flushes: bool = False) -> Any
     flushes: denormal numbers may become zeros, as they do by the instruction that AVX512-BF16 has for bfloat16.
     """
     b, narrow = v.b, ir.VectorType(_I16, v.lanes)
-    if half.kind == BRAIN and flushes and target.isa().bf16 and v.bytes in (32, 64):
+    isa = target.isa()
+    if half.kind == BRAIN and flushes and isa.is_x86 and isa.bf16 and v.bytes in (32, 64):
         return call_llvm(b, f"llvm.x86.avx512bf16.cvtneps2bf16.{8 * v.bytes}", narrow, [x])
     if half.kind != BRAIN and target.isa().f16:
         return b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
