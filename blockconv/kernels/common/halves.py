@@ -40,7 +40,7 @@ def rounded(v: Vectors, half: ElementType, x: Any, flushes: bool = False) -> Any
     isa = target.isa()
     if half.kind == BRAIN and flushes and isa.is_x86 and isa.bf16 and v.bytes in (32, 64):
         return call_llvm(b, f"llvm.x86.avx512bf16.cvtneps2bf16.{8 * v.bytes}", narrow, [x])
-    if half.kind != BRAIN and target.isa().f16:
+    if half.kind != BRAIN and isa.f16:
         return b.bitcast(b.fptrunc(x, ir.VectorType(ir.HalfType(), v.lanes)), narrow)
     bits = b.bitcast(x, ir.VectorType(I32, v.lanes))
     made = _rounded_to_brain(v, bits) if half.kind == BRAIN else _rounded_in_integers(v, bits)
