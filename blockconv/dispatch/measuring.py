@@ -47,7 +47,7 @@ NARROW = TileShape(1, 2, 1)  # whose accumulators wait for each other
 ITEMSIZE = 4
 DEPTHS_OF_MATRICES = (4, 16), (1, 2)  # steps of 64 bytes: of two reductions, and of two short ones
 _FLOATS, _BYTES = Types.all("float32"), Types.quantized("uint8", "uint8")
-_BRAIN = Types.converted("bfloat16", "bfloat16")
+_SIGNED_BYTES, _BRAIN = Types.quantized("int8", "int8"), Types.converted("bfloat16", "bfloat16")
 
 
 class Reduced(NamedTuple):
@@ -96,7 +96,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
     """shapes: the tiles that are timed."""
     isa = target.isa()
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
-    dots = {types: dot_for(types, isa) for types in (_BYTES, of_narrow(_BYTES), _BRAIN)}
+    dots = {dot_for(types, isa): types for types in (_SIGNED_BYTES, _BYTES, of_narrow(_BYTES), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     # A source tree that is not installed has no metadata.
     record |= {"blockconv": __version__} | {package: version(package) for package in ("numba", "llvmlite", "numpy")}
@@ -125,7 +125,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
         reads=memory.bandwidths(memory.read),
         launch=positive("a launch", memory.launch, lambda found: [found]),
         record=record,
-        dots={name_of(dot): _dot_times(types, dot) for types, dot in dots.items() if name_of(dot)} | _matrix_times(),
+        dots={name_of(dot): _dot_times(types, dot) for dot, types in dots.items() if name_of(dot)} | _matrix_times(),
     )
 
 
