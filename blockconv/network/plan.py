@@ -372,13 +372,14 @@ class Plan:
             dtype = np.dtype(image.dtype)
         except (AttributeError, TypeError):
             rule = "has to be an array with a NumPy dtype, or like one"
-            raise ArgumentError("tiled", "image", type(image).__name__, rule, "give x.numpy() for a tensor") from None
+            remedy = "give x.numpy() for a tensor, and the array itself for a path or a group of Zarr"
+            raise ArgumentError("tiled", "image", type(image).__name__, rule, remedy) from None
         if dtype != (wanted := self.network.inputs[0].type.dtype):
             remedy = f"give dask.array.from_array(image).astype('{wanted}'), which converts each tile"
             raise ArgumentError("tiled", "image", image, f"has to have dtype {wanted}, not {dtype}", remedy)
         if isinstance(image, (np.ndarray, BlockedArray)):
             image = as_numpy(image, "tiled", "image")  # refuses a mask
-        how = self.tiling(tuple(int(size) for size in np.shape(image)), tile, batch)
+        how = self.tiling(np.shape(image), tile, batch)
         return run_tiled(self.by_name, how, image, checked_out(how, out, image))
 
     def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
@@ -623,9 +624,8 @@ class Plan:
         if suffix not in SUFFIXES:
             raise ArgumentError("report", "path", path, "has to end in .html, or in .json for the data")
         known = {} if measured is None else measured
-        if not isinstance(known, Mapping) or not all(
-            isinstance(took, (int, float, np.number)) for took in known.values()
-        ):
+        times = known.values() if isinstance(known, Mapping) else [None]
+        if not all(isinstance(took, (int, float, np.number)) for took in times):
             raise ArgumentError("report", "measured", measured, "has to be {layouts: seconds}, or None")
         data, bound = self.to_dict(), self._first
         if suffix == ".json":

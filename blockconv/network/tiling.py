@@ -113,9 +113,8 @@ def tiling(
         raise ArgumentError("tiled", "shape", tuple(shape), rule, remedy)
     check_shape("tiled", "shape", shape)
     if network.rest is not None:
-        raise UnsupportedError(
-            f"{network.name}: shapes after {', '.join(network.rest.kinds)} depend on the image's values"
-        )
+        kinds = ", ".join(network.rest.kinds)
+        raise UnsupportedError(f"{network.name}: shapes after {kinds} depend on the image's values")
     known = reaches(network, network.inputs[0].name)
     missing = [output for output in network.outputs if sorted(known.get(output, ())) != list(PIXELS)]
     if missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -368,6 +369,8 @@ def test_bad_arguments_are_refused_and_nothing_is_written() -> None:
     for shape in ((1, 3, 10**9, 10**9), (1, 3, 10**30, 100)):
         with pytest.raises(bc.ArgumentError, match=r"tiled: shape=.*; give smaller sizes"):
             plan.tiling(shape)
+    with pytest.raises(bc.ArgumentError, match=r"tiled: shape=\(1, 3, nan, 100\): has to be a shape"):
+        plan.tiled(SimpleNamespace(shape=(1, 3, float("nan"), 100), dtype=x.dtype), 64, out=out)  # as Dask has it
     with pytest.raises(bc.ArgumentError, match="masked array"):
         plan.tiled(np.ma.masked_less(x, 1), 64, out=out)
     alone = r"shape=.*; give dask.*\(image\)\[None\]$"
