@@ -159,14 +159,7 @@ def _table(network: Network, found: list[Contestant], times: list[float], errors
         table.add_column(heading, justify="right")
     best = min(times)
     for c, seconds, error in zip(found, times, errors, strict=True):
-        style = "bold green" if seconds == best else None
-        table.add_row(
-            _titled(c.name),
-            f"{seconds * 1e3:.2f}",
-            f"{seconds / best:.2f}",
-            str(len(c.plan.reorders)),
-            f"{c.ready:.2f}",
-            f"{error:.1e}",
-            style=style,
-        )
+        shares = f"{seconds * 1e3:.2f}", f"{seconds / best:.2f}"
+        rest = str(len(c.plan.reorders)), f"{c.ready:.2f}", f"{error:.1e}"
+        table.add_row(_titled(c.name), *shares, *rest, style="bold green" if seconds == best else None)
     return table

@@ -31,6 +31,7 @@ from blockconv.network import archive, ops
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.moves import part
 from blockconv.network.planning import candidates, parameters, planned
+from blockconv.network.reporting.data import more
 from blockconv.runtime.memory import Region
 
 FLOATS = Types.all("float32")
@@ -451,7 +452,11 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps(costs))
     plan = bc.compile(network, costs=tmp_path / "costs.json")
     assert next(action for action in plan.actions if action.name == "a").writes[1] == lay
-    assert "the best plan without it costs +" in " ".join(plan.explain().split())
+    said = " ".join(plan.explain().split())
+    saved = [call["saves"] for call in plan.to_dict()["calls"] if call["saves"] is not None]
+    assert saved
+    assert all(f"the best plan without it costs {more(seconds)}" in said for seconds in saved)
+    assert all(call["saves"] is None for call in plan.to_dict()["calls"] if call["kind"] != "reorder")
     (tmp_path / "costs.json").write_text(json.dumps([1.0]))
     singles = bc.compile(network, costs={key: np.float32(seconds) for key, seconds in costs.items()})
     assert singles.cost == pytest.approx(plan.cost)

@@ -122,6 +122,7 @@ class CallData(TypedDict):
     measured: seconds of the call by itself; None without a profile.
     ops: the ops of ONNX that another library runs in this call; empty for a kernel.
     why: the reason of a reorder or copy; "" for a node.
+    saves: seconds that the best plan without this reorder costs more; None if that is not known, or if none exists.
     """
 
     name: str
@@ -134,6 +135,7 @@ class CallData(TypedDict):
     measured: float | None
     ops: list[str]
     why: str
+    saves: float | None
 
 
 class ChoiceData(TypedDict):
@@ -317,6 +319,7 @@ def _reorders(problem: Assignment) -> list[ReorderData]:
 
 def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, profile: Profile | None) -> list[CallData]:
     why = {id(action): said for action, said in reasons(planned, actions, options.asked)}
+    none: tuple[str, float | None] = "", None
     measured = [None] * len(actions) if profile is None else profile.seconds
     predicted = predict.actions_on(planned, actions, options.threads)
     return [
@@ -330,7 +333,8 @@ def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, prof
             "predicted": float(guess),
             "measured": took,
             "ops": [] if action.part is None else list(action.part.kinds),
-            "why": why.get(id(action), ""),
+            "why": why.get(id(action), none)[0],
+            "saves": why.get(id(action), none)[1],
         }
         for action, guess, took in zip(actions, predicted, measured, strict=True)
     ]
@@ -344,7 +348,9 @@ def more(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{text.duration(abs(seconds))}" if abs(seconds) >= 5e-11 else "the same time"
 
 
-def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[tuple[Action, str]]:
+def reasons(
+    planned: Planned, actions: tuple[Action, ...], chosen: str
+) -> list[tuple[Action, tuple[str, float | None]]]:
     """Each reorder and copy, with its reason; for the dearest also the extra cost of the best plan without it.
 
     chosen: "auto" if the planner had its choice, else what the user asked for.
@@ -355,10 +361,10 @@ def reasons(planned: Planned, actions: tuple[Action, ...], chosen: str) -> list[
     return [(action, _reason(planned, action, chosen, any(action is d for d in dearest))) for action in moved]
 
 
-def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
+def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> tuple[str, float | None]:
     tensor, (_, dst) = action.name, action.writes
     if action.kind == "copy":
-        return "copied to its place in a concatenation, or in an output"
+        return "copied to its place in a concatenation, or in an output", None
     problem, nodes = planned.problem, {node.name: node for node in planned.network.nodes}
     readers = [
         f"{step.name} ({nodes[step.name].op})"
@@ -367,12 +373,13 @@ def _reason(planned: Planned, action: Action, chosen: str, priced: bool) -> str:
     ]
     who = f"{', '.join(readers)} read{'s' if len(readers) == 1 else ''} {dst}" if readers else f"the output is {dst}"
     if chosen != "auto":
-        return f"{who}; layouts: {chosen}"
+        return f"{who}; layouts: {chosen}", None
     if not priced:
-        return who
+        return who, None
     dearer = _without(problem, tensor, dst) - planned.solution.cost
-    said = "every plan needs it" if math.isinf(dearer) else f"the best plan without it costs {more(dearer)}"
-    return f"{who}; {said}"
+    if math.isinf(dearer):
+        return f"{who}; every plan needs it", None
+    return f"{who}; the best plan without it costs {more(dearer)}", dearer
 
 
 def _without(problem: Assignment, tensor: str, dst: Layout) -> float:
