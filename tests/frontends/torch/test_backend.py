@@ -551,6 +551,17 @@ def test_what_no_plan_has_runs_on_ops_of_their_own():
     assert all("too few ops" in line for graph in report(own) for line in graph.refused)
 
 
+def test_an_op_that_stays_leaves_no_other_nodes():
+    """PyTorch gives this convolution strides that blockconv's op does not give."""
+
+    def call(x, w):
+        return nn.functional.conv1d(x.transpose(1, 2), w * 2).relu()
+
+    given = images(2, 9, 8), images(4, 8, 3)
+    with torch.no_grad(), pytest.warns(bc.SlowPathWarning, match="4 of 4 ops run in PyTorch: aten.convolution"):
+        close(torch.compile(call, backend=backend)(*given), call(*given))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler here")
 def test_inductor_compiles_what_is_left():
