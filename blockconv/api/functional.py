@@ -39,6 +39,7 @@ from blockconv.dispatch.boundary import (
     keep,
     single,
 )
+from blockconv.dispatch.selection import Explanation
 from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads
 
@@ -318,7 +319,7 @@ def explain(
     dst: Layout | str | None = None,
     dtype: str = "float32",
     machine: str | os.PathLike[str] | None = None,
-) -> selection.Explanation:
+) -> Explanation:
     """A table of all kernels for a problem: the predicted time of each, or why it does not take the problem.
 
     problem: a Conv2dProblem, Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, Pool2dProblem,
