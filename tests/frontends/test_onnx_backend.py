@@ -75,7 +75,7 @@ UNSUPPORTED = {
     "integers of": 3,
     "equation=": 1,
     "int4": 10,
-    "of float": 9,
+    "of float": 6,
     "of object": 2,
     "of uint64": 1,
 }
