@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import llvmlite.binding as llvm
 from numba import config
@@ -134,8 +133,8 @@ def target_features() -> frozenset[str]:
     return told if X86 or config.CPU_FEATURES is not None else told | _dot_products_of_arm()
 
 
+# By LLVM's names: the entry of Linux's auxiliary vector, the bit in it, and Apple's name.
 _ARM_DOTS = {"dotprod": (16, 1 << 20, "DotProd"), "i8mm": (26, 1 << 13, "I8MM"), "bf16": (26, 1 << 14, "BF16")}
-_PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE = 43
 
 
 def _dot_products_of_arm() -> frozenset[str]:
@@ -150,14 +149,10 @@ def _dot_products_of_arm() -> frozenset[str]:
             found, size = ctypes.c_int(0), ctypes.c_size_t(4)
             asked = f"hw.optional.arm.FEAT_{name}".encode(), ctypes.byref(found), ctypes.byref(size), None, 0
             return ctypes.CDLL(None).sysctlbyname(*asked) == 0 and found.value == 1
-        return name == "DotProd" and _windows_has(_PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE)
+        windows = getattr(ctypes, "windll", None)  # whose feature 43 is PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+        return name == "DotProd" and bool(windows and windows.kernel32.IsProcessorFeaturePresent(43))
 
     return frozenset(feature for feature, asked in _ARM_DOTS.items() if has(*asked))
-
-
-def _windows_has(feature: int) -> bool:
-    kernel: Any = getattr(ctypes, "windll", None)
-    return kernel is not None and bool(kernel.kernel32.IsProcessorFeaturePresent(feature))
 
 
 @functools.cache

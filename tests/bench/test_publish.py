@@ -192,8 +192,8 @@ def test_results_are_kept_by_cpu_unless_a_name_is_given(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suite", ["layers", "pools"])
 def test_a_layout_that_is_none_is_refused_before_anything_is_measured(suite, capsys):
-    assert main([suite, "--quick", "--layouts", "NHWC", "NCHW24", "--peers"]) == 2
-    assert "bench: --layouts='NCHW24'" in capsys.readouterr().out.replace("\n", " ")
+    assert main([suite, "--quick", "--layouts", "NHWC", "NCHWX", "--peers"]) == 2
+    assert "bench: --layouts='NCHWX'" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_a_command_that_misses_a_package_says_how_to_get_it(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,3 +198,38 @@ def test_the_targets_features_say_whether_pairs_of_bytes_are_multiplied(monkeypa
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
     monkeypatch.setattr(target, "X86", True)
     assert target.isa.__wrapped__().ssse3 == ssse3
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_the_system_says_which_dot_products_an_arm_processor_has(monkeypatch, system):
+    """Linux by two words of bits, macOS by names; Windows knows one."""
+    import ctypes
+
+    def told(name, value, size, *unused):
+        value._obj.value = int(name in (b"hw.optional.arm.FEAT_DotProd", b"hw.optional.arm.FEAT_BF16"))
+        return 0 if value._obj.value else -1
+
+    words = {16: 1 << 20 | 0xFF, 26: 1 << 14}
+
+    class GetAuxVal:
+        restype = None
+
+        def __call__(self, entry):
+            return words[entry]
+
+    library = SimpleNamespace(getauxval=GetAuxVal(), sysctlbyname=told)
+    kernel = SimpleNamespace(IsProcessorFeaturePresent=lambda feature: feature == 43)
+    monkeypatch.setattr(
+        target,
+        "ctypes",
+        SimpleNamespace(
+            CDLL=lambda name: library,
+            c_ulong=None,
+            c_int=ctypes.c_int,
+            c_size_t=ctypes.c_size_t,
+            byref=ctypes.byref,
+            windll=SimpleNamespace(kernel32=kernel),
+        ),
+    )
+    monkeypatch.setattr(target.sys, "platform", system)
+    assert target._dot_products_of_arm() == ({"dotprod"} if system == "win32" else {"dotprod", "bf16"})
