@@ -35,7 +35,7 @@ from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
 from blockconv.network.aten import as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import Tensor, frozen
-from blockconv.network.ops import Foreign, Reshape, Shape
+from blockconv.network.ops import Attributes, Foreign, Reshape, Shape
 
 __all__ = [
     "AtenOp",
@@ -492,6 +492,14 @@ class Call(Translation):
     def parameter(self, argument: str, change: Callable[[Array], Array] = lambda array: array) -> Tensor:
         """An argument that has to be a constant, changed, as a constant of the network under its own name."""
         return self.reader.constant(change(self.array(argument)), self._known(argument).name)
+
+    def emit(
+        self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False
+    ) -> Tensor:
+        """An op, and the value that it makes. A reshape infers its first size, as for other batches."""
+        if isinstance(attributes, Reshape) and not {0, -1} & {*attributes.shape, *inputs[0].shape}:
+            attributes = Reshape((-1, *attributes.shape[1:])[: len(attributes.shape)])
+        return super().emit(attributes, *inputs, parameters=parameters, helps=helps)
 
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""

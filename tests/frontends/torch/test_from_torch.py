@@ -18,6 +18,7 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.frontends.torch.ops import OPS as READ
 from blockconv.network import emitter
 from blockconv.network.limits import Limits
+from blockconv.network.passes.fuse import fuse
 
 IMAGE, ROW, MATRIX = (2, 6, 8, 10), (2, 6, 11), (3, 6)
 V6 = torch.linspace(0.5, 2, 6)
@@ -815,6 +816,18 @@ def test_nodes_that_name_no_size():
     free = (dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO),)
     network = bc.from_torch(Apply(lambda x: enlarged(x) * most(x)), given(IMAGE), (free,))
     assert network.kept_limits()
+
+
+def test_reshapes_of_tokens_hold_for_any_batch():
+    """Also after passes, as files of plans hold them."""
+
+    def attend(x, w):
+        x = F.linear(F.layer_norm(x.flatten(2).mT, (6,)), w).unflatten(2, (2, 3)).transpose(1, 2)
+        return ((x @ x.mT).softmax(-1) @ x).transpose(1, 2).flatten(2)
+
+    network = bc.from_torch(Apply(attend, w=given((6, 6))), given(IMAGE), (({0: torch.export.Dim.AUTO},),))
+    assert network.kept_limits()
+    assert fuse(network).kept_limits()
 
 
 def test_a_branch_that_a_far_size_takes(tmp_path):
