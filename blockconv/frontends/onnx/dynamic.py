@@ -80,12 +80,12 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 
 @_op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
 def _conv_integer(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3, _convolved, _is_real(call))
+    return _sums(call, call.input(), _source(call, 2), 3, _convolved)
 
 
 @_op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
 def _matmul_integer(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3, _multiplied, _is_real(call))
+    return _sums(call, call.input(), _source(call, 2), 3, _multiplied)
 
 
 def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
@@ -94,11 +94,6 @@ def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
 
 def _multiplied(call: Call, x: Tensor, source: _Source) -> Tensor:
     return matmul(call, source[0], x, 1, source[1])
-
-
-def _is_real(call: Call) -> bool:
-    """Whether nothing but Cast to float32 reads the sums."""
-    return call.node.output[0] in call.scope.only_cast
 
 
 def _source(call: Call, at: int) -> _Source:
@@ -116,8 +111,10 @@ def _of_found(found: Tensor) -> _Source:
     return ops.DynamicConv2d(), (found,)
 
 
-def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _Product, real: bool) -> Tensor:
-    """The sums of products of `x` and operand 1, a constant, less their zero points; float32 will do if `real`."""
+def _sums(call: Call, x: Tensor, source: _Source, zero_point_at: int, product: _Product, real: bool = False) -> Tensor:
+    """The sums of products of `x` and operand 1, a constant, less their zero points; float32 will do if `real`, or if
+    nothing but Cast to float32 reads them."""
+    real = real or call.node.output[0] in call.scope.only_cast
     value = call.array(1, "weight")
     for dtype in (x.dtype, value.dtype):
         check_bytes(call, dtype)

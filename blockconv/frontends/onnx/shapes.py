@@ -214,14 +214,10 @@ def _pad(call: Call) -> Tensor:
     return call.bordered(x, pads, value) if mode == "constant" else call.padded(x, pads, mode)
 
 
-@_op("DepthToSpace")
-def _depth_to_space(call: Call) -> Tensor:
-    return call.pixels_of_channels(call.input(), *_blocks(call))
-
-
-@_op("SpaceToDepth")
-def _space_to_depth(call: Call) -> Tensor:
-    return call.channels_of_pixels(call.input(), *_blocks(call))
+@_op("DepthToSpace", "SpaceToDepth")
+def _blocks_moved(call: Call) -> Tensor:
+    moved = call.pixels_of_channels if call.node.op_type == "DepthToSpace" else call.channels_of_pixels
+    return moved(call.input(), *_blocks(call))
 
 
 def _blocks(call: Call) -> tuple[int, bool]:
