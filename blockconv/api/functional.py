@@ -34,11 +34,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import BlockedArray, allocate
-from blockconv.dispatch.boundary import (
-    cache_key,
-    keep,
-    single,
-)
+from blockconv.dispatch.boundary import cache_key, keep, single
 from blockconv.dispatch.selection import Explanation
 from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads

@@ -110,6 +110,10 @@ class Traces:
         """One more program, for all sizes like these: PyTorch takes a size of 1 for itself, others as symbols."""
         first = self.programs[0]
         if self.again is None:
+            # An empty batch is made as batches of any size are.
+            some = [{name: (x[0] or n, *x[1:]) if x else () for name, x in shapes.items()} for n in (2, 3)]
+            if free := [p for p in self.programs if not any(map(p.limits.excludes, some))]:
+                return free[0]
             raise self._refusal(shapes, self.programs[-1].limits.excludes(shapes))
         (module, given), sizes = self.again, iter(shapes.values())
         leaves, spec = tree_flatten(given)

@@ -768,6 +768,19 @@ def test_a_program_takes_the_sizes_that_its_branches_take():
         network.with_input_shapes((2, 6, 12, 7))
 
 
+def test_a_pickle_takes_an_empty_batch():
+    """As of Dask's empty chunks; without a trace of its own, but only where a trace takes several batches."""
+    module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.UpsamplingBilinear2d(scale_factor=2)).eval()
+    copied = pickle.loads(pickle.dumps(bc.from_torch(module, given(IMAGE))))
+    for shape in ((0, 6, 9, 7), (0, *IMAGE[1:])):
+        (found,) = copied.with_input_shapes(shape).evaluate(np.zeros(shape, np.float32)).values()
+        assert found.shape == module(torch.zeros(shape)).shape
+    fixed = bc.from_torch(torch.export.export(module, (given((2, 6, 8, 8)),)), given((2, 6, 8, 8)))
+    for network, shape in ((fixed, (0, 6, 8, 8)), (copied, (1, 6, 0, 8))):
+        with pytest.raises(bc.NetworkError, match="as it was traced"):
+            network.with_input_shapes(shape)
+
+
 def test_other_sizes_have_the_weights_and_the_mode_of_the_first():
     module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.Dropout(), nn.Flatten()).eval()
     network, other = bc.from_torch(module, given(IMAGE)), given((3, 6, 9, 7))
