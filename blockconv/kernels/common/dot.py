@@ -173,8 +173,8 @@ def source_element(v: Vectors, number: int, address: Any) -> Any:
     return InFirstLane(v.b.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0)))
 
 
-# By number: the extension of the instruction, the suffix of its operands, and of one that is broadcast. `sudot` is
-# `usdot` with its operands exchanged, which the broadcast one has to be.
+# By number: the extension, the instruction for two whole vectors, and the one that broadcasts its last operand. `sudot`
+# is `usdot` with exchanged operands: the broadcast one is unsigned.
 BY_ELEMENT = {15: ("dotprod", "sdot", "sdot"), 16: ("i8mm", "usdot", "sudot"), 17: ("bf16", "bfdot", "bfdot")}
 
 
@@ -183,7 +183,7 @@ def _of_arm(number: int) -> Callable[..., Any]:
     full, element = ("8h", "2h") if extension == "bf16" else ("16b", "4b")
 
     def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
-        """In assembly: LLVM selects the instruction by no pattern where Numba compiles for a processor without it."""
+        """In assembly, because LLVM ends the process for an intrinsic that its target lacks: it does not ask the system."""
         if isinstance(x, InFirstLane):
             operands, x = f"{broadcast} $0.4s, $1.{full}, $2.{element}[0]", x.vector
         else:
