@@ -183,7 +183,7 @@ def _of_arm(number: int) -> Callable[..., Any]:
     full, element = ("8h", "2h") if extension == "bf16" else ("16b", "4b")
 
     def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
-        """In assembly, because LLVM ends the process for an intrinsic that its target lacks: it does not ask the system."""
+        """In assembly: LLVM ends the process for an intrinsic that its target is not known to have."""
         if isinstance(x, InFirstLane):
             operands, x = f"{broadcast} $0.4s, $1.{full}, $2.{element}[0]", x.vector
         else:
