@@ -41,7 +41,8 @@ model = nn.Sequential(
 call = torch.compile(model, backend=bc.torch.backend) if way == "compile" else bc.torch.convert(model)
 optimizer, losses = torch.optim.SGD(model.parameters(), 0.01), []
 for _ in range(epochs):  # each forks its workers beside the threads of the steps before
-    for images, labels in torch.utils.data.DataLoader(Images(), 4, num_workers=4):
+    loader = torch.utils.data.DataLoader(Images(), 4, num_workers=4, multiprocessing_context="fork")
+    for images, labels in loader:
         faulthandler.dump_traceback_later(200, exit=True)  # a step that never ends
         loss = nn.functional.cross_entropy(call(images), labels)
         optimizer.zero_grad()
