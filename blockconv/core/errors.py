@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-# What short names of sizes mean, for callers of functions that have no such arguments.
+# The meaning of short names of sizes. Many callers use functions without such arguments.
 _WHOLES = {"i": "input", "src_": "input", "k": "kernel", "wei_": "weight", "o": "output", "dst_": "output"}
 _SIZES = {"h": "height", "w": "width", "shape": "shape"}
 _MEANINGS = {f"{w}{s}": f"the {whole}'s {size} " for w, whole in _WHOLES.items() for s, size in _SIZES.items()}

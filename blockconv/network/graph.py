@@ -149,7 +149,7 @@ class Network:
         return name
 
     def problem(self, node: Node | str) -> Any:
-        """What kernels solve for a node, or for the node of a name. Raises NetworkError for an op without kernels."""
+        """The problem that kernels solve for a node, or for its name. Raises NetworkError for an op without kernels."""
         node = next((one for one in self.nodes if one.name == node), node)
         if not isinstance(node, Node):
             raise NetworkError(self.name, "node", node, "has to be a Node", "give one of Network.nodes, or its name")

@@ -579,7 +579,7 @@ class Plan:
     def cost_table(self) -> dict[str, float]:
         """The seconds of every candidate kernel and reorder, in the form of `compile`'s `costs`.
 
-        Of a measured plan it has the best kernel for each pair of layouts.
+        For a measured plan, the table has the best kernel for each pair of layouts.
         The key of a kernel holds its name, the problem, the layouts, the element types and the threads, separated by
         " | ": "conv_direct | ... | NHWC -> NCHW16 | float32 | 1 threads". The key of a reorder counts for all values of
         its shape: "reorder | 1x64x56x56 | NHWC -> NCHW16".

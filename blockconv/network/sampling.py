@@ -110,24 +110,24 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
         at = _reflected(call, at, size, how.corners) if how.outside == "reflection" else at
         return at if how.outside == "zeros" else _apply(call, bounds, at)
 
-    places: list[tuple[Tensor, Tensor | None]]
+    pixels: list[tuple[Tensor, Tensor | None]]
     if how.mode == "nearest":
-        places = [(_apply(call, function("round"), moved(at)), None)]
+        pixels = [(_apply(call, function("round"), moved(at)), None)]
     else:
         at = at if how.mode == "cubic" else moved(at)
         low = _apply(call, function("floor"), at)
         share = call.binary("sub", at, low)
         rest = call.binary("sub", call.constant(np.ones((), share.type.dtype), "one"), share)
-        places = [(low, rest), (_with(call, "add", low, 1.0), share)]
+        pixels = [(low, rest), (_with(call, "add", low, 1.0), share)]
         if how.mode == "cubic":
-            near = [(place, _near(call, off)) for (place, _), off in zip(places, (share, rest), strict=True)]
+            near = [(pixel, _near(call, off)) for (pixel, _), off in zip(pixels, (share, rest), strict=True)]
             far = [(_with(call, "add", low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
-            places = [(moved(place), weight) for place, weight in (*near, *far)]
+            pixels = [(moved(pixel), weight) for pixel, weight in (*near, *far)]
     ends = [call.constant(np.asarray(end, at.type.dtype), "end") for end in (0.0, size - 1.0)]
     found = []
-    for place, weight in places:
-        from_first, to_last = (call.pointwise("less_equal", *pair) for pair in ((ends[0], place), (place, ends[1])))
-        index = call.converted(_apply(call, bounds, place), "int64")
+    for pixel, weight in pixels:
+        from_first, to_last = (call.pointwise("less_equal", *pair) for pair in ((ends[0], pixel), (pixel, ends[1])))
+        index = call.converted(_apply(call, bounds, pixel), "int64")
         found.append(_Neighbour(index, call.pointwise("and", from_first, to_last), weight))
     return found
 
@@ -139,7 +139,7 @@ def _near(call: Translation, x: Tensor) -> Tensor:
 
 
 def _far(call: Translation, x: Tensor) -> Tensor:
-    """That of a pixel at a distance 1 + x: A x (x - 1)^2."""
+    """The cubic weight of a pixel at a distance 1 + x: A x (x - 1)^2."""
     off = _with(call, "sub", x, 1.0)
     return call.binary("mul", _with(call, "mul", x, CUBIC), call.binary("mul", off, off))
 

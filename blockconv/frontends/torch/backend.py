@@ -214,7 +214,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
     others = [node for node in gm.graph.nodes if node not in taken and node not in constant]
-    if {place_op(gm.graph, node) for node in others} != {None}:  # blockconv has ops in place of some, outside plans
+    if {place_op(gm.graph, node) for node in others} - {None}:  # blockconv has ops in place of some, outside plans
         gm.graph.eliminate_dead_code()
         constant = _constants(gm.graph, static)
         taken, refused = _judged(gm.graph, constant)

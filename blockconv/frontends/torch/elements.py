@@ -138,7 +138,7 @@ def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """What a quotient of floats leaves that is rounded towards 0; and whether one that is rounded down is less by 1."""
+    """(remainder, is_below) of floats: `a - trunc(a / b) * b`, and whether floor(a / b) is trunc(a / b) - 1."""
     y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, a.type.name)
     signs = ((y, zero, zero, b), (zero, y, b, zero))  # y below and b above zero, or the other way round
     pairs = [[call.pointwise("less", *pair) for pair in (each[:2], each[2:])] for each in signs]

@@ -178,7 +178,7 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
     if size is None:
         size = [math.floor(have * by) for have, by in zip(x.shape[2:], scales, strict=True)]
     ones = (1,) * (2 - rank)
-    # Whole scales hold for an image of any size. Of others corners say more than scales.
+    # Whole scales hold for an image of any size. With aligned corners, other scales are less exact than sizes.
     whole = "antialias" not in more and all(by is not None and float(by).is_integer() for by in scales)
     sized = None in scales or (coordinates == "align_corners" and not whole)
     given: Any = None if sized else (*map(float, ones), *map(float, scales))

@@ -64,7 +64,7 @@ class Dot(NamedTuple):
     is_signed: bool = False
 
     def shift(self, src: ElementType) -> int:
-        """What packing adds to each channel of a source of this type, by a flip of its highest bit."""
+        """The number that packing adds to each channel of a source of this type: it flips the highest bit."""
         if self.is_signed and src.kind == UNSIGNED and not src.is_packed:
             return -128
         return src.flip if self.is_unsigned else 0

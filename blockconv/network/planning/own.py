@@ -105,7 +105,7 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
 
 
 def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, float]:
-    """The cost of every kernel by its key, also of those that are dearer in the same layouts; measured, of the best."""
+    """The cost of every kernel by its key. A measured plan has the best kernel alone for each pair of layouts."""
     network, reorder, found = planned.network, planned.problem.reorder, dict[str, float]()
     every = planned.candidates if options.measure else formulated(given, options, every=True)[2]
     for node, ways in zip(network.nodes, every, strict=True):
