@@ -23,7 +23,7 @@ from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.selection import Decision
-from blockconv.kernels.table import Request
+from blockconv.kernels.common.request import Request
 
 from . import grid
 from .grid import Grid

@@ -20,7 +20,7 @@ from blockconv.core.types import Types
 from blockconv.jit import kept
 from blockconv.kernels import Row
 from blockconv.network import plan
-from blockconv.network.planning import candidates
+from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Op
 
 from .assembly import digest, strip
@@ -47,7 +47,7 @@ def stand_in(second_level_cache: int, last_level_cache: int, runs: bool) -> None
         plan.Parameters = Unpacked  # type: ignore[attr-defined]
 
 
-class Unpacked(candidates.Parameters):
+class Unpacked(Parameters):
     """Stands for packed weights and constants on a machine that cannot pack them."""
 
     def weights(self, *_: Any) -> tuple[Any, Any]:

@@ -26,8 +26,10 @@ from blockconv.dispatch.packing import packing
 from blockconv.kernels import TABLE, Row
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
-from blockconv.network.planning.candidate import element_types
-from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, Pricing, Workspace, bind, candidates
+from blockconv.network.planning.binding import bind
+from blockconv.network.planning.candidate import OUTPUT, Candidate, Pricing, Workspace, element_types
+from blockconv.network.planning.candidates import candidates
+from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Op, Program, address_of
 from blockconv.runtime.launcher import launch_alone, launch_worker
 

@@ -27,7 +27,9 @@ from blockconv.kernels import TABLE, Row
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
-from blockconv.network.planning.candidates import OUTPUT, Candidate, Parameters, bind
+from blockconv.network.planning.binding import bind
+from blockconv.network.planning.candidate import OUTPUT, Candidate
+from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Program, address_of
 
 QUICK = {"64-64 1x1 56", "128-128 3x3 28", "depthwise 576 3x3 14", "128-128 g32 3x3 56", "3x3 s2", "global 7x7"}

@@ -19,8 +19,6 @@ from blockconv.cli.arguments import Parser
 from blockconv.core.errors import needing
 from blockconv.core.layout import Layout, known_layouts
 
-__all__ = ["layouts_markdown", "main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""

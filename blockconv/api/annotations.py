@@ -15,7 +15,6 @@ from blockconv.dispatch.array import BlockedArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ActivationLike", "AnyArray", "Array", "ArrayLike", "DenseArray", "Padding", "PoolPadding", "Sizes"]
 
 # The tensor comes first. Without PyTorch it is Any, and a type checker takes the most precise type that fits, in
 # doubt the last one.

@@ -22,8 +22,6 @@ from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_o
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.table import Epilogue
 
-__all__ = ["NOTHING_QUANTIZED", "Arithmetic", "QuantizedOptions", "Weight", "as_weight"]
-
 Weight: TypeAlias = Array | BlockedArray  # the latter of packed integers of 4 bits
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)

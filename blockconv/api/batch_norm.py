@@ -20,11 +20,9 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem_checks import checked_number
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, to_layout
-from blockconv.dispatch.boundary import NCHW, blocked_like, check_out, checked_alias, keep, memory_of, out_as_blocked
+from blockconv.dispatch.array import NCHW, BlockedArray, allocate, to_layout
+from blockconv.dispatch.boundary import blocked_like, check_out, checked_alias, keep, memory_of, out_as_blocked
 from blockconv.runtime import Program, get_num_threads
-
-__all__ = ["UNBOUNDED", "Bound", "batch_norm", "batch_norm_backward", "bound_to", "gradients", "normalized"]
 
 UNBOUNDED = -math.inf, math.inf
 _RUNNING = "running_mean", "running_var"

@@ -12,8 +12,6 @@ from blockconv.dispatch.boundary import Array, checked_alias
 from blockconv.runtime import address_of, get_num_threads
 from blockconv.runtime.memory import Scratch
 
-__all__ = ["BoundConv", "Packed", "workspace"]
-
 workspace = Scratch()  # of the thread that calls
 
 

@@ -39,8 +39,6 @@ from blockconv.dispatch.selection import Explanation
 from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads
 
-__all__ = ["Conv2d", "conv1d", "conv2d", "conv2d_like", "convolved", "explain"]
-
 
 def conv2d(
     input: Array,

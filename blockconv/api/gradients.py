@@ -19,9 +19,8 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem
 from blockconv.core.types import FLOATS, Types, as_float, element
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, is_channels_last, storage_of
+from blockconv.dispatch.array import NCHW, BlockedArray, is_channels_last, storage_of
 from blockconv.dispatch.boundary import (
-    NCHW,
     cache_key,
     check_out,
     checked_alias,
@@ -34,18 +33,6 @@ from blockconv.dispatch.boundary import (
     reordered,
 )
 from blockconv.runtime import Program, address_of, get_num_threads
-
-__all__ = [
-    "as_blocked",
-    "biased_backward_data",
-    "checked_shape",
-    "conv2d_backward_data",
-    "conv2d_backward_weights",
-    "conv_transpose2d",
-    "given_array",
-    "memory_order",
-    "start_of",
-]
 
 
 class _Transposed(Conv2d):

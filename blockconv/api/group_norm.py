@@ -16,10 +16,7 @@ from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.problem_checks import checked_number
-from blockconv.dispatch.array import BlockedArray, to_layout
-from blockconv.dispatch.boundary import NCHW, NHWC
-
-__all__ = ["group_norm", "group_norm_backward", "layer_norm", "layer_norm_backward"]
+from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 
 
 def group_norm(

@@ -19,10 +19,8 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, storage_of, to_layout
+from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.boundary import (
-    NCHW,
-    NHWC,
     ONE_IMAGE,
     check_array_layout,
     check_out,
@@ -44,10 +42,8 @@ from blockconv.dispatch.packing import (
     widened,
 )
 from blockconv.dispatch.quantizing import check_zero_point, with_weights
-from blockconv.kernels.table import Request
+from blockconv.kernels.common.request import Request
 from blockconv.runtime import get_num_threads
-
-__all__ = ["Conv1dCall", "Conv2d", "Conv2dCall"]
 
 
 class Conv2d:

@@ -14,9 +14,8 @@ from blockconv.core.problem import AdaptivePool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types, as_float, is_quantized
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, storage_of, to_layout
+from blockconv.dispatch.array import NCHW, BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.boundary import (
-    NCHW,
     Array,
     cache_key,
     check_array_layout,
@@ -35,9 +34,6 @@ from blockconv.kernels.pool.blocking import ANY_TYPE
 from blockconv.kernels.pool.rows import MOST_SUMMED
 from blockconv.runtime import Program, address_of, get_num_threads
 from blockconv.runtime.memory import AlignedLike
-
-__all__ = ["NOT_QUANTIZED", "pool"]
-
 
 INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages that are for integers
 NOT_QUANTIZED = None, None

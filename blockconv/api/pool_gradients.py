@@ -31,8 +31,6 @@ from blockconv.dispatch.boundary import (
 )
 from blockconv.runtime import Program, get_num_threads
 
-__all__ = ["adaptive_avg_pool2d_backward", "avg_pool2d_backward", "max_pool2d_backward"]
-
 
 def max_pool2d_backward(
     input: AnyArray | tuple[int, ...],

@@ -15,8 +15,6 @@ from blockconv.dispatch.boundary import (
     two,
 )
 
-__all__ = ["PROBLEMS", "Problem", "Shape"]
-
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
 Problem = Pool2dProblem | AdaptivePool2dProblem

@@ -20,8 +20,6 @@ from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch.array import BlockedArray
 
-__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "max_pool2d"]
-
 _WITHOUT_GRADIENT = frozenset({np.ndarray, BlockedArray})  # asking by type takes a tenth of `with_gradient`'s time
 
 

@@ -17,10 +17,9 @@ from blockconv.dispatch.packing import (
     packing,
 )
 from blockconv.kernels import Row, WeightForm
-from blockconv.kernels.table import Epilogue, Request
+from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Epilogue
 from blockconv.runtime import Program
-
-__all__ = ["ALGORITHMS", "Prepared", "by_algorithm", "prepared"]
 
 
 class Prepared(NamedTuple):

@@ -17,8 +17,6 @@ from blockconv.dispatch.array import BlockedArray, allocate, entered, reorder_in
 from blockconv.dispatch.array_checks import require_rank
 from blockconv.dispatch.quantizing import check_zero_point
 
-__all__ = ["dequantize_linear", "quantize_linear"]
-
 
 @overload
 def quantize_linear(

@@ -15,8 +15,6 @@ from blockconv.dispatch.packing import Packing, is_kept, kept_room, pack_bias, w
 from blockconv.runtime import address_of
 from blockconv.runtime.memory import AlignedLike
 
-__all__ = ["Repeated", "repeatable"]
-
 
 class Repeated:
     """A convolution of floats into a new array, for whatever values and addresses the arrays of its call have.

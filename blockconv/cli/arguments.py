@@ -13,8 +13,6 @@ from blockconv.network.graph import Network
 from blockconv.network.plan import SUFFIXES
 from blockconv.network.resnet import resnet50
 
-__all__ = ["Parser", "add_model", "page", "positive", "read_model", "written"]
-
 Shape = tuple[int, ...]
 
 

@@ -13,8 +13,6 @@ from rich.table import Table
 from blockconv import jit
 from blockconv.jit.kernel_cache import DAY, KEPT_DAYS, CachedFingerprint, KernelCache
 
-__all__ = ["add_cache"]
-
 
 def add_cache(command: argparse.ArgumentParser) -> None:
     """The command line of `cache`."""

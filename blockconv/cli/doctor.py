@@ -17,8 +17,6 @@ from blockconv.core.errors import BlockconvError
 from blockconv.machine.profile import selected
 from blockconv.runtime import get_num_threads, openmp, pools
 
-__all__ = ["findings"]
-
 PACKAGES = ("numba", "llvmlite", "numpy", "tbb", "torch")
 # Variables that change the pool, the number of threads of a call, or how an OpenMP runtime's threads behave.
 VARIABLES = (

@@ -13,8 +13,6 @@ from rich.console import Console
 from blockconv.core import text
 from blockconv.core.errors import BlockconvError
 
-__all__ = ["run"]
-
 FAILED, CLOSED, INTERRUPTED = 2, 1, 130  # exit statuses: an error; nobody reads the output; Ctrl-C
 PLAIN = {"→": ">", "─": "-", "━": "-", "│": "|", "µ": "u", "…": "~", "·": "."}
 ENCODER = "blockconv.plain"

@@ -20,8 +20,6 @@ from blockconv.network.plan import Plan, compile
 from blockconv.network.planning.planned import Layouts
 from blockconv.runtime import get_num_threads
 
-__all__ = ["add_plan", "add_tune"]
-
 
 def add_plan(command: argparse.ArgumentParser) -> None:
     """The command line of `plan`."""

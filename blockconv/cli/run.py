@@ -20,11 +20,10 @@ from blockconv.cli.steps import Steps
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.layout import NATIVE, read_layout
-from blockconv.network.graph import Network, Tensor
+from blockconv.network.graph import Network
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, compile
 from blockconv.runtime import get_num_threads
-
-__all__ = ["LAYOUTS", "TOLERANCE", "add_arguments", "run"]
 
 # A round calls every plan once, so that whatever disturbs the machine hits all of them.
 ROUNDS, LEAST = 15, 5  # at most, and at least

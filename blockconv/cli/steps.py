@@ -9,8 +9,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from blockconv.core import text
 from blockconv.core.progress import SOLE_BAR
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """The steps of a command: on a terminal a line that moves and goes away, elsewhere a line for each as it begins.

@@ -19,18 +19,6 @@ import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 
-__all__ = [
-    "ACTIVATIONS",
-    "FUNCTIONS",
-    "IDENTITY",
-    "NUMBERS",
-    "Activation",
-    "ActivationKind",
-    "Definition",
-    "activation",
-    "function",
-]
-
 Array = npt.NDArray[Any]
 
 

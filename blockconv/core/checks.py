@@ -15,18 +15,6 @@ import numpy as np
 
 from blockconv.core.errors import ArgumentError
 
-__all__ = [
-    "MOST_BYTES",
-    "MOST_EXTENT",
-    "axes_remedy",
-    "check_bytes",
-    "check_extents",
-    "check_flag",
-    "check_shape",
-    "read_sizes",
-    "whole",
-]
-
 MOST_EXTENT = 1 << 31  # of an axis, a window, a stride, a dilation, a padding
 MOST_BYTES = 1 << 47  # of an array: what a process can address on x86-64
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from blockconv.core.errors import ArgumentError, UnsupportedError
 from blockconv.core.problem_fields import axis_fields, reached_end, window
 
-__all__ = ["count_in", "read_axes", "read_tokens", "required", "write_descriptor"]
-
 
 def count_in(name: str) -> int:
     suffix = re.search(r"\*([0-9]+)$", name)

@@ -10,18 +10,8 @@ from typing import Literal
 import numpy as np
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_checks import Shape, check_word, checked_axis, checked_shape, checked_whole, set_field
-
-__all__ = [
-    "IndexForm",
-    "IndexProblem",
-    "PointwiseKind",
-    "PointwiseProblem",
-    "ScanKind",
-    "ScanProblem",
-    "ScatterKind",
-    "TopProblem",
-]
+from blockconv.core.problem_checks import Shape, check_word, checked_axis, checked_shape, checked_whole
+from blockconv.core.problem_fields import set_field
 
 PointwiseKind = Literal[
     "where", "convert", "equal", "less", "less_equal", "and", "or", "xor",

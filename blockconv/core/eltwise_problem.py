@@ -26,37 +26,8 @@ from blockconv.core.problem_checks import (
     checked_number,
     checked_shape,
     checked_whole,
-    set_field,
 )
-
-__all__ = [
-    "COLUMNS",
-    "ActivationProblem",
-    "AffineProblem",
-    "BinaryKind",
-    "BinaryProblem",
-    "ConcatProblem",
-    "Coordinates",
-    "FindQuantizationProblem",
-    "GatherProblem",
-    "GroupNormProblem",
-    "LrnProblem",
-    "NearestMode",
-    "PadProblem",
-    "RecurrentKind",
-    "RecurrentProblem",
-    "ReduceKind",
-    "ReduceMeanProblem",
-    "ResizeMode",
-    "ResizeProblem",
-    "ShuffleProblem",
-    "SliceProblem",
-    "SoftmaxProblem",
-    "TransposeProblem",
-    "exact_scale",
-    "simplest_fraction",
-]
-
+from blockconv.core.problem_fields import set_field
 
 BinaryKind = Literal["add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2"]
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]

@@ -9,21 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "ArgumentError",
-    "BlockconvError",
-    "DtypeError",
-    "LayoutError",
-    "NetworkError",
-    "SlowPathWarning",
-    "UnsupportedError",
-    "needing",
-    "raised_by",
-    "short",
-    "to_install",
-]
-
-
 # The meaning of short names of sizes. Many callers use functions without such arguments.
 _WHOLES = {"i": "input", "src_": "input", "k": "kernel", "wei_": "weight", "o": "output", "dst_": "output"}
 _SIZES = {"h": "height", "w": "width", "shape": "shape"}

@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["as_path", "replacing"]
-
 
 def as_path(op: str, path: object) -> Path:
     """The path of a file. Raises ArgumentError for a descriptor or bytes, which `open` would take."""

@@ -6,8 +6,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["garbage_at_the_end"]
-
 
 @contextlib.contextmanager
 def garbage_at_the_end() -> Iterator[None]:

@@ -14,21 +14,6 @@ from blockconv.core.checks import MOST_EXTENT, check_shape
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import element
 
-__all__ = [
-    "as_autocast",
-    "as_file",
-    "as_numpy",
-    "first_tensor",
-    "followed",
-    "follows_tangents",
-    "gradients_from",
-    "has_tangent",
-    "like",
-    "like_any",
-    "traced",
-    "with_gradient",
-]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 

@@ -29,16 +29,6 @@ from blockconv.core.errors import LayoutError
 from blockconv.core.layout_grammar import LETTERS, read_name, refused_name
 from blockconv.core.layout_names import IMAGE_HEIGHT_AXES, KNOWN, WEIGHT_NAMES, KnownLayout
 
-__all__ = [
-    "NATIVE",
-    "Axis",
-    "Layout",
-    "known_layouts",
-    "part_of",
-    "register_layout",
-    "row_major",
-]
-
 
 class Axis(NamedTuple):
     """An axis of the storage. One step along it is `step` along `dim`, and `stride` in the storage.

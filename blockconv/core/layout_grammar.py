@@ -7,8 +7,6 @@ import re
 from blockconv.core.errors import LayoutError
 from blockconv.core.layout_names import KNOWN
 
-__all__ = ["LETTERS", "read_name", "refused_name"]
-
 LETTERS = "abcdefghijkl"  # of dimensions, in logical order
 
 # The sets of letters that name dimensions, each in logical order. No two hold the same letters.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["IMAGE_HEIGHT_AXES", "KNOWN", "WEIGHT_NAMES", "KnownLayout"]
-
 
 class KnownLayout(NamedTuple):
     """A named layout of activations.

@@ -8,8 +8,6 @@ from typing import NamedTuple, TypeVar
 from blockconv.core.errors import LayoutError
 from blockconv.core.layout import Layout, read_layout
 
-__all__ = ["ConvolutionMode", "convolution_mode", "weights_for"]
-
 # Weights by library and activation. Dense weights are over (O, I, H, W), grouped and depthwise over
 # (G, O, I, H, W), MACE's depthwise over (M, I, H, W). A key may be a mode: NCHW44 is NCHW4 with other weights.
 # oneDNN's weights for NCHW serve a first layer of few channels that writes NCHW16; its weights for NHWC are int8.

@@ -37,18 +37,6 @@ from blockconv.core.problem_fields import (
     set_outputs,
 )
 
-__all__ = [
-    "AdaptivePool2dProblem",
-    "Conv2dBackwardDataProblem",
-    "Conv2dBackwardWeightsProblem",
-    "Conv2dProblem",
-    "Pool2dBackwardProblem",
-    "Pool2dProblem",
-    "PoolKind",
-    "ReorderProblem",
-    "read_shape_file",
-]
-
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
 

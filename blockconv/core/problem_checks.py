@@ -9,19 +9,6 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_fields import set_field
-
-__all__ = [
-    "MOST_DIMENSIONS",
-    "Shape",
-    "broadcast",
-    "check_word",
-    "checked_axis",
-    "checked_number",
-    "checked_shape",
-    "checked_whole",
-    "set_field",
-]
 
 Shape = tuple[int, ...]
 

@@ -9,18 +9,6 @@ from typing import Any
 from blockconv.core.checks import MOST_EXTENT, check_extents, check_shape
 from blockconv.core.errors import ArgumentError
 
-__all__ = [
-    "axis_fields",
-    "check_arrays",
-    "check_least",
-    "check_name",
-    "check_windows",
-    "make_whole",
-    "reached_end",
-    "set_field",
-    "set_outputs",
-]
-
 
 def axis_fields(x: str) -> tuple[str, ...]:
     return f"i{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_checks import Shape, broadcast, checked_number, checked_shape, checked_whole, set_field
-
-__all__ = ["AttentionProblem", "MatMulProblem", "Order"]
+from blockconv.core.problem_checks import Shape, broadcast, checked_number, checked_shape, checked_whole
+from blockconv.core.problem_fields import set_field
 
 Order = tuple[int, ...] | None  # axis i of the matrices is axis order[i] of the array; None: as they are
 

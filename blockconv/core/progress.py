@@ -15,7 +15,6 @@ from blockconv.core import text
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-__all__ = ["LOGGER", "SOLE_BAR", "Progress"]
 
 FIRST, NEXT, REFRESH = 2.0, 10.0, 0.1  # seconds before anything is said, between lines, between a bar's changes
 MOST_STEPS = 10_000  # that a line counts; of more it says the share

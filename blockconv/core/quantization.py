@@ -14,8 +14,6 @@ from blockconv.core.activation import Activation, ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import ElementType, Types, element
 
-__all__ = ["PLAIN", "Quantization", "Quantizations", "Requantization", "are_small", "difference", "integers", "real"]
-
 Array = npt.NDArray[Any]
 
 

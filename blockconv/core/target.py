@@ -16,27 +16,6 @@ from numba import config
 
 from blockconv.core.errors import ArgumentError
 
-__all__ = [
-    "X86",
-    "Isa",
-    "affinity",
-    "cache_line",
-    "container_quota",
-    "default_threads",
-    "feature_text",
-    "first_level_cache",
-    "first_level_ways",
-    "host_features",
-    "isa",
-    "last_level_cache",
-    "omp_num_threads",
-    "public_numba",
-    "second_level_cache",
-    "target_cpu",
-    "target_features",
-    "targets_amx",
-]
-
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 

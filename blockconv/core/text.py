@@ -14,22 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "WIDTH",
-    "arrow",
-    "console",
-    "dims",
-    "duration",
-    "free_name",
-    "is_terminal",
-    "megabytes",
-    "microseconds",
-    "paragraph",
-    "shortened",
-    "table",
-    "take_name",
-    "threads",
-]
 
 WIDTH = 100  # columns that what is printed fits
 

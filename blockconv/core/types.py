@@ -9,27 +9,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BYTES",
-    "FLOATS",
-    "HALVES",
-    "INT4",
-    "INT8",
-    "INTEGERS",
-    "LIGHT",
-    "NIBBLES",
-    "NUMBERS",
-    "WHOLE",
-    "ElementType",
-    "FloatType",
-    "IntegerType",
-    "Types",
-    "as_float",
-    "element",
-    "is_quantized",
-    "numpy_dtype",
-]
-
 FLOAT, SIGNED, UNSIGNED, BITS, BRAIN = "float", "signed", "unsigned", "bits", "bfloat"
 # The integers that stand for real numbers by a `Quantization`, by NumPy's names, which its dtypes are equal to.
 IntegerType = Literal["uint8", "int8", "int4", "uint4"]

@@ -32,19 +32,6 @@ from blockconv.dispatch.array_checks import (
 from blockconv.dispatch.reorders import Ends, conversion_program, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
-__all__ = [
-    "NCHW",
-    "NHWC",
-    "BlockedArray",
-    "allocate",
-    "empty",
-    "entered",
-    "is_channels_last",
-    "reorder_into",
-    "storage_of",
-    "to_layout",
-]
-
 Array: TypeAlias = npt.NDArray[Any]
 NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 

@@ -15,19 +15,6 @@ from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.layout import Layout
 from blockconv.core.types import NIBBLES, element, numpy_dtype
 
-__all__ = [
-    "PACKED",
-    "checked_dtype",
-    "checked_shape",
-    "checked_zero_point",
-    "converted_dtype",
-    "require_destination",
-    "require_dtype",
-    "require_movable",
-    "require_rank",
-    "storage_for",
-]
-
 PACKED = {name: element(name).dtype for name in NIBBLES}  # two values a byte, and what they unpack to
 
 

@@ -19,32 +19,6 @@ from blockconv.core.layout import Layout, read_layout
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last, to_layout
 from blockconv.runtime import address_of
 
-__all__ = [
-    "NCHW",
-    "NHWC",
-    "ONE_IMAGE",
-    "Array",
-    "blocked_like",
-    "cache_key",
-    "check_array_layout",
-    "check_out",
-    "checked_alias",
-    "dense_layout",
-    "given_images",
-    "given_out",
-    "images_like",
-    "keep",
-    "memory_of",
-    "native_layout",
-    "out_as_blocked",
-    "output_paddings",
-    "pads",
-    "pair",
-    "reordered",
-    "sides",
-    "single",
-]
-
 Array: TypeAlias = npt.NDArray[Any]
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
-from blockconv.dispatch.turns import MOST_SPREAD, UnsteadyError, against, in_turns, positive, rates
+from blockconv.dispatch.turns import UnsteadyError, against, in_turns, positive, rates
 from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
 from blockconv.kernels.common.register_tiles import tiles_of, tiles_of_registers
 from blockconv.kernels.conv.blocking import TileShape
@@ -35,8 +35,6 @@ from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
 from blockconv.machine.machine import host
 from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes, median_of
-
-__all__ = ["MOST_SPREAD", "UnsteadyError", "measure"]
 
 DEPTHS = 32, 128  # channels of the two reductions
 # The same with streamed weights; no powers of two, at which a tile's pixels share sets of the cache.

@@ -15,8 +15,6 @@ from blockconv.dispatch.turns import in_turns, rates
 from blockconv.kernels.pool.costs import counts
 from blockconv.machine.profile import LAST
 
-__all__ = ["bandwidths", "caches", "copy", "launch", "pools", "read"]
-
 ITEMSIZE = 4
 
 

@@ -23,20 +23,6 @@ from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
 from blockconv.runtime.memory import Empty
 
-__all__ = [
-    "Packing",
-    "activation_block",
-    "is_kept",
-    "kept_room",
-    "pack_bias",
-    "pack_weights",
-    "packing",
-    "room_for",
-    "unpacked_weights",
-    "weights_as_read",
-    "widened",
-]
-
 _PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
 

@@ -28,22 +28,6 @@ from blockconv.kernels.common.dot import dot_for
 from blockconv.kernels.common.requantize import EpilogueArguments, Rounding
 from blockconv.kernels.table import Epilogue
 
-__all__ = [
-    "MOST_PRODUCTS",
-    "check_sums",
-    "check_zero_point",
-    "epilogue_block",
-    "epilogue_of",
-    "is_finite",
-    "is_light",
-    "is_narrow",
-    "known_weights",
-    "pair_sums",
-    "quantized_bias",
-    "weight_sums",
-    "with_weights",
-]
-
 Array = npt.NDArray[Any]
 
 LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight

@@ -9,12 +9,10 @@ from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles
-from blockconv.kernels.table import Request
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Program
-
-__all__ = ["Ends", "conversion_program", "reorder_program", "reorder_seconds"]
 
 Ends = tuple[Quantization | None, Quantization | None]  # what source and destination stand for; None: floats
 

@@ -17,24 +17,10 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.table import Primitive, Reason, Request, decided
+from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.table import Primitive, decided
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Program
-
-__all__ = [
-    "Decision",
-    "Explanation",
-    "accuracy_of",
-    "anchor_of",
-    "choose",
-    "decide",
-    "decisions",
-    "explain",
-    "named",
-    "packing_seconds",
-    "program_of",
-    "why_not",
-]
 
 # The names of largest errors of a kernel, relative to the largest output. None is NEAR times direct convolution's. 0 is
 # none, so that kernels compute by the definition.

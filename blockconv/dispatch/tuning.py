@@ -26,8 +26,6 @@ from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
 from blockconv.runtime import Op, Program, address_of, aligned_empty
 
-__all__ = ["Costs", "calibrate", "copy_of", "key", "nothing", "program_runner", "read_costs", "runner", "seconds_of"]
-
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
 PARAMETERS = 24  # bytes of an activation's parameters
 BUDGET = 0.02  # seconds that a measurement goes on for at most, once it has LEAST

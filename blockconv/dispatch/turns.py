@@ -12,8 +12,6 @@ import numpy as np
 
 from blockconv.core.errors import BlockconvError
 
-__all__ = ["MOST_SPREAD", "UnsteadyError", "against", "in_turns", "positive", "rates"]
-
 ROUNDS = 15
 LEAST = 300e-6  # seconds of a sample
 WARM = 0.05  # seconds of work before the first sample, in which a processor's clock rises

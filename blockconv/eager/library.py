@@ -33,8 +33,6 @@ from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from blockconv.core.interop import as_numpy, followed, follows_tangents, has_tangent
 
-__all__ = ["calls"]
-
 calls: Any = SimpleNamespace()
 _library = torch.library.Library("blockconv", "DEF")
 _CONVOLVED = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"

@@ -15,19 +15,6 @@ from blockconv.core.interop import has_tangent, traced
 from blockconv.eager import functional
 from blockconv.frontends.torch.reader import version, warn_of_unseen
 
-__all__ = [
-    "AdaptiveAvgPool2d",
-    "AvgPool2d",
-    "Conv1d",
-    "Conv2d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "MaxPool2d",
-    "convert",
-    "forget_packed",
-    "restore",
-]
-
 
 class _Packing:
     """Packed weights belong to one process. Copies and pickles do not hold them."""

@@ -54,8 +54,6 @@ from numba.extending import (
 
 from blockconv.jit.ir import I64, const, pointer
 
-__all__ = ["Arguments", "group", "table", "word"]
-
 WORD = 8  # bytes
 
 _A = TypeVar("_A", bound="Arguments")

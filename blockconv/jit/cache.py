@@ -16,9 +16,6 @@ import numba
 from blockconv.core.target import public_numba, target_cpu, target_features
 from blockconv.jit.kernel_cache import KernelCache, find
 
-__all__ = ["cache_directory", "digest_of", "disk_cache"]
-
-
 _ROOT = Path(__file__).parents[1]
 _IMPORT = re.compile(
     r"^ *(?:from (blockconv[\w.]*) import (?:\(([^)]*)\)|(.*))|import (blockconv[\w.]*))", re.MULTILINE

@@ -25,8 +25,6 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.errors import SlowPathWarning
 
-__all__ = ["compile_together"]
-
 FEWEST = 3  # kernels that are worth another process, which takes a second to start
 OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
 PATIENCE = 60.0  # seconds that a child may go on for when this process's own share is done

@@ -28,8 +28,6 @@ from blockconv.core.garbage import garbage_at_the_end
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
 
-__all__ = ["Code", "generate", "inline", "link"]
-
 target.feature_text()  # which refuses what LLVM would end the process for
 llvm.initialize_native_asmparser()  # dot products of Arm are assembly
 _missing = ""  # why Numba's private parts cannot be had

@@ -29,8 +29,6 @@ from blockconv.core.progress import Progress
 from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
 
-__all__ = ["Addressed", "Kernel", "KernelFamily", "Wanted", "collecting", "compiling", "kernel", "telling"]
-
 _lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from blockconv.jit import cache
 
-__all__ = ["read", "write"]
-
 
 def read(name: str) -> dict[str, Any]:
     """A table; empty where there is none, or none that can be read."""

@@ -26,8 +26,6 @@ from typing import NamedTuple
 
 from blockconv.jit.private_directory import PrivateDirectory, open_directory
 
-__all__ = ["KEPT_DAYS", "CachedFingerprint", "KernelCache", "find"]
-
 KEPT_DAYS = 30.0
 DAY = 24 * 60 * 60.0  # seconds
 _DIRECTORY = re.compile(r"kernels-([0-9a-f]{8,64})")

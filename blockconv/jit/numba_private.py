@@ -25,8 +25,6 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
 
-__all__ = ["INLINE", "lower"]
-
 _UNUSED_PASSES = {
     "with_lifting",
     "inline_closure_likes",

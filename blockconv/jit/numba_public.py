@@ -13,8 +13,6 @@ import numba
 from llvmlite import ir
 from numba import types
 
-__all__ = ["INLINE", "lower"]
-
 INLINE: dict[str, Any] = {}  # options of `numba.njit` for a function that kernels alone call
 
 

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PrivateDirectory", "open_directory"]
-
 BY_DESCRIPTOR = {os.open, os.rename, os.unlink, os.mkdir, os.rmdir, os.access} <= os.supports_dir_fd
 OWNERS = hasattr(os, "geteuid")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -30,10 +30,9 @@ from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
 from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
-from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Reason, Request, Row, TapsPiece, WeightForm
+from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Row, TapsPiece, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["backward_data_row"]
 
 
 class _Reached(NamedTuple):

@@ -17,8 +17,6 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["Parts", "fill_images"]
-
 INDEX_BYTES = 8  # of where a maximum is
 FILLED = 4096  # bytes that a worker fills at a time
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from blockconv.core.layout import Layout
 
-__all__ = ["columns_layout", "columns_problem", "has_images_of_one_pixel"]
-
 _N, _H = "ac"  # the letters of axes that are of size 1 in the image of columns
 _EXCHANGED = str.maketrans("ad", "da")
 

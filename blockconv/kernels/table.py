@@ -27,9 +27,6 @@ from blockconv.kernels.transposed import (
 )
 from blockconv.runtime import Op
 
-__all__ = ["Epilogue", "Primitive", "Reason", "Request", "Row", "Transform", "WeightForm", "decided", "same_layout_row"]
-
-
 CONVOLUTIONS = ("conv2d", "conv2d_backward_data")  # whose buffers are those of `operands`
 TRANSPOSABLE = (*CONVOLUTIONS, "pool2d")  # ops that are the same of a transposed image
 WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and channels by strides and one block

@@ -12,8 +12,6 @@ from typing import Any
 
 from blockconv.core.layout import Layout
 
-__all__ = ["has_h_inside_w", "transposed_layout", "transposed_problem", "transposed_taps"]
-
 _H, _W = 2, 3  # the dimensions of an activation
 
 

@@ -10,8 +10,6 @@ import llvmlite.binding as llvm
 
 from blockconv.core import target
 
-__all__ = ["describe", "microarchitecture", "slug"]
-
 
 def describe() -> dict[str, str]:
     """This machine's part of a record: `cpu`, its full name, and `isa`, the instruction set that kernels use.

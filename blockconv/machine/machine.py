@@ -12,8 +12,6 @@ from blockconv.core.layout import Layout
 from blockconv.core.target import Isa
 from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, find, profile
 
-__all__ = ["QUANTIZED_CYCLES", "Machine", "host", "named"]
-
 QUANTIZED_CYCLES = 10.0  # to make an integer of each lane of a float32 vector; a division is most of it
 
 

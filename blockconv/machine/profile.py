@@ -23,20 +23,6 @@ from blockconv.core import target
 from blockconv.core.errors import ArgumentError
 from blockconv.machine import identity
 
-__all__ = [
-    "SCATTERED",
-    "SCATTERED_BLOCK",
-    "VARIABLE",
-    "Profile",
-    "TileTimes",
-    "committed",
-    "find",
-    "median_of",
-    "profile",
-    "read",
-    "selected",
-]
-
 VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
 DIRECTORY = Path(__file__).parents[1] / "data" / "machines"
 FORMAT = 1

@@ -21,11 +21,10 @@ from blockconv.core.files import as_path, replacing
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
-from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.graph import Network, Node
 from blockconv.network.limits import Limits
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
-
-__all__ = ["read", "write"]
 
 FORMAT = 1
 Shape = tuple[int, ...]

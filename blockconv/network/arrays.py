@@ -11,9 +11,8 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, row_major
 from blockconv.dispatch.array import BlockedArray, to_layout
-from blockconv.network.graph import Tensor, elements_of
-
-__all__ = ["End"]
+from blockconv.network.graph import elements_of
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 

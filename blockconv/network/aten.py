@@ -19,8 +19,6 @@ import numpy.typing as npt
 from blockconv.core.errors import NetworkError, UnsupportedError, to_install
 from blockconv.core.types import numpy_dtype
 
-__all__ = ["TorchSession", "as_call", "computed", "joined_calls", "op_of"]
-
 Array = npt.NDArray[Any]
 _NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
 

@@ -17,9 +17,8 @@ from blockconv.core.types import element
 from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.network import ops
 from blockconv.network.emitter import Emitter
-from blockconv.network.graph import Network, Node, Tensor, inferred, read_shape
-
-__all__ = ["NetworkBuilder"]
+from blockconv.network.graph import Network, Node, inferred, read_shape
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 

@@ -24,7 +24,7 @@ from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.quantization import Quantization
 from blockconv.core.text import take_name
 from blockconv.core.types import BYTES, NIBBLES, NUMBERS, WHOLE, ElementType, FloatType, element
-from blockconv.network.graph import Network, Node, Tensor, computed, frozen, held, inferred, named_error
+from blockconv.network.graph import Network, Node, computed, frozen, held, inferred, named_error
 from blockconv.network.ops import (
     Activate,
     Attention,
@@ -50,9 +50,8 @@ from blockconv.network.ops import (
     Transpose,
     blocks_of_columns,
 )
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
-
-__all__ = ["MOST_INDICES", "Emitter", "Translation", "Unsupported", "check_supported", "counted_nodes", "element_type"]
 
 Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]

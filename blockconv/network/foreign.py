@@ -27,25 +27,6 @@ from blockconv.core.types import numpy_dtype
 from blockconv.network.aten import TorchSession, joined_calls
 from blockconv.network.order import topological
 
-__all__ = [
-    "LIBRARIES",
-    "NUMPY_OPS",
-    "REMEDY",
-    "Session",
-    "captured",
-    "check_foreign",
-    "computed",
-    "counted",
-    "default_library",
-    "failed",
-    "graphs_of",
-    "has_onnx_runtime",
-    "joined",
-    "named",
-    "new_session",
-    "reads_of",
-]
-
 Array = npt.NDArray[Any]
 # Ops that ONNX's own evaluator computes as ONNX Runtime does, by the tests: they run without ONNX Runtime too.
 _NUMPY = """

@@ -33,20 +33,6 @@ from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
 
-__all__ = [
-    "Network",
-    "Node",
-    "Tensor",
-    "check_network",
-    "computed",
-    "elements_of",
-    "frozen",
-    "held",
-    "inferred",
-    "named_error",
-    "read_shape",
-]
-
 Array = npt.NDArray[Any]
 
 

@@ -15,8 +15,6 @@ from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, ForeignCall, Schedule
 from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
 
-__all__ = ["Arenas", "BoundPlan", "measured_runs"]
-
 Segment = Program | ForeignCall  # foreign parts are between programs
 T = TypeVar("T")
 

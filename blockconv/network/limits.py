@@ -12,8 +12,6 @@ from typing import Any
 
 from blockconv.network.ops import Shape
 
-__all__ = ["Limits"]
-
 _ARITHMETIC = ast.Expression, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.Load, ast.Constant, ast.Name
 _PLAIN = *_ARITHMETIC, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp
 

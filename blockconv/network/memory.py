@@ -10,8 +10,6 @@ from typing import NamedTuple
 from blockconv.core.layout import Layout
 from blockconv.kernels.common.loop_nest import nest
 
-__all__ = ["Interval", "packed", "same_bytes"]
-
 ALIGNMENT = 128  # bytes: no two tensors share a (pair of) cache lines
 
 

@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["topological"]
-
 T = TypeVar("T")
 
 

@@ -32,8 +32,8 @@ from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
-from blockconv.network.planning.candidates import Parameters
 from blockconv.network.planning.own import OwnPlanner, check_costs, chosen_by, cost_table
+from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import (
     Layouts,
     Options,
@@ -54,8 +54,6 @@ from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
 from blockconv.runtime import address_of, check_threads, get_num_threads
-
-__all__ = ["SUFFIXES", "Plan", "compile"]
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]

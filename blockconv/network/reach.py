@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from blockconv.core.errors import UnsupportedError
 from blockconv.network.ops.reach import PIXELS, Reach, Windows
 
-__all__ = ["ReceptiveField", "reaches", "receptive_fields", "windows"]
-
 
 class ReceptiveField(NamedTuple):
     """The pixels of an input that one pixel of an output reads, as (height, width).

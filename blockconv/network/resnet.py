@@ -10,8 +10,6 @@ import numpy.typing as npt
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 
-__all__ = ["resnet50"]
-
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # channels inside a block, blocks, stride
 EXPANSION = 4
 CLASSES = 1000

@@ -25,8 +25,6 @@ from blockconv.network.foreign import (
     reads_of,
 )
 
-__all__ = ["Rest", "RestPlan"]
-
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 KEPT = 8  # plans of what follows, for as many shapes

@@ -16,10 +16,8 @@ import numpy as np
 from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.network.emitter import Translation, Unsupported
-from blockconv.network.graph import Tensor
 from blockconv.network.ops import Activate, Concat, GatherAt, Slice, Transpose
-
-__all__ = ["Outside", "Sampling", "sampled"]
+from blockconv.network.ops.rule import Tensor
 
 CUBIC = -0.75  # PyTorch's parameter of cubic weights, A
 Outside = Literal["zeros", "border", "reflection"]

@@ -25,10 +25,10 @@ from blockconv.network.aten import TorchSession
 from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
-from blockconv.network.planning.candidates import OUTPUT, BoundNode, Candidate, Parameters, Workspace, bind_all
+from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace
+from blockconv.network.planning.candidates import bind_all
+from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Op, address_of
-
-__all__ = ["Action", "Schedule", "schedule"]
 
 Array = npt.NDArray[Any]
 Value = tuple[str, Layout]

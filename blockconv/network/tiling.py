@@ -24,8 +24,6 @@ from blockconv.network.graph import Network
 from blockconv.network.ops.reach import PIXELS, Reach
 from blockconv.network.reach import reaches, windows
 
-__all__ = ["USUAL", "Tiling", "checked_out", "run_tiled", "tiling"]
-
 Array = npt.NDArray[Any]
 USUAL = 512  # pixels of a tile along an axis, unless a size is requested
 LEAST_SHARE = 4  # a tile has at least this many times the pixels that its cuts cost

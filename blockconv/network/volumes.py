@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.network.emitter import Translation, Unsupported
-from blockconv.network.graph import Tensor
 from blockconv.network.ops import (
     AdaptivePool2d,
     Affine,
@@ -31,8 +30,7 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
-
-__all__ = ["TO_VOLUME", "Depth", "convolved", "pooled", "transposed"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 TO_IMAGES, TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)  # between (N, C, D, H, W) and (D, N, C, H, W)

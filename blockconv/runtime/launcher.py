@@ -28,8 +28,6 @@ from blockconv.runtime import pools
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
 from blockconv.runtime.threads import get_num_threads
 
-__all__ = ["OWN_TABLE", "Block", "Buffer", "Op", "Program"]
-
 LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
 GRAIN = 12e-6  # the least work of a thread, in seconds: to wake it takes 6 µs, or 20 µs if its processor sleeps
 SPINS = 2000  # polls before a waiting worker yields its processor; about 50 µs

@@ -13,7 +13,6 @@ import numpy.typing as npt
 T = TypeVar("T", bound=np.generic)
 Empty = Callable[[int], npt.NDArray[np.uint8]]  # so many uninitialised bytes, aligned
 
-__all__ = ["AlignedLike", "Empty", "Region", "Scratch", "address_of", "aligned_copy", "aligned_empty"]
 
 ALIGNMENT = 128  # bytes: a pair of cache lines, which processors fetch together
 

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Runtime", "loaded", "of_process", "of_torch", "torch_is_loaded"]
-
 # GNU's, Intel's and LLVM's. All three have `GOMP_parallel`, which GCC's code calls for a parallel region.
 _NAMES = ("libgomp", "libiomp5", "libomp")
 # void GOMP_parallel(void (*worker)(void *), void *data, unsigned threads, unsigned flags)

@@ -17,8 +17,6 @@ from typing import Literal
 from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError, to_install
 from blockconv.runtime import openmp, threading_layer
 
-__all__ = ["POOLS", "VARIABLE", "Pool", "current", "get_threading", "set_threading"]
-
 POOLS = ("auto", "tbb", "openmp", "workqueue")
 VARIABLE = "BLOCKCONV_THREADING"
 # Its layers, by our names; "python" serves where Numba does not give its own away.

@@ -23,8 +23,6 @@ from numba import config
 from blockconv.core import target
 from blockconv.core.errors import SlowPathWarning, UnsupportedError, to_install
 
-__all__ = ["ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
-
 LAYERS = ("tbb", "omp", "workqueue")
 
 _lock = threading.RLock()  # The layer is started by one thread.

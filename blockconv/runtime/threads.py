@@ -8,8 +8,6 @@ from blockconv.core import target
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 
-__all__ = ["check_threads", "get_num_threads", "set_num_threads"]
-
 _threads: int | None = None
 
 

@@ -34,7 +34,8 @@ from blockconv.core.problem import Conv2dBackwardDataProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.jit.families import KernelFamily
-from blockconv.kernels.table import Epilogue, Request
+from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Epilogue
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from blockconv.core.activation import FUNCTIONS, activation, function
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.kernels import TABLE
 from blockconv.network import ops
-from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.graph import Network, Node
+from blockconv.network.ops.rule import Tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 

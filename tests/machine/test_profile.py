@@ -23,9 +23,9 @@ from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.selection import named
 from blockconv.kernels.common.dot import DOTS, dot_for, name_of
 from blockconv.kernels.common.register_tiles import tiles_of, tiles_of_registers
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import blocking as cut
 from blockconv.kernels.conv.blocking import TileShape
-from blockconv.kernels.table import Request
 from blockconv.machine import profile as profiles
 from blockconv.machine.machine import host
 from blockconv.machine.profile import TileTimes, committed, median_of, profile, read

@@ -25,13 +25,15 @@ from blockconv import jit
 from blockconv.core.types import Types, element
 from blockconv.jit.families import KernelFamily
 from blockconv.kernels import TABLE
-from blockconv.kernels.table import Reason, Request
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.machine import machine as machines
 from blockconv.machine.profile import committed
 from blockconv.network import ops
 from blockconv.network import plan as plans
 from blockconv.network.passes.fuse import fuse
-from blockconv.network.planning.candidates import Parameters, bind, bind_all
+from blockconv.network.planning.binding import bind
+from blockconv.network.planning.candidates import bind_all
+from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import Options, Planned, plan_layouts
 from blockconv.network.planning.resized import resized
 

@@ -11,7 +11,7 @@ from blockconv.core.types import element
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.emitter import Emitter, Translation
-from blockconv.network.graph import Tensor
+from blockconv.network.ops.rule import Tensor
 
 RELU = ops.Activate(activation("relu"))
 

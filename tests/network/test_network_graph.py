@@ -15,8 +15,9 @@ from blockconv.core.types import element
 from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
-from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.graph import Network, Node
 from blockconv.network.ops.base import BetweenTypes
+from blockconv.network.ops.rule import Tensor
 
 FLOAT = element("float32")
 

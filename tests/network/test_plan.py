@@ -26,7 +26,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.jit import kept
 from blockconv.kernels import TABLE
-from blockconv.kernels.table import Reason, Request
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.network import archive, ops
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.moves import part
@@ -195,14 +195,14 @@ def test_kernels_that_share_parameters_have_those_of_their_own_form() -> None:
     x = b.input("x", (1, 32, 6, 6))
     b.output(b.conv2d(x, values((32, 4, 3, 3), 1), values((32,), 2), padding=1, groups=8))
     network = b.build()
-    node, shared = network.nodes[0], candidates.Parameters(network)
+    node, shared = network.nodes[0], parameters.Parameters(network)
     problem, seen = network.problem(node), 0
     for row in TABLE:
         for name in ("NCHW", "NHWC", "NCHW16"):
             layout = bc.Layout(name)
             if row.op == "conv2d" and selection.why_not(row, problem, layout, layout, FLOATS) is None:
                 form = row.prepare(problem, layout, layout, FLOATS).form
-                alone = candidates.Parameters(network).weights(node, problem, form, FLOATS)
+                alone = parameters.Parameters(network).weights(node, problem, form, FLOATS)
                 together = shared.weights(node, problem, form, FLOATS)
                 assert all(map(np.array_equal, alone, together)), (row.name, name)
                 seen += 1
@@ -218,10 +218,10 @@ def test_weights_are_packed_where_they_stay(monkeypatch: pytest.MonkeyPatch) -> 
     problem = network.problem(node)
     row = next(row for row in TABLE if row.name == "conv_direct")
     form = row.prepare(problem, layout, layout, FLOATS).form
-    first = candidates.Parameters(network).weights(node, problem, form, FLOATS)  # compiles what packs
+    first = parameters.Parameters(network).weights(node, problem, form, FLOATS)  # compiles what packs
     monkeypatch.setattr(Region, "PIECE", 1 << 12)
     tracemalloc.start()
-    again = candidates.Parameters(network).weights(node, problem, form, FLOATS)
+    again = parameters.Parameters(network).weights(node, problem, form, FLOATS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert all(map(np.array_equal, first, again))

@@ -15,7 +15,8 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element
 from blockconv.network import ops
-from blockconv.network.graph import Network, Tensor
+from blockconv.network.graph import Network
+from blockconv.network.ops.rule import Tensor
 
 Build = Callable[[bc.NetworkBuilder, str], str]
 SHAPE = (2, 4, 6, 6)

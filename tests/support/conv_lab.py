@@ -28,7 +28,8 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.packing import activation_block, pack_bias, pack_weights
 from blockconv.dispatch.quantizing import with_weights
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.table import Epilogue, Request
+from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Epilogue
 
 Array = npt.NDArray[Any]
 

@@ -24,7 +24,8 @@ from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
 from blockconv.dispatch.quantizing import epilogue_block, epilogue_of, quantized_bias, with_weights
-from blockconv.kernels.table import Request, Row
+from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Row
 
 Array = npt.NDArray[Any]
 

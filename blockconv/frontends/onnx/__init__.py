@@ -20,8 +20,6 @@ from blockconv.network.ops import Dequantize
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.integers import dequantized
 
-__all__ = ["load_onnx", "open_onnx"]
-
 Shape = tuple[int, ...]
 OP = "load_onnx"
 SHOWN = 8  # nodes that a warning names

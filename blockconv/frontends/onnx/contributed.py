@@ -30,9 +30,7 @@ from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, registered
 from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["BLOCKED", "CONTRIBUTED_OPS", "SELU", "channel_block"]
+from blockconv.network.ops.rule import Tensor
 
 CONTRIBUTED_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, CONTRIBUTED_OPS)

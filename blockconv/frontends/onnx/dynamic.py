@@ -31,9 +31,7 @@ from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["DYNAMIC_OPS"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 DYNAMIC_OPS: dict[str, OnnxOp] = {}

@@ -14,10 +14,8 @@ from blockconv.core.types import FLOATS, NUMBERS, WHOLE
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
-
-__all__ = ["ELEMENT_OPS"]
 
 ELEMENT_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, ELEMENT_OPS)

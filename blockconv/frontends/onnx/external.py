@@ -11,8 +11,6 @@ from onnx import TensorProto
 
 from blockconv.core.errors import NetworkError
 
-__all__ = ["Files"]
-
 
 class Files:
     """The files that a model may name, which is at `path`; none, if it was not given by a path.

@@ -23,8 +23,6 @@ from blockconv.frontends.onnx.rules import check_dims, check_tensor, tensors_of
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.foreign import graphs_of
 
-__all__ = ["named", "read_attributes", "read_initializers", "read_model", "without_weights"]
-
 Array = npt.NDArray[Any]
 
 

@@ -25,10 +25,9 @@ from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new_session, reads_of
-from blockconv.network.graph import Node, Tensor
+from blockconv.network.graph import Node
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
-
-__all__ = ["Fallback", "OddInput", "is_odd", "kind_of", "rename"]
 
 Array = npt.NDArray[Any]
 _MOST_VALUES = 4096  # the most elements of a constant on which shapes may depend

@@ -10,10 +10,8 @@ from onnx import FunctionProto, defs, helper, inliner
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.frontends.onnx.rules import domain_of, onnx_type, with_defaults
 from blockconv.frontends.onnx.scope import OP, title
-from blockconv.network.graph import Tensor
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.order import topological
-
-__all__ = ["definition", "inlined"]
 
 # Functions that call functions twice each grow as powers of two.
 _MOST_NODES = 1_000_000

@@ -25,12 +25,11 @@ from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.foreign import check_foreign, graphs_of, reads_of
-from blockconv.network.graph import Network, Tensor, frozen
+from blockconv.network.graph import Network, frozen
 from blockconv.network.ops import Foreign
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.order import topological
 from blockconv.network.rest import Rest
-
-__all__ = ["read_graph"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

@@ -14,9 +14,7 @@ import numpy.typing as npt
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["MATRIX_OPS", "gemm", "matmul", "of_heads", "of_rows"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 MATRIX_OPS: dict[str, OnnxOp] = {}

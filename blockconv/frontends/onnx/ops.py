@@ -28,9 +28,7 @@ from blockconv.frontends.onnx.shapes import SHAPE_OPS
 from blockconv.frontends.onnx.windows import WINDOW_OPS
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["OPS"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 OPS: dict[str, OnnxOp] = (

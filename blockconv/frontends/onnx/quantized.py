@@ -22,23 +22,7 @@ from blockconv.frontends.onnx.scope import Call, Dequantized, OnnxOp, Scope, reg
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = [
-    "CONSTANT",
-    "QUANTIZED_OPS",
-    "as_weight",
-    "check_bytes",
-    "dequantized",
-    "keeps_integers",
-    "output_dtype",
-    "quantization",
-    "scales",
-    "stored",
-    "unpacked",
-    "weight",
-    "zero_points",
-]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

@@ -12,9 +12,7 @@ from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["RECURRENT_OPS"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 RECURRENT_OPS: dict[str, OnnxOp] = {}

@@ -18,9 +18,7 @@ from onnx import AttributeProto, TensorProto, checker, defs, helper, numpy_helpe
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.foreign import graphs_of
-from blockconv.network.graph import Tensor
-
-__all__ = ["RUNTIMES", "Rules", "check_dims", "check_tensor", "domain_of", "tensors_of", "with_defaults"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 

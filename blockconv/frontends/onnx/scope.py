@@ -13,22 +13,9 @@ from onnx import helper
 from blockconv.core.quantization import real
 from blockconv.core.types import element
 from blockconv.network.emitter import Emitter, Translation, Unsupported
-from blockconv.network.graph import Node, Tensor, inferred
+from blockconv.network.graph import Node, inferred
 from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize
-
-__all__ = [
-    "OP",
-    "Call",
-    "Dequantized",
-    "OnnxOp",
-    "Scope",
-    "Translator",
-    "Unknown",
-    "UnknownValue",
-    "only_output",
-    "registered",
-    "title",
-]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]

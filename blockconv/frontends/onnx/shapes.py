@@ -21,9 +21,7 @@ from blockconv.core.types import BYTES
 from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
 from blockconv.network import ops
 from blockconv.network.emitter import MOST_INDICES, Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["SHAPE_OPS"]
+from blockconv.network.ops.rule import Tensor
 
 SHAPE_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, SHAPE_OPS)

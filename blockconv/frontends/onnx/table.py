@@ -9,8 +9,6 @@ from onnx import defs
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.rules import RUNTIMES
 
-__all__ = ["HEADINGS", "markdown", "rows"]
-
 HEADINGS = ("ops", "opsets", "limits")
 
 

@@ -12,10 +12,8 @@ from onnx import helper
 from blockconv.frontends.onnx.scope import Call, OnnxOp, only_output, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.volumes import Depth, convolved, pooled, transposed
-
-__all__ = ["WINDOW_OPS", "average", "convolution", "global_pool"]
 
 WINDOW_OPS: dict[str, OnnxOp] = {}
 _op = functools.partial(registered, WINDOW_OPS)

@@ -11,8 +11,6 @@ from blockconv.network.graph import Network
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Shape
 
-__all__ = ["Pickled", "from_torch"]
-
 
 def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, strict: bool = False) -> Network:
     """Read a PyTorch module as a network, for `compile`. Needs torch 2.6 or later.

@@ -49,13 +49,12 @@ from blockconv.frontends.torch.reader import (
 )
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_op, place_ops
-from blockconv.network.graph import Network, Tensor
+from blockconv.network.graph import Network
 from blockconv.network.ops import Shape
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options, read_layouts
 from blockconv.runtime import check_threads, get_num_threads
-
-__all__ = ["Settings", "blockconv_backend"]
 
 OP = 'torch.compile(backend="blockconv")'
 KEPT = 8  # plans that a part keeps, for memory formats and for numbers

@@ -11,8 +11,6 @@ import torch
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch.nn import functional
 
-__all__ = ["decompositions", "kept_whole"]
-
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
     {

@@ -19,9 +19,7 @@ from blockconv.core.types import FLOATS, NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import AtenOp, Call, Constant, Value, arguments_of, hint, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["ELEMENT_OPS", "as_numbers", "flow_indices", "reduced", "reduced_axes", "transposed"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 ELEMENT_OPS: dict[str, AtenOp] = {}

@@ -25,11 +25,10 @@ from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, module_of, needed, stand_in
 from blockconv.network.aten import op_of
-from blockconv.network.graph import Network, Tensor
+from blockconv.network.graph import Network
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Shape
-
-__all__ = ["Traces", "read_module"]
+from blockconv.network.ops.rule import Tensor
 
 OP = "from_torch"
 _LIFTED = "lifted_tensor_"  # in PyTorch's names of tensors that the forward function makes of numbers

@@ -17,8 +17,6 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from blockconv.frontends.torch.reader import writes
 
-__all__ = ["compile_rest", "compile_step", "for_training"]
-
 POOLS = "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d_backward"
 
 

@@ -12,9 +12,7 @@ from blockconv.frontends.torch.elements import as_numbers
 from blockconv.frontends.torch.reader import AtenOp, Call, InTraining, Value, registered
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["MATRIX_OPS"]
+from blockconv.network.ops.rule import Tensor
 
 MATRIX_OPS: dict[str, AtenOp] = {}
 _op = functools.partial(registered, MATRIX_OPS)

@@ -26,9 +26,7 @@ from blockconv.frontends.torch.shapes import SHAPE_OPS
 from blockconv.frontends.torch.windows import WINDOW_OPS
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["HEAVY", "OPS"]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 OPS: dict[str, AtenOp] = ELEMENT_OPS | WINDOW_OPS | MATRIX_OPS | RECURRENT_OPS | SHAPE_OPS

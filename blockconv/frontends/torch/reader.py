@@ -34,32 +34,9 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
 from blockconv.network.aten import as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
-from blockconv.network.graph import Tensor, frozen
+from blockconv.network.graph import frozen
 from blockconv.network.ops import Attributes, Foreign, Reshape, Shape
-
-__all__ = [
-    "AtenOp",
-    "Call",
-    "Constant",
-    "InTraining",
-    "Reader",
-    "Refused",
-    "Translator",
-    "Unsupported",
-    "Value",
-    "arguments_of",
-    "draws",
-    "hint",
-    "kind_of",
-    "module_of",
-    "needed",
-    "registered",
-    "stand_in",
-    "title",
-    "version",
-    "warn_of_unseen",
-    "writes",
-]
+from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call

@@ -6,8 +6,6 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Compiled", "compiled_graphs", "memory_of", "recorded"]
-
 
 @dataclass(eq=False)
 class Compiled:

@@ -14,9 +14,7 @@ from blockconv.frontends.torch.elements import as_numbers, flow_indices, transpo
 from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, hint, registered, stand_in
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
-
-__all__ = ["SHAPE_OPS"]
+from blockconv.network.ops.rule import Tensor
 
 SHAPE_OPS: dict[str, AtenOp] = {}
 _op = functools.partial(registered, SHAPE_OPS)

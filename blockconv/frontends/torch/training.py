@@ -22,8 +22,6 @@ from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
 from blockconv.frontends.torch.reports import Compiled
 
-__all__ = ["partition_step", "place_op", "place_ops"]
-
 aten, ops = torch.ops.aten, torch.ops.blockconv
 TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 

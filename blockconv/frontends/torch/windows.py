@@ -16,10 +16,8 @@ from blockconv.frontends.torch.elements import transposed
 from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
-from blockconv.network.graph import Tensor
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
-
-__all__ = ["WINDOW_OPS"]
 
 Pair = tuple[int, int]
 WINDOW_OPS: dict[str, AtenOp] = {}

@@ -17,8 +17,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["ActivationArguments", "activate", "activate_scalar", "activation_arguments", "parameters_at"]
-
 
 class ActivationArguments(Arguments):
     """An activation as kernels read it."""

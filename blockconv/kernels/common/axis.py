@@ -20,8 +20,6 @@ from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Request
 from blockconv.runtime import Buffer
 
-__all__ = ["Quantizations", "contiguous_axis", "cost", "element_words", "positions", "strided_axis"]
-
 MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
 
 Quantizations = tuple[Quantization, Quantization] | None  # of a source and a destination of integers

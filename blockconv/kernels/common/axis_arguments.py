@@ -6,8 +6,6 @@ A *position* is an index of all dimensions but the axis. Two loops go over the p
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.conversion import ConversionArguments
 
-__all__ = ["ContiguousAxis", "StridedAxis"]
-
 
 class ContiguousAxis(Arguments):
     """An axis whose elements are contiguous, at least those of a block; a task is a position."""

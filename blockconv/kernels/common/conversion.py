@@ -12,18 +12,6 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments, quantization_words
 
-__all__ = [
-    "CONVERTED_LANES",
-    "Conversion",
-    "ConversionArguments",
-    "ConvertedExtents",
-    "Moved",
-    "both_ends",
-    "conversion_words",
-    "convert_extents",
-    "read_and_written",
-]
-
 CONVERTED_LANES = 16  # of a converted vector, of bytes too: as many float32 fill a vector of AVX-512
 
 

@@ -4,8 +4,6 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
 
-__all__ = ["copy_bytes", "copy_pixels", "fill_bytes", "fill_pixels", "gather_blocks", "gather_window", "scatter_blocks"]
-
 
 @inline
 def copy_bytes(dst, src, size):

@@ -24,24 +24,6 @@ from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types, el
 from blockconv.jit.ir import call_llvm, pointer
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "BRAIN_DOTS",
-    "BY_ELEMENT",
-    "DOTS",
-    "MATRIX_DOTS",
-    "MULTIPLY_ADD",
-    "WIDENED",
-    "Dot",
-    "by_number",
-    "dot_for",
-    "dot_of_words",
-    "matrix_dot_for",
-    "multiply_accumulate",
-    "name_of",
-    "packed_as_one",
-    "source_element",
-]
-
 
 class Dot(NamedTuple):
     """A multiply-accumulate.

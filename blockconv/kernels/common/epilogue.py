@@ -34,8 +34,6 @@ from blockconv.kernels.common.requantize import (
 from blockconv.kernels.common.tile import Output, Tile, to_store
 from blockconv.kernels.common.unpacked import PARTS, in_order, split
 
-__all__ = ["TileEpilogue", "finish"]
-
 # Bytes of the vectors that are stored as fast with a mask as without: those of AVX-512. With AVX2 a masked store takes
 # an AMD processor about 20 cycles.
 MASKED_STORES = 64

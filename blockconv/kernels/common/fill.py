@@ -4,8 +4,6 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_i64
 
-__all__ = ["FillArgs", "fill_extents"]
-
 
 class FillArgs(Arguments):
     """Extents of equal size, as far from each other."""

@@ -11,8 +11,6 @@ from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Floats", "narrower", "widener"]
-
 
 class Floats(Vectors):
     """Floats in the computed type: narrower types in memory are float32 from a load to a store.

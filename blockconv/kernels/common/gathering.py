@@ -11,8 +11,6 @@ from __future__ import annotations
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.machine.machine import Machine
 
-__all__ = ["FEW_SETS", "TOGETHER", "gathered_bytes", "gathering_seconds", "is_crowded", "rows_that_stay", "window_rows"]
-
 FEW_SETS = 2  # that all pixels map to; with 4, gathering is slower (stride 2: .75 times as fast, 5x5: .85)
 TOGETHER = 256  # bytes of a pixel that are gathered at once: the processor prefetches consecutive lines
 

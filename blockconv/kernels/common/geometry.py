@@ -9,8 +9,6 @@ from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 
-__all__ = ["ITEMSIZE", "NO_BLOCK", "ConvSizes", "Geometry", "contiguous_unit", "geometry", "image_at", "image_blocks"]
-
 ITEMSIZE = {"float32": 4, "float64": 8}
 
 

@@ -16,8 +16,6 @@ from blockconv.core.types import BRAIN, ElementType
 from blockconv.jit.ir import I32, call_llvm
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["rounded", "widened"]
-
 _I16 = ir.IntType(16)
 
 

@@ -18,8 +18,6 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.tile_record import each_step
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["DENSE", "Shared", "reduce_shared", "taps_of_columns"]
-
 
 class Shared(NamedTuple):
     """How groups share a vector.

@@ -12,8 +12,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted, load_bits, shuffle, store_bits
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["InterleaveArgs", "InterleavedPlanes", "interleave_rows"]
-
 
 class InterleavedPlanes(Arguments):
     """Columns of the destination that were computed together, in rows that were; planes of the workspace."""

@@ -17,8 +17,6 @@ from typing import TypeVar
 
 from blockconv.core.layout import Axis, Layout
 
-__all__ = ["Loop", "Nest", "fused", "nest"]
-
 _L = TypeVar("_L", bound="Loop")
 
 

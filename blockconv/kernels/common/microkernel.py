@@ -33,16 +33,6 @@ from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "Reduction",
-    "TileSpec",
-    "conv_tile",
-    "lines_ahead",
-    "real_accumulators",
-    "unrolled_channels",
-]
-
-
 STREAMED = 2048  # prefetch distance, in bytes, of the weights of a tile of one pixel
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
 # Channels that are one turn of a step's loop. Counters and address updates take ports of the multiply-adds: on Xeons,

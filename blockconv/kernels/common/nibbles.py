@@ -13,8 +13,6 @@ from llvmlite import ir
 from blockconv.core.layout import Layout
 from blockconv.jit.ir import I8
 
-__all__ = ["packed_pairs", "unpacked_pairs", "why_not_packed"]
-
 PAIRED = 4  # the least number of contiguous 4-bit channels: as many as a multiply-accumulate takes at once
 
 

@@ -12,8 +12,6 @@ from blockconv.jit.ir import I32, I64, emitted, giving, pointer
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["number_at", "put_number"]
-
 _FIRST = ir.Constant(I32, 0)
 
 

@@ -2,6 +2,4 @@
 
 from blockconv.runtime import Buffer
 
-__all__ = ["ACT", "BIA", "DST", "RES", "SRC", "WEI"]
-
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))

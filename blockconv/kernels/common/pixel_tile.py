@@ -21,8 +21,6 @@ from blockconv.kernels.common.microkernel import Reduction, unrolled_channels
 from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 
-__all__ = ["PixelTileSpec", "pixel_tile"]
-
 
 class PixelTileSpec(NamedTuple):
     """The compile-time parameters of a microkernel.

@@ -6,8 +6,6 @@ from blockconv.core.target import Isa
 from blockconv.kernels.common.dot import BY_ELEMENT, MULTIPLY_ADD, Dot
 from blockconv.machine.machine import Machine
 
-__all__ = ["are_far", "tiles_of", "tiles_of_registers"]
-
 # (vectors of output channels, the most pixels) of a tile that is held in so many registers.
 _TILES = {32: ((1, 28), (2, 14), (3, 9), (4, 6)), 16: ((1, 12), (2, 6), (3, 4))}
 _TILES_WITHOUT_FMA = ((1, 12), (2, 6), (3, 3))  # of 16 registers; one holds each product before it is added

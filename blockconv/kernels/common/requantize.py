@@ -42,24 +42,6 @@ from blockconv.kernels.common.unpacked import (
 )
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "AFFINE",
-    "FLOAT32",
-    "Elements",
-    "EpilogueArguments",
-    "QuantizationArguments",
-    "Rounding",
-    "dequantized",
-    "dequantized_residual",
-    "float_of",
-    "quantization_words",
-    "quantized",
-    "quantized_parts",
-    "quantized_together",
-    "rounded_sum",
-    "times_inverse",
-]
-
 FLOAT32 = element("float32")
 AFFINE = 2  # `Epilogue.shifted`
 

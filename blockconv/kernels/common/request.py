@@ -12,8 +12,6 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.machine.machine import Machine, host
 
-__all__ = ["Reason", "Request", "shared_sizes"]
-
 Reason = str  # a sentence: why a kernel does not take a request
 
 

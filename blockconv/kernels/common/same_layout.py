@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from blockconv.kernels.common.request import Reason, Request
 
-__all__ = ["same_layout_why_not"]
-
 
 def same_layout_why_not(request: Request, tails: tuple[int, ...] = (1,)) -> Reason | None:
     """None for two equal layouts with at most one block of channels, the innermost, and only it cut; else a sentence.

@@ -12,16 +12,6 @@ import itertools
 import operator
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Kept",
-    "TapRange",
-    "kept_along",
-    "kept_taps",
-    "reached_problem",
-    "reached_taps",
-    "tap_ranges",
-]
-
 TapRange = tuple[int, int]  # the first tap, and past the last
 # The least part of the taps that is profitable to leave out. Tiles that leave out taps have longer loops, which costs 3
 # to 6 % with the 16 registers of AVX2, and are kernels of their own.

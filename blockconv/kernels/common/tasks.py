@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-__all__ = ["TASK_BYTES", "chunk_of", "splits_of"]
-
 TASK_BYTES = 16 * 1024  # work that is taken at a time, where there is plenty: half of a first-level cache
 
 

@@ -8,8 +8,6 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, const, emit_prefetch, pointer
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["LINE", "Output", "Tile", "prefetch_residual", "to_store"]
-
 LINE = 64  # bytes of a cache line
 
 

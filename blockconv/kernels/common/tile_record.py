@@ -12,8 +12,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.tile import LINE
 
-__all__ = ["TileRecord", "each_step", "kernel_of_tiles"]
-
 
 class TileRecord(Arguments):
     """The arguments of `conv_tile`: the source, weights and destination of a tile, or of several in a row.

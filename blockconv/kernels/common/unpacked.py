@@ -17,20 +17,6 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.jit.ir import I8, I32, call_llvm, join, shuffle
 
-__all__ = [
-    "PARTS",
-    "UNIT",
-    "UNPACKED_LANES",
-    "in_order",
-    "interleaved",
-    "nearest",
-    "packed",
-    "permutes_bytes",
-    "split",
-    "unpacked",
-    "unpacked_order",
-]
-
 PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
 UNIT = 16  # bytes within which is unpacked, and shuffled
 

@@ -14,9 +14,6 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, I64, call_llvm, const, join, pointer, shuffle, splat
 from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 
-__all__ = ["Vectors", "lanes_below", "llvm_type"]
-
-
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
 EXPM1_BY_X = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)
 

@@ -8,8 +8,6 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.request import Request
 from blockconv.machine.machine import Machine
 
-__all__ = ["is_beyond", "is_wide", "waiting_seconds"]
-
 
 def waiting_seconds(request: Request) -> float:
     """Seconds for cache lines to come from beyond the second-level cache where a kernel jumps from one to the next.

@@ -4,8 +4,6 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile_record import TileRecord
 
-__all__ = ["RECORDS", "ScatterRecord", "TilesArguments", "WindowRecord"]
-
 
 class TilesArguments(Arguments):
     """A convolution by tiles: what `conv_tiles` is called with, and the kernels that it calls.

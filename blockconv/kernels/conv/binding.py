@@ -46,8 +46,6 @@ from blockconv.kernels.conv.tile_kernels import Tiles
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["bind_tiles"]
-
 Words = dict[str, Any]
 WORD = 8  # bytes of one in a table
 

@@ -12,7 +12,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
-from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
@@ -22,22 +22,6 @@ from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_pa
 from blockconv.kernels.conv.regions import TapsRegion, regions
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
-
-__all__ = [
-    "ConvBlocking",
-    "TileShape",
-    "blocking",
-    "geometry",
-    "has_parts",
-    "is_converted",
-    "is_read_in_place",
-    "lies_in_units",
-    "space",
-    "store_width",
-    "straddles_blocks",
-    "weight_layout",
-    "why_not_window",
-]
 
 
 class TileShape(NamedTuple):

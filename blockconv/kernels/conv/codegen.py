@@ -27,21 +27,6 @@ from blockconv.kernels.common.nibbles import unpacked_pairs
 from blockconv.kernels.common.unpacked import interleaved, unpacked
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = [
-    "ChannelAddresses",
-    "byte_converter",
-    "half_widener",
-    "interleave_four",
-    "interleave_two",
-    "line_packer",
-    "nibble_unpacker",
-    "pixel_filler",
-    "pixel_transposer",
-    "plane_interleaver",
-    "strided_mover",
-    "zero_filler",
-]
-
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
 
 

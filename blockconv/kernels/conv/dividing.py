@@ -5,8 +5,6 @@ from __future__ import annotations
 from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.conv.space import Space
 
-__all__ = ["pixels_of_task", "room_for_window", "splits_of_tasks", "tasks_wanted"]
-
 
 def room_for_window(cache: int, block: int, whole: int) -> int:
     """Bytes of a window that shares the cache with a block of weights. Each further window reads all weights again.

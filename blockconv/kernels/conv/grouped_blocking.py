@@ -20,8 +20,6 @@ from blockconv.kernels.conv.dividing import pixels_of_task
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
 
-__all__ = ["blocking", "groups_per_vector"]
-
 
 def groups_per_vector(problem: Conv2dProblem, lanes: int) -> int:
     """Groups whose output channels fit into a vector."""

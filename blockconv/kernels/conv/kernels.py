@@ -21,8 +21,6 @@ from blockconv.kernels.conv.arguments import ScatterRecord, TilesArguments, Wind
 from blockconv.kernels.conv.codegen import zero_filler
 from blockconv.kernels.conv.packing import source_offset
 
-__all__ = ["conv_tiles", "scatter_pixels", "scatter_tile"]
-
 # ---------------------------------------------------------------- destinations whose blocks groups share
 
 

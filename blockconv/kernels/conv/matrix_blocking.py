@@ -31,8 +31,6 @@ from blockconv.kernels.conv.matrix_tile import COLUMNS, LINE_BYTES, LINES, WORD,
 from blockconv.kernels.conv.packing_units import spare_bytes
 from blockconv.kernels.conv.space import Space, space
 
-__all__ = ["SHAPES", "UNITS", "blocking", "extent", "shape_seconds", "tile_seconds", "why_not"]
-
 UNITS = LINE_BYTES // WORD  # units of four bytes that a step takes at the most
 # (vectors of output channels, blocks of pixels) whose accumulators, sources and weights fit into eight registers.
 SHAPES = (2, 2), (1, 4), (1, 3), (1, 2), (2, 1), (1, 1)

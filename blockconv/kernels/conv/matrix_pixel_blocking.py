@@ -16,8 +16,6 @@ from blockconv.kernels.conv.matrix_blocking import SHAPES, UNITS
 from blockconv.kernels.conv.matrix_tile import COLUMNS, LINES
 from blockconv.kernels.conv.space import Space, space
 
-__all__ = ["blocking", "tile_seconds", "why_not"]
-
 
 def why_not(request: Request) -> Reason | None:
     """Why no columns of matrices can be made of the pixels of a row."""

@@ -39,8 +39,6 @@ from blockconv.kernels.conv.matrix_tile import (
     store_register,
 )
 
-__all__ = ["MatrixPixelSpec", "matrix_pixel_tile", "register_sizes"]
-
 TOGETHER = 8  # output channels that are finished together, in the vector registers
 _EXCHANGED = {"llvm.x86.tdpbusd": "llvm.x86.tdpbsud"}  # the instruction whose left bytes are signed, and right ones not
 

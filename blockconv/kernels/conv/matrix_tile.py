@@ -27,25 +27,6 @@ from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
 from blockconv.kernels.common.tile import LINE, Output, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
 
-__all__ = [
-    "COLUMNS",
-    "INSTRUCTIONS",
-    "LINES",
-    "LINE_BYTES",
-    "WORD",
-    "Registers",
-    "call_unit",
-    "configure",
-    "is_instruction",
-    "load_register",
-    "matrix_tile",
-    "prefetch_next",
-    "register_sizes",
-    "release",
-    "row_blocks",
-    "store_register",
-]
-
 REGISTERS = 8
 LINES, LINE_BYTES = 16, 64  # of a register, at the most
 COLUMNS = 16  # output channels of a block of accumulators

@@ -21,20 +21,6 @@ from blockconv.kernels.conv.codegen import (
     pixel_filler,
 )
 
-__all__ = [
-    "columns_in_bounds",
-    "convert_window",
-    "is_padding",
-    "pack_cut_window",
-    "pack_interleaved",
-    "pack_pixels",
-    "pack_window",
-    "source_offset",
-    "unpack_pixels",
-    "unpack_window",
-    "widen_window",
-]
-
 
 @inline
 def source_offset(a, c):

@@ -8,8 +8,6 @@ from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import pixel_transposer, strided_mover
 from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
-__all__ = ["pack_across", "pack_flat", "pack_phases", "pack_planes"]
-
 
 @jit.kernel
 def pack_planes(vectors, vector_bytes):

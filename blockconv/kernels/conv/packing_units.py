@@ -20,8 +20,6 @@ from blockconv.kernels.conv.codegen import (
 )
 from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
 
-__all__ = ["pack_plane_units", "pack_units", "spare_bytes"]
-
 UNIT = 4  # bytes
 
 

@@ -29,9 +29,6 @@ from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
 
-__all__ = ["blocking", "contiguous_channels", "cycles", "space_of", "why_not"]
-
-
 SERVED = 3  # products of a loaded vector, without which loads, and not products, would bind
 
 

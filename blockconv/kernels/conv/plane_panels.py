@@ -5,15 +5,6 @@ from __future__ import annotations
 from blockconv.core.target import Isa
 from blockconv.kernels.common.geometry import Geometry
 
-__all__ = [
-    "CHANNELS_OF_PLANES",
-    "PANEL_ROW_CYCLES",
-    "STEP",
-    "blocks_of_packing",
-    "pays_to_pack_planes",
-    "plane_read_cycles",
-]
-
 CHANNELS_OF_PLANES = 16  # of a step, where a tile's pixels of planes are packed
 PANEL_ROW_CYCLES = 6.0  # to pack a row of a panel of planes, beside a cycle for each of its vectors
 STEP = 1.4  # of a step's address, in multiply-adds

@@ -7,8 +7,6 @@ from blockconv.jit.ir import load_f, store_f
 from blockconv.kernels.common.activation import activate_scalar
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 
-__all__ = ["ReferenceArguments", "conv_reference"]
-
 
 class ReferenceArguments(ConvSizes):
     """The arguments of `conv_reference`."""

@@ -12,8 +12,6 @@ from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.taps import Kept, TapRange, tap_ranges
 from blockconv.kernels.conv.space import Space, space
 
-__all__ = ["TapsRegion", "regions", "why_not_regions"]
-
 
 @dataclass(frozen=True)
 class TapsRegion:

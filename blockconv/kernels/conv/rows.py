@@ -30,6 +30,7 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.register_tiles import are_far
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import Kept, kept_along, kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import waiting_seconds
@@ -48,11 +49,9 @@ from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_re
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
 from blockconv.kernels.conv.regions import TapsRegion, why_not_regions
 from blockconv.kernels.conv.space import Space, space
-from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
+from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import Op
-
-__all__ = ["DIRECT", "GROUPED", "MATRIX", "MATRIX_PIXELS", "PIXELS", "REFERENCE", "REGIONS"]
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()

@@ -9,8 +9,6 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.geometry import geometry
 
-__all__ = ["Space", "is_pointwise", "space"]
-
 SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
 
 

@@ -14,8 +14,6 @@ from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.conv.matrix_pixel_tile import MatrixPixelSpec
 from blockconv.kernels.table import Epilogue
 
-__all__ = ["Tiles"]
-
 
 class Tiles(NamedTuple):
     """The tiles of a convolution.

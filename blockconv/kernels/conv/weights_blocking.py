@@ -10,8 +10,6 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Reason, Request
 
-__all__ = ["WORKSPACE", "WeightsBlocking", "weights_blocking"]
-
 WORKSPACE = 64 << 20  # bytes that the sums of all splits take at the most
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_FLOPS = 8e6  # of a split, at the least

@@ -31,16 +31,6 @@ from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.weights_packing import PackRecord
 
-__all__ = [
-    "RECORDS",
-    "Images",
-    "WeightsArguments",
-    "add_splits",
-    "columns_tile",
-    "finish_sums",
-    "weights_tiles",
-]
-
 
 class Images(Arguments):
     """Where the pixels of an array are. Images may be in blocks, which are outermost."""

@@ -15,8 +15,6 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["PackRecord", "pack_channels"]
-
 
 class PackRecord(Arguments):
     """Pixels of an image that are packed, as [row][column][channel], zeros where there is none.

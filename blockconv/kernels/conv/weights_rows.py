@@ -35,14 +35,13 @@ from blockconv.kernels.common.geometry import ConvSizes, geometry, image_blocks
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.register_tiles import are_far
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
 from blockconv.kernels.conv.weights_packing import pack_channels
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["BACKWARD_WEIGHTS"]
 
 INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
 _OIHW = Layout("abcd")

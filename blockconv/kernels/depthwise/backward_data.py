@@ -26,8 +26,6 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["DataSpec", "DepthwiseDataArguments", "depthwise_data_of_pixels"]
-
 
 class DepthwiseDataArguments(ConvSizes):
     """The gradient of the input. A task is a block of channels of an image."""

@@ -27,8 +27,6 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 from blockconv.kernels.depthwise.backward_weights import ChannelVector, DepthwiseWeightsArguments
 
-__all__ = ["PixelsSpec", "depthwise_weights_of_pixels"]
-
 
 class PixelsSpec(NamedTuple):
     """The compile-time parameters of a kernel.

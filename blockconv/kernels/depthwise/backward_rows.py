@@ -17,6 +17,7 @@ from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.kernels.common import operands
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
 from blockconv.kernels.common.geometry import ConvSizes, contiguous_unit, image_blocks
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.depthwise.backward_data import DataSpec, DepthwiseDataArguments, depthwise_data_of_pixels
 from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
 from blockconv.kernels.depthwise.backward_weights import (
@@ -25,10 +26,8 @@ from blockconv.kernels.depthwise.backward_weights import (
     depthwise_weights,
     finish_depthwise_weights,
 )
-from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, TapsPiece, WeightForm
+from blockconv.kernels.table import Epilogue, Primitive, Row, TapsPiece, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["BACKWARD_DATA", "ROWS"]
 
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least

@@ -22,8 +22,6 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["ChannelVector", "DepthwiseWeightsArguments", "depthwise_weights", "finish_depthwise_weights"]
-
 
 class DepthwiseWeightsArguments(ConvSizes):
     """The gradient of depthwise weights."""

@@ -21,8 +21,6 @@ from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that
 from blockconv.kernels.depthwise.tiling import AxisTiling, WindowAxis, halved, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.machine import Machine
 
-__all__ = ["DepthwiseBlocking", "blocking"]
-
 MOST_COLUMNS = 4  # a strided load reads as many vectors
 MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, where half vectors would do
 # In vector operations, measured on AVX-512: to interleave a position of bytes, to finish a vector of them, to pack one.

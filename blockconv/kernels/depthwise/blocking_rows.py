@@ -11,8 +11,6 @@ from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.tiling import MOST_TAPS, AxisTiling, WindowAxis, outputs, tile_axis
 from blockconv.machine.machine import Machine
 
-__all__ = ["ISSUED", "integer_tile_seconds", "picked_unit", "row_columns", "whole_integer_rows", "whole_rows"]
-
 # For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
 # of a row that is spilled.
 SPARE, MOST_PRODUCTS, MOST_SPILLED = 8, 1100, 28

@@ -28,8 +28,6 @@ from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
-__all__ = ["DepthwiseTileRun", "DepthwiseTileSpec", "FloatTile", "Loader", "TileAxis", "chosen", "step_of", "times"]
-
 
 class DepthwiseTileSpec(NamedTuple):
     """The compile-time parameters of a tile.

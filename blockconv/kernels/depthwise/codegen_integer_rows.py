@@ -23,8 +23,6 @@ from blockconv.kernels.depthwise.codegen_rows import mask
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.finish_rows import finish_rows
 
-__all__ = ["integer_rows_tile"]
-
 BORDER, ZERO, ANY = -1, -2, -3  # of a byte that is wanted, and not one of the source
 Wanted = tuple[int, ...]  # of each byte of a vector, its distance from the tile's first position; or one of these
 

@@ -29,8 +29,6 @@ from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader, step_of, times
 
-__all__ = ["depthwise_tile", "repeats"]
-
 
 def depthwise_tile(spec: DepthwiseTileSpec, pixel_bytes: int = 0) -> Any:
     """tile(run, loop, unrolled, out): reduce and store one tile.

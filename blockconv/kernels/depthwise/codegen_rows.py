@@ -19,8 +19,6 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader
 from blockconv.kernels.depthwise.columns import Columns
 
-__all__ = ["mask", "rows_tile"]
-
 
 def rows_tile(spec: DepthwiseTileSpec, columns: Columns) -> Any:
     """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""

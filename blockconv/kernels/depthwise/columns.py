@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 
-__all__ = ["Columns"]
-
 MOST_WEIGHTS = 10  # that are held, of 32 registers, so that a row is read once for all phases
 
 

@@ -10,8 +10,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.kernels.depthwise.codegen import DepthwiseTileRun
 
-__all__ = ["Entry", "entry_run", "find_steps", "following", "read_entry"]
-
 
 class Entry(Arguments):
     """A vector of destination channels, or those of a block where that is less."""

@@ -20,8 +20,6 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.columns import Columns
 
-__all__ = ["finish_rows"]
-
 
 def finish_rows(builder: Any, spec: DepthwiseTileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
     """Store the accumulators, stack slots, in the order of the lanes."""

@@ -11,8 +11,6 @@ from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond
 from blockconv.machine.machine import Machine
 
-__all__ = ["entries_gathered", "entries_that_stay", "gathered_rows", "gathered_words"]
-
 
 def entries_gathered(machine: Machine, problem: Conv2dProblem, src: Geometry, each: int, entries: int) -> int:
     """How many entries, of `each` bytes of a pixel, are gathered at once; 0 where the source is read in place.

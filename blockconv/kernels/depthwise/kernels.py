@@ -16,16 +16,6 @@ from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, following, read_entry
 
-__all__ = [
-    "TWICE",
-    "ZEROS",
-    "DepthwiseArguments",
-    "depthwise_channels",
-    "depthwise_pixels",
-    "edge_of",
-    "fill_zeros",
-]
-
 
 class DepthwiseArguments(ConvSizes):
     """The arguments of both kernels. An image's rows are shared in chunks, and entries of the table in groups."""

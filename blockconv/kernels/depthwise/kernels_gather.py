@@ -4,8 +4,6 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, load_i64, store_bits
 
-__all__ = ["TASK", "GatherArguments", "gather"]
-
 
 class GatherArguments(Arguments):
     """The arguments of `gather`."""

@@ -23,8 +23,6 @@ from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
 from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, fill_zeros
 
-__all__ = ["depthwise_packed"]
-
 ALL = 1 << 40  # positions: none is outside
 
 

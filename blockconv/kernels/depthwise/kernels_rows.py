@@ -9,8 +9,6 @@ from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
 from blockconv.kernels.depthwise.kernels import DepthwiseArguments, edge_of
 
-__all__ = ["depthwise_rows"]
-
 COLUMNS = len(Columns._fields)
 
 

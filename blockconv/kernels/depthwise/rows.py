@@ -28,6 +28,7 @@ from blockconv.core.types import HALVES, INT8, Types
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes, Geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
@@ -45,13 +46,10 @@ from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
 from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
 from blockconv.kernels.depthwise.tiling import lines_bind
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
-from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row, WeightForm
+from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import OWN_TABLE, Block, Op
-
-__all__ = ["ROWS"]
-
 
 # ---------------------------------------------------------------- what is packed, and the table
 

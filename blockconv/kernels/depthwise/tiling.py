@@ -9,17 +9,6 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.request import shared_sizes
 from blockconv.machine.machine import Machine
 
-__all__ = [
-    "MOST_TAPS",
-    "AxisTiling",
-    "WindowAxis",
-    "halved",
-    "lines_bind",
-    "outputs",
-    "tile_axis",
-    "tile_packed_axis",
-]
-
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic

@@ -24,8 +24,6 @@ from blockconv.kernels.table import Transform, WeightForm
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["entry_lanes", "packed_taps"]
-
 
 def entry_lanes(at: DepthwiseBlocking) -> int:
     """Lanes for which an entry of the table has weights: a vector's, or the channels that it repeats."""

@@ -11,8 +11,6 @@ from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
 from blockconv.kernels.common.requantize import FLOAT32, Elements, QuantizationArguments, float_of
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["FOUND_BYTES", "describe_found", "found_of_range", "quantize_elements", "range_of_elements"]
-
 UNROLL = 4  # vectors at a time, so that a comparison need not wait for the one before
 FOUND_BYTES = 2 * FLOAT32.itemsize  # a scale and a zero point
 UINT8 = element("uint8")

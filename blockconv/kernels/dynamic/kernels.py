@@ -12,17 +12,6 @@ from blockconv.kernels.dynamic.codegen import (
     range_of_elements,
 )
 
-__all__ = [
-    "DynamicEpilogueArgs",
-    "FindArgs",
-    "QuantizeArgs",
-    "RangeArgs",
-    "dynamic_epilogue",
-    "dynamic_quantize",
-    "find_quantization",
-    "find_range",
-]
-
 EPILOGUE_WORDS = EpilogueArguments.nbytes // 8
 SRC_FILL = EpilogueArguments.fields["src_fill"].first
 

@@ -17,6 +17,7 @@ from typing import Any
 from blockconv.core.types import Types
 from blockconv.kernels.common.operands import ACT, BIA
 from blockconv.kernels.common.requantize import EpilogueArguments, QuantizationArguments
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.dynamic.codegen import FOUND_BYTES
 from blockconv.kernels.dynamic.kernels import (
@@ -29,11 +30,9 @@ from blockconv.kernels.dynamic.kernels import (
     find_quantization,
     find_range,
 )
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["EPILOGUE_BYTES", "ROWS", "dynamic_epilogue_op"]
 
 MOST_RANGES = 256
 RANGES_BYTES = MOST_RANGES * FOUND_BYTES

@@ -23,17 +23,6 @@ from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.unpacked import shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "UNROLL",
-    "EltwiseQuantization",
-    "ExtentsRun",
-    "OpKind",
-    "Operand",
-    "eltwise_extent",
-    "operand_count",
-    "operand_type",
-]
-
 UNROLL = 4  # vectors at a time
 
 

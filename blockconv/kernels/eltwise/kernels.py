@@ -14,8 +14,6 @@ from blockconv.kernels.eltwise.codegen import (
     operand_type,
 )
 
-__all__ = ["EltwiseArgs", "EltwiseLoop", "eltwise"]
-
 
 class EltwiseLoop(Arguments):
     """A loop over contiguous extents."""

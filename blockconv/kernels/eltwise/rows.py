@@ -35,15 +35,14 @@ from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.requantize import quantization_words
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Operand, OpKind, operand_type
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["ROWS"]
 
 KINDS = {
     "add": OpKind.ADD,

@@ -13,20 +13,6 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, fetch_add, fill_memory
 from blockconv.kernels.common.numbers import number_at, put_number
 
-__all__ = [
-    "SCANS",
-    "SCATTERS",
-    "AxisLinesArgs",
-    "IndexLoop",
-    "IndexedArgs",
-    "IndexedAxis",
-    "OutsideIndex",
-    "gather_at",
-    "scan",
-    "scatter_at",
-    "top",
-]
-
 SCATTERS: tuple[ScatterKind, ...] = get_args(ScatterKind)
 SCANS: tuple[ScanKind, ...] = get_args(ScanKind)
 

@@ -13,6 +13,7 @@ import math
 from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.types import NUMBERS, UNSIGNED, ElementType
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.indexed.kernels import (
     SCANS,
@@ -27,10 +28,8 @@ from blockconv.kernels.indexed.kernels import (
     scatter_at,
     top,
 )
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["ROWS"]
 
 INDEX_CYCLES, ELEMENT_CYCLES = 20, 6  # of an item that is found by its index, and of an element in a scalar loop
 _EMPTY = IndexedAxis(least=0, size=1, stride=0)

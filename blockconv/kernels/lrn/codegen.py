@@ -11,8 +11,6 @@ from blockconv.jit.ir import call_llvm, const, emitted
 from blockconv.kernels.common.conversion import both_ends
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["ANY_POWER", "THREE_QUARTERS", "LrnRun", "normalisation", "squares"]
-
 THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square roots, or by the C library
 
 

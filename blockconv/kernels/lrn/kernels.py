@@ -12,8 +12,6 @@ from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.lrn.codegen import LrnRun, normalisation, squares
 
-__all__ = ["LINE", "ChannelWindow", "ContiguousLrn", "Factors", "StridedLrn", "lrn_lines", "lrn_planes"]
-
 LINE = 64  # bytes
 
 

@@ -10,13 +10,12 @@ import math
 
 from blockconv.core.types import BYTES, FLOATS, element
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
 from blockconv.kernels.lrn.kernels import LINE, ChannelWindow, ContiguousLrn, Factors, StridedLrn, lrn_lines, lrn_planes
-from blockconv.kernels.table import Request, same_layout_row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["ROWS"]
 
 STRETCH = 8  # vectors of a plane in a task, if there are plenty: of less, memory streams worse
 

@@ -28,8 +28,6 @@ from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.norm.codegen import UNROLL, each_column
 
-__all__ = ["BatchNormArgs", "batch_apply", "batch_sums", "batch_terms"]
-
 TERMS = 6  # arrays by channel: means, slope and shift of the output; slope, shift and factor of a gradient
 
 

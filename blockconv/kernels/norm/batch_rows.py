@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from blockconv.core.types import FLOATS, element
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.norm.batch import TERMS, BatchNormArgs, batch_apply, batch_sums, batch_terms
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["ROWS"]
 
 CHUNK_BYTES = 1 << 16  # of a chunk: about what a core's first cache holds
 UNIT = 512  # channels of a unit, at the most, where all channels of a pixel are contiguous

@@ -19,20 +19,6 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "UNROLL",
-    "Groups",
-    "PixelSpan",
-    "add_parts",
-    "each_column",
-    "group_gradients",
-    "group_means",
-    "group_statistics",
-    "group_terms",
-    "normalised_span",
-    "span_sums",
-]
-
 UNROLL = 4  # vectors with accumulators of their own, pixels or columns: an addition need not wait for the one before
 # Arrays by channel. When groups are summed, shifts replace sums, and a gradient's slopes replace products.
 SUMS = SHIFTS = 0

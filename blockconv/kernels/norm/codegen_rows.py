@@ -11,8 +11,6 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 
-__all__ = ["RowSpan", "gradient_of_row", "normalised_row"]
-
 PARTIAL = 64  # vectors of a partial sum
 
 

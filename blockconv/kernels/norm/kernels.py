@@ -22,17 +22,6 @@ from blockconv.kernels.norm.codegen import (
 )
 from blockconv.kernels.norm.codegen_rows import RowSpan, gradient_of_row, normalised_row
 
-__all__ = [
-    "ARRAYS",
-    "BACKWARD_ARRAYS",
-    "NormArgs",
-    "group_norm",
-    "group_norm_backward",
-    "group_norm_parameters",
-    "layer_norm",
-    "layer_norm_backward",
-]
-
 ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
 

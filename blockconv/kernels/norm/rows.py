@@ -21,6 +21,7 @@ from typing import NamedTuple
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, element
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.norm.kernels import (
@@ -33,10 +34,8 @@ from blockconv.kernels.norm.kernels import (
     layer_norm,
     layer_norm_backward,
 )
-from blockconv.kernels.table import Primitive, Reason, Request, Row, same_layout_row
+from blockconv.kernels.table import Primitive, Row, same_layout_row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["BACKWARD", "ROWS"]
 
 PARTIAL = 64  # pixels of a partial sum: errors grow with the number of additions to it, and to the total
 PASSES, BACKWARD_PASSES = 3, 4  # of vectors; a gradient reads two sources, twice

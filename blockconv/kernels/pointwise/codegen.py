@@ -15,8 +15,6 @@ from blockconv.jit.ir import call_llvm, const, emitted
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["KINDS", "PointwiseRun", "operand_types", "pointwise_extent"]
-
 KINDS: tuple[PointwiseKind, ...] = get_args(PointwiseKind)
 UNROLL = 4  # vectors at a time
 _COMPARED = {"equal": "==", "less": "<", "less_equal": "<="}

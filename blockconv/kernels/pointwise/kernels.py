@@ -6,8 +6,6 @@ from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.pointwise.codegen import KINDS, PointwiseRun, pointwise_extent
 
-__all__ = ["PointwiseArgs", "PointwiseLoop", "pointwise"]
-
 
 class PointwiseLoop(Arguments):
     """A loop over contiguous extents of the destination, or over such loops."""

@@ -16,14 +16,13 @@ from blockconv.core.element_problem import PointwiseProblem
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS, ElementType, Types, element
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.pointwise.codegen import KINDS, operand_types
 from blockconv.kernels.pointwise.kernels import PointwiseArgs, PointwiseLoop, pointwise
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["ROWS"]
 
 ALL = 1 << 40  # channels, where none is missing
 EXTENT_CYCLES, VECTOR_CYCLES = 12, 2  # beside memory: of an extent, and of a vector

@@ -42,8 +42,6 @@ from blockconv.kernels.common.floats import Floats, narrower, widener
 from blockconv.kernels.common.geometry import Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["PoolBackwardArgs", "pool_backward", "pool_repeat", "pool_scatter", "pool_scatter_halves", "pool_spread"]
-
 INDEX = 8  # bytes
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, image_blocks
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import (
     PoolBackwardArgs,
@@ -21,10 +22,8 @@ from blockconv.kernels.pool.backward import (
     pool_spread,
 )
 from blockconv.kernels.pool.blocking import Windows, windows
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["BACKWARD"]
 
 
 def _runs(request: Request, lanes: int) -> list[tuple[int, int, int, int]]:

@@ -30,21 +30,6 @@ from blockconv.kernels.pool.tiles import pays_to_gather
 from blockconv.machine.machine import Machine, host
 from blockconv.runtime import OWN_TABLE, Block, Buffer
 
-__all__ = [
-    "ANY_TYPE",
-    "DST",
-    "IDX",
-    "MASK_VECTORS",
-    "SRC",
-    "TASK_BYTES",
-    "PoolBlocking",
-    "Windows",
-    "all_taps",
-    "axis_of",
-    "view",
-    "windows",
-]
-
 SRC, DST, IDX = (Buffer(k) for k in range(3))
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
 TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough

@@ -22,19 +22,6 @@ from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors, llvm_type
 from blockconv.kernels.pool.reduction import PoolReduction, Reducer, averaged, quantization_at
 
-__all__ = [
-    "PoolTileRun",
-    "PoolTileSpec",
-    "WindowRun",
-    "combine",
-    "identity",
-    "load_value",
-    "pool_tile",
-    "reduce_window",
-    "store_average",
-    "store_value",
-]
-
 _Vectors = list[Any]
 
 

@@ -15,23 +15,6 @@ from blockconv.jit.ir import I32, I64, const, emitted, pointer, shuffle, splat
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.pool.reduction import PoolReduction, Reducer
 
-__all__ = [
-    "ColumnsRun",
-    "ColumnsSpec",
-    "FoldRun",
-    "IndexRun",
-    "PlaneRun",
-    "RowsRun",
-    "TapsRun",
-    "TapsSpec",
-    "fold_planes",
-    "max_with_index",
-    "reduce_columns",
-    "reduce_plane",
-    "reduce_rows",
-    "reduce_taps",
-]
-
 _Vectors = list[Any]
 
 

@@ -10,8 +10,6 @@ from blockconv.kernels.pool.blocking import PoolBlocking, all_taps
 from blockconv.kernels.pool.tiles import crowded_seconds
 from blockconv.machine.machine import QUANTIZED_CYCLES
 
-__all__ = ["MOST_VECTORS", "cost", "counts", "reference_cost", "unrolled"]
-
 
 class Counts(NamedTuple):
     """The work of a kernel: planes, rows of outputs, vectors of outputs, and vectors loaded."""

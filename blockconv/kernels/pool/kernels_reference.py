@@ -10,8 +10,6 @@ from blockconv.kernels.pool.codegen import combine, identity
 from blockconv.kernels.pool.kernels import WindowRow, reading, storing, window_column
 from blockconv.kernels.pool.reduction import PoolQuantization, held_type
 
-__all__ = ["ReferenceArgs", "pool_reference"]
-
 
 class ReferenceArgs(Arguments):
     """A pool from any layout to any other."""

@@ -23,17 +23,6 @@ from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "MAXIMUM",
-    "SUM",
-    "PoolQuantization",
-    "PoolReduction",
-    "Reducer",
-    "averaged",
-    "held_type",
-    "quantization_at",
-]
-
 MAXIMUM, SUM = range(2)
 SUMS = 4  # accumulators, which hide the latency of an addition
 

@@ -8,8 +8,6 @@ from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_referen
 from blockconv.kernels.pool.tables import table_of
 from blockconv.runtime import OWN_TABLE, Op
 
-__all__ = ["reference_op"]
-
 
 def reference_op(b: PoolBlocking, indices: int) -> Op:
     """The op of a pool from any layout to any other."""

@@ -35,6 +35,7 @@ from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.jit import Kernel
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.nibbles import why_not_packed
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
@@ -50,10 +51,8 @@ from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.pool.tables import LineOfScales, masks_of, table_of
 from blockconv.kernels.pool.tiles import tile_pixels
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Block, Op
-
-__all__ = ["MOST_SUMMED", "ROWS"]
 
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors

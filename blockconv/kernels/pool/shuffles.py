@@ -18,8 +18,6 @@ from blockconv.jit.ir import I32, const, emitted, shuffle, splat
 from blockconv.kernels.pool.kernels import PoolArgs, output_row, start
 from blockconv.kernels.pool.reduction import PoolReduction, Reducer
 
-__all__ = ["ShuffledTile", "ShufflesArgs", "pool_shuffles"]
-
 
 class ShuffledTile(NamedTuple):
     """The shape of a tile: vectors of outputs, of the pixels of one row."""

@@ -8,8 +8,6 @@ from blockconv.kernels.common.request import Reason
 from blockconv.kernels.pool.blocking import MASK_VECTORS, PoolBlocking
 from blockconv.kernels.pool.shuffles import ShuffledTile, ShufflesArgs
 
-__all__ = ["shuffled_tile", "shuffles_args", "why_not_shuffled"]
-
 MOST_STRIDE, MOST_TAPS = 4, 5  # of windows whose columns are picked
 MOST_UNROLLED = 3  # rows of a window
 MOST_COLUMNS = 16  # vectors of a tile's columns

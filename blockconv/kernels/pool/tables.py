@@ -10,8 +10,6 @@ from blockconv.kernels.pool.blocking import MASK_VECTORS, PoolBlocking, Windows,
 from blockconv.kernels.pool.kernels import WindowRow
 from blockconv.runtime import Block
 
-__all__ = ["LineOfScales", "masks_of", "table_of"]
-
 
 class LineOfScales(NamedTuple):
     """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""

@@ -14,8 +14,6 @@ from blockconv.kernels.common.gathering import (
 )
 from blockconv.machine.machine import Machine
 
-__all__ = ["crowded_seconds", "pays_to_gather", "tile_pixels"]
-
 MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
 
 

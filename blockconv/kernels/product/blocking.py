@@ -18,18 +18,6 @@ from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.machine.machine import Machine
 
-__all__ = [
-    "Matrices",
-    "Offsets",
-    "Product",
-    "ProductSizes",
-    "few_rows_seconds",
-    "inverse",
-    "product",
-    "row_tasks",
-    "zeros_and",
-]
-
 Offsets = npt.NDArray[np.int64]
 
 

@@ -13,8 +13,6 @@ from blockconv.jit.ir import const, emitted, transpose
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Matrix", "Scores", "matrix_packer", "softmax_of_scores"]
-
 
 class Matrix(NamedTuple):
     """A matrix in memory, whose columns are contiguous, and where it goes.

@@ -17,8 +17,6 @@ from blockconv.jit.ir import const, emitted, pointer
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["FewRows", "multiply_few_rows", "store_few_rows"]
-
 
 class FewRows(NamedTuple):
     """Rows, the columns of a matrix that they are multiplied by, and their sums.

@@ -13,21 +13,6 @@ from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
 
-__all__ = [
-    "AttendArgs",
-    "AttendFewArgs",
-    "FewArgs",
-    "MultiplyArgs",
-    "PanelArgs",
-    "ProductWords",
-    "RowWords",
-    "attend",
-    "attend_few",
-    "multiply",
-    "multiply_few",
-    "pack_panels",
-]
-
 
 class PanelArgs(Arguments):
     """Matrices that become panels of columns: [panel][step][column], the columns of a tile."""

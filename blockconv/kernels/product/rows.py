@@ -24,6 +24,7 @@ from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product import kernels
 from blockconv.kernels.product.blocking import (
@@ -37,10 +38,8 @@ from blockconv.kernels.product.blocking import (
     row_tasks,
     zeros_and,
 )
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["ROWS"]
 
 FEW_ROWS = 8  # of a left matrix, at most: right matrices are read once, where they are
 FEW_BYTES = 1 << 14  # of the sums of such a task, at most: they stay in the first-level cache

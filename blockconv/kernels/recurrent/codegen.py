@@ -15,8 +15,6 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["RecurrentStep", "add_products", "reset_hidden", "update"]
-
 
 class RecurrentStep(NamedTuple):
     """A step of one image in one direction. Scratch holds the type that is computed with.

@@ -8,8 +8,6 @@ from blockconv.jit.ir import copy_memory, fill_memory
 from blockconv.kernels.common.floats import narrower, widener
 from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, reset_hidden, update
 
-__all__ = ["RecurrentArgs", "recurrent"]
-
 
 class RecurrentArgs(Arguments):
     """A recurrent layer. Gates of one image and direction are contiguous, and so are its hidden values."""

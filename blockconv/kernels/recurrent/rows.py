@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentProblem
 from blockconv.core.types import FLOATS
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.recurrent.kernels import RecurrentArgs, recurrent
-from blockconv.kernels.table import Request, same_layout_row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["ROWS"]
 
 IMAGES = 4  # of a task at most: a weight is loaded once for all
 

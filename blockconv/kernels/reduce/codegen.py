@@ -13,8 +13,6 @@ from blockconv.jit.ir import const, emitted, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["Combine", "Summands", "begin_sums", "divide", "rows_at_once", "sum_of_rows"]
-
 ACCUMULATORS = 4  # so that an addition need not wait for the one before
 
 

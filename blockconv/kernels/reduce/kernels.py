@@ -7,8 +7,6 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows
 
-__all__ = ["LOOPS", "WIDE", "FoldedMeanArgs", "MeanArgs", "MeanLoop", "reduce_folded", "reduce_mean"]
-
 LOOPS = 3  # of one sort, kept or reduced, that six dimensions make
 WIDE = 8  # vectors of folded rows that are summed at once
 

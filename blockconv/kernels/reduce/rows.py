@@ -22,14 +22,13 @@ from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Axis, Layout
 from blockconv.core.types import FLOATS, ElementType
 from blockconv.jit import Kernel
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.reduce.codegen import Combine, rows_at_once
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
-from blockconv.kernels.table import Reason, Request, same_layout_row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["ROWS"]
 
 HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combine.MIN, "prod": Combine.MUL}
 

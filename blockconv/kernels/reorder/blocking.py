@@ -11,8 +11,6 @@ from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
 from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, TransposeShape
 
-__all__ = ["Copy", "TransposeBlocking", "copy_blocking", "transpose_blocking"]
-
 SEGMENT = 256  # bytes in a row on either side that a task moves at the least, so that whole lines are filled
 FAR = 4096  # bytes between two rows from which on they are streams of their own
 LONG, LONGEST = 128, 4096  # elements of a contiguous extent made of several loops: enough, and the most

@@ -14,19 +14,6 @@ from typing import Any, NamedTuple
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
 from blockconv.kernels.common.conversion import Conversion, Moved
 
-__all__ = [
-    "BOUNCE",
-    "DENSE_DST",
-    "DENSE_SRC",
-    "FILLED",
-    "LINE",
-    "STREAM",
-    "TABLED",
-    "TileAddresses",
-    "TransposeShape",
-    "tile_code",
-]
-
 LINE = 64  # bytes of one line of fill values, and of the line for rows that must not be written
 
 # Flags of a tile.

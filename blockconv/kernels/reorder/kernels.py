@@ -14,22 +14,6 @@ from blockconv.kernels.reorder.codegen import (
     tile_code,
 )
 
-__all__ = [
-    "SCRATCH",
-    "CopyArgs",
-    "CopyLoop",
-    "DstAxis",
-    "ElementArgs",
-    "Limit",
-    "OuterLoop",
-    "SrcAxis",
-    "TileLoop",
-    "TransposeArgs",
-    "reorder_copy",
-    "reorder_elements",
-    "reorder_transpose",
-]
-
 SCRATCH = 3 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
 
 

@@ -11,8 +11,6 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["NibbleArgs", "nibble_op", "pack_nibbles", "unpack_nibbles", "unpacked_bytes"]
-
 LOW_BITS = 0x0F0F0F0F0F0F0F0F  # of each byte
 EACH = 0x0101010101010101  # byte's lowest bit
 

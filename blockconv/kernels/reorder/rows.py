@@ -27,6 +27,7 @@ from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.reorder.blocking import Copy, TransposeBlocking, copy_blocking, transpose_blocking
 from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, TABLED
 from blockconv.kernels.reorder.kernels import (
@@ -45,12 +46,9 @@ from blockconv.kernels.reorder.kernels import (
     reorder_transpose,
 )
 from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles, unpacked_bytes
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["ROWS"]
-
 
 # ---------------------------------------------------------------- ops
 

@@ -25,8 +25,6 @@ from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeSh
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["pack_taps_op"]
-
 
 class PackTapsArguments(Arguments):
     """Weights of several convolutions. A task is a block of channels, of all taps."""

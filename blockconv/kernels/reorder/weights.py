@@ -15,8 +15,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.runtime import OWN_TABLE, Buffer, Op
 
-__all__ = ["unpack_op"]
-
 Table = npt.NDArray[np.int64]
 
 

@@ -14,16 +14,6 @@ from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "SummedRow",
-    "blend",
-    "make_columns",
-    "near_bytes",
-    "pixels_of_a_vector",
-    "sums_of_columns",
-    "sums_of_rows",
-]
-
 
 def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
     """Code for dst = a * (1 - weight) + b * weight over `count` contiguous elements; weight is a float64.

@@ -9,18 +9,6 @@ from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.resize.codegen import SummedRow, blend, make_columns, sums_of_columns, sums_of_rows
 
-__all__ = [
-    "ResizeArgs",
-    "ResizePartsArgs",
-    "ResizeSumsArgs",
-    "resize_columns",
-    "resize_nearest",
-    "resize_parts",
-    "resize_pixels",
-    "resize_rows",
-    "resize_sums",
-]
-
 
 class Tap(Arguments):
     """The two rows, or columns, of the source from which a row, or column, of results is blended."""

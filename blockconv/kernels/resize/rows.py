@@ -36,6 +36,7 @@ from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.jit import Kernel
 from blockconv.kernels.common.axis import Quantizations, element_words
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
 from blockconv.kernels.resize.kernels import (
@@ -49,13 +50,10 @@ from blockconv.kernels.resize.kernels import (
     resize_rows,
     resize_sums,
 )
-from blockconv.kernels.table import Request, same_layout_row
+from blockconv.kernels.table import same_layout_row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["ROWS"]
-
 
 PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
 MOST_LANES = 16  # of a vector; bytes that are not contiguous take a load each

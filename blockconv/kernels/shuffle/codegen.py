@@ -6,8 +6,6 @@ from typing import Any
 
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
 
-__all__ = ["planes_to_tile", "tile_to_planes"]
-
 
 def tile_to_planes(itemsize: int, pixels: int, width: int) -> Any:
     """Code that reads `pixels` pixels, `col` bytes apart, of `width` channels each, and writes a vector per channel."""

@@ -5,8 +5,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.shuffle.codegen import planes_to_tile, tile_to_planes
 
-__all__ = ["ShuffleArgs", "ShuffleResult", "ShuffleSource", "permute_channels"]
-
 
 class ShuffleSource(Arguments):
     """Neighbouring channels of the source, as many as a tile has."""

@@ -18,13 +18,12 @@ import numpy as np
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.axis import positions
 from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.shuffle.kernels import ShuffleArgs, ShuffleResult, ShuffleSource, permute_channels
-from blockconv.kernels.table import Reason, Request, same_layout_row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["ROWS"]
 
 
 class ShuffleTile(NamedTuple):

@@ -17,8 +17,6 @@ from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.conversion import both_ends
 from blockconv.kernels.common.floats import Floats
 
-__all__ = ["Neighbours", "SoftmaxRun", "contiguous_softmax", "strided_softmax"]
-
 
 class SoftmaxRun(NamedTuple):
     """The elements of an axis at one position, in contiguous extents.

@@ -8,8 +8,6 @@ from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.softmax.codegen import Neighbours, SoftmaxRun, contiguous_softmax, strided_softmax
 
-__all__ = ["LINE", "softmax_lines", "softmax_planes"]
-
 LINE = 64  # bytes
 
 

@@ -10,13 +10,12 @@ import math
 
 from blockconv.core.types import BYTES, FLOATS
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.softmax.kernels import LINE, softmax_lines, softmax_planes
-from blockconv.kernels.table import Reason, Request, same_layout_row
+from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Op
-
-__all__ = ["ROWS"]
 
 
 def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:

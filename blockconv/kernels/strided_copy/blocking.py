@@ -8,8 +8,6 @@ from typing import NamedTuple
 from blockconv.kernels.common.loop_nest import Loop
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 
-__all__ = ["Bordered", "blocking_of"]
-
 LARGE_TASK = 64 * 1024  # bytes of the destination in a task where pixels are contiguous; elsewhere TASK_BYTES
 EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at the least
 

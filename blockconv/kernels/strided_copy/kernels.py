@@ -12,8 +12,6 @@ from blockconv.kernels.common.conversion import (
 )
 from blockconv.kernels.common.copies import copy_bytes, copy_pixels
 
-__all__ = ["COPY", "FILL", "ZERO", "CopyExtent", "PixelLoop", "StridedCopyArgs", "strided_copy"]
-
 COPY, FILL, ZERO = range(3)  # what is done with an extent
 
 

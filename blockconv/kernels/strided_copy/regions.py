@@ -13,8 +13,6 @@ from blockconv.kernels.common.loop_nest import fused
 from blockconv.kernels.strided_copy.blocking import Bordered
 from blockconv.kernels.strided_copy.kernels import COPY, ZERO, CopyExtent
 
-__all__ = ["CopyRegion", "CopySpan", "Side", "extents_of", "images_are_innermost", "in_blocks", "loops_of", "pixels"]
-
 
 class CopySpan(NamedTuple):
     """`size` neighbouring channels of the destination: copies of the source's first, first + step, ..., or filled."""

@@ -35,6 +35,7 @@ from blockconv.kernels.common.conversion import ConversionArguments, Moved
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
 from blockconv.kernels.common.loop_nest import nest
 from blockconv.kernels.common.requantize import quantization_words
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.strided_copy.blocking import blocking_of
 from blockconv.kernels.strided_copy.kernels import FILL, PixelLoop, StridedCopyArgs, strided_copy
 from blockconv.kernels.strided_copy.regions import (
@@ -47,11 +48,9 @@ from blockconv.kernels.strided_copy.regions import (
     loops_of,
     pixels,
 )
-from blockconv.kernels.table import Primitive, Reason, Request, Row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["ROWS"]
 
 MOST_RUNS = 32  # slices that a gather along N, H or W becomes, an op each
 

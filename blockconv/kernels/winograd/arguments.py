@@ -5,8 +5,6 @@ from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 
-__all__ = ["BORDER", "HEADER_BYTES", "PLANE_BYTES", "ZEROS", "Header", "WinogradArgs", "WinogradWeightsArgs"]
-
 
 class WinogradArgs(Arguments):
     """The arguments of the kernel `winograd` and of its three stages.

@@ -17,8 +17,9 @@ from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.waiting import is_beyond
-from blockconv.kernels.table import Epilogue, Request
+from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, reads_windows, window_columns
@@ -28,8 +29,6 @@ from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.source_windows import winograd_source_windows
 from blockconv.kernels.winograd.weights import weight_form
 from blockconv.runtime import OWN_TABLE, Buffer, Op
-
-__all__ = ["winograd_op"]
 
 
 def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Op:

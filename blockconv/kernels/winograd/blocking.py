@@ -20,17 +20,6 @@ from blockconv.kernels.winograd.codegen_finish import row_tiles
 from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.machine import Machine
 
-__all__ = [
-    "ITEMSIZE",
-    "LEAST_IMAGES",
-    "SCRATCH",
-    "WinogradBlocking",
-    "blocking",
-    "reads_windows",
-    "vector_images",
-    "window_columns",
-]
-
 ITEMSIZE = ELEMENT.itemsize  # of a product, and of the channel, or the pair, that a multiply-accumulate takes
 SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
 CHUNK = 4  # vectors of output channels whose products are held between the second and the third stage

@@ -20,19 +20,6 @@ from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
 
-__all__ = [
-    "ELEMENT",
-    "SUM",
-    "WORD",
-    "SharedProducts",
-    "SourceTile",
-    "Taps",
-    "multiples",
-    "multiply_shared",
-    "source_transform",
-    "weight_transform",
-]
-
 ELEMENT = element("float32")  # what kernels of floats compute with
 WORD, SUM = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
 

@@ -22,8 +22,6 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
 from blockconv.kernels.winograd.transforms import Form, destination_1d, transform_2d
 
-__all__ = ["Finish", "Products", "destination_to_patch", "destination_transform", "finish_pixels", "row_tiles"]
-
 ROW_PIXELS = 64  # of a row of a patch, which is stored to planes
 
 

@@ -12,8 +12,6 @@ from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import I64, const, emitted, join, shuffle, transpose
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = ["ChannelBlocks", "Planes", "copy_vectors", "gather_blocks", "gather_few_planes", "gather_planes"]
-
 
 class ChannelBlocks(NamedTuple):
     """Neighbouring pixels of blocks of channels, and where they go as vectors of all of these."""

@@ -12,8 +12,6 @@ from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, bloc
 from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.machine import Machine
 
-__all__ = ["cost", "multiply_adds", "transforms", "weight_seconds"]
-
 _CALL = 30  # what a call of the microkernel takes beyond its multiply-adds and stores, in multiply-adds
 _BEGIN = 4000  # cycles until three stages have what they work with, whatever the problem
 _EDGE = 0.35  # more for a source over the image's edge

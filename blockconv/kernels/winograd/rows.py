@@ -44,7 +44,8 @@ from typing import Any
 from blockconv.core.types import HALVES, INT8, LIGHT
 from blockconv.kernels.common.dot import WIDENED
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.table import Epilogue, Primitive, Reason, Request, Row
+from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd.arguments import PLANE_BYTES
 from blockconv.kernels.winograd.binding import winograd_op
 from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, SCRATCH, blocking, vector_images
@@ -52,9 +53,6 @@ from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.costs import cost
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
 from blockconv.kernels.winograd.weights import weight_form
-
-__all__ = ["FINITE_BELOW", "ROWS"]
-
 
 UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
 

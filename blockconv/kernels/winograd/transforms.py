@@ -22,18 +22,6 @@ from typing import Any, NamedTuple
 
 from blockconv.kernels.common.vectors import Vectors
 
-__all__ = [
-    "EXACT_FORMS",
-    "FORMS",
-    "POINTS",
-    "TAPS",
-    "Form",
-    "destination_1d",
-    "source_1d",
-    "transform_2d",
-    "weights_1d",
-]
-
 TAPS = 3  # of the kernel, in each direction
 POINTS: dict[int, tuple[float, ...]] = {  # by their number
     3: (1.0,),

@@ -6,7 +6,8 @@ import functools
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.table import Request, Transform, WeightForm
+from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, blocking
@@ -14,8 +15,6 @@ from blockconv.kernels.winograd.costs import weight_seconds
 from blockconv.kernels.winograd.transforms import TAPS, Form
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Op
-
-__all__ = ["weight_form"]
 
 
 def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Op:

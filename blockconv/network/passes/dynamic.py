@@ -28,8 +28,6 @@ from blockconv.network.ops import (
 from blockconv.network.passes import simplify
 from blockconv.network.passes.rewrite import Edit, rewritten
 
-__all__ = ["affine_into_dynamic", "scaled"]
-
 Array = npt.NDArray[Any]
 _WHOLE = Dequantize(Quantization(1.0))  # integers as floats
 

@@ -45,8 +45,6 @@ from blockconv.network.passes.rewrite import Edit, Refit, rewritten
 from blockconv.network.passes.spelled import SPELLED
 from blockconv.network.passes.volumes import VOLUMES
 
-__all__ = ["PASSES", "fuse"]
-
 
 def fuse(network: Network, dtype: FloatType = "float32") -> Network:
     """The network after all passes. For other input shapes it is made anew from the one given.

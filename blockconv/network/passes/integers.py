@@ -21,7 +21,7 @@ from blockconv.core.quantization import Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, ElementType, Types, element
 from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
 from blockconv.kernels import TABLE
-from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (
     Activate,
     Affine,
@@ -41,19 +41,9 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, rewritten
-
-__all__ = [
-    "affine_into_conv",
-    "computes_in_integers",
-    "convolutions",
-    "dequantized",
-    "known_weights",
-    "lookups",
-    "moves_integers",
-    "stores",
-]
 
 Array = npt.NDArray[Any]
 

@@ -28,8 +28,6 @@ from blockconv.network.ops import (
     Reshape,
 )
 
-__all__ = ["widened"]
-
 _SAME = Quantization(1.0)
 _CONVERSIONS = (Quantize, Dequantize, Requantize, Reshape)  # kernels that take every type, or none
 

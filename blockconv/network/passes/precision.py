@@ -21,8 +21,6 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Reshape, Weighted
 from blockconv.network.passes.rewrite import Edit, Refit, rewritten
 
-__all__ = ["conversions", "stored_as"]
-
 Array = npt.NDArray[Any]
 _FLOAT32 = element("float32")
 

@@ -13,8 +13,6 @@ from blockconv.network.ops import Affine, Attention, Binary, MatMul, Reshape, Sh
 from blockconv.network.passes.rewrite import Edit
 from blockconv.network.passes.simplify import even
 
-__all__ = ["ATTENTION", "PRODUCTS"]
-
 Array = npt.NDArray[Any]
 MOST_MASK = 1 << 24  # elements of a mask that several constants become
 

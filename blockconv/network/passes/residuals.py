@@ -9,8 +9,6 @@ from blockconv.network.graph import Node
 from blockconv.network.ops import Convolution
 from blockconv.network.passes.rewrite import Edit
 
-__all__ = ["adding_convolution"]
-
 
 def adding_convolution(edit: Edit, node: Node, takes: Callable[[Any], bool]) -> tuple[Node, Any, int] | None:
     """(a convolution that can add the other input of an addition in its store, its attributes, which input that is).

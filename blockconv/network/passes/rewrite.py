@@ -18,8 +18,6 @@ from blockconv.network.graph import Network, Node, same_array
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Attributes, Reshape, Shape
 
-__all__ = ["Edit", "Refit", "rewritten"]
-
 Array = npt.NDArray[Any]
 A = TypeVar("A", bound=Attributes)
 

@@ -15,8 +15,6 @@ from blockconv.network.graph import Network, Node, computed, held
 from blockconv.network.ops import Binary, Concat, Foreign, Pad, Quantized, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.fuse import drop_dead_code
 
-__all__ = ["of_kernels"]
-
 
 def of_kernels(network: Network) -> Network:
     """The network in shapes that kernels take. Empty values of 4 bits stay, as no constant holds these."""

@@ -30,8 +30,6 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes.rewrite import Edit
 
-__all__ = ["ACTIVATIONS", "CHANNELS", "SHAPES", "even", "put_activation", "stored"]
-
 Array = npt.NDArray[Any]
 LEAST = float(np.finfo(np.float32).tiny)
 

@@ -17,8 +17,6 @@ from blockconv.network.ops import Activate, Affine, Attributes, Binary, GroupNor
 from blockconv.network.passes.rewrite import Edit
 from blockconv.network.passes.simplify import even, put_activation, stored
 
-__all__ = ["SPELLED"]
-
 Coefficients = npt.NDArray[np.float64]
 _ROOT = math.sqrt(2 / math.pi)
 _GATES = {  # what is activated, as a polynomial of x

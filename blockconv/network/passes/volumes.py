@@ -22,8 +22,6 @@ from blockconv.network.ops import (
 from blockconv.network.passes.rewrite import Edit
 from blockconv.network.volumes import TO_VOLUME
 
-__all__ = ["VOLUMES"]
-
 _OF_IMAGES = {1: 1, 2: 0, 3: 2, 4: 3}  # an axis of a volume, and the axis of its images
 
 

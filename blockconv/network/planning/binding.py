@@ -19,8 +19,6 @@ from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, W
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Op
 
-__all__ = ["Known", "bind"]
-
 Known = dict[Any, tuple[Primitive, tuple[Op, ...]]]
 Prepare = Callable[..., tuple[Primitive, tuple[Op, ...]]]
 

@@ -21,16 +21,6 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site, View
 from blockconv.runtime import Op
 
-__all__ = [
-    "OUTPUT",
-    "BoundNode",
-    "Candidate",
-    "Pricing",
-    "Taken",
-    "Workspace",
-    "element_types",
-]
-
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Reorder = Callable[[str, Layout, Layout], float]

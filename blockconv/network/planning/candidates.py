@@ -14,42 +14,22 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.table import Primitive, Reason, Request
+from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Layouts, Site, View
 from blockconv.network.planning.binding import Known, bind
 from blockconv.network.planning.candidate import (
-    OUTPUT,
     BoundNode,
     Candidate,
     Pricing,
     Reorder,
     Taken,
-    Workspace,
     element_types,
 )
 from blockconv.network.planning.parameters import Parameters
-
-__all__ = [
-    "OUTPUT",
-    "BoundNode",
-    "Candidate",
-    "Parameters",
-    "Pricing",
-    "Taken",
-    "Workspace",
-    "bind",
-    "bind_all",
-    "candidates",
-    "element_types",
-    "kernel_layouts",
-    "on_threads",
-    "taken",
-    "views",
-]
-
 
 FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # of a foreign node, and the bytes a second that it moves
 

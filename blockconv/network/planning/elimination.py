@@ -24,8 +24,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["STEPS", "TABLE", "Factor", "Minimum", "minimum"]
-
 Costs = npt.NDArray[np.float64]
 TABLE = 1 << 20  # elements of a table that an elimination may make, the eliminated variable's values included
 STEPS = 1 << 30  # elements that a search may compute, some seconds; a count, so that all machines stop alike

@@ -22,8 +22,6 @@ from blockconv.network.planning.planned import (
 )
 from blockconv.network.planning.planner import Assignment, Choice, evaluate
 
-__all__ = ["LayoutProblem", "OwnPlanner", "check_costs", "chosen_by", "cost_table"]
-
 NEAREST = 3  # keys that an error lists
 
 

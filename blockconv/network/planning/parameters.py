@@ -22,8 +22,6 @@ from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node, array_bytes, same_array
 from blockconv.runtime.memory import Empty, Region, aligned_copy, aligned_empty
 
-__all__ = ["Parameters"]
-
 Array = npt.NDArray[Any]
 
 

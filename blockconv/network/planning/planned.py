@@ -17,24 +17,17 @@ from blockconv.core.progress import Progress
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.reorders import reorder_seconds
 from blockconv.machine.machine import host
-from blockconv.network.graph import Network, Node, Tensor
+from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
+from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.nibbles import widened
 from blockconv.network.passes.shapes import of_kernels
 from blockconv.network.planning import remembered
-from blockconv.network.planning.candidate import Reorder
-from blockconv.network.planning.candidates import (
-    Candidate,
-    Parameters,
-    Pricing,
-    Taken,
-    Workspace,
-    bind,
-    candidates,
-    element_types,
-    kernel_layouts,
-)
+from blockconv.network.planning.binding import bind
+from blockconv.network.planning.candidate import Candidate, Pricing, Reorder, Taken, Workspace, element_types
+from blockconv.network.planning.candidates import candidates, kernel_layouts
 from blockconv.network.planning.elimination import STEPS
+from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planner import (
     Assignment,
     Choice,
@@ -47,22 +40,6 @@ from blockconv.network.planning.planner import (
     restrict,
 )
 from blockconv.runtime import Op
-
-__all__ = [
-    "Layouts",
-    "Options",
-    "Planned",
-    "Planner",
-    "choices",
-    "cost_key",
-    "ends",
-    "formulated",
-    "plan_layouts",
-    "prepared",
-    "read_layouts",
-    "reorder_key",
-    "with_all_candidates",
-]
 
 Layouts = str | Layout | Sequence[str | Layout] | Mapping[str, str | Layout]
 Planner = Literal["optimal", "greedy"]

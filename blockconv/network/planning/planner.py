@@ -25,8 +25,6 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.network.planning.elimination import STEPS, TABLE, Factor, Minimum, minimum
 
-__all__ = ["Assignment", "Choice", "Solution", "Step", "evaluate", "fixed", "greedy", "optimal", "restrict"]
-
 Lay = Any  # a layout; anything that can be hashed
 
 

@@ -17,8 +17,6 @@ from blockconv.jit.cache import digest_of
 from blockconv.network.planning import elimination
 from blockconv.network.planning.elimination import Factor, Minimum
 
-__all__ = ["choice", "choice_name", "keep_choice", "minimum"]
-
 LEAST = 1 << 24  # steps of a search that is worth a file; fewer take less than a tenth of a second
 
 

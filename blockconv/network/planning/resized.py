@@ -14,15 +14,13 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, Row
-from blockconv.kernels.table import Reason, Request
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
 from blockconv.network.planning.candidate import Candidate, Pricing, element_types
 from blockconv.network.planning.candidates import taken, views
 from blockconv.network.planning.planned import Options, Planned, ends, prepared
 from blockconv.network.planning.planner import Assignment, Solution
-
-__all__ = ["resized", "unpriced"]
 
 Chosen = tuple[Node, Candidate]
 FASTER = 1.15  # how many times as fast another kernel has to be: it has weights of its own, which are kept too

@@ -19,8 +19,6 @@ from blockconv.network.graph import Network
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.plan import Plan, compile
 
-__all__ = ["METHODS", "Calibration", "flowing", "measured", "read_samples", "with_outputs"]
-
 Array = npt.NDArray[Any]
 METHODS = ("minmax", "percentile")
 DROPPED = 16  # bits of a float32 that do not tell bins of a histogram apart

@@ -35,8 +35,6 @@ from blockconv.network.quantization.rewriting import (
     rewritten,
 )
 
-__all__ = ["quantize"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuantizedNetwork(Network):

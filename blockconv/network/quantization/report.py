@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from blockconv.core import text
 
-__all__ = ["LayerReport", "QuantizationReport", "decibels"]
-
 
 class LayerReport(NamedTuple):
     """The accuracy of a node.

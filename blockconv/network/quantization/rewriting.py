@@ -17,8 +17,6 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
-__all__ = ["IntegerTarget", "WeightTarget", "quantizable", "quantization_of", "rewritten"]
-
 Array = npt.NDArray[Any]
 LEAST = 1e-30  # of a scale
 

@@ -15,14 +15,12 @@ from blockconv.kernels import TABLE
 from blockconv.machine import identity
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
-from blockconv.network.planning.candidates import Candidate
+from blockconv.network.planning.candidate import Candidate
 from blockconv.network.planning.planned import Options, Planned
 from blockconv.network.planning.planner import Assignment, optimal
 from blockconv.network.reporting import predict
 from blockconv.network.reporting.profile import Profile
 from blockconv.network.schedule import Action, Schedule
-
-__all__ = ["CallData", "NodeData", "PlanData", "Sizes", "collected", "more"]
 
 VERSION = 1  # of PlanData: another number where a field changes its meaning or goes away
 PRICED = 8  # reorders of a plan for which the best plan without them is searched

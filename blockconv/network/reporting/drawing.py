@@ -22,8 +22,6 @@ from blockconv.network.reporting.data import CallData
 from blockconv.network.reporting.palette import FILLS, fill
 from blockconv.network.schedule import Action, Schedule, Value
 
-__all__ = ["DrawnRow", "Line", "drawing", "lines", "rows"]
-
 CENTRES = {"in": 13, "out": 23}  # pixels from a row's top at which a line enters and leaves its box
 BOX = 4, 32  # pixels from a row's top to its box's, and to the box's end
 STEM = 16  # pixels from a box's left end to the line that leads to the next row

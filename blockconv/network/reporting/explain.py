@@ -10,8 +10,6 @@ from blockconv.network.reporting.data import NodeData, PlanData, more
 from blockconv.network.reporting.profile import CALL_HEADS, call_cells
 from blockconv.network.schedule import Action
 
-__all__ = ["foreign", "others", "summary", "table"]
-
 
 def summary(plan: PlanData) -> str:
     """A few lines on a plan: what was planned, how well, and at what cost."""

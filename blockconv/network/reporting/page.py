@@ -22,8 +22,6 @@ from blockconv.network.reporting.explain import foreign, others
 from blockconv.network.reporting.palette import FILLS, fill, variables
 from blockconv.network.schedule import Schedule
 
-__all__ = ["Drawn", "page"]
-
 LEAST_SCALE = 0.01  # the axis of the bars reaches at least this share of the best plan's time
 SCALE = 80.0  # per cent of the column of bars that their axis takes; figures stand in the rest
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from blockconv.core.layout import Layout
 
-__all__ = ["FILLS", "ON_FILL", "TEXTS", "THEMES", "fill", "variables"]
-
 # One hue for each layout that kernels run in, the plain ones grey and amber; the same in the light and the dark.
 FILLS = {
     "NCHW": "#b4bcc6", "NHWC": "#e9b96e", "NCHW4": "#8fd0cf", "NCHW8": "#8cc4f2", "NCHW16": "#9db4f5",

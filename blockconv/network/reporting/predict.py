@@ -11,8 +11,6 @@ from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution
 from blockconv.network.schedule import Action
 
-__all__ = ["actions_on", "plan_on"]
-
 
 def plan_on(planned: Planned, solution: Solution, threads: int) -> float:
     """Seconds of a whole plan, its reorders included."""

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from blockconv.core import text
 from blockconv.network.schedule import Action
 
-__all__ = ["Profile", "median_seconds"]
-
 
 class Profile(NamedTuple):
     """The median seconds of each action of a plan, and of the whole plan; `print` shows a table.

@@ -27,8 +27,8 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import Row
 from blockconv.kernels.common.dot import BRAIN_DOTS, WIDENED
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import weights_blocking
-from blockconv.kernels.table import Request
 
 SHAPES = Path(__file__).parents[3] / "bench" / "shapes"
 LAYOUTS = (*NAMES, "abdc", "cdba", "bcda", "adcb", "aBcd24b", "aBcd5b", "acBd4b", "ABcd2a4b", "ABcd16a16b")

@@ -11,9 +11,9 @@ from machines import MACHINES
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv.blocking import blocking
 from blockconv.kernels.conv.space import space
-from blockconv.kernels.table import Request
 from blockconv.kernels.winograd.blocking import blocking as winograd_blocking
 from blockconv.machine.machine import host
 

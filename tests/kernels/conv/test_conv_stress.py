@@ -19,7 +19,7 @@ import blockconv as bc
 from blockconv import runtime
 from blockconv.core import target
 from blockconv.core.problem import Conv2dProblem
-from blockconv.kernels.table import Reason
+from blockconv.kernels.common.request import Reason
 
 CALLS = int(os.environ.get("BLOCKCONV_STRESS", "1000"))
 THREADS = 16

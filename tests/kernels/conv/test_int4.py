@@ -13,7 +13,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import INT4
 from blockconv.dispatch import selection
-from blockconv.kernels.table import Request
+from blockconv.kernels.common.request import Request
 
 KINDS = tuple(sorted({(types.src.name, types.dst.name) for types in INT4}))
 ENDS = {"uint4": (0, 15), "int4": (-8, 7), "uint8": (0, 255), "int8": (-128, 127)}

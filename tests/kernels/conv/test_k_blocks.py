@@ -10,8 +10,8 @@ from machines import MACHINES
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import blocking, rows
-from blockconv.kernels.table import Request
 
 NHWC, FLOAT32 = Layout("NHWC"), Types.all("float32")
 # One tap and several, tails of channels in source and destination, groups, tiles that reach back, a stride.

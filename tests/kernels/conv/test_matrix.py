@@ -18,10 +18,10 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import matrix_blocking
 from blockconv.kernels.conv.matrix_tile import LINES, is_instruction, row_blocks
 from blockconv.kernels.conv.rows import MATRIX
-from blockconv.kernels.table import Request
 
 PAIRS = (("NHWC", "NHWC"), ("NCHW", "NCHW"), ("NCHW4", "NCHW32"), ("NCHW64", "NCHW4"), ("CHWN4", "NCHW16"))
 KINDS = (

@@ -19,11 +19,11 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import matrix_pixel_blocking
 from blockconv.kernels.conv.matrix_pixel_tile import register_sizes
 from blockconv.kernels.conv.matrix_tile import REGISTERS, is_instruction
 from blockconv.kernels.conv.rows import MATRIX, MATRIX_PIXELS
-from blockconv.kernels.table import Request
 
 HAS_UNIT = pytest.mark.skipif(not target.isa().amx, reason="needs a processor with AMX")
 BYTES, BRAIN = Types.quantized("uint8", "uint8"), Types.converted("bfloat16", "bfloat16")

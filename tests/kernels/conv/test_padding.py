@@ -22,9 +22,9 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.taps import kept_taps, reached_problem, reached_taps, tap_ranges
 from blockconv.kernels.conv.space import space
-from blockconv.kernels.table import Request
 
 WIDE = "mb1ic24ih14oc40oh14kh3ph12dh11"  # tiles of a row miss a row of taps, but for a few
 FAR = "mb1ic24ih14oc40oh14kh3ph24dh23"  # only the centre finds the image

@@ -14,9 +14,9 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import pixel_blocking
 from blockconv.kernels.conv.rows import PIXELS
-from blockconv.kernels.table import Request
 
 FLOAT32 = element("float32")
 IMAGES_INSIDE = {"bcda", "cdba", "cbda"}

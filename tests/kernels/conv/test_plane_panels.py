@@ -12,9 +12,9 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import blocking as direct
 from blockconv.kernels.conv.rows import DIRECT
-from blockconv.kernels.table import Request
 
 # Steps of 16 channels with and without a rest, a rest alone; groups; one row that is wider than a tile.
 PROBLEMS = (

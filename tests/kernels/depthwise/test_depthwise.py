@@ -23,9 +23,9 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.table import Request
 from blockconv.machine.profile import profile
 
 SAME = tuple((name, name) for name in NAMES)

@@ -18,9 +18,9 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import INT8, Types
 from blockconv.dispatch import selection
 from blockconv.kernels.common.dot import DOTS
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.unpacked import permutes_bytes
 from blockconv.kernels.depthwise import blocking as cut
-from blockconv.kernels.table import Request
 
 ROW = "conv_depthwise"
 # Source, destination, and what comes between.

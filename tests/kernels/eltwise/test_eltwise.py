@@ -19,7 +19,7 @@ from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, Bin
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
-from blockconv.kernels.table import Request
+from blockconv.kernels.common.request import Request
 from blockconv.runtime import Program
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")

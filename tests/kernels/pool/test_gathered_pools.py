@@ -12,8 +12,8 @@ from blockconv.core import target
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.kernels.common.gathering import window_rows
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.pool.blocking import PoolBlocking
-from blockconv.kernels.table import Request
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 

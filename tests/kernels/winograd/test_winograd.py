@@ -23,8 +23,8 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.packing import pack_weights
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.table import Request
 from blockconv.kernels.winograd import blocking as winograd_blocking
 from blockconv.kernels.winograd.blocking import blocking
 from blockconv.kernels.winograd.rows import FINITE_BELOW

@@ -19,7 +19,7 @@ from blockconv.core.types import LIGHT, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import is_light, with_weights
 from blockconv.kernels.common.dot import DOTS
-from blockconv.kernels.table import Request
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.winograd.transforms import (
     EXACT_FORMS,
     destination_1d,
