@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array
-from blockconv.api.bound import workspace
-from blockconv.api.gradients import as_blocked, given_array, memory_order, start_of
+from blockconv.api.frame import as_blocked, given_array, memory_order, start_of, workspace
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy, like_any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blockconv import jit
+from blockconv.api.frame import workspace
 from blockconv.api.prepared import Prepared
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -10,9 +11,6 @@ from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array, checked_alias
 from blockconv.runtime import address_of, get_num_threads
-from blockconv.runtime.memory import Scratch
-
-workspace = Scratch()  # of the thread that calls
 
 
 class Packed(jit.Addressed):

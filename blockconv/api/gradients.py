@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
-from blockconv.api.bound import workspace
+from blockconv.api.frame import Destination, Frame, Result, Solution
 from blockconv.api.functional import conv2d_like, convolved
 from blockconv.api.modules import Conv2d
 from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_autocast, as_numpy, like_any, with_gradient
+from blockconv.core.interop import as_autocast, as_numpy, with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem
-from blockconv.core.types import FLOATS, Types, as_float, element
-from blockconv.dispatch import selection
-from blockconv.dispatch.array import NCHW, BlockedArray, is_channels_last, storage_of
+from blockconv.core.types import FLOATS, Types, element
+from blockconv.dispatch.array import NCHW, BlockedArray
 from blockconv.dispatch.boundary import (
-    cache_key,
-    check_out,
-    checked_alias,
-    dense_layout,
-    keep,
-    memory_of,
     output_paddings,
     pads,
     pair,
-    reordered,
 )
-from blockconv.runtime import Program, address_of, get_num_threads
 
 
 class _Transposed(Conv2d):
@@ -251,117 +241,37 @@ def conv2d_backward_weights(
            [16., 20., 16.]], dtype=float32)
     """
     options = (weight_shape, stride, padding, dilation, groups)
-    given: list[Any] = [given_array(_WEIGHTS, name, x) for name, x in (("input", input), ("grad", grad))]
-    result: Any = None if out is None else as_numpy(out, _WEIGHTS, "out", write=True)
-    arrays: list[Any] = given if out is None else [*given, result]
-    bias = check_flag(_WEIGHTS, "bias", bias)
-    key = *map(memory_order, arrays), cache_key(options), bias, get_num_threads()
-    known = _kept.get(key)
-    if known is None:
-        return _first_weights(input, grad, options, bias, out, (key, arrays))
-    src, dst = map(start_of, given)
-    if out is None:
-        result = np.empty(known.shape, known.dtype)
-    else:
-        for name, x in zip(("input", "grad"), given, strict=True):
-            checked_alias(_WEIGHTS, memory_of(x), result, name)
-    of_bias = known.run(src, dst, result)
-    found = like_any((input, grad), result) if out is None else out
-    return (found, like_any((input, grad), of_bias)) if bias else found
+    found = _WEIGHTS((input, grad), options, check_flag(_WEIGHTS.op, "bias", bias), out=out)
+    return tuple(found) if bias else found[0]
 
 
-def given_array(op: str, argument: str, x: Any) -> Any:
-    """A BlockedArray as it is, anything else as an array."""
-    return x if isinstance(x, BlockedArray) else as_numpy(x, op, argument)
-
-
-def memory_order(x: Any) -> tuple[Any, ...]:
-    """The properties of an array that decide its kernel, without its address. Calls with equal ones are bound once."""
-    if isinstance(x, BlockedArray):
-        return x.layout, x.shape, x.dtype
-    return x.shape, x.strides, x.dtype, x.flags.aligned
-
-
-def start_of(x: Any) -> int:
-    """The address of an array's first byte."""
-    return address_of(memory_of(x))
-
-
-_WEIGHTS = "conv2d_backward_weights"
-
-
-class _BoundWeights(NamedTuple):
-    """A gradient of weights, ready for the addresses of a call.
-
-    shape, dtype: of the weights.
-    biases: how many.
-    nbytes: memory that the program needs beside its arrays.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    biases: int
-    program: Program
-    nbytes: int
-
-    def run(self, src: int, grad: int, result: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Write the gradient of the weights; returns the gradient of the bias."""
-        of_bias = np.empty(self.biases, self.dtype)
-        room = workspace.of(self.nbytes) if self.nbytes else 0
-        self.program.run((src, grad, address_of(result), address_of(of_bias), room))
-        return of_bias
-
-
-_kept: dict[Any, _BoundWeights] = {}
-
-
-def _first_weights(input: Any, grad: Any, options: tuple[Any, ...], bias: bool, out: Any, kept: Any) -> Any:
-    """A gradient of weights, with all checks. kept: the key and the arrays (input, gradient, and what is written, if
-    it was given) by which the next call may do without."""
-    op = _WEIGHTS
-    x, y = as_blocked(op, "input", input), as_blocked(op, "grad", grad)
+def _solve_weights(given: dict[str, BlockedArray], to: Destination, options: Any, bias: bool) -> Solution:
+    op, x, y = _WEIGHTS.op, given["input"], given["grad"]
     problem = _weights_problem(op, x.shape, *options)
     if y.shape != problem.dst_shape:
         raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.dst_shape}")
     if y.dtype != x.dtype:
         raise DtypeError(op, "grad", str(y.dtype), f"has to have the input's dtype, {x.dtype}")
-    types = Types.all(x.dtype) if not element(x.dtype).is_half else Types.converted(x.dtype, x.dtype)
-    if out is None:
-        result, layout = np.empty(problem.wei_shape, types.dst.dtype), NCHW
-    else:
-        result = as_numpy(out, op, "out", write=True)
-        if types.src.is_half and result.dtype == np.float32:
-            types = Types.converted(x.dtype, "float32")
-        check_out(op, result, np.ndarray, problem.wei_shape, types.dst.dtype, None)
-        layout = dense_layout(op, result, is_channels_last(result))
-    start, of_grad = (checked_alias(op, a.storage, result, name)[0] for a, name in ((x, "input"), (y, "grad")))
-    program, nbytes = Program(()), 0
-    if problem.n == 0:
-        result[...] = 0
-    else:
-        solved = op, problem, x.layout, y.layout, types, get_num_threads()
-        program, nbytes = selection.program_of(*solved, weights=layout, bias=bias)
-    bound = _BoundWeights(problem.wei_shape, types.dst.dtype, problem.oc if bias else 0, program, nbytes)
-    of_bias = bound.run(start, of_grad, result)
-    if problem.n == 0:
-        of_bias[...] = 0
-    elif [start, of_grad, address_of(result)][: len(kept[1])] == list(map(start_of, kept[1])):  # none was copied
-        keep(_kept, kept[0], bound)
-    found = like_any((input, grad), result) if out is None else out
-    return (found, like_any((input, grad), of_bias)) if bias else found
+    dtype: Any = np.float32 if element(x.dtype).is_half and to.dtype == np.float32 else x.dtype
+    types = Types.converted(x.dtype, dtype) if element(x.dtype).is_half else Types.all(x.dtype)
+    layout = to.layout or NCHW
+    return Solution(
+        row=op,
+        problem=problem if problem.n else None,
+        src=x.layout,
+        dst=y.layout,
+        types=types,
+        read=(x.layout, y.layout),
+        results=(
+            Result(problem.wei_shape, layout, types.dst.dtype, is_plain=True),
+            Result((problem.oc,), None, types.dst.dtype),
+        )[: 2 if bias else 1],
+        buffers=("input", "grad", "out", "out1"),
+        options={"weights": layout, "bias": bias},
+    )
 
 
-def as_blocked(op: str, argument: str, given: Any) -> BlockedArray:
-    """An array in a native layout, without a copy if it is dense in one."""
-    x = given if isinstance(given, BlockedArray) else as_numpy(given, op, argument)
-    if len(x.shape) != 4:
-        raise ArgumentError(op, argument, x, "has to be (N, C, H, W)")
-    if str(x.dtype) not in FLOATS:
-        rule = f"has to be {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
-        raise DtypeError(op, argument, str(x.dtype), rule, as_float(argument, x.dtype))
-    if isinstance(x, BlockedArray):
-        return x if x.layout.is_native else reordered(op, x, NCHW)
-    return BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)
+_WEIGHTS = Frame("conv2d_backward_weights", ("input", "grad"), _solve_weights)
 
 
 def _weights_problem(

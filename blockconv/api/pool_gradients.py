@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
 import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
-from blockconv.api.gradients import as_blocked, checked_shape, given_array, memory_order, start_of
+from blockconv.api.frame import Destination, Frame, Result, Solution, as_blocked, given_array
+from blockconv.api.gradients import checked_shape
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.api.pooling import max_pool2d
 from blockconv.core.checks import read_sizes
-from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_numpy
+from blockconv.core.errors import ArgumentError, raised_by
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Pool2dBackwardProblem
 from blockconv.core.types import Types
-from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate, is_channels_last, to_layout
-from blockconv.dispatch.boundary import (
-    blocked_like,
-    cache_key,
-    check_array_layout,
-    check_out,
-    checked_alias,
-    keep,
-    memory_of,
-    native_layout,
-    out_as_blocked,
-)
-from blockconv.runtime import Program, get_num_threads
+from blockconv.dispatch.array import BlockedArray
 
 
 def max_pool2d_backward(
@@ -138,95 +126,36 @@ def adaptive_avg_pool2d_backward(
     return result
 
 
-class _Bound(NamedTuple):
-    """A gradient of a pool for arrays of certain shapes and memory orders: its result, and what computes it."""
-
-    shape: tuple[int, ...]
-    layout: Layout
-    dtype: Any
-    program: Program
-
-
-_kept: dict[Any, _Bound] = {}
-
-
 def _gradient(
     op: str, pool: str, shape: Any, grad: Any, parameters: tuple[Any, ...], indices: Any, wanted: tuple[Any, Any]
 ) -> Any:
     """The gradient of a pool's input. wanted: the arguments `out` and `out_layout`."""
-    out, layout = wanted
-    arrays = [given_array(op, name, x) for name, x in (("grad", grad), ("indices", indices)) if x is not None]
-    sources = len(arrays)
-    if out is not None:
-        arrays.append(out if isinstance(out, BlockedArray) else as_numpy(out, op, "out", write=True))
-    options = cache_key((shape, parameters, None if layout is None else str(layout)))
-    key = op, options, *map(memory_order, arrays), get_num_threads()
-    known = _kept.get(key)
-    if known is None:
-        return _first(key, arrays, op, pool, shape, grad, parameters, indices, wanted)
-    if out is None:
-        target = allocate(known.shape, known.layout, known.dtype)
-    else:
-        target = arrays[-1]
-        for name, x in zip(("grad", "indices"), arrays[:sources], strict=False):
-            checked_alias(op, memory_of(x), memory_of(target), name)
-    first, *others = map(start_of, arrays[:sources])
-    known.program.run((first, start_of(target), *(others or (0,))))
-    if out is not None:
-        return out
-    return blocked_like(grad, target)
+    return _FRAMES[op]((grad, indices), (pool, shape, parameters), out=wanted[0], out_layout=wanted[1])[0]
 
 
-def _first(key: Any, arrays: list[Any], op: str, pool: str, shape: Any, grad: Any, *rest: Any) -> Any:
-    """The same with all checks. The next call whose arrays have the same key does without, if none was copied."""
-    parameters, indices, wanted = rest
+def _solve(op: str, given: dict[str, BlockedArray], to: Destination, options: Any, _: None) -> Solution:
+    (pool, shape, parameters), y = options, given["grad"]
     named = "input" if pool == "max_pool2d" else "input_shape"
-    sizes, y = checked_shape(op, named, shape), as_blocked(op, "grad", grad)
+    sizes = checked_shape(op, named, shape)
     with raised_by(op):
         problem = Pool2dBackwardProblem(PROBLEMS[pool](sizes, *parameters))
-    if y.shape != problem.src_shape:
-        raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.src_shape}")
-    where = None if indices is None else _as_indices(op, indices, y)
-    target = _target(op, grad, y, problem.dst_shape, wanted)
-    starts = [checked_alias(op, x.storage, target.storage, name)[0]
-              for name, x in (("grad", y), ("indices", where)) if x is not None]  # fmt: skip
-    if 0 not in problem.src_shape:
-        types = Types.all(y.dtype)
-        program, _ = selection.program_of("pool2d_backward", problem, y.layout, target.layout, types, get_num_threads())
-        program.run((starts[0], start_of(target), *(starts[1:] or (0,))))
-        if list(map(start_of, arrays)) == [*starts, start_of(target)][: len(arrays)]:
-            keep(_kept, key, _Bound(target.shape, target.layout, target.dtype, program))
-    else:
-        target.storage[...] = 0
-    if wanted[0] is not None:
-        return wanted[0]
-    return blocked_like(grad, target)
+    for name, x in given.items():
+        if x.shape != problem.src_shape:
+            raise ArgumentError(op, name, x.shape, f"has to have the shape of the output, {problem.src_shape}")
+    layout = to.layout if to.layout is not None and to.layout.is_native else y.layout
+    return Solution(
+        row="pool2d_backward",
+        problem=None if 0 in problem.src_shape else problem,
+        src=y.layout,
+        dst=layout,
+        types=Types.all(y.dtype),
+        read=(y.layout,) * len(given),
+        results=(Result(problem.dst_shape, layout, y.dtype),),
+        buffers=("grad", "out", "indices"),
+    )
 
 
-def _as_indices(op: str, indices: Any, like: BlockedArray) -> BlockedArray:
-    """The indices, in the layout of the gradient."""
-    found = indices if isinstance(indices, BlockedArray) else as_numpy(indices, op, "indices")
-    if found.dtype != np.int64:
-        raise DtypeError(op, "indices", str(found.dtype), "has to be int64, as max_pool2d returns them")
-    if found.shape != like.shape:
-        raise ArgumentError(op, "indices", found.shape, f"has to have the shape of grad, {like.shape}")
-    if not isinstance(found, BlockedArray):
-        found = BlockedArray.from_numpy(found, "NHWC" if is_channels_last(found) else "NCHW")
-    return found if found.layout is like.layout else to_layout(found, like.layout)
-
-
-def _target(op: str, grad: Any, y: BlockedArray, shape: tuple[int, ...], wanted: tuple[Any, Any]) -> BlockedArray:
-    """The array to write: `out`, or a new one."""
-    out, layout = wanted
-    found = y.layout if layout is None else native_layout(layout, op, "out_layout")
-    if isinstance(grad, BlockedArray):
-        if out is None:
-            return allocate(shape, found, y.dtype)
-        check_out(op, out, BlockedArray, shape, y.dtype, None if layout is None else found)
-        native_layout(out.layout, op, "out")
-        given: BlockedArray = out
-        return given
-    check_array_layout(op, found)
-    if out is None:
-        return allocate(shape, found, y.dtype)
-    return out_as_blocked(op, out, shape, y.dtype, None if layout is None else found)
+_FRAMES = {
+    op: Frame(op, ("grad", "indices"), functools.partial(_solve, op), types={"indices": ("int64",)})
+    for op in ("max_pool2d_backward", "avg_pool2d_backward", "adaptive_avg_pool2d_backward")
+}

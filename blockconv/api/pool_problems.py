@@ -1,4 +1,4 @@
-"""The problems of pooling functions, from their arguments."""
+"""The problems of pooling functions, from their arguments, and the frames of their calls."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from blockconv.api.frame import Destination, Frame, Result, Solution
 from blockconv.core.checks import MOST_EXTENT, check_extents, check_flag, whole
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, LayoutError, raised_by
+from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
-from blockconv.dispatch.boundary import (
-    pair,
-    sides,
-    two,
-)
+from blockconv.core.quantization import Quantization
+from blockconv.core.types import NIBBLES, Types, is_quantized
+from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.boundary import pair, sides, two
+from blockconv.dispatch.quantizing import check_zero_point
+from blockconv.kernels.pool.blocking import ANY_TYPE
+from blockconv.kernels.pool.rows import MOST_SUMMED
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
 Problem = Pool2dProblem | AdaptivePool2dProblem
 Shape = tuple[int, ...]
+Quantizations = tuple[Quantization | None, Quantization | None]  # of input and output, as they are given
+
+INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages that are for integers
+NOT_QUANTIZED: Quantizations = (None, None)
 
 
 def _max_problem(shape: Shape, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> Problem:
@@ -88,4 +98,70 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "adaptive_avg_pool2d": _adaptive_problem,
     "global_avg_pool2d": functools.partial(_global_problem, "avg_exclude_padding"),
     "global_max_pool2d": functools.partial(_global_problem, "max"),
+}
+
+
+def _quantizations(op: str, given: Quantizations, x: BlockedArray) -> Quantizations:
+    """Those of source and destination; None for floats, and for integers that stand for themselves."""
+    for name, each in zip(INTEGERS, given, strict=True):
+        if each is None:
+            continue
+        if not is_quantized(x.dtype):
+            raise ArgumentError(op, name, each, f"is for 8-bit and 4-bit integers, and the input is {x.dtype}")
+        each.check(op, name, x.dtype)
+    src, dst = given
+    if src is not None:
+        check_zero_point(op, "input", x.zero_point, src)
+    elif dst is not None:
+        raise ArgumentError(op, "input_quantization", None, "is required with an out_quantization")
+    elif x.zero_point and is_quantized(x.dtype):
+        src = Quantization(1.0, x.zero_point)
+    return src, dst or src
+
+
+def _check_sums(op: str, problem: Problem) -> None:
+    """Raise if the sum of a window's integers may be more than an int32 holds."""
+    kh, kw = (problem.ih, problem.iw) if isinstance(problem, AdaptivePool2dProblem) else (problem.kh, problem.kw)
+    covered = min(kh, problem.ih) * min(kw, problem.iw)
+    if covered > MOST_SUMMED:
+        rule = f"a window of integers may have at most {MOST_SUMMED} elements, so that their sum fits int32"
+        raise ArgumentError(op, "input", problem.src_shape, rule, "average smaller windows first, or give floats")
+
+
+def _solve(
+    op: str, given: dict[str, BlockedArray], _: Destination, parameters: Any, kind: tuple[bool, Quantizations] | None
+) -> Solution:
+    """kind: whether the call gives indices, and its quantizations; None: neither. Kernels write the input's layout."""
+    x, (indices, quantizations) = given["input"], kind or (False, NOT_QUANTIZED)
+    if isinstance(x.dtype, str) and (indices or x.layout != Layout("NCHW64")):
+        raise LayoutError(
+            op, "input", str(x.layout), f"pools of packed {x.dtype} need NCHW64, and give no indices", "see to_layout"
+        )
+    src, dst = _quantizations(op, quantizations, x)
+    least = 0 if op == "adaptive_avg_pool2d" else 1  # torch takes no channels there, and only there
+    if x.shape[1] < least or min(x.shape[2:]) < 1:
+        raise ArgumentError(op, "input", x.shape, f"has to have H and W of at least 1, and C of at least {least}")
+    with raised_by(op):
+        problem = PROBLEMS[op](x.shape, *parameters)
+    if is_quantized(x.dtype) and not (isinstance(problem, Pool2dProblem) and problem.kind == "max"):
+        _check_sums(op, problem)
+    results = [Result(problem.dst_shape, x.layout, x.dtype, dst.zero_point if dst is not None and not indices else 0)]
+    if indices:
+        results.append(Result(problem.dst_shape, x.layout, np.dtype(np.int64)))
+    return Solution(
+        row="pool2d_indices" if indices else "pool2d",
+        problem=None if 0 in problem.dst_shape else problem,
+        src=x.layout,
+        dst=x.layout,
+        types=Types.all(x.dtype),
+        read=(x.layout,),
+        results=tuple(results),
+        buffers=("input", "out", "out1")[: 1 + len(results)],
+        options={} if src is None else {"quantizations": (src, dst)},
+    )
+
+
+FRAMES = {
+    op: Frame(op, ("input",), functools.partial(_solve, op), types={"input": (*ANY_TYPE, *NIBBLES)}, takes_one=True)
+    for op in PROBLEMS
 }

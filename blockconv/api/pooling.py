@@ -13,8 +13,9 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from blockconv.api.annotations import Array, PoolPadding, Sizes
-from blockconv.api.pool_calls import NOT_QUANTIZED, pool
+from blockconv.api.pool_problems import FRAMES, INTEGERS, NOT_QUANTIZED
 from blockconv.core.checks import check_flag
+from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
@@ -33,6 +34,18 @@ def _differentiable(
     options = {"out": out, "out_layout": out_layout, "input_quantization": source, "out_quantization": target}
     found: Callable[..., Any] | None = with_gradient(op, (input,), **options)
     return found
+
+
+def _average(
+    op: str, input: Any, parameters: tuple[Any, ...], quantizations: tuple[Any, Any], out: Any, out_layout: Any
+) -> Any:
+    kind = None
+    if quantizations != NOT_QUANTIZED:
+        for name, given in zip(INTEGERS, quantizations, strict=True):
+            if given is not None and not isinstance(given, Quantization):
+                raise ArgumentError(op, name, given, "has to be a Quantization, or None")
+        kind = False, quantizations
+    return FRAMES[op]((input,), parameters, kind, out=out, out_layout=out_layout)[0]
 
 
 @overload
@@ -116,9 +129,9 @@ def max_pool2d(
         found: Array | tuple[Array, Array] = differentiable(input, *parameters, return_indices)
         return found
     indices = return_indices is not False and check_flag("max_pool2d", "return_indices", return_indices)
-    call = ("max_pool2d", parameters, indices, NOT_QUANTIZED)
-    pooled: Array | tuple[Array, Array] = pool(call, input, out, out_layout)
-    return pooled
+    kind = (True, NOT_QUANTIZED) if indices else None
+    pooled = FRAMES["max_pool2d"]((input,), parameters, kind, out=out, out_layout=out_layout)
+    return (pooled[0], pooled[1]) if indices else pooled[0]
 
 
 def avg_pool2d(
@@ -175,7 +188,7 @@ def avg_pool2d(
     if (differentiable := _differentiable("avg_pool2d", input, out, out_layout, quantizations)) is not None:
         found: Array = differentiable(input, *parameters)
         return found
-    pooled: Array = pool(("avg_pool2d", parameters, False, quantizations), input, out, out_layout)
+    pooled: Array = _average("avg_pool2d", input, parameters, quantizations, out, out_layout)
     return pooled
 
 
@@ -223,7 +236,7 @@ def adaptive_avg_pool2d(
     if (differentiable := _differentiable("adaptive_avg_pool2d", input, out, out_layout, quantizations)) is not None:
         found: Array = differentiable(input, output_size)
         return found
-    pooled: Array = pool(("adaptive_avg_pool2d", (output_size,), False, quantizations), input, out, out_layout)
+    pooled: Array = _average("adaptive_avg_pool2d", input, (output_size,), quantizations, out, out_layout)
     return pooled
 
 
@@ -264,7 +277,7 @@ def global_avg_pool2d(
     array([2., 5.], dtype=float32)
     """
     quantizations = input_quantization, out_quantization
-    pooled: Array = pool(("global_avg_pool2d", (), False, quantizations), input, out, out_layout)
+    pooled: Array = _average("global_avg_pool2d", input, (), quantizations, out, out_layout)
     return pooled
 
 
@@ -288,5 +301,5 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
     >>> bc.global_max_pool2d(np.array([[[[1, 2, 3]], [[4, 5, 6]]]], np.float32))[0, :, 0, 0]
     array([3., 6.], dtype=float32)
     """
-    pooled: Array = pool(("global_max_pool2d", (), False, NOT_QUANTIZED), input, out, out_layout)
+    pooled: Array = FRAMES["global_max_pool2d"]((input,), (), out=out, out_layout=out_layout)[0]
     return pooled

@@ -10,14 +10,14 @@ import pytest
 from conv_arrays import RNG, SHAPE, B, F, W, X, channels_last, close, like_torch, torch, unaligned
 
 import blockconv as bc
-from blockconv.api import functional, pool_calls
+from blockconv.api import frame, functional
 from blockconv.dispatch import boundary, packing
 
 
 @pytest.fixture(autouse=True)
 def nothing_called(monkeypatch):
     monkeypatch.setattr(functional, "_repeated", {})
-    monkeypatch.setattr(pool_calls, "_repeated", {})
+    monkeypatch.setattr(frame, "_bound", {})
 
 
 def fresh(like):
@@ -146,7 +146,7 @@ def test_each_pool_has_the_values_of_its_own_array(source):
         close(np.asarray(got), F.max_pool2d(torch.from_numpy(x), 2).numpy())
         assert type(got) is type(source(x))
         assert bc.is_channels_last(np.asarray(got)) == (source is channels_last)
-        assert len(pool_calls._repeated) == 1
+        assert len(frame._bound) == 1
 
 
 def test_pools_of_images_without_a_batch_and_of_copied_arrays():
@@ -154,7 +154,7 @@ def test_pools_of_images_without_a_batch_and_of_copied_arrays():
         x = fresh(X)
         wanted = F.avg_pool2d(torch.from_numpy(x), 2).numpy()
         close(bc.avg_pool2d(np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1], 2), wanted)
-        assert not pool_calls._repeated
+        assert not frame._bound
     for _ in range(2):
         close(bc.avg_pool2d(x[0], 2), wanted[0])
         close(bc.avg_pool2d(unaligned(x), 2), wanted)
