@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array
-from blockconv.api.frame import as_blocked, given_array, memory_order, start_of, workspace
+from blockconv.api.frame import Destination, Frame, Result, Solution, check_alike, given_array
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_numpy, like_any
-from blockconv.core.layout import Layout
+from blockconv.core.interop import as_numpy
 from blockconv.core.problem_checks import checked_number
 from blockconv.core.types import Types, element
-from blockconv.dispatch import selection
-from blockconv.dispatch.array import NCHW, BlockedArray, allocate, to_layout
-from blockconv.dispatch.boundary import blocked_like, check_out, checked_alias, keep, memory_of, out_as_blocked
-from blockconv.runtime import Program, get_num_threads
+from blockconv.dispatch.array import NCHW, BlockedArray
 
 UNBOUNDED = -math.inf, math.inf
 _RUNNING = "running_mean", "running_var"
@@ -69,7 +65,7 @@ def batch_norm(
     for running, new in zip(kept, updated, strict=True):
         if running is not None:
             running[...] = new
-    return y, like_any((input,), mean), like_any((input,), inverse)
+    return y, mean, inverse
 
 
 def normalized(
@@ -87,21 +83,15 @@ def normalized(
     parameters: weight and bias. residual: None, or what is added to the output, of the input's shape and dtype. bounds:
     outputs below the first are the first, those above the second are the second.
     """
-    op = "batch_norm"
-    options = (("extra", residual is not None),)
+    op, x = "batch_norm", given_array("batch_norm", "input", input)
+    weight, bias = by_channel(op, "weight", parameters[0], x, 1), by_channel(op, "bias", parameters[1], x, 0)
+    named = zip(_RUNNING, running, strict=True)
+    old = [None if each is None else by_channel(op, name, each, x, 0) for name, each in named]
     numbers = _numbers(checked_number(op, "momentum", momentum), *bounds)
-    parts = {"input": input} if residual is None else {"input": input, "residual": residual}
-    bound, (x, *added) = bound_to(op, parts, op, _problem, (checked_number(op, "eps", eps),), options)
-    scale, shift = (bound.by_channel(op, *each) for each in zip(("weight", "bias"), parameters, (1, 0), strict=True))
-    old = [
-        None if each is None else bound.by_channel(op, name, each, 0)
-        for name, each in zip(_RUNNING, running, strict=True)
-    ]
-    mean, inverse = bound.numbers(), bound.numbers()
-    new = [None if each is None else bound.numbers() for each in old]
-    target = bound.target(op, input, out, {"input": x, "residual": added[0] if added else None})
-    bound.run(x, scale, shift, target.storage, mean, inverse, *(added or (None,)), *old, *new, numbers)
-    return target.given_back(input), mean, inverse, *new
+    given, beside = (input, residual), (weight, bias, *old, numbers)
+    kind = tuple(each is not None for each in old)
+    y, mean, inverse, *new = _NORM(given, (checked_number(op, "eps", eps),), kind, beside, out)
+    return y, mean, inverse, *(new.pop(0) if is_given else None for is_given in kind)
 
 
 def batch_norm_backward(
@@ -131,8 +121,7 @@ def batch_norm_backward(
     >>> bc.batch_norm_backward(x, x, None, mean, inverse)[1:]
     (array([2.], dtype=float32), array([4.], dtype=float32))
     """
-    of_input, of_weight, of_bias = gradients(grad, input, (weight, None), mean, inverse, out=out)
-    return of_input, like_any((input, grad), of_weight), like_any((input, grad), of_bias)
+    return gradients(grad, input, (weight, None), mean, inverse, out=out)
 
 
 def gradients(
@@ -145,146 +134,79 @@ def gradients(
     out: Any = None,
 ) -> tuple[Any, Any, Any]:
     """(gradient of the input, of the weight, of the bias) of an output with these bounds: see `normalized`."""
-    op = "batch_norm_backward"
-    options = (("extra", bounds != UNBOUNDED),)
-    bound, (x, of_output) = bound_to(op, {"input": input, "grad": grad}, op, _problem, (0.0,), options)
-    names = "weight", "bias", "mean", "inverse"
-    given = [
-        bound.by_channel(op, name, each, default)
-        for name, each, default in zip(names, (*parameters, mean, inverse), (1, 0, 1, 1), strict=True)
-    ]
-    found, target = (bound.numbers(), bound.numbers()), bound.target(op, input, out, {"input": x, "grad": of_output})
-    bound.run(x, of_output, *given, target.storage, *found, _numbers(0.0, *bounds))
-    return target.given_back(input), *found
+    op, x = "batch_norm_backward", given_array("batch_norm_backward", "input", input)
+    named = zip(("weight", "bias", "mean", "inverse"), (*parameters, mean, inverse), (1, 0, 1, 1), strict=True)
+    beside = [by_channel(op, name, each, x, default) for name, each, default in named]
+    found = _GRADIENTS((input, grad), (), bounds != UNBOUNDED, (*beside, _numbers(0.0, *bounds)), out)
+    return found[0], found[1], found[2]
 
 
-class Target(NamedTuple):
-    """Where a result goes.
-
-    made: what kernels write.
-    order: the layout of the result.
-    written: the memory of `out`, if that was given.
-    """
-
-    made: BlockedArray
-    order: Layout
-    written: BlockedArray | None
-    out: Any
-
-    @property
-    def storage(self) -> Any:
-        """The array that kernels write."""
-        return self.made.storage
-
-    def given_back(self, input: Any) -> Any:
-        """The result as the kind of array that the input is; `out`, if that was given."""
-        if self.written is not None:
-            if self.written is not self.made:
-                to_layout(self.made, self.order, out=self.written)
-            return self.out
-        found = self.made if self.made.layout is self.order else to_layout(self.made, self.order)
-        return blocked_like(input, found)
+def computed_type(x: Any) -> np.dtype[Any]:
+    """The type of statistics and parameters of an array."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
-class Bound(NamedTuple):
-    """A normalisation, or its gradient, of arrays of certain shapes and memory orders.
-
-    order: the input's layout.
-    layout: as kernels read and write.
-    held: the dtype of a number for each channel.
-    is_read: whether kernels read the arrays where they are.
-    """
-
-    shape: tuple[int, ...]
-    order: Layout
-    layout: Layout
-    dtype: Any
-    held: np.dtype[Any]
-    program: Program
-    room: int
-    is_read: bool
-
-    def numbers(self, count: int | None = None) -> npt.NDArray[Any]:
-        """So many zeros; None: one for each channel."""
-        return np.zeros(self.shape[1] if count is None else count, self.held)
-
-    def by_channel(self, op: str, name: str, given: Any, default: float) -> npt.NDArray[Any]:
-        """A number for each channel, in the type that is computed with."""
-        if given is None:
-            return _filled(self.shape[1], self.held, default)
-        array = as_numpy(given, op, name)
-        if array.shape != self.shape[1:2]:
-            raise ArgumentError(op, name, array, f"has to have shape ({self.shape[1]},)")
-        return self.computed(op, name, array)
-
-    def computed(self, op: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """An array of numbers in the type that is computed with."""
-        type = element(array.dtype)
-        if not type.is_float and (name in _RUNNING or type.kind == "bits"):
-            rule = "has to be floats, because it is updated" if name in _RUNNING else "has to be numbers"
-            raise DtypeError(op, name, str(array.dtype), rule)
-        return np.ascontiguousarray(array, self.held)
-
-    def target(self, op: str, input: Any, out: Any, read: dict[str, Any]) -> Target:
-        """Where the result goes. read: what kernels read, by name.
-
-        Raises ArgumentError, or a subclass, for an `out` that does not fit, or that overlaps what is read.
-        """
-        if out is None:
-            made = allocate(self.shape, self.layout, self.dtype)
-            return Target(made, input.layout if isinstance(input, BlockedArray) else self.order, None, None)
-        written = _as_target(op, input, out, self.shape, self.dtype)
-        for name, each in read.items():
-            if each is not None:
-                checked_alias(op, memory_of(each), written.storage, name)
-        fits = written.layout == self.layout
-        made = written if fits else allocate(self.shape, self.layout, self.dtype)
-        return Target(made, written.layout, written, out)
-
-    def run(self, *arrays: Any) -> None:
-        """Run on arrays, in the order of the kernels' buffers. None: there is none."""
-        addresses = (0 if each is None else start_of(each) for each in arrays)
-        self.program.run((*addresses, workspace.of(self.room)))
+def by_channel(op: str, name: str, given: Any, x: Any, default: float) -> npt.NDArray[Any]:
+    """A number for each channel of an array, in the type that is computed with."""
+    if len(x.shape) < 2:
+        raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
+    if given is None:
+        return _filled(x.shape[1], computed_type(x), default)
+    array = as_numpy(given, op, name)
+    if array.shape != x.shape[1:2]:
+        raise ArgumentError(op, name, array, f"has to have shape ({x.shape[1]},)")
+    return computed(op, name, array, x)
 
 
-_kept: dict[Any, Bound] = {}
+def computed(op: str, name: str, array: npt.NDArray[Any], x: Any) -> npt.NDArray[Any]:
+    """An array of numbers in the type that is computed with for an array."""
+    type = element(array.dtype)
+    if not type.is_float and (name in _RUNNING or type.kind == "bits"):
+        rule = "has to be floats, because it is updated" if name in _RUNNING else "has to be numbers"
+        raise DtypeError(op, name, str(array.dtype), rule)
+    return np.ascontiguousarray(array, computed_type(x))
 
 
-def bound_to(
-    op: str,
-    given: dict[str, Any],
-    row: str,
-    problem: Callable[..., Any],
-    parameters: tuple[Any, ...],
-    options: tuple[tuple[str, Any], ...] = (),
-    layout_of: Callable[[Layout], Layout] | None = None,
-) -> tuple[Bound, list[Any]]:
-    """An op for the arrays that are given by name, the input first, and these as the kernels read them.
+def _solve(
+    op: str, given: dict[str, BlockedArray], buffers: tuple[str, ...], options: Any, results: int, extra: bool
+) -> Solution:
+    """options: epsilon. results: how many, each with a number for each channel, there are beside the first."""
+    x = check_alike(op, given)
+    if x.shape[0] * x.shape[2] * x.shape[3] < 2 or x.shape[1] < 1:
+        raise ArgumentError(op, "input", x.shape, "has to have at least two elements of each channel")
+    with raised_by(op):
+        problem = BatchNormProblem(x.shape, *options)
+    layout = x.layout if x.layout.blocks[0] == 1 else NCHW
+    return Solution(
+        row=op,
+        problem=problem,
+        src=layout,
+        dst=layout,
+        types=Types.all(x.dtype),
+        read=(layout,) * len(given),
+        results=(Result(x.shape, layout, x.dtype), *[Result(x.shape[1:2], None, computed_type(x))] * results),
+        buffers=buffers,
+        options={"extra": extra},
+    )
 
-    row: the op of the table's rows. problem(op, input, *parameters): what is solved. options: of the row. layout_of:
-    from the input's layout to the one that kernels read. None: that is the input's.
-    """
-    arrays = [(name, given_array(op, name, each)) for name, each in given.items()]
-    key = op, parameters, options, *(memory_order(each) for _, each in arrays), get_num_threads()
-    known = _kept.get(key)
-    if known is not None and known.is_read:
-        return known, [each for _, each in arrays]
-    x, *others = (_readable(op, name, each) for name, each in arrays)
-    for k, (name, _) in enumerate(arrays[1:]):
-        if others[k].shape != x.shape:
-            raise ArgumentError(op, name, others[k].shape, f"has to have the input's shape, {x.shape}")
-        if others[k].dtype != x.dtype:
-            raise DtypeError(op, name, str(others[k].dtype), f"has to have the input's dtype, {x.dtype}")
-    layout = x.layout if layout_of is None else layout_of(x.layout)
-    read = [each if each.layout is layout else to_layout(each, layout) for each in (x, *others)]
-    if known is None:
-        types = Types.all(x.dtype)
-        solved = row, problem(op, x, *parameters), layout, layout, types, get_num_threads()
-        program, room = selection.program_of(*solved, **dict(options)) if 0 not in x.shape else (Program(()), 0)
-        is_read = all(start_of(a) == start_of(b) for (_, a), b in zip(arrays, read, strict=True))
-        known = Bound(x.shape, x.layout, layout, x.dtype, types.src.computed.dtype, program, room, is_read)
-        keep(_kept, key, known)
-    return known, read
+
+def _solve_forward(
+    given: dict[str, BlockedArray], _: Destination, options: Any, running: tuple[bool, bool]
+) -> Solution:
+    """running: whether mean and variance are given, to be updated."""
+    new = ["out3" if running[0] else "", f"out{3 + running[0]}" if running[1] else ""]
+    buffers = "input", "weight", "bias", "out", "out1", "out2", "residual", *_RUNNING, *new, "numbers"
+    return _solve("batch_norm", given, buffers, options, 2 + sum(running), "residual" in given)
+
+
+def _solve_gradients(given: dict[str, BlockedArray], _: Destination, __: Any, bounded: bool) -> Solution:
+    buffers = "input", "grad", *_GIVEN, "out", "out1", "out2", "numbers"
+    return _solve("batch_norm_backward", given, buffers, (0.0,), 2, bounded)
+
+
+_GIVEN = "weight", "bias", "mean", "inverse"
+_NORM = Frame("batch_norm", ("input", "residual"), _solve_forward, ("weight", "bias", *_RUNNING, "numbers"))
+_GRADIENTS = Frame("batch_norm_backward", ("input", "grad"), _solve_gradients, (*_GIVEN, "numbers"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -295,25 +217,3 @@ def _filled(channels: int, dtype: np.dtype[Any], value: float) -> npt.NDArray[An
 @functools.lru_cache(maxsize=256)
 def _numbers(*given: float) -> npt.NDArray[Any]:
     return np.array(given, np.float64)
-
-
-def _readable(op: str, argument: str, given: Any) -> BlockedArray:
-    """An array in a layout that the kernels take."""
-    x = as_blocked(op, argument, given)
-    return to_layout(x, NCHW) if x.layout.blocks[0] > 1 else x
-
-
-def _problem(op: str, x: BlockedArray, eps: float) -> BatchNormProblem:
-    if x.shape[0] * x.shape[2] * x.shape[3] < 2 or x.shape[1] < 1:
-        raise ArgumentError(op, "input", x.shape, "has to have at least two elements of each channel")
-    with raised_by(op):
-        return BatchNormProblem(x.shape, eps)
-
-
-def _as_target(op: str, input: Any, out: Any, shape: tuple[int, ...], dtype: Any) -> BlockedArray:
-    """`out` as a BlockedArray of its memory. Raises ArgumentError if it does not fit the input."""
-    if isinstance(input, BlockedArray):
-        check_out(op, out, BlockedArray, shape, dtype, None)
-        given: BlockedArray = out
-        return given
-    return out_as_blocked(op, out, shape, dtype)

@@ -224,8 +224,8 @@ class Frame:
         written = out[None] if is_one and out is not None else out
         final = self._layout_of(first, written, wanted)
         solution = self._solve(sources, Destination(final, getattr(out, "dtype", None)), *about)
-        if final is None and isinstance(first, BlockedArray) and not solution.results[0].is_plain:
-            final = first.layout  # which no kernel writes, if it is not native
+        if final is None and not solution.results[0].is_plain:
+            final = first.layout if isinstance(first, BlockedArray) else sources[self._names[0]].layout
         read = {name: to_layout(x, to) for (name, x), to in zip(sources.items(), solution.read, strict=True)}
         made: list[Any] = [
             np.zeros(r.shape, r.dtype) if r.layout is None else allocate(r.shape, r.layout, r.dtype, r.zero_point)
@@ -331,6 +331,18 @@ def memory_order(x: Any) -> tuple[Any, ...]:
     if type(x) is np.ndarray:
         return x.shape, x.strides, x.dtype, x.flags.aligned
     return () if x is None else (x.layout, x.shape, x.dtype, x.zero_point)
+
+
+def check_alike(op: str, given: Mapping[str, BlockedArray]) -> BlockedArray:
+    """The first of some arrays. Raises ArgumentError or DtypeError unless all have its shape and dtype."""
+    first, *_ = given
+    x = given[first]
+    for name, each in given.items():
+        if each.shape != x.shape:
+            raise ArgumentError(op, name, each.shape, f"has to have the shape of {first}, {x.shape}")
+        if each.dtype != x.dtype:
+            raise DtypeError(op, name, str(each.dtype), f"has to have the dtype of {first}, {x.dtype}")
+    return x
 
 
 def start_of(x: Any) -> int:

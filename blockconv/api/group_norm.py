@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
-from blockconv.api.batch_norm import Bound, bound_to
+from blockconv.api.batch_norm import by_channel, computed, computed_type
+from blockconv.api.frame import Destination, Frame, Result, Solution, check_alike
 from blockconv.core.checks import check_flag, read_sizes, whole
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.problem_checks import checked_number
+from blockconv.core.types import Types
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 
 
@@ -56,7 +59,7 @@ def group_norm(
     op = "group_norm"
     x, written = _images(op, "input", input), _out(op, input, out)
     grouping = _grouping(op, num_groups, x, per_pixel)
-    y, *found = _normalized(op, x, grouping, (weight, bias), eps, written)
+    y, *found = _normalized(_GROUP, x, grouping, (weight, bias), eps, written)
     statistics = [each.reshape(_statistics_shape(x, *grouping)) for each in found]
     if per_pixel:
         statistics = [each.transpose(0, 3, 1, 2) for each in statistics]
@@ -102,7 +105,7 @@ def group_norm_backward(
     statistics = _statistics(op, (n, rest[-1], *rest[:-1]), mean, inverse)
     if per_pixel:
         statistics = [each.transpose(0, 2, 3, 1) for each in statistics]
-    of_input, *found = _gradients(op, (x, of_output), grouping, weight, statistics, written)
+    of_input, *found = _gradients(_GROUP_BACKWARD, (x, of_output), grouping, weight, statistics, written)
     result = _shaped(of_input, input) if out is None else out
     first, second = (like_any((input, grad), each) for each in found)
     return result, first, second
@@ -142,7 +145,7 @@ def layer_norm(
     op = "layer_norm"
     x, sizes = _rows(op, "input", input, normalized_shape)
     parameters = (_parameter(op, "weight", weight, sizes), _parameter(op, "bias", bias, sizes))
-    y, *found = _normalized(op, x, (1, False), parameters, eps, _row_out(op, input, out, x.shape))
+    y, *found = _normalized(_LAYER, x, (1, False), parameters, eps, _row_out(op, input, out, x.shape))
     shape = np.shape(input)
     of_rows = _of_rows(shape, sizes)
     result: DenseArray = like_any((input,), y.reshape(shape)) if out is None else out
@@ -185,47 +188,64 @@ def layer_norm_backward(
     shape = np.shape(input)
     statistics = _statistics(op, _of_rows(shape, sizes), mean, inverse)
     written, scale = _row_out(op, input, out, x.shape), _parameter(op, "weight", weight, sizes)
-    of_input, *found = _gradients(op, (x, of_output), (1, False), scale, statistics, written)
+    of_input, *found = _gradients(_LAYER_BACKWARD, (x, of_output), (1, False), scale, statistics, written)
     result: DenseArray = like_any((input,), of_input.reshape(shape)) if out is None else out
     first, second = (like_any((input, grad), each.reshape(sizes)) for each in found)
     return result, first, second
 
 
 def _normalized(
-    op: str, x: Any, grouping: tuple[int, bool], parameters: tuple[Any, Any], eps: float, out: Any
-) -> tuple[Any, Any, Any]:
+    frame: Frame, x: Any, grouping: tuple[int, bool], parameters: tuple[Any, Any], eps: float, out: Any
+) -> list[Any]:
     """(the output, means, inverses) of (N, C, H, W). grouping: groups, and whether each pixel has its own."""
-    bound, (read,) = _bound(op, {"input": x}, grouping, eps, (("statistics", True),))
-    scale, shift = (bound.by_channel(op, *each) for each in zip(("weight", "bias"), parameters, (1, 0), strict=True))
-    found = [bound.numbers(math.prod(_statistics_shape(x, *grouping))) for _ in range(2)]
-    target = bound.target(op, x, out, {"input": read})
-    bound.run(read, scale, shift, target.storage, *found)
-    return target.given_back(x), *found
+    beside = [
+        by_channel(frame.op, *each, x, default)
+        for each, default in zip(zip(("weight", "bias"), parameters, strict=True), (1, 0), strict=True)
+    ]
+    return frame((x,), (*grouping, checked_number(frame.op, "eps", eps)), True, tuple(beside), out)
 
 
 def _gradients(
-    op: str, arrays: tuple[Any, Any], grouping: tuple[int, bool], weight: Any, statistics: Sequence[Any], out: Any
-) -> tuple[Any, Any, Any]:
+    frame: Frame, arrays: tuple[Any, Any], grouping: tuple[int, bool], weight: Any, statistics: Sequence[Any], out: Any
+) -> list[Any]:
     """(gradient of the input, of the weight, of the bias). arrays: the input, and the gradient of the output."""
-    bound, (x, grad) = _bound(op, dict(zip(("input", "grad"), arrays, strict=True)), grouping, 0.0)
-    scale = bound.by_channel(op, "weight", weight, 1)
-    known = [bound.computed(op, name, each) for name, each in zip(("mean", "inverse"), statistics, strict=True)]
-    target = bound.target(op, arrays[0], out, {"input": x, "grad": grad})
-    found = bound.numbers(), bound.numbers()
-    bound.run(x, grad, scale, *known, target.storage, *found)
-    return target.given_back(arrays[0]), *found
+    op, x = frame.op, arrays[0]
+    known = [computed(op, name, each, x) for name, each in zip(("mean", "inverse"), statistics, strict=True)]
+    return frame(arrays, (*grouping, 0.0), False, (by_channel(op, "weight", weight, x, 1), *known), out)
 
 
-def _bound(
-    op: str, given: dict[str, Any], grouping: tuple[int, bool], eps: float, options: tuple[tuple[str, Any], ...] = ()
-) -> tuple[Bound, list[Any]]:
-    row, numbers = op.replace("layer", "group"), (*grouping, checked_number(op, "eps", eps))
-    return bound_to(op, given, row, _problem, numbers, options, _of_pixels if grouping[1] else None)
-
-
-def _problem(op: str, x: BlockedArray, groups: int, per_pixel: bool, eps: float) -> GroupNormProblem:
+def _solve(op: str, given: dict[str, BlockedArray], _: Destination, options: Any, is_forward: bool) -> Solution:
+    """options: groups, whether each pixel is normalised on its own, epsilon."""
+    x, (groups, per_pixel, eps) = check_alike(op, given), options
     with raised_by(op):
-        return GroupNormProblem(x.shape, groups, eps, per_pixel)
+        problem = GroupNormProblem(x.shape, groups, eps, per_pixel)
+    layout = x.layout if x.layout.blocks[0] == 1 else NCHW
+    layout = _of_pixels(layout) if per_pixel else layout
+    held, count = computed_type(x), math.prod(_statistics_shape(x, groups, per_pixel)) if is_forward else x.shape[1]
+    forward, backward = ("input", "weight", "bias", "out"), ("input", "grad", "weight", "mean", "inverse", "out")
+    return Solution(
+        row="group_norm" if is_forward else "group_norm_backward",
+        problem=None if 0 in x.shape else problem,
+        src=layout,
+        dst=layout,
+        types=Types.all(x.dtype),
+        read=(layout,) * len(given),
+        results=(Result(x.shape, layout, x.dtype), *[Result((count,), None, held)] * 2),
+        buffers=(*(forward if is_forward else backward), "out1", "out2"),
+        options={"statistics": True} if is_forward else {},
+    )
+
+
+def _frames(op: str) -> tuple[Frame, Frame]:
+    """A function, and its gradient's."""
+    gradient = f"{op}_backward"
+    return (
+        Frame(op, ("input",), functools.partial(_solve, op), ("weight", "bias")),
+        Frame(gradient, ("input", "grad"), functools.partial(_solve, gradient), ("weight", "mean", "inverse")),
+    )
+
+
+(_GROUP, _GROUP_BACKWARD), (_LAYER, _LAYER_BACKWARD) = map(_frames, ("group_norm", "layer_norm"))
 
 
 def _of_pixels(layout: Layout) -> Layout:

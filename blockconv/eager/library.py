@@ -439,8 +439,7 @@ def _batch_norm(
     added = None if residual is None else _dense(residual)
     given: Any = (weight, bias), (running_mean, running_var), momentum, eps, added, (low, high)
     y, mean, *statistics = normalized(_dense(x), *given)
-    found = torch.from_numpy(mean)
-    return y, found, *(found.new_empty(0) if each is None else torch.from_numpy(each) for each in statistics)
+    return y, mean, *(mean.new_empty(0) if each is None else each for each in statistics)
 
 
 def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *rest: Any) -> Any:
@@ -452,8 +451,7 @@ def _fake_batch_norm(x: Any, weight: Any, bias: Any, running_mean: Any, running_
 
 def _batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, inverse: Any, *bounds: float) -> Any:
     given: Any = (weight, bias), mean, inverse, bounds
-    of_x, *others = gradients(_dense(grad), _dense(x), *given)
-    return of_x, *map(torch.from_numpy, others)
+    return gradients(_dense(grad), _dense(x), *given)
 
 
 def _fake_batch_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, mean: Any, *rest: Any) -> Any:
