@@ -15,6 +15,14 @@ _SIZES = {"h": "height", "w": "width", "shape": "shape"}
 _MEANINGS = {f"{w}{s}": f"the {whole}'s {size} " for w, whole in _WHOLES.items() for s, size in _SIZES.items()}
 
 
+# What libraries raise for data that they cannot take. `except Exception` would also take an exception that interrupts
+# the library, such as the time limit of a handler of signals; it has to reach the caller as it is.
+FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError),
+    *(NameError, RuntimeError, SyntaxError, TypeError, ValueError),
+)
+
+
 class BlockconvError(Exception):
     """The base class of the errors of blockconv."""
 
@@ -33,7 +41,9 @@ class ArgumentError(BlockconvError, ValueError):
 
     def __init__(self, op: str, argument: str, value: object, rule: str, remedy: str = "") -> None:
         self.op, self.argument, self.value, self.rule, self.remedy = op, argument, value, rule, remedy
-        text = f"{op}: {argument}={short(value)}: {_MEANINGS.get(argument, '')}{rule}"
+        meaning = _MEANINGS.get(argument, "")
+        meaning = meaning.replace("width", "length") if op.endswith("1d") else meaning
+        text = f"{op}: {argument}={short(value)}: {meaning}{rule}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import FAILURES, ArgumentError
+
+# What NumPy and Python raise for a damaged zip, array or text.
+DAMAGED = (*FAILURES, OSError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 
 def as_path(op: str, path: object) -> Path:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.checks import check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.core.files import as_path, replacing
+from blockconv.core.files import DAMAGED, as_path, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
 from blockconv.core.types import Types, element
@@ -194,7 +194,7 @@ class BlockedArray:
                     )
             except ArgumentError:
                 raise
-            except Exception as error:  # a damaged zip or array fails in a hundred ways, MemoryError among them
+            except DAMAGED as error:
                 rule = f"is no file of BlockedArray.save, or is damaged ({type(error).__name__}: {error})"
                 raise ArgumentError("BlockedArray.load", "path", str(path), rule) from error
 

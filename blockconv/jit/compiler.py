@@ -23,7 +23,7 @@ import numba
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.errors import SlowPathWarning
+from blockconv.core.errors import FAILURES, SlowPathWarning
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
@@ -60,7 +60,7 @@ def numba_way() -> ModuleType:
             if _counts(_private):
                 return _private
             missing = "a kernel that it compiled gave wrong results"
-        except Exception as error:  # whatever another version of Numba makes of it
+        except (*FAILURES, numba.NumbaError) as error:  # whatever another version of Numba makes of it
             missing = f"{type(error).__name__}: {error}"
     if not target.public_numba():
         warnings.warn(

@@ -20,7 +20,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.taps import TapRange, reached_problem, reached_taps
 from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
 from blockconv.kernels.transposed import (
-    has_h_inside_w,
+    runs_down,
     transposed_layout,
     transposed_problem,
     transposed_taps,
@@ -247,7 +247,7 @@ class Row:
             return Rewritten(request.changed(reached_problem, src, dst), functools.partial(_of_reached_taps, p))
         if self.op in CONVOLUTIONS and has_images_of_one_pixel(p, src, dst):
             return Rewritten(request.changed(columns_problem, columns_layout(src), columns_layout(dst)))
-        if self.op in TRANSPOSABLE and has_h_inside_w(dst):
+        if self.op in TRANSPOSABLE and runs_down(p, dst):
             turned = request.changed(transposed_problem, transposed_layout(src), transposed_layout(dst))
             return Rewritten(turned, _with_transposed_taps)
         parts = self._parts(p, src, dst)

@@ -1,4 +1,6 @@
-"""Layouts that have h inside w: kernels get the transposed problem, whose memory order they take.
+"""Images that run down: kernels get the transposed problem, whose memory order they take.
+
+Rows of a layout with h inside w, and of an image one pixel wide, have no neighbours in memory; columns have.
 
 A convolution equals the convolution of the transposed image with transposed taps, transposed. An image in NCWH is, byte
 for byte, the transposed image in NCHW. The same holds for any two layouts that differ by exchanged letters of h and w.
@@ -18,6 +20,12 @@ _H, _W = 2, 3  # the dimensions of an activation
 def has_h_inside_w(layout: Layout) -> bool:
     """Whether rows are nearer to each other than the pixels of a row."""
     return layout.ndim == 4 and layout.outer.index(_H) > layout.outer.index(_W)
+
+
+def runs_down(problem: Any, layout: Layout) -> bool:
+    """Whether the pixels of a column are nearer to each other than those of a row; a line of pixels is a row."""
+    high, wide = max(problem.ih, problem.oh) > 1, max(problem.iw, problem.ow) > 1
+    return high if high != wide else has_h_inside_w(layout)
 
 
 @functools.lru_cache(maxsize=256)

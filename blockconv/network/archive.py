@@ -17,7 +17,7 @@ import numpy as np
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
 from blockconv.core.errors import ArgumentError, NetworkError, short
-from blockconv.core.files import as_path, replacing
+from blockconv.core.files import DAMAGED, as_path, replacing
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
@@ -70,7 +70,7 @@ def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
     with open(as_path("Plan.load", path), "rb") as file:
         try:
             return _read(file)
-        except Exception as error:  # damaged zips, arrays, texts and networks raise many types of errors
+        except DAMAGED as error:
             raise refused(path, error) from error
 
 

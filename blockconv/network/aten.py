@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import NetworkError, UnsupportedError, to_install
+from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
 from blockconv.core.types import numpy_dtype
 
 Array = npt.NDArray[Any]
@@ -116,7 +116,7 @@ class TorchSession:
                 operands = [values[one] for one in reads]
                 try:
                     found = call(operands)
-                except Exception as error:
+                except FAILURES as error:
                     shapes = [tuple(x.shape) for x in operands]
                     raise NetworkError(name, "inputs", shapes, f"cannot be computed: {error}") from error
                 results = found if isinstance(found, (tuple, list)) else [found]

@@ -40,6 +40,7 @@ from blockconv.network.ops import (
     GroupNorm,
     MatMul,
     Pad,
+    PixelShuffle,
     Pointwise,
     Recurrent,
     Reduce,
@@ -47,7 +48,6 @@ from blockconv.network.ops import (
     Scan,
     Shape,
     Slice,
-    Transpose,
     blocks_of_columns,
 )
 from blockconv.network.ops.rule import Tensor
@@ -442,30 +442,14 @@ class Translation:
                 x = self.gathered(x, axis, np.pad(kept, more, **modes))
         return x
 
-    def pixels_of_channels(self, x: Tensor, size: int, by_channel: bool = True) -> Tensor:
-        """Depth to space: (..., C * size², H, W) becomes (..., C, H * size, W * size).
-
-        by_channel: a channel of the result is `size`² neighbours of x; else they are C apart.
-        """
+    def blocks_moved(self, x: Tensor, size: int, by_channel: bool = True, inverse: bool = False) -> Tensor:
+        """A `PixelShuffle` of the last three axes."""
+        moved = PixelShuffle((size, size), by_channel, inverse)
+        if x.rank == 4:
+            return self.emit(moved, x)
         *lead, c, h, w = x.shape
-        n, (each, rest) = math.prod(lead), divmod(c, size * size)
-        if rest:
-            raise self.error("blocksize", size, f"its square has to divide the {c} channels")
-        order, perm = (
-            ((each, size, size), (0, 1, 4, 2, 5, 3)) if by_channel else ((size, size, each), (0, 3, 4, 1, 5, 2))
-        )
-        moved = self.emit(Transpose(perm), self.reshape(x, (n, *order, h, w)), helps=True)
-        return self.reshape(moved, (*lead, each, h * size, w * size), helps=False)
-
-    def channels_of_pixels(self, x: Tensor, size: int, by_channel: bool = True) -> Tensor:
-        """Space to depth, the inverse of `pixels_of_channels`."""
-        *lead, c, h, w = x.shape
-        if h % size or w % size:
-            raise self.error("blocksize", size, f"has to divide the image of {h}x{w} pixels")
-        split = self.reshape(x, (math.prod(lead), c, h // size, size, w // size, size))
-        perm = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
-        moved = self.emit(Transpose(perm), split, helps=True)
-        return self.reshape(moved, (*lead, c * size * size, h // size, w // size), helps=False)
+        y = self.emit(moved, self.reshape(x, (math.prod(lead), c, h, w)), helps=True)
+        return self.reshape(y, (*lead, *y.shape[1:]), helps=False)
 
     def reshape(self, x: Tensor, shape: Shape, helps: bool = True) -> Tensor:
         """`x` in another shape, in which one -1 is inferred; `x` itself if it has that shape."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import NetworkError, UnsupportedError, to_install
+from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
 from blockconv.core.types import numpy_dtype
 from blockconv.network.aten import TorchSession, joined_calls
 from blockconv.network.order import topological
@@ -224,6 +224,13 @@ def new_session(model: bytes, threads: int, optimized: bool = True) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The errors of ONNX Runtime, which has a type for each status, and of the libraries that it calls."""
+    own = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
+    kinds = [kind for kind in vars(own).values() if isinstance(kind, type)] if own is not None else []
+    return (*FAILURES, *(kind for kind in kinds if issubclass(kind, Exception)))
+
+
 class Session:
     """A model, ready to run on memory. Several threads may run it at once.
 
@@ -246,7 +253,7 @@ class Session:
             try:
                 self._session = new_session(model, threads, optimized)
                 return
-            except Exception as error:  # ONNX Runtime has many, and says in their text what is wrong
+            except runtime_errors() as error:
                 why = f"ONNX Runtime cannot load it: {error}"
         if not NUMPY_OPS.issuperset(kinds):
             others = counted(kind for kind in kinds if kind not in NUMPY_OPS)
@@ -274,7 +281,7 @@ class Session:
             assert self._evaluator is not None
             feeds = {one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)}
             results = self._evaluator.run(None, feeds)
-        except Exception as error:
+        except runtime_errors() as error:
             raise failed(self.nodes, error) from error
         for one, at, result in zip(self.outputs, taken, results, strict=True):
             _array(one, at)[...] = result

@@ -23,6 +23,7 @@ from blockconv.network.foreign import (
     named,
     new_session,
     reads_of,
+    runtime_errors,
 )
 
 Array = npt.NDArray[Any]
@@ -83,7 +84,7 @@ class Model:
         if has_onnx_runtime():
             try:
                 run: Callable[..., Any] = new_session(proto.SerializeToString(), threads).run
-            except Exception as error:
+            except runtime_errors() as error:
                 raise UnsupportedError(f"ONNX Runtime cannot load {counted(kinds)}: {error}") from error
             return run
         if not NUMPY_OPS.issuperset(kinds):
@@ -97,7 +98,7 @@ class Model:
         """The outputs by name. Raises NetworkError, which names the node, where that fails."""
         try:
             results = self._run(None, {name: values[name] for name in self.inputs})
-        except Exception as error:
+        except runtime_errors() as error:
             raise failed(self.nodes, error) from error
         return dict(zip(self.outputs, results, strict=True))
 

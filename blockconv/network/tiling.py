@@ -125,11 +125,12 @@ def tiling(
         sizes.append(min(shape[axis], least + (shape[axis] - least) % strides[k]))
     # Sizes grow by the steps from one to the other, so an image need not be larger than this to see how.
     larger = [min(shape[axis], size + 2 * stride) for axis, size, stride in zip(PIXELS, sizes, strides, strict=True)]
-    image = network.with_input_shapes((1, shape[1], *larger))
     try:
-        small = network.with_input_shapes((1, shape[1], *sizes))
-    except NetworkError as error:  # of the tile, since the image passed
-        raise ArgumentError("tiled", "tile", tile, f"is too small for this network: {error}") from error
+        small, image = (network.with_input_shapes((1, shape[1], *size)) for size in (sizes, larger))
+    except NetworkError as error:
+        network.with_input_shapes((1, *shape[1:]))  # raises, if no tile is at fault
+        rule = f"is too small for this network: {str(error).removesuffix(f'; {error.remedy}')}"
+        raise ArgumentError("tiled", "tile", tile, rule, "give a larger one, or none") from error
     _check_like(image, small, known)
     steps = {output: (known[output][2].step, known[output][3].step) for output in network.outputs}
     outputs = {}

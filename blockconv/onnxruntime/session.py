@@ -19,6 +19,7 @@ from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError
 from blockconv.frontends.onnx import open_onnx
 from blockconv.frontends.onnx.file import without_weights
+from blockconv.frontends.onnx.rules import ONNX_ERRORS
 from blockconv.network.plan import Plan, compile
 from blockconv.onnxruntime.errors import (
     Fail,
@@ -434,7 +435,7 @@ def _results(model: Any, options: SessionOptions) -> Iterator[NodeArg]:
     known, small = without_weights(model), {t.name: t for t in model.graph.initializer if math.prod(t.dims) <= SMALL}
     for tensor in known.graph.initializer:
         tensor.CopyFrom(small.get(tensor.name, tensor))
-    with contextlib.suppress(Exception):  # ONNX's inference has many, and none matters here
+    with contextlib.suppress(*ONNX_ERRORS):  # ONNX's inference has many, and none matters here
         known = shape_inference.infer_shapes(known)
     for value, found in zip(model.graph.output, known.graph.output, strict=True):
         declared, sizes = _argument(value, options), _argument(found, options).shape

@@ -179,6 +179,13 @@ def test_blocked_inputs_that_are_refused():
         bc.Conv2d(W, layout="no layout")
 
 
+@pytest.mark.parametrize(("length", "kernel", "whose"), [(5, 9, "input"), (5, 0, "kernel"), (0, 3, "input")])
+def test_one_dimension_is_a_length(length: int, kernel: int, whose: str):
+    with pytest.raises(bc.ArgumentError, match=f"the {whose}'s length ") as caught:
+        bc.conv1d(np.ones((1, 2, length), np.float32), np.ones((2, 2, kernel), np.float32))
+    assert "width" not in str(caught.value)
+
+
 def test_conv1d_names_itself():
     x, w = X[:, :, 0], W[:, :, 0]
     for arguments, argument in (({"stride": 0}, "stride"), ({"padding": -1}, "padding"), ({"groups": 3}, "groups")):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import pickle
 import re
 import threading
@@ -595,3 +596,29 @@ def test_other_sizes_are_read_again() -> None:
 def test_a_broken_model_is_not_hidden(name: str) -> None:
     with pytest.raises(bc.BlockconvError):
         bc.compile(bc.load_onnx(BROKEN[name].model))
+
+
+WINDOWS = list(itertools.product((1, 2, 3), (1, 2, 3), ("pads = [0, 0, 0, 0]", "pads = [1, 0, 1, 1]"), (0, 1)))
+SAMES = list(itertools.product((1, 2), (1, 2), ("VALID", "SAME_UPPER"), ("", "pads = [1, 1, 1, 1],")))
+
+
+@pytest.mark.parametrize("opset", [18, 22])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        *(f"kernel_shape = [{k}, {k}], strides = [{s}, {s}], {pads}, ceil_mode = {c}" for k, s, pads, c in WINDOWS),
+        *(f'kernel_shape = [{k}, {k}], strides = [{s}, {s}], {pads} auto_pad = "{a}"' for k, s, a, pads in SAMES),
+    ],
+)
+@pytest.mark.sampled(4)
+def test_a_lent_pool_has_the_sizes_that_its_lender_computes(attributes: str, opset: int) -> None:
+    """ONNX's inference may have more pixels, or fewer."""
+    body = f"g (float[1, 2, 4, 5] x) => (float[n, c, h, w] y) {{ y = LpPool<{attributes}>(x) }}"
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {body}')
+    x = np.random.default_rng(0).standard_normal((1, 2, 4, 5)).astype(np.float32)
+    found = runtime(proto, {"x": x})
+    if found is None:  # pads have to be smaller than the window
+        with pytest.raises(bc.BlockconvError):
+            bc.compile(bc.load_onnx(proto), threads=1)(x)
+    else:
+        np.testing.assert_array_equal(bc.compile(bc.load_onnx(proto), threads=1)(x), found[0])

@@ -22,7 +22,7 @@ from blockconv.network.tiling import tiling
 
 def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random.Generator) -> tuple[str, int]:
     """One op that reads neighbours, or changes the number of pixels."""
-    kind = draw(st.sampled_from(["conv", "transposed", "max", "avg", "up", "pad", "depthwise", "same"]))
+    kind = draw(st.sampled_from(["conv", "transposed", "max", "avg", "up", "pad", "depthwise", "same", "blocks"]))
     k, stride, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     reach = (k - 1) * dilation
     pads = tuple((draw(st.integers(0, reach)), draw(st.integers(0, reach))) for _ in range(2))
@@ -48,6 +48,20 @@ def layer(b: bc.NetworkBuilder, x: str, channels: int, draw: Any, rng: np.random
         return b.add(attributes, x), channels
     if kind == "pad":
         return b.add(ops.Pad(((0, 0), (0, 0), *pads), 3.0), x), channels
+    if kind == "blocks":  # of pixels to channels, or back
+        block, by_channel, inverse = (
+            (draw(st.integers(1, 3)), draw(st.integers(1, 2))),
+            draw(st.booleans()),
+            draw(st.booleans()),
+        )
+        size = block[0] * block[1]
+        made = channels * size if inverse else channels
+        if not inverse:
+            x = b.conv2d(x, whole_numbers(rng, channels * size, channels, 1, 1))
+        try:
+            return b.add(ops.PixelShuffle(block, by_channel, inverse), x), made
+        except bc.ArgumentError:  # of an odd size
+            return x, channels
     return b.binary("add", x, b.conv2d(x, whole_numbers(rng, channels, channels, 3, 3), padding=1)), channels
 
 
@@ -386,6 +400,87 @@ def test_a_tile_that_a_node_does_not_take_is_too_small() -> None:
     builder.output(builder.max_pool2d(builder.input("x", (1, 3, 64, 64)), 2))
     with pytest.raises(bc.ArgumentError, match=r"tiled: tile=1: is too small for this network: node 'pool2d_0'"):
         bc.compile(builder.build()).tiling((1, 3, 101, 101), tile=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 8), st.integers(1, 50), st.booleans())
+def test_who_is_too_small_is_named(kernel: int, dilation: int, pad: int, tile: int, turned: bool) -> None:
+    """The tile, wherever the image is taken; or the image."""
+    size, shape = (1, kernel) if turned else (kernel, 1), (1, 1, 40, 40)
+    b = bc.NetworkBuilder()
+    attributes = ops.Pool2d("max", size, (2, 2), ((min(pad, kernel // 2),) * 2,) * 2, dilation=(dilation, dilation))
+    b.output(b.add(attributes, b.input("x", (1, 1, 64, 64))))
+    network = b.build()
+    try:
+        network.with_input_shapes(shape)
+    except bc.NetworkError:
+        return
+    found = None
+    try:
+        assert max(tiling(network, shape, tile).tile) <= 40
+    except bc.ArgumentError as error:
+        found = error
+    if found is not None:
+        assert (found.op, found.argument) == ("tiled", "tile")
+        assert found.value in (tile, tile + 1)  # which is of the image's parity
+        assert found.rule.startswith("is too small for this network")
+
+
+BLOCKS = {  # in ONNX, from (N, 12, H, W)
+    "DepthToSpace": "y = DepthToSpace<blocksize = 2>(x)",
+    "DepthToSpace by channels": 'y = DepthToSpace<blocksize = 2, mode = "CRD">(x)',
+    "SpaceToDepth": "y = SpaceToDepth<blocksize = 2>(x)",
+    "written as reshapes": """
+        s = Shape(x)  n = Slice(s, zero, one)  h = Slice(s, two, three)  w = Slice(s, three, four)
+        split = Concat<axis = 0>(n, three, two, two, h, w)  a = Reshape(x, split)
+        b = Transpose<perm = [0, 1, 4, 2, 5, 3]>(a)
+        h2 = Mul(h, two)  w2 = Mul(w, two)  joined = Concat<axis = 0>(n, three, h2, w2)  y = Reshape(b, joined)
+    """,
+    "written with channels last": """
+        s = Shape(x)  n = Slice(s, zero, one)  h = Slice(s, two, three)  w = Slice(s, three, four)
+        split = Concat<axis = 0>(n, two, two, three, h, w)  a = Reshape(x, split)
+        b = Transpose<perm = [0, 3, 4, 1, 5, 2]>(a)
+        h2 = Mul(h, two)  w2 = Mul(w, two)  joined = Concat<axis = 0>(n, three, h2, w2)  y = Reshape(b, joined)
+    """,
+    "written with one axis for images and channels": """
+        s = Shape(x)  n = Slice(s, zero, one)  h = Slice(s, two, three)  w = Slice(s, three, four)
+        n3 = Mul(n, three)  split = Concat<axis = 0>(n3, two, two, h, w)  a = Reshape(x, split)
+        b = Transpose<perm = [0, 3, 1, 4, 2]>(a)
+        h2 = Mul(h, two)  w2 = Mul(w, two)  joined = Concat<axis = 0>(n, three, h2, w2)  y = Reshape(b, joined)
+    """,
+    "pixels to channels, written as reshapes": """
+        s = Shape(x)  n = Slice(s, zero, one)  h = Slice(s, two, three)  w = Slice(s, three, four)
+        h2 = Div(h, two)  w2 = Div(w, two)
+        split = Concat<axis = 0>(n, twelve, h2, two, w2, two)  a = Reshape(x, split)
+        b = Transpose<perm = [0, 1, 3, 5, 2, 4]>(a)
+        joined = Concat<axis = 0>(n, minus, h2, w2)  y = Reshape(b, joined)
+    """,
+}
+
+
+@pytest.mark.parametrize("body", BLOCKS.values(), ids=BLOCKS)
+def test_blocks_of_pixels_and_channels_are_tiled(body: str, tmp_path: Any) -> None:
+    """As super-resolution ends. A saved plan takes any size too."""
+    parser = pytest.importorskip("onnx.parser")
+    named = {"zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "twelve": 12, "minus": -1}
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 3, H, W] i, float[12, 3, 3, 3] f) => (float[N, C, A, B] o)
+        <{", ".join(f"int64[1] {name} = {{{value}}}" for name, value in named.items())}>
+        {{ x = Conv<pads = [1, 1, 1, 1]>(i, f) {body} o = MaxPool<kernel_shape = [3, 3]>(y) }}"""
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    model.graph.initializer.append(
+        pytest.importorskip("onnx.numpy_helper").from_array(whole_numbers(rng, 12, 3, 3, 3), "f")
+    )
+    network = bc.load_onnx(model, input_shapes={"i": (1, 3, 64, 64)})
+    plan = bc.compile(network, threads=1, accuracy="strict")
+    plan.save(tmp_path / "plan")
+    for one in (plan, bc.Plan.load(tmp_path / "plan")):
+        assert sum(isinstance(node.attributes, ops.PixelShuffle) for node in one.network.nodes) == 1
+        for size in ((150, 98), (76, 64)):
+            image = whole_numbers(rng, 1, 3, *size)
+            (wanted,) = network.with_input_shapes(image.shape).evaluate(image).values()
+            np.testing.assert_array_equal(one.tiled(image, 40), wanted)
 
 
 def test_tiles_are_not_written_into_the_image_that_later_ones_read() -> None:

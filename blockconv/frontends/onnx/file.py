@@ -19,7 +19,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.external import Files
-from blockconv.frontends.onnx.rules import check_dims, check_tensor, tensors_of
+from blockconv.frontends.onnx.rules import ONNX_ERRORS, check_dims, check_tensor, tensors_of
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.foreign import graphs_of
 
@@ -42,7 +42,7 @@ def read_model(model: Any) -> tuple[Any, Files]:
         raise NetworkError(OP, "model", named(model), f"the file {path} does not exist") from None
     except OSError as error:
         raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
-    except Exception as error:  # protobuf's DecodeError, or what the readers of ONNX's text formats raise
+    except ONNX_ERRORS as error:
         rule, remedy = f"is no complete ONNX model ({error}): it is truncated, or has another format", "export it again"
         if named(model).endswith(".ort"):
             rule, remedy = "is in ONNX Runtime's own format", "give the ONNX model that it was made from"
@@ -202,7 +202,7 @@ def _values(tensor: Any, where: str, files: Files) -> Array:
             return values
         packed = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=held.tobytes())
         return np.asarray(numpy_helper.to_array(packed))
-    except Exception as error:
+    except ONNX_ERRORS as error:
         rule = f"its values cannot be read: {error}"
         remedy = "export the model again, with as many values of data_type as dims say"
         raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error

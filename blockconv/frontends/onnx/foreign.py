@@ -6,6 +6,7 @@ sequences, optionals, sparse tensors) stays inside: a node that reads it brings 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +20,12 @@ from onnx import helper, numpy_helper, shape_inference
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
 from blockconv.core.types import FLOATS, INTEGERS, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
-from blockconv.frontends.onnx.rules import Rules, onnx_type, with_defaults
+from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, onnx_type, with_defaults
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new_session, reads_of
+from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
 from blockconv.network.graph import Node
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
@@ -217,17 +218,21 @@ class Fallback:
         model = self._whole(nodes, types, map(_untyped, outputs))
         if not folds:
             model = self._model(nodes, reads, map(_untyped, outputs), known)
-        tensors = [(name, self.scope.values[name]) for name in reads]
         try:
-            feeds = {n: known[n] if n in known else np.zeros(t.shape, t.type.dtype) for n, t in tensors}
-            session = new_session(model.SerializeToString(), 1, optimized=False)
-            results = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
-        except Exception:  # it refuses the node too, or no memory holds them
+            results = self._of_zeros(model, reads, known)
+        except runtime_errors():  # it refuses the node too, or no memory holds them
             raise error from None
         folds = folds and all(isinstance(x, np.ndarray) and x.dtype.kind in "biuf" for x in results)
         for name, value in zip(outputs, results, strict=True) if folds else ():
             self.scope.constant(name, value)
         return folds
+
+    def _of_zeros(self, model: Any, reads: Sequence[str], known: Mapping[str, Array]) -> Any:
+        """What ONNX Runtime computes of constants, and of zeros in place of the other values."""
+        tensors = [(name, self.scope.values[name]) for name in reads]
+        feeds = {n: known[n] if n in known else np.zeros(t.shape, t.type.dtype) for n, t in tensors}
+        session = new_session(model.SerializeToString(), 1, optimized=False)
+        return session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
 
     def _with_reads(self, node: Any) -> tuple[list[Any], list[str]]:
         """(a node after the nodes that it needs, the arrays that they read)."""
@@ -370,6 +375,16 @@ class Fallback:
         value = None if name in self._unknown else self.scope.values.get(name)
         return None if value is None else self.scope.array(value.name)
 
+    def _has_own_shape(self, node: Any) -> bool:
+        """Whether ONNX Runtime may give a pool other sizes than ONNX infers: it drops windows that begin behind the
+        image, and ignores pads beside `auto_pad`. A window has to fit the image, or it may end the process."""
+        read = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        if "kernel_shape" not in read or not (read.get("ceil_mode") or "auto_pad" in read) or not has_onnx_runtime():
+            return False
+        kernel, image = read["kernel_shape"], self.scope.values[node.input[0]].shape[2:]
+        steps = read.get("dilations", [1] * len(kernel))
+        return all((k - 1) * d < n for k, d, n in zip(kernel, steps, image, strict=True))
+
     def _infer(
         self, node: Any, nodes: Sequence[Any], reads: Sequence[str], wanted: Sequence[str]
     ) -> Mapping[str, _Value]:
@@ -381,6 +396,11 @@ class Fallback:
             except NetworkError as error:
                 self._folds_elsewhere(node, error)
         found = {name: _value(types[name]) for name in wanted if name in types}
+        if self._has_own_shape(node):
+            model = self._model(nodes, reads, map(_untyped, wanted), [])
+            with contextlib.suppress(*runtime_errors()):  # it refuses the node
+                results = self._of_zeros(model, reads, self._constants(reads))
+                return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
         if all(_is_known(found.get(name)) for name in wanted):
             return found
         arrays = ((name, self._array(name)) for name in reads)
@@ -465,7 +485,7 @@ def _value(type: Any) -> _Value:
 def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
     try:
         inferred = shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # ONNX Runtime takes more: a model that fails here may still run
+    except ONNX_ERRORS:  # ONNX Runtime takes more: a model that fails here may still run
         return
     for value in inferred.graph.output:
         if (kind := value.type.WhichOneof("value")) and (kind != "tensor_type" or value.type.tensor_type.elem_type):
@@ -476,7 +496,7 @@ def _by_onnx_runtime(model: Any, where: str) -> Iterator[tuple[str, _Value]]:
     """Raises Unsupported for a model that it does not take."""
     try:
         session = new_session(model.SerializeToString(), 1, optimized=False)
-    except Exception as error:
+    except runtime_errors() as error:
         raise Unsupported(f"{where}: ONNX Runtime does not take it: {error}") from error
     for value in session.get_outputs():
         kind = _PLAIN.get(value.type)

@@ -21,7 +21,7 @@ from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
-from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_type
+from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, domain_of, onnx_type
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.foreign import check_foreign, graphs_of, reads_of
@@ -479,7 +479,7 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version or 8)
     try:
         results = ReferenceEvaluator(single).run(None, reads)
-    except Exception as error:
+    except ONNX_ERRORS as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
     for name, value in zip(filter(None, node.output), results, strict=True):
         scope.constant(name, np.asarray(value))

@@ -13,15 +13,32 @@ from typing import Any
 
 import numpy.typing as npt
 import onnx
-from onnx import AttributeProto, TensorProto, checker, defs, helper, numpy_helper, shape_inference
+from google.protobuf import json_format, message, text_format
+from onnx import (
+    AttributeProto,
+    TensorProto,
+    checker,
+    defs,
+    helper,
+    numpy_helper,
+    parser,
+    shape_inference,
+    version_converter,
+)
 
-from blockconv.core.errors import NetworkError, UnsupportedError
+from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.foreign import graphs_of
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 
+# What onnx raises for models, and protobuf for their files.
+ONNX_ERRORS = (
+    *(checker.ValidationError, shape_inference.InferenceError, parser.ParseError, version_converter.ConvertError),
+    *(message.Error, text_format.Error, json_format.Error),
+    *FAILURES,
+)
 # A window of no pixels divides by zero in the shape inference of onnx before 1.22, which ends the process.
 _POSITIVE = ("kernel_shape", "strides", "dilations")
 # Ops that ONNX deprecated and later defined anew under the same name. Models of before are read, without ONNX's checks.
@@ -147,7 +164,7 @@ class Rules:
             )
         except KeyError:  # onnx 1.16 infers nothing for a node with an omitted operand
             return {}
-        except Exception as error:
+        except ONNX_ERRORS as error:
             given = ", ".join([_operand(name, operands, constants) for name in node.input] + _attributes(node))
             raise NetworkError(title(node), "operands", _Text(given), _sentence(error), self._remedy(node)) from error
         return inferred

@@ -214,18 +214,13 @@ def _pad(call: Call) -> Tensor:
 
 @_op("DepthToSpace", "SpaceToDepth")
 def _blocks_moved(call: Call) -> Tensor:
-    moved = call.pixels_of_channels if call.node.op_type == "DepthToSpace" else call.channels_of_pixels
-    return moved(call.input(), *_blocks(call))
-
-
-def _blocks(call: Call) -> tuple[int, bool]:
-    """The block size, and whether the pixels of a block are neighbouring channels."""
-    shape, size, mode = call.input().shape, call.attribute("blocksize"), call.attribute("mode", "DCR")
-    if len(shape) != 4 or size < 1:
-        raise call.error("input", shape, f"has to have 4 dimensions, and blocksize={size} to be 1 or more")
+    """Pixels of a block are neighbouring channels, or far apart."""
+    x, mode = call.input(), call.attribute("mode", "DCR")
+    if x.rank != 4:
+        raise call.error("input", x.shape, "has to have 4 dimensions")
     if mode not in ("DCR", "CRD"):
         raise call.error("mode", mode, "has to be DCR or CRD")
-    return size, mode == "CRD"
+    return call.blocks_moved(x, call.attribute("blocksize"), mode == "CRD", call.node.op_type == "SpaceToDepth")
 
 
 @_op("ReduceMean", limits="constant axes")

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils._sympy.printers import PythonPrinter
 
-from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
+from blockconv.core.errors import FAILURES, ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import like
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
@@ -127,7 +127,7 @@ class Traces:
                 part.training = self._modes[part]
             program = _traced(module, tree_unflatten(args, spec), free)
             made = Traced.of(program, first.name, first.strict).named_like(first)
-        except Exception as error:  # of the module, or of PyTorch
+        except FAILURES as error:  # of the module, or of PyTorch
             raise self._refusal(shapes, f"cannot be traced: {error}") from error
         finally:
             for part, mode in now.items():

@@ -311,9 +311,9 @@ def _channel_shuffle(call: Call) -> Tensor:
 
 @_op("pixel_shuffle")
 def _pixel_shuffle(call: Call) -> Tensor:
-    return call.pixels_of_channels(call.input(), call["upscale_factor"])
+    return call.blocks_moved(call.input(), call["upscale_factor"])
 
 
 @_op("pixel_unshuffle")
 def _pixel_unshuffle(call: Call) -> Tensor:
-    return call.channels_of_pixels(call.input(), call["downscale_factor"])
+    return call.blocks_moved(call.input(), call["downscale_factor"], inverse=True)

@@ -23,7 +23,7 @@ def why_not(request: Request) -> Reason | None:
     sides = (request.src, request.source, types.src), (request.dst, request.destination, types.dst)
     for layout, lies, type in sides:
         if lies.length != 1 or lies.along(at.axes[2]) != type.itemsize:
-            return f"needs planes of contiguous pixels, unlike {layout}"
+            return f"needs contiguous neighbours along {at.axes[2]}, unlike {layout}"
     if at.kw > 1 and at.sw > 1:
         return "needs stride 1 along the row, so that the pixels of each tap are contiguous"
     return None

@@ -52,7 +52,8 @@ def why_not(request: Request) -> Reason | None:
     at, most = space_of(request), request.machine.lanes(itemsize) // 2
     for layout, lies in ((request.src, request.source), (request.dst, request.destination)):
         if contiguous_channels(lies, at, itemsize) and (p.g > 1 or p.oc > most):
-            return f"needs planes of contiguous pixels, unlike {layout}, or at most {most} output channels in one group"
+            alike = f"or at most {most} output channels in one group, not {p.oc} in {p.g}"
+            return f"needs contiguous neighbours along {at.axes[2]}, unlike {layout}, {alike}"
     if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
         return f"needs groups of at least {SERVED} output channels, to reuse each loaded vector of pixels"
     least = min(_lanes(request.machine, itemsize))

@@ -252,7 +252,7 @@ def _with_lanes(request: Request, lanes: int) -> DepthwiseBlocking | Reason:
     # Planes of one pixel are a pixel's channels, and may be written as planes all the same.
     alike = d.length == s.length or (s.length == 1 and p.ow == 1 and d.length == NO_BLOCK)
     if not alike or _is_batched(d, p.n, types.dst.itemsize) != batched or not (batched or in_rows):
-        return f"vectors hold pixels of {src}, and {dst} has another order of pixels"
+        return f"needs vectors of the same channels and pixels in both arrays, unlike {src} and {dst}"
     runs = _runs(p, s.length, padded, s.length, NO_BLOCK)
     in_rows = in_rows and _is_row(s, p.iw, pixel, types.src.itemsize)
     if not in_rows or (batched and p.sw > 1 and pixel >= lanes):

@@ -288,7 +288,7 @@ NO_EPILOGUE = Epilogue()
 def _make(request: Request) -> Primitive | Reason:
     problem = request.problem
     if not problem.is_depthwise:
-        return f"needs one channel in each group, not {problem.ic // problem.g}"
+        return f"needs several groups of one input channel, not {problem.g} of {problem.ic // problem.g}"
     at = blocking(request.on_threads(1))
     if isinstance(at, Reason):
         return at

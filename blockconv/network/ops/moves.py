@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -29,13 +30,14 @@ from blockconv.network.ops.base import (
     Shapes,
     Solved,
     check_axis,
+    check_rank,
     each_pixel,
     framed,
 )
-from blockconv.network.ops.reach import Reach, Windows
+from blockconv.network.ops.reach import NOT_IMAGES, PIXELS, Reach, Windows
 from blockconv.network.ops.rule import Layouts, Site, View
 
-__all__ = ["Concat", "Gather", "Pad", "Reshape", "Shuffle", "Slice", "Transpose"]
+__all__ = ["Concat", "Gather", "Pad", "PixelShuffle", "Reshape", "Shuffle", "Slice", "Transpose"]
 
 
 def part(layout: Layout, shape: Shape, axis: int, begin: int, size: int) -> int | None:
@@ -184,6 +186,57 @@ class Transpose(_Moves):
         if tuple(axis for axis in self.perm if axis in axes) != axes:
             return "exchanges rows and columns"
         return [{k: (axis, Reach()) for k, axis in enumerate(self.perm) if axis in axes}]
+
+
+@dataclass(frozen=True)
+class PixelShuffle(_Moves):
+    """Depth to space: (N, C * h * w, H, W) becomes (N, C, H * h, W * w). Or its inverse, space to depth.
+
+    block: (h, w).
+    by_channel: the channels of a block are adjacent. Otherwise they are C apart.
+    inverse: whether pixels become channels.
+    """
+
+    op: ClassVar[str] = "transpose"
+    block: Pair
+    by_channel: bool = True
+    inverse: bool = False
+
+    def problem(self, src: Shape) -> TransposeProblem:
+        """The order of axes, with the blocks as axes of their own."""
+        check_rank(self, src, 4)
+        (n, c, h, w), (rows, columns) = src, self.block
+        if rows < 1 or columns < 1 or (h % rows or w % columns if self.inverse else c % (rows * columns)):
+            divided = f"the {h}x{w} pixels" if self.inverse else f"the {c} channels"
+            raise ArgumentError(self.op, "block", self.block, f"has to be at least 1x1, and to divide {divided}")
+        if self.inverse:
+            perm = (0, 1, 3, 5, 2, 4) if self.by_channel else (0, 3, 5, 1, 2, 4)
+            return TransposeProblem((n, c, h // rows, rows, w // columns, columns), perm)
+        each = c // (rows * columns)
+        if self.by_channel:
+            return TransposeProblem((n, each, rows, columns, h, w), (0, 1, 4, 2, 5, 3))
+        return TransposeProblem((n, rows, columns, each, h, w), (0, 3, 4, 1, 5, 2))
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        n, a, b, c, d, e = self.problem(inputs[0]).dst_shape
+        return (n, a * b * c, d, e) if self.inverse else (n, a, b * c, d * e)
+
+    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+        moved = self.problem(inputs[0].shape)
+        split = inputs[0].reshape(moved.shape).transpose(moved.perm)
+        return np.asarray(split.reshape(self.infer((inputs[0].shape,), ())))
+
+    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+        if axes != PIXELS:
+            return NOT_IMAGES
+        found = Windows()
+        for axis, size in zip(axes, self.block, strict=True):  # pixel o is of the channels at floor(o / size), or back
+            last = Fraction(size - 1)
+            found[axis] = (
+                axis,
+                Reach(Fraction(size), high=last) if self.inverse else Reach(Fraction(1, size), -last / size),
+            )
+        return [found]
 
 
 @dataclass(frozen=True)

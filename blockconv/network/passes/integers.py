@@ -32,14 +32,14 @@ from blockconv.network.ops import (
     Dequantize,
     DynamicConv2d,
     Lookup,
+    Pad,
+    PixelShuffle,
     Quantize,
     Quantized,
     QuantizedConv2d,
     Requantize,
     Reshape,
     Shape,
-    Slice,
-    Transpose,
 )
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.residuals import adding_convolution
@@ -225,7 +225,7 @@ def _transposed_conv(edit: Edit, node: Node) -> bool:
     ):
         return False
     integers, given, _ = weight
-    (_, oc, *sizes), (sh, sw) = edit.shape(node.output), a.stride
+    (_, _, *sizes), (sh, sw) = edit.shape(node.output), a.stride
     taps = [-(-size // step) for size, step in zip(integers.shape[2:], a.stride, strict=True)]
     firsts = [divmod(begin, step) for (begin, _), step in zip(a.pads, a.stride, strict=True)]
     rows, cols = (-(-(rest + size) // s) for (_, rest), size, s in zip(firsts, sizes, a.stride, strict=True))
@@ -235,23 +235,22 @@ def _transposed_conv(edit: Edit, node: Node) -> bool:
         pads.append((begin, made - read - begin + size - 1))
     if min(map(min, pads)) < 0:
         return False
+    cuts = [
+        (-rest, rest + size - made * step)
+        for (_, rest), size, made, step in zip(firsts, sizes, (rows, cols), a.stride, strict=True)
+    ]
     scales = np.tile(np.repeat(given.scale, sh * sw), a.groups) if given.scale.ndim else given.scale
     stored = edit.constant(f"{node.name}.weight", _of_remainders(integers, a.groups, a.stride, taps))
-    names = [edit.value_name(f"{node.output}.{part}") for part in ("real", "sums", "split", "pixels", "all")]
+    names = [edit.value_name(f"{node.output}.{part}") for part in ("real", "sums", "pixels", "cut")]
     bias = [edit.constant(f"{node.name}.bias", np.repeat(_values(edit, name), sh * sw)) for name in node.parameters[1:]]
     conv = Conv2d((1, 1), (pads[0], pads[1]), (1, 1), a.groups, a.activation)
     nodes = [
         Node(f"{node.name}.weight", Dequantize(Quantization(scales)), (stored,), names[0]),
         Node(node.name, conv, node.inputs, names[1], (names[0], *bias)),
-        Node(f"{node.name}.split", Reshape((0, oc, sh, sw, rows, cols)), (names[1],), names[2]),
-        Node(f"{node.name}.pixels", Transpose((0, 1, 4, 2, 5, 3)), (names[2],), names[3]),
-        Node(f"{node.name}.all", Reshape((0, oc, rows * sh, cols * sw)), (names[3],), names[4]),
+        Node(f"{node.name}.pixels", PixelShuffle((sh, sw)), (names[1],), names[2]),
+        Node(f"{node.name}.cut", Pad(((0, 0), (0, 0), *cuts)), (names[2],), names[3]),
     ]
-    for axis, whole in ((2, rows * sh), (3, cols * sw)):
-        rest, size = firsts[axis - 2][1], sizes[axis - 2]
-        if (rest, size) != (0, whole):
-            cut = edit.value_name(f"{node.output}.cut{axis}")
-            nodes.append(Node(f"{node.name}.cut{axis}", Slice(axis, rest, size), (nodes[-1].output,), cut))
+    nodes = nodes if any(map(any, cuts)) else nodes[:-1]
     return edit.replace((node,), *nodes[:-1], replace(nodes[-1], output=node.output))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import Activation, activation
+from blockconv.core.eltwise_problem import TransposeProblem
 from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
     Activate,
     Affine,
+    Attributes,
     Binary,
     Concat,
     Gather,
     GroupNorm,
     Pad,
+    PixelShuffle,
     Pool2d,
     ReduceMean,
     Reshape,
@@ -45,6 +49,7 @@ def _idle(edit: Edit, node: Node) -> bool:
         or (isinstance(a, Reshape) and edit.shape(node.output) == src)
         or (isinstance(a, Transpose) and a.perm == tuple(range(len(src))))
         or (isinstance(a, Pad) and not any(map(any, a.pads)))
+        or (isinstance(a, PixelShuffle) and a.block == (1, 1))
         or (isinstance(a, Concat) and len(node.inputs) == 1)
     )
     return idle and edit.bypass(node)
@@ -183,20 +188,45 @@ def _mean_is_pool(edit: Edit, node: Node) -> bool:
 
 
 def _shuffle(edit: Edit, node: Node) -> bool:
-    """Reshape, transpose, reshape: how networks spell the shuffle of channels."""
+    """Reshape, transpose, reshape: how networks spell the shuffles of channels and of pixels."""
     middle = edit.private(node.inputs[0], Transpose)
     if not isinstance(node.attributes, Reshape) or middle is None:
         return False
     first = edit.private(middle[0].inputs[0], Reshape)
     if first is None:
         return False
-    src, split = edit.shape(first[0].inputs[0]), edit.shape(first[0].output)
-    if len(src) != 4 or len(split) != 5 or middle[1].perm != (0, 2, 1, 3, 4) or edit.shape(node.output) != src:
+    src, split, dst = (edit.shape(name) for name in (first[0].inputs[0], first[0].output, node.output))
+    if len(src) != 4 or len(dst) != 4 or 0 in src:
         return False
-    if (split[0], split[1] * split[2], *split[3:]) != src:
-        return False
-    shuffle = replace(node, attributes=Shuffle(split[1]), inputs=first[0].inputs)
-    return edit.replace((first[0], middle[0], node), shuffle)
+    for shuffle, problem in _shuffles(src, dst, split):
+        if _loops(problem) == _loops(TransposeProblem(split, middle[1].perm)):
+            return edit.replace((first[0], middle[0], node), replace(node, attributes=shuffle, inputs=first[0].inputs))
+    return False
+
+
+def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Attributes, TransposeProblem]]:
+    """The shuffles from shape to shape, with the transposes that spell them. split: the shape that is transposed."""
+    if src == dst and len(split) == 5 and split[1] * split[2] == src[1]:
+        yield Shuffle(split[1]), TransposeProblem((src[0], *split[1:3], *src[2:]), (0, 2, 1, 3, 4))
+    inverse = math.prod(dst[2:]) < math.prod(src[2:])
+    (n, c, h, w), (m, d, *image) = (src, dst) if inverse else (dst, src)
+    rows, columns = (max(1, many // few) for many, few in zip((h, w), image, strict=True))
+    if src != dst and (m, d, image[0] * rows, image[1] * columns) == (n, c * rows * columns, h, w):
+        for by_channel in (True, False):
+            shuffle = PixelShuffle((rows, columns), by_channel, inverse)
+            yield shuffle, shuffle.problem(src)
+
+
+def _loops(problem: TransposeProblem) -> list[tuple[int, int]]:
+    """(elements, stride) of the loops that read a transpose's source in the order of its result."""
+    found: list[tuple[int, int]] = []
+    for axis in problem.perm:
+        size, stride = problem.shape[axis], math.prod(problem.shape[axis + 1 :])
+        if size > 1 and found and found[-1][1] == size * stride:  # one loop is both
+            found[-1] = found[-1][0] * size, stride
+        elif size > 1:
+            found.append((size, stride))
+    return found
 
 
 def _norm_of_pixels(edit: Edit, node: Node) -> bool:

@@ -1,0 +1,160 @@
+"""An exception that interrupts the library, such as the time limit of a handler of signals, reaches the caller."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blockconv as bc
+
+PACKAGE = Path(bc.__file__).parent
+# Who may take every exception, by file and function, and why.
+TAKE_ALL = {
+    ("core/errors.py", "short"): "the `repr` of a user's object must not hide what the message is about",
+    ("core/files.py", "replacing"): "raises it again",
+    ("jit/compile_processes.py", "compile_together"): "raises it again",
+    ("jit/private_directory.py", "write"): "raises it again",
+    ("onnxruntime/session.py", "work"): "gives it to a callback, in a thread, where no handler of signals runs",
+}
+
+
+def takes_all(handler: ast.AST | None) -> bool:
+    """Whether an `except` takes every exception; its type may be one of several."""
+    if isinstance(handler, ast.Tuple):
+        return any(map(takes_all, handler.elts))
+    return handler is None or (isinstance(handler, ast.Name) and handler.id in ("Exception", "BaseException"))
+
+
+def found_in(text: str) -> set[str]:
+    """The functions with such an `except`, or with `contextlib.suppress` of it."""
+    found, waiting = set(), [("", ast.parse(text).body)] if "Exception" in text or "except:" in text else []
+    while waiting:
+        name, nodes = waiting.pop()
+        for node in nodes:
+            inner = node.name if isinstance(node, ast.FunctionDef) else name
+            waiting.append((inner, list(ast.iter_child_nodes(node))))
+            suppresses = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "suppress"
+            if (isinstance(node, ast.ExceptHandler) and takes_all(node.type)) or (
+                suppresses and any(map(takes_all, node.args))
+            ):
+                found.add(name)
+    return found
+
+
+def test_only_those_with_a_reason_take_every_exception() -> None:
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in found_in(path.read_text(encoding="utf-8"))
+    }
+    assert found == TAKE_ALL.keys()
+
+
+@pytest.mark.parametrize("line", ["except Exception as error:", "except:", "except (ValueError, BaseException):"])
+def test_they_are_seen(line: str) -> None:
+    assert found_in(f"def work():\n    try:\n        pass\n    {line}\n        pass") == {"work"}
+    assert found_in("def work():\n    with contextlib.suppress(Exception):\n        pass") == {"work"}
+
+
+class TimeLimitError(Exception):
+    """As a handler of SIGALRM raises."""
+
+
+def calls(work: Callable[[], Any], at: int = 0) -> int:
+    """The calls of Python functions that `work` makes. Entering number `at` raises TimeLimitError.
+
+    Python itself swallows what a finalizer raises, and generators have one. So neither are counted.
+    """
+    count, before = 0, sys.gettrace()
+
+    def called(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        if frame.f_code.co_flags & inspect.CO_GENERATOR or frame.f_code.co_name in ("__del__", "remove", "_remove"):
+            return
+        count += 1
+        if count == at:
+            raise TimeLimitError
+
+    sys.settrace(called)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def model(body: str, inputs: str = "float[1, 4, 8, 8] x", outputs: str = "float[N, C, H, W] y") -> bytes:
+    parser = pytest.importorskip("onnx.parser")
+    head = '<ir_version: 8, opset_import: ["": 17]>'
+    made = parser.parse_model(f"{head} g ({inputs}) => ({outputs}) {{ {body} }}")
+    return made.SerializeToString()
+
+
+WORK: dict[str, str] = {
+    "convolutions": """
+        s = Constant<value = float[4, 4, 1, 1] {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}>()
+        a = Conv(x, s)  b = Relu(a)  y = MaxPool<kernel_shape = [2, 2]>(b)
+    """,
+    "constants that ONNX computes": """
+        c = Constant<value = int64[3] {1, 2, 3}>()  d = Cast<to = 1>(c)  e = ReduceSum(d)  f = Det(d2)
+        d2 = Constant<value = float[2, 2] {1, 2, 3, 4}>()  g = Add(e, f)  y = Mul(x, g)
+    """,
+    "foreign ops": "a = Relu(x)  b = Det(a)  y = Neg(b)",
+    "shapes that depend on data": "a = Relu(x)  y = NonZero(a)",
+    "a broken model": "a = Relu(x)  y = Conv(a, a)",
+}
+
+
+def work_of(body: str) -> Callable[[], Any]:
+    held, x = model(body), np.ones((1, 4, 8, 8), np.float32)
+
+    def work() -> None:
+        try:
+            bc.compile(bc.load_onnx(held), threads=1)(x)
+        except bc.NetworkError:
+            assert "Conv(a, a)" in body
+
+    return work
+
+
+def check(work: Callable[[], Any], points: int) -> None:
+    """Each of so many calls is interrupted once."""
+    work()
+    count = calls(work)
+    step = max(1, count // points)
+    for at in range(1 + count % step, count, step):
+        try:
+            calls(work, at)
+        except TimeLimitError:
+            continue
+        raise AssertionError(f"call {at} of {count} was interrupted, and no one was told")
+    work()
+
+
+@pytest.mark.parametrize("body", WORK.values(), ids=WORK)
+@pytest.mark.parametrize("points", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_very_exception_comes_out_of_loading_and_compiling(body: str, points: int) -> None:
+    check(work_of(body), points)
+
+
+@pytest.mark.parametrize("points", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_the_very_exception_comes_out_of_files(points: int, tmp_path: Path) -> None:
+    b = bc.NetworkBuilder()
+    b.output(b.max_pool2d(b.input("x", (1, 4, 8, 8)), 2))
+    plan, array = bc.compile(b.build(), threads=1), bc.to_layout(np.ones((1, 4, 8, 8), np.float32), "NCHW4")
+
+    def work() -> None:
+        plan.save(tmp_path / "plan")
+        bc.Plan.load(tmp_path / "plan")
+        array.save(tmp_path / "array")
+        bc.BlockedArray.load(tmp_path / "array")
+
+    check(work, points)
