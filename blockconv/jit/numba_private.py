@@ -159,4 +159,6 @@ def lower(
         library = _codegen().create_library(name)
         library.add_ir_module(module)
         library.add_linking_library(lowered.library)
+        # Numba keeps each function that it compiled, for others to call: 1 to 4 MB for a kernel, which nobody calls.
+        target.remove_user_function(lowered.entry_point)
         return library.linked()
