@@ -117,6 +117,10 @@ def _running_layer() -> ThreadingLayer:
                 stacklevel=2,
             )
         return ThreadingLayer("python", _on_python_threads, concurrent=True)
+    if name == "tbb":
+        # Numba ends TBB when Python frees this module, and waits there for an empty task of its start. A fork loses
+        # the task where no thread of TBB took it, as on one processor: the wait would have no end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules["numba.np.ufunc.tbbpool"]))
     if name == "workqueue":
         warnings.warn(
             "blockconv: threads run on Numba's workqueue layer, because you chose it, or TBB and OpenMP are missing: "
@@ -185,7 +189,6 @@ def _tbb_directories() -> Iterator[str]:
 
 _starter = threading.main_thread()  # that started TBB
 _callers: dict[int, threading.Thread] = {}  # the threads that called the layer
-_unready = False  # Numba could not make TBB ready for the fork that comes now
 _stranded = False  # in a forked child whose threading layer is beyond use
 
 
@@ -195,10 +198,10 @@ def stranded() -> bool:
 
 
 def _before_fork() -> None:
-    """Numba makes TBB ready on the thread that started it, once no other thread that called it is left."""
-    global _unready
-    others = [thread for thread in _callers.values() if thread is not _starter]
-    _unready = running() == "tbb" and (threading.current_thread() is not _starter or any(map(_is_left, others)))
+    """Forget the callers that have ended: Numba makes TBB ready for a fork once only its starter's thread is left."""
+    for ident, thread in [*_callers.items()]:
+        if not _is_left(thread):
+            del _callers[ident]
 
 
 def _is_left(thread: threading.Thread) -> bool:
@@ -212,9 +215,10 @@ def _is_left(thread: threading.Thread) -> bool:
 
 def _after_fork() -> None:
     global _lock, _workqueue, _stranded
-    # A call on TBB that was not ready for the fork may never end.
-    # A child has none of OpenMP's threads, and would wait for them for ever; Numba ends the process instead.
-    _stranded = _stranded or running() == "omp" or _unready
+    # A call on TBB that was not ready for the fork may never end. A fork by C code, as uWSGI's, skips `_before_fork`:
+    # callers that have ended count then. A child has none of OpenMP's threads, and Numba ends it at its first call.
+    unready = {threading.current_thread(), *_callers.values()} != {_starter}
+    _stranded = _stranded or running() == "omp" or (running() == "tbb" and unready)
     _lock, _workqueue = threading.RLock(), threading.Lock()
     _callers.clear()
 

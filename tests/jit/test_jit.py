@@ -16,6 +16,7 @@ import blockconv as bc
 import blockconv.kernels
 from blockconv import jit
 from blockconv.core import target
+from blockconv.jit.ir import store_i64
 from blockconv.kernels.conv.reference import conv_reference
 from blockconv.kernels.reorder.kernels import reorder_copy, reorder_elements
 from blockconv.runtime import launcher
@@ -83,6 +84,26 @@ def test_code_that_could_raise_is_refused() -> None:
 
     with pytest.raises(AssertionError, match="can raise"):
         raises.compile()
+
+
+@pytest.mark.skipif(target.public_numba(), reason="Numba's own objects hold what its public functions compile")
+def test_numba_keeps_no_module_of_a_compiled_kernel() -> None:
+    """Numba's context would keep it as long as the process lives."""
+    from numba.core.registry import cpu_target
+
+    @jit.kernel
+    def kept(count):  # type: ignore[no-untyped-def]
+        def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+            for k in range(count):
+                store_i64(scratch, k, first)
+
+        return kernel
+
+    kept.compile(1)
+    known = len(cpu_target.target_context._defns)
+    for count in (2, 3, 5):
+        kept.compile(count)
+    assert len(cpu_target.target_context._defns) == known
 
 
 def test_numbas_own_functions_compile_beside_kernels(run_python: Any, tmp_path: Path) -> None:
