@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -24,14 +25,19 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def changed() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("changed", ROOT / ".ci" / "changed.py")
+def of_ci(name: str) -> ModuleType:
+    """A script of .ci as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def changed() -> ModuleType:
+    return of_ci("changed")
 
 
 @pytest.fixture
@@ -76,3 +82,51 @@ def test_a_lane_or_a_share_that_does_not_exist_is_refused(arguments: list[str]) 
     done = subprocess.run(["bash", ROOT / ".ci" / "run", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "nightly" in done.stderr or "1/3" in done.stderr
+
+
+# ---------------------------------------------------------------- hosted checks and releases
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_each_step_of_a_workflow_is_one_line_that_calls_a_script(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for command in re.findall(r"^ +-? *run: (.*)$", text, re.MULTILINE):
+        script = re.match(r"(?:python3? )?(\.ci/[\w.]+) ", command)
+        assert script, command
+        assert (ROOT / script[1]).is_file(), command
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_and_permissions_are_few(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for action in re.findall(r"^ +-? *uses: (.*)$", text, re.MULTILINE):
+        assert re.fullmatch(r"\./\.github/workflows/\w+\.yml|[\w/-]+@[0-9a-f]{40} # v[\d.]+", action), action
+    assert "\npermissions:\n  contents: read\n\n" in text
+    assert "secrets." not in text
+
+
+CHANGELOG = "# Changelog\n\n## 1.2.3, 2026-05-04\n\n### Added\n\n- A.\n\n## 1.2.2\n\n- B.\n"
+RELEASED = ("v1.2.3", CHANGELOG, '__version__ = "1.2.3"\n', "a\nversion: 1.2.3\ndate-released: 2026-05-04\n")
+
+
+def test_a_release_has_one_version_and_one_date() -> None:
+    release = of_ci("release")
+    assert release.section(CHANGELOG, "1.2.3") == ("2026-05-04", "### Added\n\n- A.\n")
+    assert not release.faults(*RELEASED)
+    for k, text in enumerate(RELEASED):
+        for old in re.findall(r"v?1\.2\.3|2026-05-04", text):
+            changed = (*RELEASED[:k], text.replace(old, "0.0.7", 1), *RELEASED[k + 1 :])
+            assert release.faults(*changed), changed[k]
+    assert release.faults("main", *RELEASED[1:])
+
+
+def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "b.whl").write_bytes(b"abc")
+    (tmp_path / "a.tar.gz").write_bytes(b"")
+    first, second = of_ci("release").checksums(tmp_path).splitlines()
+    assert first.startswith("e3b0c44298fc1c14")
+    assert first.endswith("  a.tar.gz")
+    assert second.startswith("ba7816bf8f01cfea")
+    assert second.endswith("  b.whl")
