@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -76,7 +77,7 @@ def test_each_test_is_one_machines_and_the_same_with_each_commit(machines: int, 
     assert moved > 0.8 * len(tests) * (1 - 1 / machines) - 1
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.skipif(os.name == "nt" or shutil.which("bash") is None, reason="no bash of this system")
 @pytest.mark.parametrize("arguments", [["fast"], ["merge", "4/3"], ["merge", "0/3"], ["nightly", "two"]])
 def test_a_lane_or_a_share_that_does_not_exist_is_refused(arguments: list[str]) -> None:
     done = subprocess.run(["bash", ROOT / ".ci" / "run", *arguments], capture_output=True, text=True, timeout=60)
