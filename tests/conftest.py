@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,42 +43,69 @@ def small_problems_run_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-12)
 
 
+# What the text of a file has that can have tests of a marker.
+MARKED = {"isa": r"mark\.isa|isa_layouts", "slow": r"mark\.(slow|sampled)"}
+
+
 @functools.cache
-def may_be_isa(path: Path) -> bool:
-    """Whether a file can have tests that are marked `isa`, by its text."""
-    return re.search(r"mark\.isa|isa_layouts", path.read_text(encoding="utf-8")) is not None
+def may_have(marker: str, path: Path) -> bool:
+    """Whether a file can have tests of a marker, by its text."""
+    return re.search(MARKED[marker], path.read_text(encoding="utf-8")) is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where tests marked `isa` alone run, no other file is imported."""
+    """Where tests marked `isa` alone run, or `slow` ones alone, no other file is imported."""
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    alone = config.option.markexpr.startswith("isa and")
-    return True if is_test and alone and not may_be_isa(collection_path) else None
+    first = config.option.markexpr.partition(" ")[0]
+    return True if is_test and first in MARKED and not may_have(first, collection_path) else None
 
 
-PARTS = 16  # of the grids that are sampled; .ci/run runs one, and the next one with the next commit
+PARTS = 16  # of the cases of a sampled grid that do not run by default: the first is slow, the others are nightly
+
+
+def share_of(test: str, seed: str, machines: int) -> int:
+    """Which of so many machines runs a test, from 1 on. Another seed, another distribution."""
+    return 1 + int.from_bytes(hashlib.sha256(f"{seed} {test}".encode()).digest()[:8], "big") % machines
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a test that is `sampled(n)`, mark all but each n-th case: cases of one part as slow, the others as nightly.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a test that is `sampled(n)`, mark all but each n-th case: the first part as slow, the others as nightly.
 
-    In a slow test, all but one n-th part is nightly.
+    In a slow test, all but each n-th case are nightly. With BLOCKCONV_TEST_SHARE=2/3, the tests of the second of three
+    machines stay; BLOCKCONV_TEST_SEED distributes them anew.
     """
-    part = int(os.environ.get("BLOCKCONV_TEST_PART", "0"))
     cases: Counter[str] = Counter()
     left_out: Counter[str] = Counter()
     for item in items:
-        assert may_be_isa(item.path) or not item.get_closest_marker("isa"), f"{item.nodeid}: may_be_isa has to see it"
+        for marker in MARKED:
+            seen = may_have(marker, item.path) or not item.get_closest_marker(marker)
+            assert seen, f"{item.nodeid}: may_have has to see {marker}"
         if sampled := item.get_closest_marker("sampled"):
             test, (n,) = item.nodeid.partition("[")[0], sampled.args
             if item.get_closest_marker("slow"):
-                if cases[test] % n != part % n:
+                if cases[test] % n:
                     item.add_marker("nightly")
             elif cases[test] % n:
-                item.add_marker("slow" if left_out[test] % PARTS == part % PARTS else "nightly")
+                item.add_marker("nightly" if left_out[test] % PARTS else "slow")
                 left_out[test] += 1
             cases[test] += 1
+    own, machines = map(int, os.environ.get("BLOCKCONV_TEST_SHARE", "1/1").split("/"))
+    seed = os.environ.get("BLOCKCONV_TEST_SEED", "")
+    others = [item for item in items if share_of(item.nodeid, seed, machines) != own]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if share_of(item.nodeid, seed, machines) == own]
+
+
+ALWAYS = {"test_modules.py", "test_essentials.py"}  # which `.ci/run quick` runs, however long it takes
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`.ci/run quick` has a minute: a test that does not start in it is skipped, and counted."""
+    late = time.time() > float(os.environ.get("BLOCKCONV_TEST_UNTIL", "inf"))
+    if late and item.path.name not in ALWAYS:
+        pytest.skip("not run, for want of time: `.ci/run merge` runs them")
 
 
 def pytest_collection_finish() -> None:

@@ -17,10 +17,10 @@ import blockconv as bc
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("blockconv", "tests", "bench", "docs", "examples")
+FOLDERS = (".ci", ".github/workflows", "blockconv", "tests", "bench", "docs", "examples")
 FILES = (
-    ".ci/run", ".ci/versions", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "LICENSE",
-    "README.md", "SECURITY.md", "pyproject.toml",
+    ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md",
+    "pyproject.toml",
 )  # fmt: skip
 
 
@@ -31,7 +31,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     for name in (*FILES, "MANIFEST.in"):
-        (copy / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     return copy
 
@@ -66,4 +65,5 @@ def test_the_wheel_has_the_package_alone(sources: Path) -> None:
 def test_the_citation_is_of_this_version() -> None:
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {bc.__version__}\n" in text
+    assert re.search(r"^date-released: \d{4}-\d\d-\d\d$", text, re.MULTILINE)
     assert "The blockconv authors" in text

@@ -359,6 +359,8 @@ def main() -> None:
             itertools.count(given.seed), time.monotonic() + 60 * given.minutes, given.jobs, plans=not given.no_plans
         )
         print(summary(results))
+        if any(worst(found).verdict in ("crash", "wrong") for found in results.values()):
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""The tests of what changed against a commit, the nearest first: one path a line, for `.ci/run quick`.
+
+    python .ci/changed.py origin/main
+
+A changed test is itself. A module of `blockconv/a/b.py` has the files `tests/a/test_b*.py`, then the folder `tests/a`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Folders of tests with another name than the package's.
+ELSEWHERE = {"blockconv/eager": "blockconv/frontends/torch", "blockconv/torch": "blockconv/frontends/torch",
+             "blockconv/data": "blockconv/machine", "blockconv/__main__": "blockconv/cli"}  # fmt: skip
+# What is no module, by its path. The first pattern counts.
+OTHERS = {
+    r"CONTRIBUTING\.md": ("tests/test_docs.py", "tests/test_contributing.py"),
+    r"docs/.*|.*\.md": ("tests/test_docs.py",),
+    r"examples/.*": ("tests/test_examples.py",),
+    r"blockconv/(__init__|_version)\.py|blockconv/py\.typed": ("tests/test_packaging.py", "tests/api"),
+    r"(?!blockconv/|bench/|tests/).*": ("tests/test_packaging.py", "tests/test_ci.py"),
+}
+
+
+def tests_of(path: str) -> Iterator[str]:
+    """Tests of a changed file that exist, the nearest first."""
+    for pattern, found in OTHERS.items():
+        if re.fullmatch(pattern, path):
+            yield from found
+            return
+    if path.startswith("tests/"):
+        yield from _of_test(path)
+        return
+    for own, other in ELSEWHERE.items():
+        path = re.sub(rf"{own}\b", other, path)
+    parts = Path(path.removeprefix("blockconv/")).with_suffix("").parts
+    for k in range(len(parts), 0, -1):
+        folder, name = Path("tests", *parts[: k - 1]), parts[k - 1]
+        near = [*(ROOT / folder).glob(f"test_{name}*.py")] or ([*(ROOT / "tests").rglob(f"test_{name}*.py")] * (k == 1))
+        yield from (found.relative_to(ROOT).as_posix() for found in sorted(near))
+        if (ROOT / folder / name).is_dir():
+            yield (folder / name).as_posix()
+            return
+
+
+def _of_test(path: str) -> Iterator[str]:
+    """A test's own path; of a module that tests import, the tests that name it."""
+    if Path(path).name.startswith("test_"):
+        yield path
+    elif path.startswith("tests/support/"):
+        for test in sorted((ROOT / "tests").rglob("test_*.py")):
+            if re.search(rf"\b{Path(path).stem}\b", test.read_text(encoding="utf-8")):
+                yield test.relative_to(ROOT).as_posix()
+
+
+def selected(paths: Iterable[str]) -> list[str]:
+    """The tests of all these files, each once and after none that includes it. Files come before whole folders."""
+    found = dict.fromkeys(test for path in paths for test in tests_of(path) if (ROOT / test).exists())
+    return sorted(found, key=lambda test: test.endswith(".py"), reverse=True)
+
+
+def changed(base: str) -> list[str]:
+    """Paths that differ from the last commit in common with a base, and files that git does not know yet."""
+    commands = (["diff", "--name-only", f"{base}..."], ["diff", "--name-only", "HEAD"],
+                ["ls-files", "--others", "--exclude-standard"])  # fmt: skip
+    said = [subprocess.run(["git", *c], cwd=ROOT, check=True, capture_output=True, text=True).stdout for c in commands]
+    return sorted({path for text in said for path in text.splitlines()})
+
+
+if __name__ == "__main__":
+    print(*selected(changed(sys.argv[1])), sep="\n")
