@@ -157,6 +157,6 @@ def lower(
         library = _codegen().create_library(name)
         library.add_ir_module(module)
         library.add_linking_library(lowered.library)
-        # Numba keeps each function that it compiled, with its module, for others to call. Nobody calls a kernel by Numba.
+        # Numba keeps each function that it compiled, with its module, for others to call: nobody does.
         target.remove_user_function(lowered.entry_point)
         return library.linked()
