@@ -13,8 +13,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import warnings
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,7 @@ import numba
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.errors import SlowPathWarning
+from blockconv.core.errors import warn
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
@@ -65,11 +66,9 @@ def numba_way() -> ModuleType:
         except Exception as error:  # whatever another version of Numba makes of it
             missing = f"{type(error).__name__}: {error}"
     if not target.public_numba():
-        warnings.warn(
+        warn(
             f"blockconv: only Numba's public functions compile kernels, which takes about twice as long. "
-            f"Numba {numba.__version__} is unknown to blockconv ({missing}); use a newer blockconv or an older Numba",
-            SlowPathWarning,
-            stacklevel=2,
+            f"Numba {numba.__version__} is unknown to blockconv ({missing}); use a newer blockconv or an older Numba"
         )
     return numba_public
 
@@ -140,13 +139,49 @@ def _optimise(module: Any, name: str) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
+STACK = 16 << 20  # bytes, which LLVM's recursion never needs
+
+
+def _on_own_stack(work: Callable[[], Code]) -> Code:
+    """`work()` on a thread with a stack of its own, as the caller's may be too small for LLVM.
+
+    What signal handlers raise meanwhile comes when it is done, so that it leaves no compiler in the middle of its work.
+    """
+    done: Future[Code] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="blockconv compiler")
+    try:
+        before = threading.stack_size(STACK)  # for all threads to come
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    except RuntimeError:  # the system has no more threads, or Python ends
+        return work()
+    raised: list[BaseException] = []
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:
+            raised.append(error)
+    if raised:
+        raise raised[0]
+    return done.result()
+
+
 @garbage_at_the_end()
 def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
     """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
 
     Raises AssertionError if the code can raise, or allocate.
     """
-    return _generate(numba_way(), name, body)
+    return _on_own_stack(lambda: _generate(numba_way(), name, body))
 
 
 def _generate(way: ModuleType, name: str, body: Callable[[int, int, int, int], None]) -> Code:

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import axes_remedy, check_flag, whole
-from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
 from blockconv.core.files import as_path, replacing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
@@ -141,7 +140,7 @@ def _warn_of_foreign(plan: Plan) -> None:
         used = "pytorch" if parts and parts[0].session.library == "pytorch" else foreign.default_library()
         where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"
         said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
-        warnings.warn(said, SlowPathWarning, stacklevel=3)
+        warn(said, stacklevel=3)
 
 
 def _of_shapes(network: Network, input_shapes: Any) -> Network:

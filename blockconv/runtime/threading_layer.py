@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import numba
 from numba import config
 
 from blockconv.core import target
-from blockconv.core.errors import SlowPathWarning, UnsupportedError, to_install
+from blockconv.core.errors import UnsupportedError, to_install, warn
 
 __all__ = ["ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
 
@@ -112,20 +111,16 @@ def _running_layer() -> ThreadingLayer:
     name, symbol = running(), None if target.public_numba() else llvm.address_of_symbol("numba_parallel_for")
     if name is None or not symbol:
         if not target.public_numba():
-            warnings.warn(
+            warn(
                 f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
-                f"{numba.__version__} hides its pool (it has no numba_parallel_for)",
-                SlowPathWarning,
-                stacklevel=2,
+                f"{numba.__version__} hides its pool (it has no numba_parallel_for)"
             )
         return ThreadingLayer("python", _on_python_threads, concurrent=True)
     if name == "workqueue":
-        warnings.warn(
+        warn(
             "blockconv: threads run on Numba's workqueue layer, because you chose it, or TBB and OpenMP are missing: "
             "it starts them about 80 times slower, and one call at a time; "
-            + to_install("tbb", "TBB, if it exists for this platform"),
-            SlowPathWarning,
-            stacklevel=2,
+            + to_install("tbb", "TBB, if it exists for this platform")
         )
     return ThreadingLayer(
         name, _PARALLEL_FOR(symbol), concurrent=name != "workqueue", tbb=_tbb if name == "tbb" else None

@@ -10,7 +10,6 @@ import functools
 import operator
 import os
 import re
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, warn
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
 from blockconv.network.aten import as_call, op_of
@@ -107,7 +106,7 @@ def version(tensor: Any) -> tuple[Any, ...]:
 def warn_of_unseen(name: str, before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> None:
     """Warn if only the checksums of weights changed. before, after: what `version` gave for each."""
     if before != after and [known[:3] for known in before] == [known[:3] for known in after]:
-        warnings.warn(f"blockconv: {name}: {UNSEEN}", UserWarning, stacklevel=5)
+        warn(f"blockconv: {name}: {UNSEEN}", 5, UserWarning)
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
