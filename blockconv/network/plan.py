@@ -21,7 +21,7 @@ from blockconv.core.files import as_path, replacing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
-from blockconv.core.types import FloatType
+from blockconv.core.types import FloatType, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
 from blockconv.dispatch.tuning import read_costs
@@ -193,6 +193,7 @@ class Plan:
     packs its own weights, in any process on any machine.
     """
 
+    @ieee
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
         self._names = tuple(tensor.name for tensor in network.inputs)

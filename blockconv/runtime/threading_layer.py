@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -22,7 +22,7 @@ from numba import config
 from blockconv.core import target
 from blockconv.core.errors import UnsupportedError, to_install, warn
 
-__all__ = ["ThreadingLayer", "asked", "parallel_for", "running", "stranded", "threading_layer"]
+__all__ = ["ThreadingLayer", "asked", "parallel_for", "running", "stranded", "tbb_libraries", "threading_layer"]
 
 LAYERS = ("tbb", "omp", "workqueue")
 
@@ -159,25 +159,21 @@ _tbb: str | None = None  # the TBB that was loaded
 
 def _load_tbb() -> str | None:
     """Load pip's TBB, which Numba does not find by itself; the path loaded, or None."""
-    names = {"linux": "libtbb.so.12", "darwin": "libtbb.12.dylib", "win32": "tbb12.dll"}
-    name = names.get(sys.platform)
-    for directory in _tbb_directories() if name else ():
-        path = os.path.join(directory, str(name))
-        if os.path.exists(path):
-            try:
-                ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-                return path
-            except OSError:
-                continue
+    for path in tbb_libraries():
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            return path
     return None
 
 
-def _tbb_directories() -> Iterator[str]:
+def tbb_libraries() -> list[str]:
+    """The files of pip's TBB."""
     import site
 
-    for prefix in dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase())):
-        yield os.path.join(prefix, "lib")
-        yield os.path.join(prefix, "Library", "bin")
+    names = {"linux": "lib/libtbb.so.12", "darwin": "lib/libtbb.12.dylib", "win32": "Library/bin/tbb12.dll"}
+    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase()))
+    paths = [os.path.join(prefix, *names[sys.platform].split("/")) for prefix in prefixes if sys.platform in names]
+    return [path for path in paths if os.path.exists(path)]
 
 
 _starter = threading.main_thread()  # that started TBB

@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockconv.core.errors import ArgumentError, warn
 from blockconv.core.interop import as_numpy
-from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
+from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
 from blockconv.network.aten import as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import Tensor, frozen
@@ -264,6 +264,7 @@ class Reader:
 
     # -- what is read
 
+    @ieee
     def read(self, nodes: Iterable[Any]) -> None:
         """Read nodes whose operands are known. Unsupported ones are kept in `refused`, and get a stand-in as value."""
         for node in nodes:
