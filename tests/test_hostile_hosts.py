@@ -10,6 +10,8 @@ import compileall
 import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 import blockconv as bc
+from blockconv._pyinstaller import hook_dirs
 from blockconv.core import files
 
 PACKAGE = Path(bc.__file__).parent
@@ -134,10 +137,29 @@ with progress.Progress("work", 3, is_long=True) as told:
     told.tick(1)
 bc.to_layout(np.ones((1, 24, 4, 4), np.float32), "aBcd4b6b")
 """
+RESTORED = "sys.stderr = sys.__stderr__"  # which Python flushes as it ends
 ON_SMALL_STACK = """(lambda work: (
     threading.stack_size({kib} << 10), thread := threading.Thread(target=work), thread.start(), thread.join()
 ))"""
 
+# Numbers that overflow and underflow in each type, and functions whose formulas do.
+EXTREMES = """
+with np.errstate(all="ignore"):
+    scales = 10.0 ** np.linspace(-44, 4, 576).reshape(8, 8, 3, 3)
+    w, x = scales.astype(np.float32), (scales[:1, :, :3, :3] * 1e30).astype(np.float32)
+    halves = [(each.astype(np.float16), w.astype(np.float16)) for each in (x, -x)]
+for each, weight in halves:
+    bc.conv2d(each, weight, weight[:, 0, 0, 0], padding=1)
+for precision in ("float32", "bfloat16", "float16"):
+    builder = bc.NetworkBuilder()
+    y = builder.conv2d(builder.input("x", x.shape), w, w[:, 0, 0, 0], padding=1)
+    for name in ("exp", "gelu", "softplus", "mish", "elu"):
+        y = builder.activation(y, name)
+    builder.output(builder.conv2d(y, w, padding=1))
+    network = builder.build()
+    plan = bc.compile(network, precision=precision)
+    plan(x), network.evaluate(x), plan.network.evaluate(x)
+"""
 HOSTS = {
     "another program than Python": Host(EMBEDDED.format(name="uwsgi"), PARALLEL, checks=NOT_STARTED, quick=True),
     "another Python than the one that runs": Host(EMBEDDED.format(name="python3"), PARALLEL, checks=NOT_STARTED),
@@ -174,17 +196,22 @@ HOSTS = {
     "64 KiB of stack, kernels from disk": Host(within=ON_SMALL_STACK.format(kib=64), before="import threading"),
     "no error stream": Host(after="import sys; sys.stderr = None\n" + TELLS),
     "an error stream with write alone": Host(
-        after="import sys, types; sys.stderr = types.SimpleNamespace(write=lambda text: len(text))\n" + TELLS
+        after="import sys, types; sys.stderr = types.SimpleNamespace(write=lambda text: len(text))\n" + TELLS,
+        checks=RESTORED,
     ),
     "an error stream that fails": Host(
         after="import sys, types; sys.stderr = types.SimpleNamespace(write=lambda text: 1 / 0, flush=lambda: 1 / 0)\n"
-        + TELLS
+        + TELLS,
+        checks=RESTORED,
     ),
-    "a closed error stream": Host(after="import io, sys; sys.stderr = io.StringIO(); sys.stderr.close()\n" + TELLS),
+    "a closed error stream": Host(
+        after="import io, sys; sys.stderr = io.StringIO(); sys.stderr.close()\n" + TELLS, checks=RESTORED
+    ),
     "a terminal that fails": Host(
         after="import sys, types\n"
         "sys.stderr = types.SimpleNamespace(write=lambda text: 1 / 0, isatty=lambda: True, flush=lambda: 1 / 0)\n"
         + TELLS,
+        checks=RESTORED,
         variables={"TERM": "xterm"},
     ),
     "a log handler that raises": Host(
@@ -194,8 +221,11 @@ HOSTS = {
     "a hook of warnings that raises": Host(
         after="import warnings\nwarnings.showwarning = lambda *a, **k: exec('raise OSError')\n" + TELLS
     ),
-    "errors of NumPy that raise": Host("import numpy as np; np.seterr(all='raise')", quick=True),
-    "warnings of NumPy that raise": Host("import warnings; warnings.simplefilter('error', RuntimeWarning)"),
+    "errors of NumPy that raise": Host("import numpy as np; np.seterr(all='raise')", checks=EXTREMES, quick=True),
+    "errors of NumPy that raise while kernels compile": Host("import numpy as np; np.seterr(all='raise')", fresh=True),
+    "warnings of NumPy that raise": Host(
+        "import warnings; warnings.simplefilter('error', RuntimeWarning)", checks=EXTREMES
+    ),
 }
 CASES = [pytest.param(host, id=name, marks=[] if host.quick else pytest.mark.slow) for name, host in HOSTS.items()]
 
@@ -275,3 +305,50 @@ def test_nothing_else_starts_a_process() -> None:
         path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if starts.search(path.read_text("utf-8"))
     }
     assert found == {"jit/compile_processes.py"}
+
+
+# ---------------------------------------------------------------- a real program
+
+PROGRAM = """
+import sys
+import numpy as np
+import blockconv as bc
+from blockconv import jit
+assert sys.frozen
+x = np.arange(8 * 81, dtype=np.float32).reshape(1, 8, 9, 9) % 7
+builder = bc.NetworkBuilder()
+y = builder.input("x", x.shape)
+for _ in range(3):
+    y = builder.conv2d(y, np.full((8, 8, 3, 3), 1 / 64, np.float32), padding=1, activation="relu")
+builder.output(builder.max_pool2d(y, 2))
+network = builder.build()
+plan = bc.compile(network)
+assert abs(plan(x) - next(iter(network.evaluate(x).values()))).max() < 1e-3
+plan.report(sys.argv[1])
+print(len(jit.disk_cache().contents()), bc.get_threading())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["onedir", "onefile"])
+def test_a_program_that_pyinstaller_packs(kind: str, tmp_path: Path) -> None:
+    """It computes, starts nothing, finds its data, pip's TBB and its kernels of the last time."""
+    pytest.importorskip("PyInstaller")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    hooks = [f"--additional-hooks-dir={folder}" for folder in hook_dirs()]
+    packing = [sys.executable, "-m", "PyInstaller", f"--{kind}", f"--paths={PACKAGE.parent}", *hooks, "program.py"]
+    subprocess.run(packing, cwd=tmp_path, check=True, capture_output=True, timeout=1800)
+    program = tmp_path / "dist" / "program" / "program" if kind == "onedir" else tmp_path / "dist" / "program"
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for _ in range(2):
+        done = subprocess.run(
+            [str(program), str(tmp_path / "plan.html")],
+            env={**outside, "BLOCKCONV_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[0] == "1"
+    assert "compiling" not in done.stderr
+    assert (tmp_path / "plan.html").stat().st_size > 1000

@@ -26,6 +26,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.errors import warn
 from blockconv.core.garbage import garbage_at_the_end
+from blockconv.core.types import ieee
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
 
@@ -184,6 +185,7 @@ def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
     return _on_own_stack(lambda: _generate(numba_way(), name, body))
 
 
+@ieee
 def _generate(way: ModuleType, name: str, body: Callable[[int, int, int, int], None]) -> Code:
     module = way.lower(name, body, _entry)
     _optimise(module, name)
