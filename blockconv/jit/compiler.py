@@ -15,7 +15,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -146,34 +146,17 @@ STACK = 16 << 20  # bytes, which LLVM's recursion never needs
 def _on_own_stack(work: Callable[[], Code]) -> Code:
     """`work()` on a thread with a stack of its own, as the caller's may be too small for LLVM.
 
-    What signal handlers raise meanwhile comes when it is done, so that it leaves no compiler in the middle of its work.
+    What a signal handler raises meanwhile comes when it is done, and leaves no compiler in the middle of its work.
     """
-    done: Future[Code] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="blockconv compiler")
-    try:
+    with ThreadPoolExecutor(1, "blockconv compiler") as threads:
         before = threading.stack_size(STACK)  # for all threads to come
         try:
-            thread.start()
+            code = threads.submit(work)
+        except RuntimeError:  # the system has no more threads, or Python ends
+            return work()
         finally:
             threading.stack_size(before)
-    except RuntimeError:  # the system has no more threads, or Python ends
-        return work()
-    raised: list[BaseException] = []
-    while thread.is_alive():
-        try:
-            thread.join()
-        except BaseException as error:
-            raised.append(error)
-    if raised:
-        raise raised[0]
-    return done.result()
+        return code.result()
 
 
 @garbage_at_the_end()

@@ -180,31 +180,31 @@ def find(fingerprint: str) -> KernelCache:
     """
     for base, shared in ((_named, False), (_temporary, True), (_of_this_process, True)):
         with contextlib.suppress(OSError, RuntimeError):
-            cache = KernelCache(base().absolute(), fingerprint, shared)
+            cache = KernelCache(Path(base()).absolute(), fingerprint, shared)
             if cache.usable():
                 return cache
     return KernelCache(NOWHERE, fingerprint)
 
 
-def _named() -> Path:
+def _named() -> str:
     """BLOCKCONV_CACHE_DIR, else the user's cache. Raises RuntimeError for a user without a home directory."""
     import platformdirs
 
     asked = os.environ.get("BLOCKCONV_CACHE_DIR")
-    base = Path(asked or platformdirs.user_cache_dir("blockconv"))
-    if not asked and not base.is_absolute():  # some versions of platformdirs leave "~" as it is
+    base = asked or platformdirs.user_cache_dir("blockconv")
+    if not asked and not os.path.isabs(base):  # some versions of platformdirs leave "~" as it is
         raise RuntimeError("no home directory")
     return base
 
 
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"blockconv-{_user()}"
+def _temporary() -> str:
+    return os.path.join(tempfile.gettempdir(), f"blockconv-{_user()}")
 
 
-def _of_this_process() -> Path:
+def _of_this_process() -> str:
     own = tempfile.mkdtemp(prefix="blockconv-")
     atexit.register(_remove_own, own, os.getpid())
-    return Path(own)
+    return own
 
 
 def _user() -> str:
