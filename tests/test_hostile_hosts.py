@@ -183,10 +183,6 @@ HOSTS = {
     "a home that is no folder": Host(
         variables={"HOME": "/dev/null", "XDG_CACHE_HOME": None, "BLOCKCONV_CACHE_DIR": None}
     ),
-    "a relative cache, and the current folder is gone": Host(
-        "import os, tempfile; os.chdir(here := tempfile.mkdtemp()); os.rmdir(here)",
-        variables={"BLOCKCONV_CACHE_DIR": "cache"},
-    ),
     "no writable folder": Host(READ_ONLY, variables={"HOME": "/nowhere", "BLOCKCONV_CACHE_DIR": None}),
     "no /sys": Host(HIDDEN.format(folders='"/sys"', error="FileNotFoundError(2, 'hidden')"), PARALLEL),
     "an unreadable /proc": Host(
