@@ -17,6 +17,7 @@ ORDER = [
     "bench",
     "blockconv.__main__",
     "blockconv.cli",
+    "blockconv._pyinstaller",
     "blockconv",
     "blockconv.dask",
     "blockconv.onnxruntime",

@@ -6,7 +6,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from blockconv.cli.arguments import add_model, page, read_model
 from blockconv.cli.steps import Steps
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, needing
+from blockconv.core.files import packaged
 from blockconv.core.layout import NATIVE, read_layout
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import Tensor
@@ -105,8 +105,7 @@ def _entering(tensor: Tensor, asked: str | None) -> Array:
 
 def bundled() -> npt.NDArray[np.uint8]:
     """The picture that comes with the library, [row][column][red, green, blue]."""
-    file = resources.files("blockconv") / "data" / "picture.npz"
-    with file.open("rb") as stream, np.load(stream) as arrays:
+    with packaged("picture.npz").open("rb") as stream, np.load(stream) as arrays:
         pixels: npt.NDArray[np.uint8] = arrays["rgb"]
     return pixels
 

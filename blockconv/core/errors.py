@@ -6,6 +6,7 @@ functions raise it before they write anything.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -77,6 +78,26 @@ class SlowPathWarning(UserWarning):
     takes; ops that another library runs; threads without TBB and OpenMP. Each cause warns once.
     ``warnings.simplefilter("error", bc.SlowPathWarning)`` makes it an error.
     """
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Inside, the program is told something. Errors of its streams, log handlers and hooks end the report alone.
+
+    A warning that the program's filters make an error is raised: the program asked for it.
+    """
+    try:
+        yield
+    except Warning:
+        raise
+    except Exception:  # whatever stands in the error stream's place, or handles what is logged
+        return
+
+
+def warn(text: str, stacklevel: int = 2, category: type[Warning] = SlowPathWarning) -> None:
+    """Warn of what the caller does. stacklevel: as of `warnings.warn` in the caller."""
+    with reporting():
+        warnings.warn(text, category, stacklevel + 1)
 
 
 @contextmanager

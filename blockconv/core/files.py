@@ -1,4 +1,4 @@
-"""Files that users name: they are replaced at once, or stay as they were."""
+"""Files that come with the package, and files that users name: these are replaced at once, or stay as they were."""
 
 from __future__ import annotations
 
@@ -10,13 +10,27 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from blockconv.core.errors import FAILURES, ArgumentError
+from blockconv.core.errors import FAILURES, ArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 # What NumPy and Python raise for a damaged zip, array or text.
 DAMAGED = (*FAILURES, OSError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
+
+
+def packaged(name: str) -> Traversable:
+    """A file or folder of `blockconv/data`, in whatever holds the package: a folder, a zip, a frozen program."""
+    package = resources.files("blockconv")
+    found = package / "data" / name
+    if found.is_file() or (found.is_dir() and any(found.iterdir())):
+        return found
+    remedy = "install it again, or add its data where this program was packed (PyInstaller: --collect-data blockconv)"
+    raise UnsupportedError(f"blockconv: data/{name} is missing from {package}; {remedy}")
 
 
 def as_path(op: str, path: object) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blockconv.core import text
+from blockconv.core.errors import reporting
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -54,19 +54,22 @@ class Progress:
         now = time.perf_counter()
         if now < self._due or LOGGER.level > logging.INFO:
             return
-        count = done() if callable(done) else done
+        with reporting():
+            self._show(done() if callable(done) else done, doing, now)
+
+    def _show(self, count: int, doing: str, now: float) -> None:
         if self._bar is None and not self._says_lines and self._total is not None and text.is_terminal():
             self._bar = self._started()
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=count, description=doing, refresh=True)
             self._due = now + REFRESH
+            self._bar.update(self._bar.task_ids[0], completed=count, description=doing, refresh=True)
             return
         of = "" if self._total is None else f" of {self._total}"
         if self._total is not None and self._total > MOST_STEPS:
             count, of = 100 * count // self._total, " %"
         note = "" if self._says_lines or not self._note else f"; {self._note}"
-        _say(f"{self._what}: {count}{of} after {now - self._begun:.0f} s{note}")
         self._says_lines, self._due = True, now + NEXT
+        _say(f"{self._what}: {count}{of} after {now - self._begun:.0f} s{note}")
 
     def _started(self) -> Bar | None:
         """A bar on the terminal; None if there is another."""
@@ -86,17 +89,20 @@ class Progress:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-            SOLE_BAR.release()
-        elif self._says_lines:
-            _say(f"{self._what}: {'stopped' if error else 'finished'} after {time.perf_counter() - self._begun:.0f} s")
+        with reporting():
+            if self._bar is not None:
+                try:
+                    self._bar.stop()
+                finally:
+                    SOLE_BAR.release()
+            elif self._says_lines:
+                seconds = time.perf_counter() - self._begun
+                _say(f"{self._what}: {'stopped' if error else 'finished'} after {seconds:.0f} s")
+        self._bar = None
 
 
 def _say(line: str) -> None:
     if LOGGER.hasHandlers():
         LOGGER.info(line)
     elif sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or cannot write the name of a folder
-            print(f"blockconv: {line}", file=sys.stderr, flush=True)
+        print(f"blockconv: {line}", file=sys.stderr, flush=True)

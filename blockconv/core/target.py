@@ -214,7 +214,7 @@ def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
         if number == "0":
             base = mounts
         elif "cpu" in controllers.split(","):
-            base = next((m for c in (controllers, "cpu") if (m := mounts / c).is_dir()), mounts / "cpu")
+            base = next((m for c in (controllers, "cpu") if os.path.isdir(m := mounts / c)), mounts / "cpu")
         else:
             continue
         inner = base / group.lstrip("/")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,23 @@ _KINDS = (FLOAT, SIGNED, UNSIGNED, BRAIN, BITS)
 _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 LIGHT = 1 << 17
 _PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def ieee(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: NumPy's casts and sums in it give infinity, NaN and zeros without a word.
+
+    `numpy.seterr` is the program's, for its own arrays. A decorator of NumPy's own is not safe in threads before 2.0.
+    """
+
+    @functools.wraps(function)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return quiet
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ All public functions share these checks, so the same mistake has the same messag
 from __future__ import annotations
 
 import marshal
-import warnings
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import check_extents, whole
-from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, SlowPathWarning
+from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, warn
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last, to_layout
@@ -95,7 +94,7 @@ def out_as_blocked(op: str, out: Any, shape: tuple[int, ...], dtype: Any, wanted
 def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> BlockedArray:
     """`x` in another layout, by a reorder that the caller is warned of."""
     text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
-    warnings.warn(text + f"; give the input in {layout}", SlowPathWarning, stacklevel=stacklevel)
+    warn(text + f"; give the input in {layout}", stacklevel=stacklevel)
     return to_layout(x, layout)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from blockconv.core.activation import Activation
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
@@ -211,6 +212,7 @@ def pack_bias(
     return packed
 
 
+@ieee
 def activation_block(act: Activation) -> tuple[int, npt.NDArray[Any]]:
     """The kind of activation that a kernel is compiled for, and its parameter block."""
     return act.kind, np.array(activation_arguments(act), np.int64)

@@ -19,7 +19,7 @@ from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization, Requantization
-from blockconv.core.types import LIGHT, ElementType, Types
+from blockconv.core.types import LIGHT, ElementType, Types, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
@@ -140,6 +140,7 @@ def check_zero_point(op: str, argument: str, found: int, given: Quantization | N
         raise ArgumentError(op, argument, found, rule, f"give {name}=Quantization(scale, {found})")
 
 
+@ieee
 def quantized_bias(
     problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, after: Requantization
 ) -> Array:
@@ -174,6 +175,7 @@ def _sums(weight: Array, form: WeightForm) -> Array:
     return sums if form.kept else sums[0]
 
 
+@ieee
 def weight_sums(
     problem: Conv2dProblem, weight: Array, bias: Array | None, form: WeightForm, types: Types, given: Quantization
 ) -> Array:
@@ -203,6 +205,7 @@ def epilogue_of(after: Requantization) -> Epilogue:
     return Epilogue(kind, after.residual is not None, rounding, len(after.factors))
 
 
+@ieee
 def epilogue_block(after: Requantization) -> Array:
     """The `EpilogueArguments`."""
     given, types, scales = after.given, after.types, after.scales

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core import text
-from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError
+from blockconv.core.errors import ArgumentError, UnsupportedError, warn
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
@@ -104,7 +103,7 @@ def choose(
         raise UnsupportedError(f"{op} from {src} to {dst}, {types}: no kernel takes it. {rejected}")
     if rejected:
         said = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
-        warnings.warn(said + rejected, SlowPathWarning, stacklevel=3)
+        warn(said + rejected, stacklevel=3)
     return best.row
 
 

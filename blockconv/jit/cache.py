@@ -6,61 +6,89 @@ import functools
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import llvmlite
 import llvmlite.binding as llvm
 import numba
 
+from blockconv.core.errors import warn
 from blockconv.core.target import public_numba, target_cpu, target_features
-from blockconv.jit.kernel_cache import KernelCache, find
+from blockconv.jit.kernel_cache import NOWHERE, KernelCache, find
 
-_ROOT = Path(__file__).parents[1]
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+
+_ROOT = resources.files("blockconv")
 _IMPORT = re.compile(
     r"^ *(?:from (blockconv[\w.]*) import (?:\(([^)]*)\)|(.*))|import (blockconv[\w.]*))", re.MULTILINE
 )
 
 
-def _module(name: str) -> Path | None:
-    """The file of the module `name`; None for what is no module."""
-    path = _ROOT.joinpath(*name.split(".")[1:])
-    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+def modules() -> dict[str, Traversable]:
+    """The files that Python reads this package from, by their paths in it: sources, or compiled files without one.
+
+    A folder and a zip have them. A frozen program may have none.
+    """
+    found: dict[str, Traversable] = {}
+    folders = [("", _ROOT)] if _ROOT.is_dir() else []
+    while folders:
+        prefix, folder = folders.pop()
+        for entry in folder.iterdir():
+            path = prefix + entry.name
+            if entry.is_dir() and entry.name != "__pycache__":
+                folders.append((f"{path}/", entry))
+            elif path.endswith((".py", ".pyc")):
+                found[path] = entry
+    return {path: found[path] for path in sorted(found) if path.endswith(".py") or path[:-1] not in found}
 
 
-def _imported(text: str) -> Iterator[Path]:
+def _imported(text: str, files: Mapping[str, Traversable]) -> Iterator[str]:
     """The files of blockconv that a module's text imports from."""
+
+    def module(name: str) -> str | None:
+        path = "/".join(name.split(".")[1:])
+        return next((file for file in (f"{path}.py", f"{path}/__init__.py".lstrip("/")) if file in files), None)
+
     for package, several, one, plain in _IMPORT.findall(text):
         names = re.findall(r"\w+", several or one.partition("#")[0])
         # A name imported from a package is a module in it, or a name that the package's own file defines.
-        found = [_module(f"{package}.{name}") or _module(package) for name in names] if package else [_module(plain)]
+        found = [module(f"{package}.{name}") or module(package) for name in names] if package else [module(plain)]
         yield from (path for path in found if path is not None)
 
 
-def sources() -> list[Path]:
-    """Every file whose text can change the code of a kernel.
+def sources() -> dict[str, Traversable]:
+    """Every file that can change the code of a kernel.
 
     These are the files that hold kernels, and all that they import from. Costs and blockings choose between kernels,
     and give them their arguments; kernels do not import them, so an edit there leaves compiled kernels as they are.
+    Compiled files do not say what they import, so all count where sources are missing.
     """
-    found: dict[Path, str] = {}
+    files = modules()
+    if any(path.endswith(".pyc") for path in files):
+        return files
+    texts: dict[str, str] = {}
     wanted = []
-    for path in (*(_ROOT / "kernels").rglob("*.py"), *(_ROOT / "runtime").rglob("*.py")):
-        if "@jit.kernel\n" in path.read_text(encoding="utf-8"):
+    for path in files:
+        if path.startswith(("kernels/", "runtime/")) and "@jit.kernel\n" in files[path].read_text(encoding="utf-8"):
             wanted.append(path)
     while wanted:
         path = wanted.pop()
-        if path not in found:
-            found[path] = path.read_text(encoding="utf-8")
-            wanted += _imported(found[path])
-    return sorted(found)
+        if path not in texts:
+            texts[path] = files[path].read_text(encoding="utf-8")
+            wanted += _imported(texts[path], files)
+    return {path: files[path] for path in sorted(texts)}
 
 
-def digest_of(paths: Iterable[Path]) -> bytes:
-    """A digest of these files of the package: their names, their texts and their order."""
+def digest_of(files: Mapping[str, Traversable]) -> bytes:
+    """A digest of these files of the package: their names, their bytes and their order."""
     digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    for path, file in files.items():
+        digest.update(path.encode() + b"\0" + file.read_bytes())
     return digest.digest()
 
 
@@ -82,8 +110,17 @@ def _fingerprint() -> str:
 
 @functools.cache
 def disk_cache() -> KernelCache:
-    """Compiled kernels on disk, and what was measured with them."""
-    return find(_fingerprint())
+    """Compiled kernels on disk, and what was measured with them.
+
+    It holds nothing where no file of the package tells one version of its kernels from another.
+    """
+    if modules():
+        return find(_fingerprint())
+    warn(
+        "blockconv: this program was packed without the files of blockconv's modules, which tell versions of kernels "
+        "apart. So it compiles its kernels each time it starts; add the files, as blockconv's hook for PyInstaller does"
+    )
+    return KernelCache(NOWHERE, "none")
 
 
 def cache_directory() -> Path:

@@ -1,8 +1,8 @@
 """Compiling many kernels in several processes at once, as Numba compiles one at a time in a process.
 
-A child is an isolated Python (`-I`): it imports neither from the current directory nor from where the environment says,
-but from where this process does. It loads blockconv itself from this process's own files. It hands compiled kernels
-over through the disk cache.
+Nothing else in blockconv starts a process, and only a Python starts one. A child is an isolated Python (`-I`): it
+imports neither from the current directory nor from where the environment says, but from where this process does. It
+loads blockconv itself from this process's own files. It hands compiled kernels over through the disk cache.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,13 +23,14 @@ from numba import config
 
 from blockconv import jit
 from blockconv.core import target
-from blockconv.core.errors import SlowPathWarning
+from blockconv.core.errors import warn
 
 FEWEST = 3  # kernels that are worth another process, which takes a second to start
 OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
 PATIENCE = 60.0  # seconds that a child may go on for when this process's own share is done
 WAIT = 0.25  # seconds between two looks at how far children are
 LAST_LINES = 6  # of a child's errors, which are shown
+_ORIGIN = Path(getattr(sys.modules["blockconv"], "__file__", None) or "")  # frozen modules may have none
 
 _CHILD = """
 import importlib, importlib.util, json, logging, sys
@@ -52,7 +53,7 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
     kernel at its first use. tell: called every `WAIT` seconds while this process waits for children.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
-    if count < 2 or not sys.executable or config.DISABLE_JIT or not jit.disk_cache().usable():
+    if count < 2 or not _is_python() or config.DISABLE_JIT or not jit.disk_cache().usable():
         return
     own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
     children: list[subprocess.Popen[bytes]] = []
@@ -68,12 +69,28 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
             _stop(child)
         raise
     if failed:
-        warnings.warn(
+        warn(
             f"blockconv: {len(failed)} of {len(children)} processes that help to compile kernels failed. This "
-            f"process compiles the rest. The first error:\n{failed[0]}",
-            SlowPathWarning,
-            stacklevel=2,
+            f"process compiles the rest. The first error:\n{failed[0]}"
         )
+
+
+_PYTHON = re.compile(r"python[\d.]*[dtw]*(\.exe)?", re.IGNORECASE)
+
+
+def _is_python() -> bool:
+    """Whether this process is Python's own program beyond doubt, and blockconv a folder that a child can read.
+
+    A frozen program starts itself again, and so may one that embeds Python: `sys.executable` is then this program, or a
+    Python that has nothing to do with it. Linux tells which program runs. Elsewhere its name has to do.
+    """
+    names = [os.path.basename(name or "") for name in (sys.executable, *sys.orig_argv[:1])]
+    if hasattr(sys, "frozen") or len(names) < 2 or not all(map(_PYTHON.fullmatch, names)):
+        return False
+    try:
+        return _ORIGIN.is_file() and (sys.platform != "linux" or os.path.samefile(sys.executable, "/proc/self/exe"))
+    except OSError:
+        return False
 
 
 def _start(kernels: Sequence[jit.Wanted]) -> subprocess.Popen[bytes]:
@@ -91,13 +108,12 @@ def _start(kernels: Sequence[jit.Wanted]) -> subprocess.Popen[bytes]:
 
 
 def _job(kernels: Sequence[jit.Wanted]) -> dict[str, object]:
-    package = Path(__file__).parents[1]
     own = {
-        "path": _import_path(package.parent),
+        "path": _import_path(_ORIGIN.parents[1]),
         "dont_write_bytecode": sys.dont_write_bytecode,
         "pycache_prefix": sys.pycache_prefix,
     }
-    return {"sys": own, "package": str(package / "__init__.py"), "kernels": list(kernels)}
+    return {"sys": own, "package": str(_ORIGIN), "kernels": list(kernels)}
 
 
 def _import_path(library: Path) -> list[str]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import warnings
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +24,9 @@ import numba
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.errors import FAILURES, SlowPathWarning
+from blockconv.core.errors import FAILURES, warn
 from blockconv.core.garbage import garbage_at_the_end
+from blockconv.core.types import ieee
 from blockconv.jit import numba_public
 from blockconv.jit.ir import load_i64, store_i64
 
@@ -63,11 +65,9 @@ def numba_way() -> ModuleType:
         except (*FAILURES, numba.NumbaError) as error:  # whatever another version of Numba makes of it
             missing = f"{type(error).__name__}: {error}"
     if not target.public_numba():
-        warnings.warn(
+        warn(
             f"blockconv: only Numba's public functions compile kernels, which takes about twice as long. "
-            f"Numba {numba.__version__} is unknown to blockconv ({missing}); use a newer blockconv or an older Numba",
-            SlowPathWarning,
-            stacklevel=2,
+            f"Numba {numba.__version__} is unknown to blockconv ({missing}); use a newer blockconv or an older Numba"
         )
     return numba_public
 
@@ -138,15 +138,35 @@ def _optimise(module: Any, name: str) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
+STACK = 16 << 20  # bytes, which LLVM's recursion never needs
+
+
+def _on_own_stack(work: Callable[[], Code]) -> Code:
+    """`work()` on a thread with a stack of its own, as the caller's may be too small for LLVM.
+
+    What a signal handler raises meanwhile comes when it is done, and leaves no compiler in the middle of its work.
+    """
+    with ThreadPoolExecutor(1, "blockconv compiler") as threads:
+        before = threading.stack_size(STACK)  # for all threads to come
+        try:
+            code = threads.submit(work)
+        except RuntimeError:  # the system has no more threads, or Python ends
+            return work()
+        finally:
+            threading.stack_size(before)
+        return code.result()
+
+
 @garbage_at_the_end()
 def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
     """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
 
     Raises AssertionError if the code can raise, or allocate.
     """
-    return _generate(numba_way(), name, body)
+    return _on_own_stack(lambda: _generate(numba_way(), name, body))
 
 
+@ieee
 def _generate(way: ModuleType, name: str, body: Callable[[int, int, int, int], None]) -> Code:
     module = way.lower(name, body, _entry)
     _optimise(module, name)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from blockconv.jit.private_directory import PrivateDirectory, open_directory
 
 KEPT_DAYS = 30.0
+NOWHERE = Path(os.devnull).absolute()  # the base directory of a cache that holds nothing
 DAY = 24 * 60 * 60.0  # seconds
 _DIRECTORY = re.compile(r"kernels-([0-9a-f]{8,64})")
 
@@ -175,24 +176,33 @@ def find(fingerprint: str) -> KernelCache:
     All of the user's processes share the temporary directory. If it cannot be used, this process makes one of its own
     and removes it at its end. If no directory can be written to, the cache holds nothing.
     """
+    for base, shared in ((_named, False), (_temporary, True), (_of_this_process, True)):
+        with contextlib.suppress(OSError, RuntimeError):
+            cache = KernelCache(Path(base()).absolute(), fingerprint, shared)
+            if cache.usable():
+                return cache
+    return KernelCache(NOWHERE, fingerprint)
+
+
+def _named() -> str:
+    """BLOCKCONV_CACHE_DIR, else the user's cache. Raises RuntimeError for a user without a home directory."""
     import platformdirs
 
     asked = os.environ.get("BLOCKCONV_CACHE_DIR")
-    base = Path(asked or platformdirs.user_cache_dir("blockconv"))
-    if asked or base.is_absolute():  # a user without a home directory has "~"
-        cache = KernelCache(base.absolute(), fingerprint)
-        if cache.usable():
-            return cache
-    try:
-        temporary = Path(tempfile.gettempdir()) / f"blockconv-{_user()}"
-        cache = KernelCache(temporary.absolute(), fingerprint, shared=True)
-        if cache.usable():
-            return cache
-        own = tempfile.mkdtemp(prefix="blockconv-")
-    except OSError:
-        return KernelCache(Path(os.devnull).absolute(), fingerprint)
+    base = asked or platformdirs.user_cache_dir("blockconv")
+    if not asked and not os.path.isabs(base):  # some versions of platformdirs leave "~" as it is
+        raise RuntimeError("no home directory")
+    return base
+
+
+def _temporary() -> str:
+    return os.path.join(tempfile.gettempdir(), f"blockconv-{_user()}")
+
+
+def _of_this_process() -> str:
+    own = tempfile.mkdtemp(prefix="blockconv-")
     atexit.register(_remove_own, own, os.getpid())
-    return KernelCache(Path(own).absolute(), fingerprint, shared=True)
+    return own
 
 
 def _user() -> str:

@@ -19,7 +19,7 @@ def describe() -> dict[str, str]:
     avx512)". Settings of Numba may have lowered the last.
     """
     facts = _facts()
-    brand = facts.get("model name") or platform.processor() or platform.machine()
+    brand = facts.get("model name") or platform.machine()
     parts = [microarchitecture(llvm.get_host_cpu_name())]
     if "cpu family" in facts and "model" in facts:
         parts.append(f"family {facts['cpu family']} model {facts['model']}")

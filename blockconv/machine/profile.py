@@ -17,14 +17,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError
+from blockconv.core.files import packaged
 from blockconv.machine import identity
 
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+
 VARIABLE = "BLOCKCONV_MACHINE"  # names a committed profile, or the file of one
-DIRECTORY = Path(__file__).parents[1] / "data" / "machines"
 FORMAT = 1
 SCATTERED = 0  # channels of a store, where a vector is moved to its blocks piece by piece
 SCATTERED_BLOCK = 3  # channels of the blocks for which that is measured
@@ -330,7 +334,7 @@ def _from_json(found: dict[str, Any]) -> Profile:
     return Profile(**{**found, "tiles": _tiles(found["tiles"]), "dots": dots})
 
 
-def read(path: Path) -> Profile:
+def read(path: Traversable) -> Profile:
     """The profile in a file. Raises ArgumentError for what is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -349,14 +353,14 @@ def _tiles(found: Sequence[Sequence[Any]]) -> tuple[TileTimes, ...]:
 @functools.cache
 def committed() -> tuple[Profile, ...]:
     """The profiles that come with the library."""
-    return tuple(read(path) for path in sorted(DIRECTORY.glob("*.json")))
+    return tuple(read(file) for file in sorted(packaged("machines").iterdir(), key=str))
 
 
 class Selected(NamedTuple):
     """The profile that counts, its file, and why it is this one, as a sentence."""
 
     profile: Profile
-    file: Path
+    file: Traversable
     why: str
 
 
@@ -378,14 +382,18 @@ def _selected(given: str, *wanted: Any) -> Selected:
         known = find(given)
         if known not in committed():
             return Selected(known, Path(given).absolute(), f"{VARIABLE} names this file")
-        return Selected(known, DIRECTORY / f"{known.name}.json", f"{VARIABLE} names this profile")
+        return Selected(known, _file(known), f"{VARIABLE} names this profile")
     here = identity.slug(identity.describe()["cpu"])
     nearest = min(committed(), key=lambda known: _distance(known, here, *wanted))
     why = "it was measured on this model of processor"
     if nearest.name != here:
         why = f"it is the nearest to {target.target_cpu()}, for which kernels are compiled"
         why = f"{why}; blockconv tune --profile FILE measures one of {here}"
-    return Selected(nearest, DIRECTORY / f"{nearest.name}.json", f"{why}; {VARIABLE} is not set")
+    return Selected(nearest, _file(nearest), f"{why}; {VARIABLE} is not set")
+
+
+def _file(known: Profile) -> Traversable:
+    return packaged("machines").joinpath(f"{known.name}.json")
 
 
 def find(name: str, op: str = VARIABLE, argument: str = "profile") -> Profile:

@@ -24,7 +24,7 @@ from blockconv.core import text
 from blockconv.core.checks import check_flag, check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
-from blockconv.core.types import NIBBLES, ElementType, element
+from blockconv.core.types import NIBBLES, ElementType, element, ieee
 from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
@@ -447,6 +447,7 @@ def elements_of(array: Array, tensor: Tensor, network: str) -> Array:
     return made
 
 
+@ieee
 def held(result: Array, type: ElementType) -> Array:
     """The result of an op, as NumPy holds its type; for packed types the nearest values that exist."""
     bounded = np.clip(result, *type.bounds) if type.is_packed else result
@@ -535,6 +536,7 @@ def _check_counts(node: Node, title: str) -> None:
             raise NetworkError(title or str(node), argument, given, f"{node.op} takes {counts}")
 
 
+@ieee
 def computed(node: Node, inputs: Sequence[Array], parameters: Sequence[Array], title: str = "") -> Array:
     """The value that a node computes from these elements, in plain NumPy. Raises NetworkError, as `inferred` does."""
     try:

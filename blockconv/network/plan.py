@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -17,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import axes_remedy, check_flag, whole
-from blockconv.core.errors import ArgumentError, NetworkError, SlowPathWarning, UnsupportedError, short
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
 from blockconv.core.files import as_path, replacing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
-from blockconv.core.types import FloatType
+from blockconv.core.types import FloatType, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
 from blockconv.dispatch.tuning import read_costs
@@ -139,7 +138,7 @@ def _warn_of_foreign(plan: Plan) -> None:
         used = "pytorch" if parts and parts[0].session.library == "pytorch" else foreign.default_library()
         where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"
         said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
-        warnings.warn(said, SlowPathWarning, stacklevel=3)
+        warn(said, stacklevel=3)
 
 
 def _of_shapes(network: Network, input_shapes: Any) -> Network:
@@ -192,6 +191,7 @@ class Plan:
     packs its own weights, in any process on any machine.
     """
 
+    @ieee
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
         self._names = tuple(tensor.name for tensor in network.inputs)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blockconv.core.errors import reporting
 from blockconv.onnxruntime import errors
 from blockconv.onnxruntime.values import OrtValue
 
@@ -150,7 +151,8 @@ class SessionOptions(_Options):
         options = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in used}
         unused = [f"{name}={value!r}" for name, value in options.items() if value != getattr(default, name)]
         if unused:
-            _log.info("these options have no effect in blockconv: %s", ", ".join(unused))
+            with reporting():
+                _log.info("these options have no effect in blockconv: %s", ", ".join(unused))
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ import math
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from onnx import shape_inference
 
 from blockconv.core import target
-from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError
+from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError, warn
 from blockconv.frontends.onnx import open_onnx
 from blockconv.frontends.onnx.file import without_weights
 from blockconv.frontends.onnx.rules import ONNX_ERRORS
@@ -81,7 +80,7 @@ class InferenceSession:
         except ValueError as error:
             if not kwargs.get("enable_fallback", 1):
                 raise
-            warnings.warn(f"{error}. The session runs on the CPU", stacklevel=2)
+            warn(f"{error}. The session runs on the CPU", 2, UserWarning)
         try:  # now and not at the first run: a file may be gone or another one by then
             model, self._network_of = open_onnx(source, initializers=self._options.initializers)
         except BlockconvError as error:
@@ -409,10 +408,10 @@ def _check_providers(providers: Any, options: Any = None) -> None:
             raise ValueError(f"provider_options={options!r}: has to be a sequence of a dict for each name in providers")
     for k, (name, _) in enumerate(pairs):
         if name in (earlier for earlier, _ in pairs[:k]):
-            warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", stacklevel=3)
+            warn(f"Duplicate provider '{name}' encountered, ignoring.", 3, UserWarning)
         elif name not in PROVIDERS:
             rule = f"is not in available provider names. Available providers: '{', '.join(PROVIDERS)}'"
-            warnings.warn(f"Specified provider '{name}' {rule}", stacklevel=3)
+            warn(f"Specified provider '{name}' {rule}", 3, UserWarning)
 
 
 def _is_tensor(type: Any) -> bool:

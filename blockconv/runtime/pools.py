@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from blockconv.core.errors import ArgumentError, SlowPathWarning, UnsupportedError, to_install
+from blockconv.core.errors import ArgumentError, UnsupportedError, to_install, warn
 from blockconv.runtime import openmp, threading_layer
 
 POOLS = ("auto", "tbb", "openmp", "workqueue")
@@ -183,7 +182,7 @@ def _on_numba(layer: threading_layer.ThreadingLayer, why: str, *, until_torch: b
 
 
 def _alone(why: str) -> Pool:
-    warnings.warn(f"blockconv: calls run on one thread: {why}", SlowPathWarning, stacklevel=2)
+    warn(f"blockconv: calls run on one thread: {why}")
     return Pool("none", why)
 
 

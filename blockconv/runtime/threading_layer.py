@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -21,7 +20,7 @@ import numba
 from numba import config
 
 from blockconv.core import target
-from blockconv.core.errors import SlowPathWarning, UnsupportedError, to_install
+from blockconv.core.errors import UnsupportedError, to_install, warn
 
 LAYERS = ("tbb", "omp", "workqueue")
 
@@ -110,11 +109,9 @@ def _running_layer() -> ThreadingLayer:
     name, symbol = running(), None if target.public_numba() else llvm.address_of_symbol("numba_parallel_for")
     if name is None or not symbol:
         if not target.public_numba():
-            warnings.warn(
+            warn(
                 f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
-                f"{numba.__version__} hides its pool (it has no numba_parallel_for)",
-                SlowPathWarning,
-                stacklevel=2,
+                f"{numba.__version__} hides its pool (it has no numba_parallel_for)"
             )
         return ThreadingLayer("python", _on_python_threads, concurrent=True)
     if name == "tbb":
@@ -122,12 +119,10 @@ def _running_layer() -> ThreadingLayer:
         # the task where no thread of TBB took it, as on one processor: the wait would have no end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules["numba.np.ufunc.tbbpool"]))
     if name == "workqueue":
-        warnings.warn(
+        warn(
             "blockconv: threads run on Numba's workqueue layer, because you chose it, or TBB and OpenMP are missing: "
             "it starts them about 80 times slower, and one call at a time; "
-            + to_install("tbb", "TBB, if it exists for this platform"),
-            SlowPathWarning,
-            stacklevel=2,
+            + to_install("tbb", "TBB, if it exists for this platform")
         )
     return ThreadingLayer(
         name, _PARALLEL_FOR(symbol), concurrent=name != "workqueue", tbb=_tbb if name == "tbb" else None
@@ -166,25 +161,21 @@ _tbb: str | None = None  # the TBB that was loaded
 
 def _load_tbb() -> str | None:
     """Load pip's TBB, which Numba does not find by itself; the path loaded, or None."""
-    names = {"linux": "libtbb.so.12", "darwin": "libtbb.12.dylib", "win32": "tbb12.dll"}
-    name = names.get(sys.platform)
-    for directory in _tbb_directories() if name else ():
-        path = os.path.join(directory, str(name))
-        if os.path.exists(path):
-            try:
-                ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-                return path
-            except OSError:
-                continue
+    for path in tbb_libraries():
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            return path
     return None
 
 
-def _tbb_directories() -> Iterator[str]:
+def tbb_libraries() -> list[str]:
+    """The files of pip's TBB."""
     import site
 
-    for prefix in dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase())):
-        yield os.path.join(prefix, "lib")
-        yield os.path.join(prefix, "Library", "bin")
+    names = {"linux": "lib/libtbb.so.12", "darwin": "lib/libtbb.12.dylib", "win32": "Library/bin/tbb12.dll"}
+    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, site.getuserbase()))
+    paths = [os.path.join(prefix, *names[sys.platform].split("/")) for prefix in prefixes if sys.platform in names]
+    return [path for path in paths if os.path.exists(path)]
 
 
 _starter = threading.main_thread()  # that started TBB

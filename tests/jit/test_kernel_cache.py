@@ -131,8 +131,8 @@ COSTS = re.compile(r"\b(def \w*cost\w*|Row\(|BANDWIDTH|CYCLE)\b")
 
 
 def test_the_key_holds_every_file_that_makes_code_and_none_of_costs() -> None:
-    sources = cache.sources()
-    assert {path for path in PACKAGE.rglob("*.py") if holds_code(path)} <= set(sources)
+    sources = {PACKAGE / path for path in cache.sources()}
+    assert {path for path in PACKAGE.rglob("*.py") if holds_code(path)} <= sources
     assert PACKAGE / "jit" / "compiler.py" in sources
     assert not [path for path in sources if path.name in ("rows.py", "blocking.py") or path.parent.name == "machine"]
     assert not [path for path in sources if COSTS.search(path.read_text(encoding="utf-8"))]
@@ -140,13 +140,18 @@ def test_the_key_holds_every_file_that_makes_code_and_none_of_costs() -> None:
 
 def test_the_key_holds_what_kernels_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of the key are closed under imports, as Python's own parser finds them."""
-    sources = set(cache.sources())
-    for path in sources:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    sources, files = cache.sources(), cache.modules()
+
+    def module(name: str) -> str | None:
+        path = name.removeprefix("blockconv").lstrip(".").replace(".", "/")
+        return next((file for file in (f"{path}.py", f"{path}/__init__.py".lstrip("/")) if file in files), None)
+
+    for path, file in sources.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("blockconv"):
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
-                found = {cache._module(name) or cache._module(str(node.module)) for name in modules}
-                assert found <= sources, f"{path} imports {modules}"
+                found = {module(name) or module(str(node.module)) for name in modules}
+                assert found <= set(sources), f"{path} imports {modules}"
             assert not isinstance(node, ast.ImportFrom) or node.level == 0, "relative imports are not followed"
 
 
@@ -155,11 +160,11 @@ def test_every_file_of_the_key_changes_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cache, "_ROOT", copy)
     fingerprint = cache._fingerprint.__wrapped__
     seen, sources = {fingerprint()}, cache.sources()
-    for path in {*copy.rglob("*.py")} - {*sources}:
+    for path in {*copy.rglob("*.py")} - {*sources.values()}:
         append(path, "\n")
     assert fingerprint() in seen
     monkeypatch.setattr(cache, "sources", lambda: sources)  # which an empty line changes in none
-    for path in sources:
+    for path in sources.values():
         append(path, "\n")
         assert fingerprint() not in seen, path
         seen.add(fingerprint())

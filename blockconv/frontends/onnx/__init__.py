@@ -8,13 +8,12 @@ foreign (see `foreign`), or one error that lists it.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from blockconv.core.checks import check_flag
-from blockconv.core.errors import NetworkError, SlowPathWarning, needing
+from blockconv.core.errors import NetworkError, needing, warn
 from blockconv.network.graph import Network
 from blockconv.network.ops import Dequantize
 from blockconv.network.passes.fuse import fuse
@@ -116,4 +115,4 @@ def _warn_of_floats(network: Network) -> None:
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         said = f"blockconv: {network.name}: no integer kernels exist for {shown}; these nodes run in float32"
-        warnings.warn(said, SlowPathWarning, stacklevel=4)
+        warn(said, stacklevel=4)

@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
 from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.types import ieee
 from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename
 from blockconv.frontends.onnx.functions import definition
@@ -35,6 +36,7 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 
+@ieee
 def read_graph(
     model: Any,
     arrays: dict[str, Array],
@@ -118,6 +120,7 @@ class _Again:
     scope: Scope | None
     nodes: list[tuple[Any, ReadStep | None]]
 
+    @ieee
     def __call__(self, shapes: dict[str, Shape]) -> Network:
         try:
             made = self._translated(shapes)

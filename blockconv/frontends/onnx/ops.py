@@ -206,8 +206,7 @@ def _batch_norm(call: Call) -> Tensor:
     if _flow(call, range(1, 5)):
         return _batch_norm_by_values(call)
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
-    with np.errstate(invalid="ignore", divide="ignore"):  # as ONNX has it, a negative variance gives NaN
-        factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
+    factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
     dtype = call.input().type.computed.dtype
     parameters = [call.constant(v.astype(dtype), w) for v, w in ((factor, "scale"), (bias - mean * factor, "shift"))]
     x = call.input()

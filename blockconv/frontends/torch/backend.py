@@ -14,7 +14,6 @@ import logging
 import operator
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -29,7 +28,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
-from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
+from blockconv.core.errors import ArgumentError, BlockconvError, reporting, warn
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.decompositions import decompositions, kept_whole
@@ -115,11 +114,12 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         started, record = time.perf_counter(), recorded(name, kind, owned)
         place_ops(graph, record)
         record.seconds += time.perf_counter() - started
-        log.info("%s", record)
+        with reporting():
+            log.info("%s", record)
         static = _static() if kind == "forward" else set()
         if kind == "forward" and (ignored := settings.of_plans()):
             text = f"blockconv: {name}: a step of training has no plan, so that {', '.join(ignored)} have no effect"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warn(text, 2, UserWarning)
         if settings.fallback == "inductor":
             return _recorded(_inductor().compile_step(graph, inputs, kind == "backward", static), record, static)
         return _boxed(graph, record, static)
@@ -231,7 +231,8 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
             _place_part(gm, call, constant, record, settings)
     gm.graph.eliminate_dead_code()
     record.seconds += time.perf_counter() - started
-    log.info("%s", record)
+    with reporting():
+        log.info("%s", record)
     if settings.fallback == "inductor":
         _inductor().compile_rest(gm)
     for node in [node for node in gm.graph.nodes if writes(node)]:
@@ -239,7 +240,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     if missing:  # PyTorch runs a few small ops as fast
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
         text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"
-        warnings.warn(f"{text}. blockconv.torch.report() has all", SlowPathWarning, stacklevel=2)
+        warn(f"{text}. blockconv.torch.report() has all")
     return _boxed(gm, record, static)
 
 
@@ -498,7 +499,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                     variant.results[shapes] = None
                     self.record.failed.append(str(error))
                     text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
-                    warnings.warn(text, SlowPathWarning, stacklevel=4)
+                    warn(text, stacklevel=4)
             if key not in self._variants and len(self._variants) > KEPT:
                 del self._variants[next(known for known in self._variants if known != "versions")]
             self._variants[key] = variant

@@ -136,8 +136,7 @@ def _batch_norm(call: Call) -> Value:
         raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
     x = call.input()
     mean, variance = (call.array(f"running_{what}").astype(np.float64) for what in ("mean", "var"))
-    with np.errstate(invalid="ignore", divide="ignore"):  # a negative variance gives NaN, as in PyTorch
-        scale = 1 / np.sqrt(variance + call["eps"])
+    scale = 1 / np.sqrt(variance + call["eps"])
     scale = scale if call["weight"] is None else scale * call.array("weight")
     shift = -mean * scale if call["bias"] is None else call.array("bias") - mean * scale
     return [_affine(call, x, scale, shift), None, None]

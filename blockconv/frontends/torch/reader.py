@@ -10,7 +10,6 @@ import functools
 import operator
 import os
 import re
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, warn
 from blockconv.core.interop import as_numpy
-from blockconv.core.types import FLOATS, NUMBERS, ElementType, element
+from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
 from blockconv.network.aten import as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
@@ -84,7 +83,7 @@ def version(tensor: Any) -> tuple[Any, ...]:
 def warn_of_unseen(name: str, before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> None:
     """Warn if only the checksums of weights changed. before, after: what `version` gave for each."""
     if before != after and [known[:3] for known in before] == [known[:3] for known in after]:
-        warnings.warn(f"blockconv: {name}: {UNSEEN}", UserWarning, stacklevel=5)
+        warn(f"blockconv: {name}: {UNSEEN}", 5, UserWarning)
 
 
 def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -242,6 +241,7 @@ class Reader:
 
     # -- what is read
 
+    @ieee
     def read(self, nodes: Iterable[Any]) -> None:
         """Read nodes whose operands are known. Unsupported ones are kept in `refused`, and get a stand-in as value."""
         for node in nodes:

@@ -105,7 +105,7 @@ class Attributes(Rule):
 
     def evaluate(self, inputs: Arrays, parameters: Arrays) -> Array:
         """`compute`, with floats in float64 and integers as they are, and without warnings of NumPy."""
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        with np.errstate(all="ignore"):
             given = [[x if self.is_exact else _wide(x) for x in operands] for operands in (inputs, parameters)]
             return self.compute(*given)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from blockconv.core.activation import Activation, ActivationKind, activation
 from blockconv.core.errors import NetworkError
-from blockconv.core.types import FloatType, element
+from blockconv.core.types import FloatType, element, ieee
 from blockconv.network.graph import Network, Node, computed
 from blockconv.network.ops import (
     Activate,
@@ -46,6 +46,7 @@ from blockconv.network.passes.spelled import SPELLED
 from blockconv.network.passes.volumes import VOLUMES
 
 
+@ieee
 def fuse(network: Network, dtype: FloatType = "float32") -> Network:
     """The network after all passes. For other input shapes it is made anew from the one given.
 

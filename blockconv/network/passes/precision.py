@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
-from blockconv.core.types import FloatType, element, numpy_dtype
+from blockconv.core.types import FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Reshape, Weighted
 from blockconv.network.passes.rewrite import Edit, Refit, rewritten
@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 _FLOAT32 = element("float32")
 
 
+@ieee
 def stored_as(network: Network, dtype: FloatType) -> Network:
     """The network with values of float32 stored as `dtype`. For other input shapes it is made anew from the one given.
 
@@ -86,8 +87,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     read = {name for node in nodes for name in (*node.inputs, *node.parameters)} | set(network.outputs)
     constants = {name: value for name, value in network.constants.items() if name in read}
     halves = [name for name in network.constants if narrow.get(name) in read]
-    with np.errstate(over="ignore"):
-        constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
+    constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}
     for name in halves:
         _check_factor(network, name, constants[narrow[name]])
     return network.changed(nodes, constants)

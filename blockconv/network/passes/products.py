@@ -68,9 +68,8 @@ class _Scores:
     flowing: str | None = None
 
     def add(self, constant: Array, sign: float = 1.0) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            term = sign * self.factor * constant.astype(np.float64)
-            self.mask = term if self.mask is None else self.mask + term
+        term = sign * self.factor * constant.astype(np.float64)
+        self.mask = term if self.mask is None else self.mask + term
 
 
 def _is_attention(edit: Edit, node: Node) -> bool:
@@ -170,8 +169,7 @@ def _mask(edit: Edit, node: Node, found: _Scores) -> tuple[str, ...]:
     if found.mask is None or not found.mask.any():
         return ()
     mask = np.broadcast_to(found.mask, (*found.mask.shape[:-1], found.shape[-1]))
-    with np.errstate(over="ignore"):
-        return (edit.constant(f"{node.name}.mask", np.ascontiguousarray(mask, edit.type(node.output).dtype)),)
+    return (edit.constant(f"{node.name}.mask", np.ascontiguousarray(mask, edit.type(node.output).dtype)),)
 
 
 def _takes_scale(edit: Edit, node: Node) -> bool:

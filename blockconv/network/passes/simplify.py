@@ -272,11 +272,10 @@ def stored(value: Array, type: ElementType, beside: Array | None = None, least: 
     The error may be half a unit in the last place of `beside` (default: of the numbers themselves), plus `least`. So
     float16 subnormals are refused, unless larger numbers are beside them.
     """
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        made = value.astype(type.dtype)
-        if least == LEAST and type.name != "float16":  # whose normal numbers reach down to that
-            return made if np.isfinite(made).all() else None
-        error = np.abs(made.astype(np.float64) - value)
+    made = value.astype(type.dtype)
+    if least == LEAST and type.name != "float16":  # whose normal numbers reach down to that
+        return made if np.isfinite(made).all() else None
+    error = np.abs(made.astype(np.float64) - value)
     unit = float(np.spacing(np.ones((), type.dtype)))
     return made if (error <= unit / 2 * np.abs(value if beside is None else beside) + least).all() else None
 
@@ -349,8 +348,7 @@ def _affine_of_affine(edit: Edit, node: Node) -> bool:
     if not isinstance(node.attributes, Affine) or before is None or not before[1].activation.is_identity:
         return False
     (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (before[0], node))
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale, shift = s0 * s1, t0 * s1 + t1
+    scale, shift = s0 * s1, t0 * s1 + t1
     return put_affine(edit, (before[0], node), before[0].inputs[0], scale, shift, node.attributes.activation)
 
 

@@ -209,8 +209,7 @@ def _affine_into_norm(edit: Edit, node: Node) -> bool:
         return False
     (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (norm[0], node))
     type: ElementType = edit.type(node.output).computed
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale, shift = stored(s0 * s1, type), stored(t0 * s1 + t1, type)
+    scale, shift = stored(s0 * s1, type), stored(t0 * s1 + t1, type)
     if scale is None or shift is None:
         return False
     parameters = edit.constant(f"{node.name}.scale", scale), edit.constant(f"{node.name}.shift", shift)

@@ -9,11 +9,10 @@ import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from blockconv.jit import kept
-from blockconv.jit.cache import digest_of
+from blockconv.jit.cache import digest_of, modules
 from blockconv.network.planning import elimination
 from blockconv.network.planning.elimination import Factor, Minimum
 
@@ -93,4 +92,4 @@ class _Plain(pickle.Pickler):
 @functools.cache
 def _package() -> bytes:
     """A digest of all that this package's modules say."""
-    return digest_of(sorted(Path(__file__).parents[2].rglob("*.py")))
+    return digest_of(modules())

@@ -11,7 +11,7 @@ import numpy as np
 from blockconv.core.checks import check_flag
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
-from blockconv.core.types import INTEGERS, IntegerType, element
+from blockconv.core.types import INTEGERS, IntegerType, element, ieee
 from blockconv.network.graph import Network, Node, check_network
 from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
 from blockconv.network.passes.fuse import fuse
@@ -48,6 +48,7 @@ class QuantizedNetwork(Network):
     report: QuantizationReport = field(default=QuantizationReport((), {}), repr=False)
 
 
+@ieee
 def quantize(
     network: Network,
     samples: Any = None,

@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import NamedTuple
 
 from blockconv._version import __version__
 from blockconv.core import target, text
+from blockconv.core.files import packaged
 from blockconv.core.layout import NATIVE
 from blockconv.machine import identity
 from blockconv.network.planning.planned import Planned
@@ -42,7 +42,7 @@ class Drawn(NamedTuple):
 def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
     """The page. measured: the measured seconds of whole plans, by their layouts."""
     planned, schedule = drawn.planned, drawn.schedule
-    style = (resources.files("blockconv") / "data" / "report.css").read_text(encoding="utf-8")
+    style = packaged("report.css").read_text(encoding="utf-8")
     network, title = planned.network, escape(planned.network.name)
     rows = drawing.rows(planned, schedule, drawn.data["calls"])
     ends = " → ".join(
