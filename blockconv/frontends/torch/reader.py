@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 import re
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,7 +24,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
@@ -56,17 +52,10 @@ __all__ = [
     "registered",
     "stand_in",
     "title",
-    "version",
-    "warn_of_unseen",
     "writes",
 ]
 
 Array = npt.NDArray[Any]
-CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call
-UNSEEN = (
-    "weights changed, but their versions did not, as after a write to .data; they are packed anew. Without "
-    "BLOCKCONV_TORCH_CHECK this is not seen: call blockconv.torch.refresh(model)"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,36 +77,6 @@ class Constant:
             shape = tuple(map(hint, self.tensor.shape))
             return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
         return frozen(as_numpy(self.tensor.detach(), "from_torch", self.name))
-
-
-def version(tensor: Any) -> tuple[Any, ...]:
-    """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version.
-
-    The key of a scalar is its value: PyTorch puts a module's float into a new tensor at each call.
-    """
-    if not tensor.dim():
-        return (repr(tensor.item()),)
-    known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
-    if not CHECKED:
-        return known
-    values = np.ascontiguousarray(Constant(tensor, "weight").array).reshape(-1)
-    return *known, zlib.crc32(values.view(np.uint8).data)
-
-
-def warn_of_unseen(name: str, before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> None:
-    """Warn if only the checksums of weights changed. before, after: what `version` gave for each."""
-    if before != after and [known[:3] for known in before] == [known[:3] for known in after]:
-        warnings.warn(f"blockconv: {name}: {UNSEEN}", UserWarning, stacklevel=5)
-
-
-def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Give parameters a new version after a step. Fused optimizers, and writes to `.data`, give none."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            torch.autograd.graph.increment_version(parameter)
-
-
-register_optimizer_step_post_hook(_count_step)
 
 
 class InTraining(Unsupported):
