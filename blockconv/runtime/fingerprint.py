@@ -68,7 +68,7 @@ def hash_of(address: int, width: int) -> int:
 @inline  # type: ignore[untyped-decorator]
 def line_of(span: Any, phase: int, i: int) -> int:
     """The address of a line that a phase compares."""
-    return min(span.first + (phase + i * span.phases) * span.step, span.last)
+    return int(min(span.first + (phase + i * span.phases) * span.step, span.last))
 
 
 @jit.kernel
