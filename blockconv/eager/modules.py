@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from blockconv.api.modules import Conv2d as Packed
 from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
-from blockconv.core.interop import has_tangent, has_values, traced
+from blockconv.core.interop import follows_tangents, has_tangent, has_values
 from blockconv.eager import functional
 from blockconv.frontends.torch.weights import Weights
 
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
@@ -38,10 +39,10 @@ def _is_taken(input: Any) -> bool:
     """Whether blockconv computes a call: its input is a tensor of floats in memory, and no tracer follows the call."""
     if not isinstance(input, torch.Tensor) or input.dtype not in _FLOATS or input.layout is not torch.strided:
         return False
-    if torch.compiler.is_dynamo_compiling():  # it traces blockconv's ops
-        return bool(input.device.type == "cpu")
+    if torch.compiler.is_dynamo_compiling() or not input.is_cpu:  # Dynamo traces blockconv's ops
+        return bool(input.is_cpu)
     is_traced = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
-    return bool(input.is_cpu) and not is_traced and has_values(input)
+    return not is_traced and (type(input) in _PLAIN or has_values(input))
 
 
 class _StandIn(type):
@@ -78,9 +79,15 @@ class _StandIn(type):
         return hash(cls.__dict__["theirs"]) if "theirs" in cls.__dict__ else super().__hash__()
 
 
-def _gradient_needed(*tensors: Any) -> bool:
-    enabled = torch.is_grad_enabled()
-    return any(x is not None and ((enabled and x.requires_grad) or has_tangent(x)) for x in tensors)
+def _is_op(*tensors: Any) -> bool:
+    """Whether a call has to be an op of PyTorch's: for torch.compile, a transform, a gradient or a fake tensor."""
+    if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    given = [x for x in tensors if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return True
+    is_plain = all(type(x) in _PLAIN or has_values(x) for x in given)
+    return not is_plain or (follows_tangents() and any(map(has_tangent, given)))
 
 
 def _padded(module: Any, input: Any) -> tuple[Any, Any]:
@@ -98,8 +105,8 @@ class Conv2d(torch.nn.Conv2d, metaclass=_StandIn):  # type: ignore[misc]
         (input, padding), weight, bias = _padded(self, input), self.weight, self.bias
         options = self.stride, padding, self.dilation, self.groups
         is_cast = weight.dtype is not torch.float32 and torch.is_autocast_enabled("cpu")
-        is_computed = self._parameters.get("weight") is not weight  # by each call, as a parametrization does
-        if is_cast or is_computed or traced(input, weight) or _gradient_needed(input, weight, bias):
+        is_kept = "weight" in self._parameters or "weight" in self._buffers  # not computed by each call
+        if not is_kept or is_cast or _is_op(input, weight, bias):
             return functional.conv2d(input, weight, bias, *options)
         held: Any = self.__dict__.get("_packed")
         given = (weight,) if bias is None else (weight, bias)
@@ -149,7 +156,7 @@ class MaxPool2d(torch.nn.MaxPool2d, metaclass=_StandIn):  # type: ignore[misc]
     def forward(self, input: Any) -> Any:
         """As torch.nn.MaxPool2d. Without gradients no indices are found that nobody reads."""
         options = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        if traced(input) or self.return_indices or _gradient_needed(input):
+        if self.return_indices or _is_op(input):
             return functional.max_pool2d(input, *options, return_indices=self.return_indices)
         return max_pool2d(input, *options)
 

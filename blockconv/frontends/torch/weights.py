@@ -20,26 +20,34 @@ __all__ = ["Weights"]
 class Weights:
     """Tensors as they are now. Make it before what is packed from them, so that a write in between is seen."""
 
-    __slots__ = ("_fingerprint", "_memory", "_versions", "tensors")
+    __slots__ = ("_fingerprint", "_known", "_memory", "tensors")
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = tensors  # held, so that no other tensor can have their identities
         self._memory = [x.detach() for x in tensors]  # likewise their addresses, also after an assignment to `.data`
-        self._versions = [_version(x) for x in tensors]
+        self._known = [_known(x) for x in tensors]
         self._fingerprint = Fingerprint((x.data_ptr(), _span(x)) for x in tensors if x.dim())
 
     def are(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the same tensors, with the same values as far as their versions and some lines tell."""
-        return self._versions == [_version(x) for x in tensors] and not self._fingerprint.differs()
+        if len(tensors) != len(self._known):
+            return False
+        for x, (tensor, address, version) in zip(tensors, self._known, strict=True):
+            if tensor is None:
+                if repr(x.item()) != version:
+                    return False
+            elif x is not tensor or x.data_ptr() != address or (version is not None and x._version != version):
+                return False
+        return not self._fingerprint.differs()
 
 
-def _version(tensor: Any) -> Any:
-    """A key of a tensor that changes if it is replaced, or written with a new version. Inference tensors have no
-    version. The key of a scalar is its value: PyTorch puts a module's float into a new tensor at each call.
+def _known(tensor: Any) -> tuple[Any, int, Any]:
+    """A tensor, its address and its version, which inference tensors do not have. Instead of a scalar, its value:
+    PyTorch puts a module's float into a new tensor at each call.
     """
     if not tensor.dim():
-        return repr(tensor.item())
-    return id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+        return None, 0, repr(tensor.item())
+    return tensor, tensor.data_ptr(), None if tensor.is_inference() else tensor._version
 
 
 def _span(tensor: Any) -> int:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 from torch_models import made, nn, torch
 
@@ -111,9 +110,7 @@ COLLECTIVES = {
 }
 WAYS = {
     **{way.__name__: way for way in (by_data, by_numpy, by_dlpack, by_storage, by_address, by_another_mapping)},
-    **{
-        f"gloo's {name}": pytest.param(by_two_ranks(change), marks=needs_gloo) for name, change in COLLECTIVES.items()
-    },
+    **{f"gloo's {name}": pytest.param(by_two_ranks(change), marks=needs_gloo) for name, change in COLLECTIVES.items()},
 }
 ROUTES = {
     "compile": lambda model: torch.compile(model, backend=bc.torch.backend),
@@ -125,41 +122,60 @@ def table(rows):
     return [row if isinstance(row, type(pytest.param())) else pytest.param(row) for row in rows.values()]
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("write", table(WAYS), ids=list(WAYS))
-def test_a_write_without_a_version_is_seen_at_the_next_call(write, route, tmp_path):
-    theirs, x = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False)), images(2, 3, 9, 9)
-    shared = torch.from_file(str(tmp_path / "weight"), shared=True, size=8 * 27).view(8, 3, 3, 3)
-    theirs[0].weight = nn.Parameter(shared.copy_(images(8, 3, 3, 3)))
-    weight = theirs[0].weight
-    weight.file = str(tmp_path / "weight")
+@pytest.fixture(scope="module", params=ROUTES)
+def shared(request, tmp_path_factory):
+    """A convolution whose weight is in a file, and its call on a route."""
+    file = str(tmp_path_factory.mktemp("weights") / "weight")
+    theirs = nn.Conv2d(3, 8, 3, bias=False)
+    theirs.weight = nn.Parameter(torch.from_file(file, shared=True, size=8 * 27).view(8, 3, 3, 3))
+    theirs.weight.file = file
     torch._dynamo.reset()
-    call = ROUTES[route](theirs)
+    yield theirs.weight, ROUTES[request.param](theirs)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("write", table(WAYS), ids=list(WAYS))
+def test_a_write_without_a_version_is_seen_at_the_next_call(write, shared):
+    (weight, call), x = shared, images(2, 3, 9, 9)
     with torch.no_grad():
+        weight.copy_(images(8, 3, 3, 3))
         for seed in range(1, 4):
             call(x)
             write(weight, images(8, 3, 3, 3, seed=seed))
             close(call(x), nn.functional.conv2d(x, weight))
-    torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_write_to_any_tensor_of_a_model_is_seen(seed):
-    """Weights of any size and memory order, biases, and what a batch norm has."""
-    draw = np.random.default_rng(seed)
-    channels, size = int(draw.integers(1, 70)), int(draw.choice([1, 3, 5]))
-    theirs = made(lambda: nn.Sequential(nn.Conv2d(3, channels, size), nn.BatchNorm2d(channels), nn.Conv2d(channels, 9, 3)))
-    theirs = theirs.to(memory_format=draw.choice([torch.contiguous_format, torch.channels_last]))
-    x, own = images(1, 3, 9, 9), bc.torch.convert(copy.deepcopy(theirs))
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_write_to_any_tensor_of_a_model_is_seen(route, order):
+    """Weights in any memory order, biases, and what a batch norm has."""
+    theirs = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3))).to(
+        memory_format=order
+    )
+    model, x = copy.deepcopy(theirs), images(1, 3, 9, 9)
     torch._dynamo.reset()
-    routes = [(theirs, torch.compile(theirs, backend=bc.torch.backend)), (own, own)]
+    call = ROUTES[route](model)
     with torch.no_grad():
-        for model, call in routes:
-            call(x)
-            for tensor in [*model.parameters(), *model.buffers()]:
-                if tensor.dim():
+        call(x)
+        for own, other in zip(model.state_dict().values(), theirs.state_dict().values(), strict=True):
+            if own.dim():
+                for tensor in (own, other):
                     tensor.data.mul_(1.25).add_(0.03)
-                    close(call(x), bc.torch.restore(copy.deepcopy(model))(x))
+                close(call(x), theirs(x))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_no_line_sees_needs_a_refresh(route):
+    theirs, x = nn.Sequential(nn.Conv2d(64, 256, 3, bias=False)), images(1, 64, 4, 4)  # each ninth line has a hash
+    torch._dynamo.reset()
+    call = ROUTES[route](theirs)
+    with torch.no_grad():
+        before = call(x)
+        theirs[0].weight.data.view(-1)[20] += 100
+        assert call(x).equal(before)
+        bc.torch.refresh(theirs)
+        close(call(x), nn.functional.conv2d(x, theirs[0].weight))
     torch._dynamo.reset()
 
 
