@@ -188,11 +188,12 @@ def convert(model: Any) -> Any:
     """Let the convolutions and pools of a model run on blockconv, for inference and training. Returns the model.
 
     model: a torch.nn.Module. Its modules of exactly the classes Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d,
-        MaxPool2d, AvgPool2d and AdaptiveAvgPool2d of torch.nn change their class in place. Parameters, hooks, names and
-        the `state_dict` stay, so optimizers and checkpoints do too.
+        MaxPool2d, AvgPool2d and AdaptiveAvgPool2d of torch.nn, parametrized or not, change their class in place.
+        Parameters, hooks, names and the `state_dict` stay, so optimizers and checkpoints do too.
 
-    `restore` is the way back. Without gradients a Conv2d packs its weights once, and again when a version changes.
-    Call `refresh` after writes to `.data`. Raises ArgumentError for what is no module.
+    `restore` is the way back. Without gradients a Conv2d packs its weights once, and again when they change. Call
+    `refresh` after a write of a part of them that counts no version. PyTorch computes what blockconv does not take, and
+    what a tracer follows. Raises ArgumentError for what is no module.
 
     >>> import torch, blockconv.torch
     >>> model = blockconv.torch.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()))

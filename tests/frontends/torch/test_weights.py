@@ -205,20 +205,6 @@ def test_a_write_of_one_element_is_seen_in_time(route):
     torch._dynamo.reset()
 
 
-def test_memory_that_is_gone_is_not_read():
-    """As FSDP frees parameters between steps."""
-    own, x = bc.torch.convert(nn.Conv2d(16, 512, 3, bias=False)), images(1, 16, 6, 6)
-    storage, kept = own.weight.untyped_storage(), own.weight.detach().clone()
-    with torch.no_grad():
-        for k in range(20):
-            own(x)
-            nbytes = storage.nbytes()
-            storage.resize_(0)
-            storage.resize_(nbytes)
-            own.weight.data.copy_(kept * (k + 1))
-            close(own(x), nn.functional.conv2d(x, kept * (k + 1)))
-
-
 HOGWILD = """
 import sys, torch
 from torch import nn, multiprocessing
