@@ -90,8 +90,8 @@ def refresh(model: Any) -> None:
 
     model: a module, compiled or not.
 
-    Call it after writes of a part of a tensor that change no version: through `.data`, a NumPy view, another process, or
-    to an inference tensor. Writes of a whole tensor, optimizers, `load_state_dict` and `copy_` need no call. Raises
+    Call it after writes of a part of a tensor that change no version: through `.data`, NumPy or another process, or to
+    an inference tensor. Writes of a whole tensor, optimizers, `load_state_dict` and `copy_` need no call. Raises
     ArgumentError for what is no module.
     """
     for graph in report(model):

@@ -7,6 +7,8 @@ import io
 import pickle
 
 import pytest
+from torch.ao.quantization import quantize_fx
+from torch.nn.utils import prune
 from torch_models import NETWORKS, made, nn, torch
 
 import blockconv as bc
@@ -184,16 +186,16 @@ def fused(model, x):
 def through_onnx(model, x):
     file = io.BytesIO()
     torch.onnx.export(model, (x,), file, dynamo=False, do_constant_folding=False)
-    network = bc.from_onnx(file.getvalue())
+    network = bc.load_onnx(io.BytesIO(file.getvalue()))
     return lambda x: next(iter(network.evaluate(x.numpy()).values()))
 
 
 def quantized(model, x):
     """FX quantization looks up modules by class; integers go where blockconv has no kernels."""
     mapping = torch.ao.quantization.get_default_qconfig_mapping("fbgemm")
-    prepared = torch.ao.quantization.quantize_fx.prepare_fx(copy.deepcopy(model), mapping, (x,))
+    prepared = quantize_fx.prepare_fx(copy.deepcopy(model), mapping, (x,))
     prepared(x)
-    return torch.ao.quantization.quantize_fx.convert_fx(prepared)
+    return quantize_fx.convert_fx(prepared)
 
 
 TRACERS = {
@@ -296,8 +298,10 @@ KINDS = {
     "orthogonal": nn.utils.parametrizations.orthogonal,
     "the older weight_norm": nn.utils.weight_norm,
     "the older spectral_norm": nn.utils.spectral_norm,
-    "pruning": lambda module: nn.utils.prune.random_unstructured(module, "weight", 0.5),
-    "two": lambda module: nn.utils.parametrizations.weight_norm(nn.utils.parametrizations.spectral_norm(module)),
+    "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
+    "two": lambda module: nn.utils.parametrizations.weight_norm(
+        nn.utils.parametrize.register_parametrization(module, "weight", nn.Tanh())
+    ),
 }
 
 
