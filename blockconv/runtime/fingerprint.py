@@ -21,8 +21,6 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, prefetch, store_i64
 from blockconv.runtime.memory import address_of
 
-__all__ = ["Fingerprint"]
-
 LINE = 64  # bytes
 EACH = 4  # lines of a span that a call compares
 MOST = 1024  # lines of a span that have a hash
@@ -135,10 +133,7 @@ class Fingerprint(jit.Addressed):
 
 def _lines(address: int, nbytes: int) -> dict[str, int]:
     """The lines of a span, for `SpanArgs`: the last one may overlap the one before."""
-    width, all_ = min(LINE, nbytes), -(-nbytes // LINE)
-    step = -(-all_ // MOST)
-    lines = -(-all_ // step)
-    last = address + nbytes - width
-    return {
-        "first": address, "last": last, "width": width, "step": LINE * step, "phases": -(-lines // EACH),
-    }  # fmt: skip
+    width, lines = min(LINE, nbytes), -(-nbytes // LINE)
+    step = -(-lines // MOST)
+    phases = -(-lines // (step * EACH))
+    return {"first": address, "last": address + nbytes - width, "width": width, "step": LINE * step, "phases": phases}

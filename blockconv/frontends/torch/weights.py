@@ -14,8 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockconv.runtime.fingerprint import Fingerprint
 
-__all__ = ["Weights"]
-
 
 class Weights:
     """Tensors as they are now. Make it before what is packed from them, so that a write in between is seen."""

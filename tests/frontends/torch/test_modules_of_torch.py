@@ -299,8 +299,8 @@ KINDS = {
     "the older weight_norm": nn.utils.weight_norm,
     "the older spectral_norm": nn.utils.spectral_norm,
     "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
-    "two": lambda module: nn.utils.parametrizations.weight_norm(
-        nn.utils.parametrize.register_parametrization(module, "weight", nn.Tanh())
+    "two": lambda module: nn.utils.parametrize.register_parametrization(
+        nn.utils.parametrizations.weight_norm(module), "weight", nn.Tanh()
     ),
 }
 
