@@ -25,7 +25,7 @@ LINE = 64  # bytes
 EACH = 4  # lines of a span that a call compares
 MOST = 1024  # lines of a span that have a hash
 FACTOR = 0x1B873593CC9E2D51  # odd, so that a product by it loses nothing
-LOW = 0xFFFFFFFF
+SHIFT, KEPT = 17, (1 << 47) - 1  # a sign becomes two bits far apart, or signs that change would cancel in the sum
 
 
 class SpanArgs(Arguments):
@@ -55,7 +55,7 @@ def hash_of(address: int, width: int) -> int:
     found, factor = width, FACTOR
     for at in range(0, width - 7, 8):
         word = load_bits(address + at, 8)
-        found += (word ^ ((word >> 32) & LOW)) * factor
+        found += (word ^ ((word >> SHIFT) & KEPT)) * factor
         factor *= FACTOR
     for at in range(width // 8 * 8, width):
         found += load_bits(address + at, 1) * factor
