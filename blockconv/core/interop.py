@@ -123,7 +123,7 @@ def traced(*tensors: Any) -> bool:
     torch = sys.modules["torch"]
     if torch.compiler.is_dynamo_compiling():  # which Dynamo reads as true, and nobody else does
         return True
-    return followed() or any(_is_tensor(x) and _has_no_values(torch, x) for x in tensors)
+    return followed() or any(_is_tensor(x) and not has_values(x) for x in tensors)
 
 
 def followed() -> bool:
@@ -136,9 +136,9 @@ def followed() -> bool:
     )
 
 
-def _has_no_values(torch: Any, x: Any) -> bool:
-    """Whether a tensor stands for another: a fake one, one of a trace, one of the device "meta"."""
-    return bool(x.is_meta or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
+def has_values(x: Any) -> bool:
+    """Whether a tensor has values: not a fake one, one of a trace, one of the device "meta", which stand for others."""
+    return not x.is_meta and type(x).__torch_dispatch__ is sys.modules["torch"].Tensor.__torch_dispatch__
 
 
 def with_gradient(op: str, tensors: tuple[Any, ...], **without: Any) -> Any:

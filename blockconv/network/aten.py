@@ -11,7 +11,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,18 @@ Array = npt.NDArray[Any]
 _NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
 
 
+class Nested(NamedTuple):
+    """A call whose result is an argument of another one: a tensor of a type that networks lack, such as a complex one.
+
+    output: its number, of several.
+    """
+
+    target: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    output: int | None = None
+
+
 def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Mapping[Any, int], node: str) -> bytes:
     """A call of an overload of ATen's as JSON. slots: the numbers of the tensors among its arguments.
 
@@ -32,10 +44,15 @@ def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: 
     import torch
 
     def plain(value: Any) -> Any:
+        if isinstance(value, Nested):
+            inner = {name: plain(each) for name, each in value.kwargs.items()}
+            return {"call": [str(value.target), plain(value.args), inner, value.output]}
         if isinstance(value, (list, tuple)):
             return [plain(each) for each in value]
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
+        if isinstance(value, complex):
+            return {"complex": [value.real, value.imag]}
         for name in _NAMED:
             if isinstance(value, getattr(torch, name)):
                 return {name: str(value).removeprefix("torch.")}
@@ -141,6 +158,11 @@ def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
         if not isinstance(value, dict):
             return value
         ((kind, what),) = value.items()
+        if kind == "call":
+            found = _bound(torch, what)(tensors)
+            return found if what[3] is None else found[what[3]]
+        if kind == "complex":
+            return complex(*what)
         if kind == "slot":
             return tensors[what]
         return torch.device(what) if kind == "device" else getattr(torch, what)

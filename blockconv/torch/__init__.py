@@ -90,9 +90,9 @@ def refresh(model: Any) -> None:
 
     model: a module, compiled or not.
 
-    Call it after writes that change no version of a tensor, which nothing can see: through `.data`, a NumPy view, or to
-    an inference tensor. Optimizers, `load_state_dict` and `copy_` need no call. Raises ArgumentError for what is no
-    module.
+    Call it after writes of a part of a tensor that change no version: through `.data`, NumPy or another process, or to
+    an inference tensor. Writes of a whole tensor, optimizers, `load_state_dict` and `copy_` need no call. Raises
+    ArgumentError for what is no module.
     """
     for graph in report(model):
         graph.forget_weights()

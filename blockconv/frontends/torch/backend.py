@@ -3,8 +3,8 @@
 AOTAutograd gives a graph of ATen ops whose parameters are inputs. A dry run of the translators over fake tensors says
 which nodes blockconv takes, and why not the others. Connected nodes become one `Part`, which is planned at its first
 call, when the weights are there. Parameters and buffers are its constants: batch norms are folded into convolutions,
-and weights are packed once. A part remembers the identity, the address and the version of each. If one changes, it
-folds and packs again, and keeps the kernels and layouts that it chose.
+and weights are packed once. If one changes (see `Weights`), a part folds and packs again, and keeps the kernels and
+layouts that it chose.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ from blockconv.frontends.torch.reader import (
     hint,
     kind_of,
     stand_in,
-    version,
-    warn_of_unseen,
     writes,
 )
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_op, place_ops
+from blockconv.frontends.torch.weights import Weights
 from blockconv.network.graph import Network
 from blockconv.network.ops import Shape
 from blockconv.network.ops.rule import Tensor
@@ -449,23 +448,20 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         sizes = [size for *_, value in rest for size in getattr(value, "shape", ())]
         self._sizes_change = bool(numbers) or any(isinstance(size, torch.SymInt) for size in sizes)
         self._lock = threading.Lock()
-        self.weights: list[Any] = []  # held, so that no other tensor can have their identities
-        self._memory: list[Any] = []  # likewise their addresses, also after an assignment to `.data`
-        self.versions: tuple[Any, ...] = ()
-        self._variants: dict[Any, Any] = {}  # by formats and numbers; and the versions of the weights that they are for
+        self.weights = Weights(())
+        self._variants: dict[Any, Any] = {}  # by formats and numbers; and the weights that they are for
         self._options: dict[Any, Options] = {}
 
     def forward(self, *args: Any) -> Any:
         """The outputs, as a tuple."""
         weights = [args[k] for k in self.static]
-        versions = tuple(map(version, weights))
         flows = [_as_tensor(args[k], kind) for k, kind in self.flows.items()]
         key, shapes = (*map(_is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
         variants = self._variants  # another thread may put others in their place
-        variant = variants.get(key) if variants.get("versions") == versions else None
+        variant = variants.get(key) if _are_for(variants, weights) else None
         results: Any = () if variant is None else variant.results.get(shapes, ())
         if results == ():
-            variant, results = self._prepared(args, weights, versions, key, shapes)
+            variant, results = self._prepared(args, weights, key, shapes)
         if variant is None or results is None:
             return self.in_pytorch(*args)
         made = {} if variant.plan is None else variant.plan(*flows)
@@ -475,19 +471,15 @@ class Part(torch.nn.Module):  # type: ignore[misc]
     def forget_weights(self) -> None:
         """Pack anew at the next call."""
         with self._lock:
-            self.versions, self._variants = (), {}
+            self._variants = {}
 
-    def _prepared(
-        self, args: Sequence[Any], weights: list[Any], versions: tuple[Any, ...], key: Any, shapes: Shapes
-    ) -> tuple[_Variant, Any]:
+    def _prepared(self, args: Sequence[Any], weights: list[Any], key: Any, shapes: Shapes) -> tuple[_Variant, Any]:
         """The variant, ready for these shapes, and its results."""
         with self._lock:
             started = time.perf_counter()
-            if versions != self.versions:
-                warn_of_unseen(self.record.name, self.versions, versions)
-                self._variants = {"versions": versions}
-                self.weights, self.versions = weights, versions
-                self._memory = [weight.detach() for weight in weights]
+            if not _are_for(self._variants, weights):
+                self.weights = Weights(weights)
+                self._variants = {"weights": self.weights}
                 self.record.packed += 1
             given = [None if k in self.flows else x for k, x in enumerate(args)]
             variant = self._variants.get(key) or _Variant(self, given)
@@ -501,7 +493,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
                     text = f"blockconv: {self.record.name}: a part of the graph runs in PyTorch: {error}"
                     warn(text, stacklevel=4)
             if key not in self._variants and len(self._variants) > KEPT:
-                del self._variants[next(known for known in self._variants if known != "versions")]
+                del self._variants[next(known for known in self._variants if known != "weights")]
             self._variants[key] = variant
             self.record.seconds += time.perf_counter() - started
             return variant, variant.results[shapes]
@@ -527,6 +519,11 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         if not self._sizes_change:
             plan.release()
         variant.plan = plan
+
+
+def _are_for(variants: Mapping[Any, Any], weights: list[Any]) -> bool:
+    """Whether variants are for these weights, as they are now."""
+    return "weights" in variants and variants["weights"].are(weights)
 
 
 class _Variant:

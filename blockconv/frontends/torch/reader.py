@@ -6,11 +6,10 @@ are computed by PyTorch itself during reading, so a transposed weight stays a vi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,23 +25,18 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves, tree_map
 
-from blockconv.core.errors import ArgumentError, warn
+from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
-from blockconv.network.aten import as_call, op_of
+from blockconv.network.aten import Nested, as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
 from blockconv.network.ops import Attributes, Foreign, Reshape, Shape
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-CHECKED = bool(os.environ.get("BLOCKCONV_TORCH_CHECK"))  # compare checksums of weights at each call
-UNSEEN = (
-    "weights changed, but their versions did not, as after a write to .data; they are packed anew. Without "
-    "BLOCKCONV_TORCH_CHECK this is not seen: call blockconv.torch.refresh(model)"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,36 +58,6 @@ class Constant:
             shape = tuple(map(hint, self.tensor.shape))
             return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
         return frozen(as_numpy(self.tensor.detach(), "from_torch", self.name))
-
-
-def version(tensor: Any) -> tuple[Any, ...]:
-    """A key of a tensor that changes if it is replaced or written in place. Inference tensors have no version.
-
-    The key of a scalar is its value: PyTorch puts a module's float into a new tensor at each call.
-    """
-    if not tensor.dim():
-        return (repr(tensor.item()),)
-    known = id(tensor), tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
-    if not CHECKED:
-        return known
-    values = np.ascontiguousarray(Constant(tensor, "weight").array).reshape(-1)
-    return *known, zlib.crc32(values.view(np.uint8).data)
-
-
-def warn_of_unseen(name: str, before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> None:
-    """Warn if only the checksums of weights changed. before, after: what `version` gave for each."""
-    if before != after and [known[:3] for known in before] == [known[:3] for known in after]:
-        warn(f"blockconv: {name}: {UNSEEN}", 5, UserWarning)
-
-
-def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Give parameters a new version after a step. Fused optimizers, and writes to `.data`, give none."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            torch.autograd.graph.increment_version(parameter)
-
-
-register_optimizer_step_post_hook(_count_step)
 
 
 class InTraining(Unsupported):
@@ -261,14 +225,14 @@ class Reader:
     def _operands(self, node: Any) -> tuple[Any, Any, list[Any]]:
         """The values of a node's arguments, and these as one list."""
         args, kwargs = (map_arg(given, self.values.__getitem__) for given in (node.args, node.kwargs))
-        flat: list[Any] = []
-        torch.utils._pytree.tree_map(flat.append, (args, kwargs))
-        return args, kwargs, flat
+        return args, kwargs, tree_leaves((args, kwargs))
 
     def _value(self, node: Any) -> Value:
         args, kwargs, flat = self._operands(node)
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if any(isinstance(value, Nested) for value in tree_leaves((args, kwargs), is_leaf=_is_nested)):
+            raise Unsupported
         if not any(isinstance(value, Tensor) for value in flat):
             return self._computed(node, args, kwargs, any(isinstance(value, Constant) for value in flat))
         kind = kind_of(node).removeprefix("aten.")
@@ -290,10 +254,12 @@ class Reader:
 
     def _made_foreign(self, node: Any) -> Value:
         """The values of a node that PyTorch runs; None for each of several outputs that nobody reads."""
-        args, kwargs, flat = self._operands(node)
+        args, kwargs, _ = self._operands(node)
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             raise Unsupported
-        operands = [x for x in dict.fromkeys(flat) if isinstance(x, (Tensor, Constant))]
+        args, kwargs = tree_map(_as_real, (args, kwargs))
+        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
+        operands = [*dict.fromkeys(operands)]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
         target, args, kwargs = _own_call(node, args, kwargs)
         made = _results(target, args, kwargs, dict(zip(operands, inputs, strict=True)))
@@ -307,6 +273,9 @@ class Reader:
         values: list[Value] = [None] * (len(made) if several else 1)
         for k in sorted(read):
             result = made[k] if several else made
+            if (result.is_complex() or result.is_quantized) and not draws(node):
+                values[k] = Nested(target, args, kwargs, k if several else None)
+                continue
             shape, dtype = tuple(map(int, result.shape)), _element(result.dtype).name
             op = Foreign(model, k, kinds, shapes, shape, dtype, "pytorch")
             values[k] = self.emitter.emit(op, *inputs, name=_path(node)[0] or node.name, title=title(node))
@@ -378,21 +347,43 @@ def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) 
     """The results of an op for inputs of these shapes and types, as fake tensors."""
 
     def fake(x: Any) -> Any:
+        if isinstance(x, Nested):
+            found = run(x.target, x.args, x.kwargs)
+            return found if x.output is None else found[x.output]
         if not isinstance(x, (Tensor, Constant)):
             return x
-        return torch.empty(inputs[x].shape, dtype=getattr(torch, inputs[x].type.name), device="cpu")
+        return torch.zeros(inputs[x].shape, dtype=getattr(torch, inputs[x].type.name), device="cpu")
 
+    def run(target: Any, *given: Any) -> Any:
+        args, kwargs = tree_map(fake, given, is_leaf=_is_nested)
+        return target(*args, **kwargs)
+
+    dtypes = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.dtype)]
+    # Fake tensors do not tell that they are quantized, so zeros stand for these.
+    is_quantized = any(str(dtype).startswith("torch.q") for dtype in dtypes)
     try:
-        with FakeTensorMode(), torch.no_grad():
-            return target(*torch.utils._pytree.tree_map(fake, args), **torch.utils._pytree.tree_map(fake, kwargs))
+        with contextlib.nullcontext() if is_quantized else FakeTensorMode(), torch.no_grad():
+            return run(target, args, kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise Unsupported("shapes that depend on data") from None
     except RuntimeError as error:  # the op takes no inputs of these shapes
         raise Unsupported(str(error)) from error
 
 
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Nested)
+
+
+def _as_real(value: Any) -> Any:
+    """A complex constant as a call that makes it from its parts; any other value unchanged."""
+    if not isinstance(value, Constant) or not value.tensor.is_complex():
+        return value
+    parts = Constant(torch.view_as_real(value.tensor.detach().resolve_conj()), value.name)
+    return Nested(torch.ops.aten.view_as_complex.default, (parts,), {})
+
+
 def _with_tensors(args: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda x: x.tensor if isinstance(x, Constant) else x, args)
+    return tree_map(lambda x: x.tensor if isinstance(x, Constant) else x, args)
 
 
 def _with_constants(result: Any, name: str) -> Value:

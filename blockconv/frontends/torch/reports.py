@@ -35,7 +35,7 @@ class Compiled:
 
     def is_of(self, memories: set[int]) -> bool:
         """Whether it ran with one of these parameters, given by the identities of their memory."""
-        weights = (memory_of(weight) for part in self.parts for weight in part.weights)
+        weights = (memory_of(weight) for part in self.parts for weight in part.weights.tensors)
         return any(id(memory) in memories for memory in (*weights, *(known() for known in self.owned)))
 
     def forget_weights(self) -> None:

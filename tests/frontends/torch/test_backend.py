@@ -228,25 +228,6 @@ def test_weights_that_change_in_place_are_packed_anew():
             assert graph.packed == count or change.__name__ == "replaced"
 
 
-def test_writes_without_a_version_need_a_refresh_and_the_check_finds_them(monkeypatch):
-    model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3)))
-    x, fast = images(2, 3, 9, 9), torch.compile(model, backend=backend)
-    with torch.no_grad():
-        before = fast(x)
-        model[0].weight.data.mul_(2)
-        assert fast(x).equal(before)
-        refresh(model)
-        close(fast(x), model(x))
-        monkeypatch.setattr("blockconv.frontends.torch.reader.CHECKED", True)
-        refresh(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            close(fast(x), model(x))
-        model[0].weight.data.mul_(2)
-        with pytest.warns(UserWarning, match=r"call blockconv\.torch\.refresh"):
-            close(fast(x), model(x))
-
-
 class ByData(torch.optim.Optimizer):
     """As many optimizers write: through `.data`, which counts no version."""
 

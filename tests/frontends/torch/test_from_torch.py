@@ -1047,3 +1047,54 @@ def test_the_page_lists_every_op():
     page = (Path(__file__).parents[3] / "docs/reference/torch.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`((?:prims\.)?\w+)`", page.partition("## The ops")[2].partition("PyTorch also runs")[0]))
     assert listed == {name for name in READ if not name.startswith("blockconv.")}
+
+
+class Spectrum(nn.Module):
+    """A product in the frequency domain, with complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.weight = nn.Parameter(torch.randn(4, 8, 5, dtype=torch.complex64))
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.last(torch.fft.irfft2(torch.fft.rfft2(y) * self.weight, s=y.shape[-2:]))
+
+
+class ComplexConvolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1, dtype=torch.complex64), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        return self.last(self.first(torch.complex(x, x * 2)).abs())
+
+
+class Halves(nn.Module):
+    """Several complex results of one op, and two readers of one."""
+
+    def forward(self, x):
+        low, high = torch.chunk(torch.fft.fft(x), 2, 1)
+        return low.real + (high * 2j).imag + low.abs()
+
+
+class QuantizedMean(nn.Module):
+    def forward(self, x):
+        bytes_ = torch.quantize_per_tensor(x, 0.05, 3, torch.quint8)
+        return nn.functional.adaptive_avg_pool2d(bytes_, 2).dequantize() + 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Spectrum, ComplexConvolution, Halves, QuantizedMean])
+def test_values_of_types_that_networks_lack_pass_between_ops_in_pytorch(kind):
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(1, 4 if kind is Halves else 3, 8, 8)
+    network = bc.from_torch(model, x)
+    plan = bc.compile(network)
+    with torch.no_grad():
+        wanted = model(x)
+    for found in (plan(x), pickle.loads(pickle.dumps(plan))(x), *network.evaluate(x.numpy()).values()):
+        assert (torch.as_tensor(found) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    with pytest.raises(bc.UnsupportedError):
+        bc.from_torch(model, x, strict=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import warnings
 
 import pytest
+from torch.ao.quantization import quantize_fx
+from torch.nn.utils import prune
 from torch_models import NETWORKS, made, nn, torch
 
 import blockconv as bc
@@ -74,10 +75,10 @@ def test_copies_and_checkpoints():
         torch.save(own, file)
         file.seek(0)
         assert torch.load(file, weights_only=False)(x).equal(wanted)
-        own[0].weight.data.zero_()
-        assert own(x).equal(wanted)
+        known = own[0]._packed
         bc.torch.refresh(own)
-        assert not own(x).equal(wanted)
+        assert own(x).equal(wanted)
+        assert own[0]._packed is not known
 
 
 def test_torch_compile_sees_one_op_for_each_convolution():
@@ -175,20 +176,163 @@ def test_what_is_no_module_is_refused():
             function(3)
 
 
-def test_the_check_finds_writes_without_a_version(monkeypatch):
-    own, x = bc.torch.convert(made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, bias=False)))), images(2, 3, 9, 9)
-    weight = own[0].weight
+# ---------------------------------------------------------------- tools that read models
+
+
+def fused(model, x):
+    return torch.ao.quantization.fuse_modules(copy.deepcopy(model), [["0", "1", "2"]])
+
+
+def through_onnx(model, x):
+    file = io.BytesIO()
+    torch.onnx.export(model, (x,), file, dynamo=False, do_constant_folding=False)
+    network = bc.load_onnx(io.BytesIO(file.getvalue()))
+    return lambda x: next(iter(network.evaluate(x.numpy()).values()))
+
+
+def quantized(model, x):
+    """FX quantization looks up modules by class; integers go where blockconv has no kernels."""
+    mapping = torch.ao.quantization.get_default_qconfig_mapping("fbgemm")
+    prepared = quantize_fx.prepare_fx(copy.deepcopy(model), mapping, (x,))
+    prepared(x)
+    return quantize_fx.convert_fx(prepared)
+
+
+TRACERS = {
+    "symbolic_trace": lambda model, x: torch.fx.symbolic_trace(model),
+    "features by name": lambda model, x: torch.fx.Interpreter(torch.fx.symbolic_trace(model)).run,
+    "make_fx": lambda model, x: torch.fx.experimental.proxy_tensor.make_fx(model)(x),
+    "export": lambda model, x: torch.export.export(model, (x,)).module(),
+    "jit.trace": lambda model, x: torch.jit.trace(model, x),
+    "jit.script": lambda model, x: torch.jit.script(model),
+    "jit.freeze": lambda model, x: torch.jit.freeze(torch.jit.script(model)),
+    "onnx": through_onnx,
+    "fuse_modules": fused,
+    "FX quantization": quantized,
+}
+
+
+def readable():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"), nn.AvgPool2d(2), nn.ConvTranspose2d(8, 4, 2, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(2), nn.ConvTranspose1d(4, 4, 3), nn.Conv1d(4, 4, 2),
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRACERS)
+def test_other_tools_read_a_converted_model_as_they_read_its_original(name):
+    theirs, x = made(readable), images(2, 3, 16, 16)
+    own = bc.torch.convert(copy.deepcopy(theirs))
     with torch.no_grad():
-        before = own(x)
-        weight.data.mul_(2)
-        assert own(x).equal(before)
-        monkeypatch.setattr("blockconv.frontends.torch.reader.CHECKED", True)
-        bc.torch.refresh(own)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            close(own(x), before * 2)
-            weight.mul_(2)  # counts a version
-            close(own(x), before * 4)
-        weight.data.mul_(2)
-        with pytest.warns(UserWarning, match=r"Conv2d: .*call blockconv\.torch\.refresh"):
-            close(own(x), before * 8)
+        close(torch.as_tensor(TRACERS[name](own, x)(x)), torch.as_tensor(TRACERS[name](theirs, x)(x)))
+        close(own(x), theirs(x))
+    assert {type(module).__module__.partition(".")[0] for module in own} == {"torch", "blockconv"}
+
+
+def test_a_converted_module_is_a_leaf_to_tracers_and_runs_on_blockconv():
+    traced = torch.fx.symbolic_trace(bc.torch.convert(made(readable)))
+    called = [traced.get_submodule(node.target) for node in traced.graph.find_nodes(op="call_module")]
+    assert len(called) == 11
+    assert isinstance(called[0], bc.torch.Conv2d)
+
+
+def test_counters_count_what_they_count_without_blockconv():
+    theirs, x = made(readable), images(2, 3, 16, 16)
+    counts = []
+    for model in (theirs, bc.torch.convert(copy.deepcopy(theirs))):
+        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+            model(x).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+# ---------------------------------------------------------------- inputs that PyTorch alone computes
+
+
+def draw(*shape, dtype=torch.complex64):
+    return lambda: torch.randn(*shape, dtype=dtype)
+
+
+def draw_bytes():
+    return torch.quantize_per_tensor(torch.rand(1, 3, 8, 8), 0.1, 3, torch.quint8)
+
+
+OTHERS = {
+    "complex": (lambda: nn.Conv2d(3, 4, 3, dtype=torch.complex64), draw(1, 3, 6, 6)),
+    "complex, 1-D": (lambda: nn.Conv1d(3, 4, 3, dtype=torch.complex128), draw(3, 6, dtype=torch.complex128)),
+    "complex, transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, dtype=torch.complex64), draw(1, 3, 6, 6)),
+    "quantized mean": (lambda: nn.AdaptiveAvgPool2d(2), draw_bytes),
+    "quantized average": (lambda: nn.AvgPool2d(2), draw_bytes),
+    "quantized maximum": (lambda: nn.MaxPool2d(2), draw_bytes),
+    "integers": (lambda: nn.MaxPool2d(2), lambda: torch.arange(64).view(1, 1, 8, 8)),
+    "mkldnn": (lambda: nn.MaxPool2d(2), lambda: torch.rand(1, 3, 8, 8).to_mkldnn()),
+    "no values": (
+        lambda: nn.Conv2d(3, 4, 3, device="meta"),
+        lambda: torch.empty(1, 3, 8, 8, device="meta"),
+    ),
+}
+
+
+def kept(x):
+    """Values as an ordinary tensor."""
+    return x.dequantize() if x.is_quantized else x.to_dense() if x.is_mkldnn else x
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_blockconv_does_not_take_runs_in_pytorch(name):
+    module, x = (make() for make in OTHERS[name])
+    with torch.no_grad():
+        found, wanted = bc.torch.convert(copy.deepcopy(module))(x), module(x)
+    for kind in ("shape", "dtype", "layout", "device"):
+        assert getattr(found, kind) == getattr(wanted, kind)
+    assert found.is_meta or kept(found).equal(kept(wanted))
+
+
+# ---------------------------------------------------------------- parametrizations
+
+KINDS = {
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "spectral_norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "the older weight_norm": nn.utils.weight_norm,
+    "the older spectral_norm": nn.utils.spectral_norm,
+    "pruning": lambda module: prune.random_unstructured(module, "weight", 0.5),
+    "two": lambda module: nn.utils.parametrize.register_parametrization(
+        nn.utils.parametrizations.weight_norm(module), "weight", nn.Tanh()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("name", KINDS)
+def test_parametrized_modules_are_converted_and_restored(name, kind, after):
+    torch.manual_seed(0)
+    theirs, x = kind(4, 4, 3).eval(), images(1, 4, 6, 6) if kind is not nn.Conv1d else images(1, 4, 6)
+    own = copy.deepcopy(theirs)
+    if after:
+        bc.torch.convert(own)
+    for module in (theirs, own):
+        torch.manual_seed(1)
+        KINDS[name](module)
+    bc.torch.convert(own)
+    assert isinstance(own, getattr(bc.torch, kind.__name__))
+    copied = copy.deepcopy(own) if "older" not in name and name != "pruning" else None
+    for _ in range(2):  # a call that packs, and one with other weights
+        with torch.no_grad():
+            close(own(x), theirs(x))
+            for module in (theirs, own):
+                for parameter in module.parameters():
+                    parameter.mul_(1.5)
+    close(trained(own, x), trained(theirs, x))
+    bc.torch.restore(own.eval())
+    assert not any("blockconv" in base.__module__ for base in type(own).__mro__)
+    with torch.no_grad():
+        close(own(x), theirs.eval()(x))
+    if nn.utils.parametrize.is_parametrized(own):
+        nn.utils.parametrize.remove_parametrizations(own, "weight")
+        assert type(own) is kind
+        assert isinstance(copied, getattr(bc.torch, kind.__name__)), "a copy has a class of its own"
