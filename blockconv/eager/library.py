@@ -202,7 +202,7 @@ def _is_last(tensor: Any) -> bool:
     if tensor.dim() != 4:
         return False
     (_, c, h, w), (image, channel, row, pixel) = tensor.shape, tensor.stride()
-    ascends = 0 < channel and channel * c <= pixel and pixel * w <= row and row * h <= image
+    ascends = channel > 0 and channel * c <= pixel and pixel * w <= row and row * h <= image
     return bool(ascends and row * h != channel and 0 not in tensor.shape)
 
 
@@ -380,7 +380,9 @@ def _keep_max_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_max_pool2d(ctx: Any, grad: Any, _: Any) -> Any:
-    return calls.max_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout), *ctx.saved_tensors, *ctx.options), *(None,) * 5
+    return calls.max_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout), *ctx.saved_tensors, *ctx.options), *(
+        None,
+    ) * 5
 
 
 def _keep_max_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import operator
 import threading
 import time
@@ -33,7 +32,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from blockconv.core.errors import ArgumentError, BlockconvError, SlowPathWarning
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.decompositions import decompositions, kept_whole
+from blockconv.frontends.torch.decompositions import decompositions, kept_whole, strides_of_kernels
 from blockconv.frontends.torch.ops import HEAVY, OPS
 from blockconv.frontends.torch.reader import (
     Constant,
@@ -211,6 +210,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     """A graph without gradients, compiled."""
     started = time.perf_counter()
     static = _static()
+    strides_of_kernels(gm.graph)
     constant = _constants(gm.graph, static)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
@@ -586,9 +586,11 @@ def _is_last(tensor: Any) -> bool:
 
 def _result(value: Any, node: Any, sizes: Mapping[Any, int]) -> Any:
     """How a part gives an output: the strides of a tensor that its plan makes, or else the value itself."""
-    if isinstance(value, Tensor):
-        return _strides(node.meta["val"], value.shape, sizes)
-    return value.tensor if isinstance(value, Constant) else value
+    if not isinstance(value, (Tensor, Constant)):
+        return value
+    made = value.tensor if isinstance(value, Constant) else value
+    strides = _strides(node.meta["val"], made.shape, sizes)
+    return strides if made is value else _as_promised(made, strides)
 
 
 def _own(value: Any) -> Any:
@@ -596,12 +598,19 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _strides(fake: Any, shape: Shape, sizes: Mapping[Any, int]) -> Shape:
-    """The strides of the trace, with these values of its symbols; those of a contiguous tensor if data decide."""
+def _strides(fake: Any, shape: Sequence[int], sizes: Mapping[Any, int]) -> Shape:
+    """The strides of the trace, with these values of its symbols. If others decide, dense ones in the trace's order of
+    axes; row-major ones if data decide."""
+    symbols = [stride for stride in fake.stride() if isinstance(stride, torch.SymInt)]
     found = [n.node.expr.subs(sizes) if isinstance(n, torch.SymInt) else n for n in fake.stride()]
-    if not all(isinstance(n, int) or n.is_Integer for n in found):
-        return tuple(math.prod(map(functools.partial(max, 1), shape[k + 1 :])) for k in range(len(shape)))
-    return tuple(map(int, found))
+    if all(isinstance(n, int) or n.is_Integer for n in found):
+        return tuple(map(int, found))
+    known = all(stride.node.hint is not None for stride in symbols)
+    size = 1
+    for axis in sorted(range(len(shape)), key=lambda k: (hint(fake.stride(k)) if known else 0, -k)):
+        found[axis] = size
+        size *= max(1, shape[axis])
+    return tuple(found)
 
 
 def _channels_first(strides: Shape) -> bool:

@@ -107,6 +107,18 @@ def _flip(call: Call) -> Tensor:
     return x
 
 
+@_of_numbers("roll")
+def _roll(call: Call) -> Tensor:
+    """Without axes, the elements in their order."""
+    x = given = call.input()
+    axes = call["dims"] or (0,)
+    x = x if call["dims"] else call.reshape(x, (math.prod(x.shape),))
+    for axis, shift in zip(axes, call["shifts"], strict=True):
+        at = call.axis(axis, len(x.shape))
+        x = call.gathered(x, at, np.roll(np.arange(x.shape[at]), shift))
+    return call.reshape(x, given.shape)
+
+
 @_of_numbers("slice_scatter", "select_scatter")
 def _scatter(call: Call) -> Tensor:
     """A part of a value is replaced: the elements before it, the new part and the elements behind it are joined.
