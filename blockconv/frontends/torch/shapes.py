@@ -98,24 +98,16 @@ def _diagonal(call: Call) -> Tensor:
     return call.gathered(lines, rank - 2, np.arange(count) * (w + 1) + max(offset, -offset * w))
 
 
-@_of_numbers("flip")
-def _flip(call: Call) -> Tensor:
-    x = call.input()
-    for axis in call["dims"]:
+@_of_numbers("flip", "roll")
+def _turn(call: Call) -> Tensor:
+    """Without axes, a roll is of all elements in their order."""
+    given = call.input()
+    x = given if call["dims"] or call.kind == "flip" else call.reshape(given, (given.elements,))
+    shifts = call.get("shifts", (None,) * len(call["dims"]))
+    for axis, shift in zip(call["dims"] or (0,) * len(shifts), shifts, strict=True):
         at = call.axis(axis, len(x.shape))
-        x = call.gathered(x, at, np.arange(x.shape[at])[::-1])
-    return x
-
-
-@_of_numbers("roll")
-def _roll(call: Call) -> Tensor:
-    """Without axes, the elements in their order."""
-    x = given = call.input()
-    axes = call["dims"] or (0,)
-    x = x if call["dims"] else call.reshape(x, (math.prod(x.shape),))
-    for axis, shift in zip(axes, call["shifts"], strict=True):
-        at = call.axis(axis, len(x.shape))
-        x = call.gathered(x, at, np.roll(np.arange(x.shape[at]), shift))
+        places = np.arange(x.shape[at])
+        x = call.gathered(x, at, places[::-1] if shift is None else np.roll(places, shift))
     return call.reshape(x, given.shape)
 
 
