@@ -196,8 +196,12 @@ def _cast(value: Any, dtype: Any) -> Any:
 
 
 def _is_last(tensor: Any) -> bool:
-    """Whether strides say channels_last and not contiguous, as PyTorch reads them."""
-    return bool(tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous())
+    """Whether an image's strides say channels_last, as PyTorch reads them: also those of axes of one element."""
+    if tensor.dim() != 4:
+        return False
+    (_, c, h, w), (image, channel, row, pixel) = tensor.shape, tensor.stride()
+    ascends = channel > 0 and channel * c <= pixel and pixel * w <= row and row * h <= image
+    return bool(ascends and row * h != channel and 0 not in tensor.shape)
 
 
 def _layout(*tensors: Any) -> str:
@@ -205,9 +209,21 @@ def _layout(*tensors: Any) -> str:
     return "NHWC" if any(map(_is_last, tensors)) else "NCHW"
 
 
+_FORMATS = {"NHWC": torch.channels_last, "NCHW": torch.contiguous_format}
+
+
 def _empty(like: Any, shape: Ints, layout: str) -> Any:
-    last = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_FORMATS[layout])
+
+
+def _laid_out(grad: Any, layout: str) -> Any:
+    """A gradient in the memory format of the forward op, so that its results have PyTorch's strides.
+
+    Transforms of torch.func hide the strides.
+    """
+    if torch._C._are_functorch_transforms_active() or _layout(grad) == layout:
+        return grad
+    return grad.clone(memory_format=_FORMATS[layout])
 
 
 # ---------------------------------------------------------------- convolutions
@@ -236,9 +252,9 @@ def _backward_data(
 
 
 def _backward_weights(x: Any, shape: Ints, grad: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
-    """Contiguous, as weights mostly are."""
     options: tuple[Any, ...] = tuple(stride), tuple(padding), tuple(dilation), groups
-    return conv2d_backward_weights(x, tuple(shape), grad, *options)
+    out = _empty(x, shape, _layout(x, grad))
+    return conv2d_backward_weights(x, tuple(shape), grad, *options, out=out)
 
 
 _define(
@@ -254,7 +270,7 @@ _define(
 _define(
     f"conv2d_backward_weights(Tensor input, SymInt[] weight_shape, Tensor grad, {_CONVOLVED}) -> Tensor",
     _backward_weights,
-    lambda x, shape, grad, *options: _empty(grad, shape, "NCHW"),
+    lambda x, shape, grad, *options: _empty(x, shape, _layout(x, grad)),
 )
 
 
@@ -270,6 +286,7 @@ def _keep(*which: int) -> Callable[..., None]:
 
 def _of_conv2d(ctx: Any, grad: Any) -> Any:
     x, w = ctx.saved_tensors
+    grad = _laid_out(grad, _layout(x, w))
     needs = ctx.needs_input_grad
     of_x = calls.conv2d_backward_data(x.shape, w, grad, None, *ctx.options) if needs[0] else None
     of_w = calls.conv2d_backward_weights(x, w.shape, grad, *ctx.options) if needs[1] else None
@@ -279,6 +296,7 @@ def _of_conv2d(ctx: Any, grad: Any) -> Any:
 
 def _of_backward_data(ctx: Any, given: Any) -> Any:
     w, grad = ctx.saved_tensors
+    given = _laid_out(given, _layout(grad, w))
     needs = ctx.needs_input_grad
     of_w = calls.conv2d_backward_weights(given, w.shape, grad, *ctx.options) if needs[1] else None
     of_grad = calls.conv2d(given, w, None, *ctx.options) if needs[2] else None
@@ -360,7 +378,9 @@ def _keep_max_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_max_pool2d(ctx: Any, grad: Any, _: Any) -> Any:
-    return calls.max_pool2d_backward(ctx.shape, grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
+    return calls.max_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout), *ctx.saved_tensors, *ctx.options), *(
+        None,
+    ) * 5
 
 
 def _keep_max_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -378,11 +398,11 @@ def _of_max_pool2d_backward(ctx: Any, given: Any) -> Any:
 
 def _keep_pool(ctx: Any, inputs: Any, output: Any) -> None:
     x, *ctx.options = inputs
-    ctx.shape = x.shape
+    ctx.shape, ctx.layout = x.shape, _layout(x)
 
 
 def _of_avg_pool2d(ctx: Any, grad: Any) -> Any:
-    return calls.avg_pool2d_backward(ctx.shape, grad, *ctx.options), *(None,) * 6
+    return calls.avg_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout), *ctx.options), *(None,) * 6
 
 
 def _keep_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -394,7 +414,7 @@ def _of_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
 
 
 def _of_adaptive_avg_pool2d(ctx: Any, grad: Any) -> Any:
-    return calls.adaptive_avg_pool2d_backward(ctx.shape, grad), None
+    return calls.adaptive_avg_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout)), None
 
 
 def _keep_adaptive_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
@@ -428,8 +448,7 @@ _differentiate(
 
 def _dense(x: Any) -> Any:
     """The values of a tensor, in the memory format that its results have."""
-    last = torch.channels_last if _layout(x) == "NHWC" else torch.contiguous_format
-    return _detached(x).contiguous(memory_format=last)
+    return _detached(x).contiguous(memory_format=_FORMATS[_layout(x)])
 
 
 def _batch_norm(

@@ -31,7 +31,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from blockconv.core.errors import ArgumentError, BlockconvError, reporting, warn
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.decompositions import decompositions, kept_whole
+from blockconv.frontends.torch.decompositions import decompositions, kept_whole, strides_of_kernels
 from blockconv.frontends.torch.ops import HEAVY, OPS
 from blockconv.frontends.torch.reader import (
     Constant,
@@ -208,6 +208,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
     """A graph without gradients, compiled."""
     started = time.perf_counter()
     static = _static()
+    strides_of_kernels(gm.graph)
     constant = _constants(gm.graph, static)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
@@ -509,8 +510,8 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         if variant.plan is not None or network is None:
             return
         ends = {name: NHWC for name, is_last in zip(names, key, strict=False) if is_last}
-        orders = [order for order in variant.results[shapes] or () if isinstance(order, tuple)]
-        ends |= {name: NHWC for name, order in zip(network.outputs, orders, strict=True) if order == (0, 2, 3, 1)}
+        orders = [strides for strides in variant.results[shapes] or () if isinstance(strides, tuple)]
+        ends |= {name: NHWC for name, strides in zip(network.outputs, orders, strict=True) if _channels_first(strides)}
         others = [other.plan for other in self._variants.values() if isinstance(other, _Variant)]
         like = next((plan for plan in others if plan is not None and self._sizes_change), None)
         options = self._options.get(key) or self.settings.options()
@@ -559,7 +560,8 @@ class _Variant:
         (results,) = graph.output_node().args
         known = [reader.values[node] for node in results]
         names = reader.outputs(value for value in known if isinstance(value, Tensor))
-        self.results[tuple(shapes.values())] = tuple(map(_result, known, results))
+        made = [_result(value, node, sizes) for value, node in zip(known, results, strict=True)]
+        self.results[tuple(shapes.values())] = tuple(made)
         return reader.emitter.network(names, self.read) if names else None
 
     def forget(self, kept: int) -> None:
@@ -579,11 +581,13 @@ def _is_last(tensor: Any) -> bool:
     return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
-def _result(value: Any, node: Any) -> Any:
-    """How a part gives an output: the order of axes of a tensor that its plan makes, or else the value itself."""
-    if isinstance(value, Tensor):
-        return _order(node.meta["val"])
-    return value.tensor if isinstance(value, Constant) else value
+def _result(value: Any, node: Any, sizes: Mapping[Any, int]) -> Any:
+    """How a part gives an output: the strides of a tensor that its plan makes, or else the value itself."""
+    if not isinstance(value, (Tensor, Constant)):
+        return value
+    made = value.tensor if isinstance(value, Constant) else value
+    strides = _strides(node.meta["val"], made.shape, sizes)
+    return strides if made is value else _as_promised(made, strides)
 
 
 def _own(value: Any) -> Any:
@@ -591,22 +595,31 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _order(fake: Any) -> tuple[int, ...]:
-    """The order of the axes of an output, outermost first, by the strides of the trace; row-major if data decide."""
-    if any(isinstance(stride, torch.SymInt) and stride.node.hint is None for stride in fake.stride()):
-        return tuple(range(fake.dim()))
-    hints = [hint(stride) for stride in fake.stride()]
-    return tuple(sorted(range(len(hints)), key=lambda axis: (-hints[axis], axis)))
+def _strides(fake: Any, shape: Sequence[int], sizes: Mapping[Any, int]) -> Shape:
+    """The strides of the trace, with these values of its symbols. If others decide, dense ones in the trace's order of
+    axes; row-major ones if data decide."""
+    symbols = [stride for stride in fake.stride() if isinstance(stride, torch.SymInt)]
+    found = [n.node.expr.subs(sizes) if isinstance(n, torch.SymInt) else n for n in fake.stride()]
+    if all(isinstance(n, int) or n.is_Integer for n in found):
+        return tuple(map(int, found))
+    known = all(stride.node.hint is not None for stride in symbols)
+    size = 1
+    for axis in sorted(range(len(shape)), key=lambda k: (hint(fake.stride(k)) if known else 0, -k)):
+        found[axis] = size
+        size *= max(1, shape[axis])
+    return tuple(found)
 
 
-def _as_promised(tensor: Any, order: tuple[int, ...]) -> Any:
-    """A dense tensor whose axes lie in this order; itself if it does."""
-    strides, size = [0] * len(order), 1
-    for axis in reversed(order):
-        strides[axis] = size
-        size *= max(1, tensor.shape[axis])
-    if tensor.stride() == tuple(strides):
+def _channels_first(strides: Shape) -> bool:
+    """Whether channels are the innermost axis of images, after rows and columns."""
+    return len(strides) == 4 and strides[0] >= strides[2] >= strides[3] > strides[1]
+
+
+def _as_promised(tensor: Any, strides: Shape) -> Any:
+    """The values of a tensor with these strides; itself if it has them."""
+    if tensor.stride() == strides:
         return tensor
     if all(have == want or n < 2 for have, want, n in zip(tensor.stride(), strides, tensor.shape, strict=True)):
         return tensor.as_strided(tensor.shape, strides)
-    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+    once = tensor[tuple(slice(None) if step else slice(1) for step in strides)]  # an expanded axis is one value
+    return tensor.new_empty_strided(once.shape, strides).copy_(once).expand(tensor.shape)

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import upsample_compute_output_size
+from torch._decomp.decompositions import log_sigmoid_forward, upsample_compute_output_size
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import map_arg
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
@@ -22,9 +26,14 @@ _KEPT = frozenset(
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_safe_softmax", "baddbmm"),
         *("_log_softmax", "logsumexp", "_fused_rms_norm"),
         *("im2col", "col2im", "upsample_trilinear3d", "grid_sampler_2d"),
-        *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+        *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "roll"),
     }
 )
+
+
+# Ops whose results PyTorch traces as contiguous. Their kernels give an image's memory format, or the strides of a sum.
+_OF_IMAGES = frozenset({"roll", "channel_shuffle", "reflection_pad3d", "replication_pad3d", "max_unpool2d"})
+_OF_SUMS = frozenset({"div", "copysign", "xlogy"})
 
 
 def decompositions() -> dict[Any, Any]:
@@ -33,9 +42,15 @@ def decompositions() -> dict[Any, Any]:
     for op in [*table]:
         if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
             del table[op]
+    table[torch.ops.aten.log_sigmoid_forward.default] = _log_sigmoid
     table[torch.ops.aten._native_multi_head_attention.default] = _multi_head_attention
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     return table
+
+
+def _log_sigmoid(x: Any) -> Any:
+    """PyTorch's kernel gives it contiguous."""
+    return tuple(each.contiguous() for each in log_sigmoid_forward(x))
 
 
 def _multi_head_attention(query: Any, key: Any, value: Any, width: int, heads: int, *others: Any, **named: Any) -> Any:
@@ -78,6 +93,38 @@ def _of_sizes(op: Any, x: Any, size: Any, *others: Any) -> Any:
     return op(x, sizes, *options, *(factors or [None] * len(sizes)))
 
 
+def _of_batch(trace: Any, x: Any, *given: Any, **named: Any) -> Any:
+    """PyTorch's trace of resampling. Its checks fail for no image, so that this is traced as none of one image."""
+    if not (isinstance(x.shape[0], int) and x.shape[0] == 0):
+        return trace(x, *given, **named)
+    return trace(x.new_empty((1, *x.shape[1:])), *given, **named)[:0]
+
+
+def strides_of_kernels(graph: Any) -> None:
+    """Let the values of a graph have the strides that PyTorch's kernels give, where its traces have others."""
+    changed: set[Any] = set()
+    for node in (node for node in graph.nodes if node.op == "call_function"):
+        name = str(getattr(node.target, "_opname", ""))
+        given = [other.meta.get("val") for other in node.all_input_nodes]
+        tensors = [value for value in given if isinstance(value, FakeTensor)]
+        if not tensors or not (name in _OF_IMAGES | _OF_SUMS or changed.intersection(node.all_input_nodes)):
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
+        with tensors[0].fake_mode:
+            made = (torch.ops.aten.reshape.default if name == "view" else node.target)(*args, **kwargs)
+            if name in _OF_IMAGES and (name != "roll" or args[2:]):
+                made = torch.empty_like(made, memory_format=suggest_memory_format(args[0]))
+            elif name in _OF_SUMS and len(tensors) > 1:
+                made = made.new_empty_strided(made.shape, torch.add(*args[:2]).stride())
+        if [*map(_strides, tree_leaves(made))] != [*map(_strides, tree_leaves(node.meta["val"]))]:
+            node.meta["val"] = made
+            changed.add(node)
+
+
+def _strides(value: Any) -> Any:
+    return value.stride() if isinstance(value, torch.Tensor) else None
+
+
 @contextlib.contextmanager
 def kept_whole(trains: bool) -> Iterator[None]:
     """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
@@ -93,6 +140,8 @@ def kept_whole(trains: bool) -> Iterator[None]:
         op.py_kernels[key.Meta] = aten._upsample_bilinear2d_aa_backward.default
         op._dispatch_cache.clear()
     for op in overloads:
+        if key.Meta in op.py_kernels:
+            op.py_kernels[key.Meta] = functools.partial(_of_batch, op.py_kernels[key.Meta])
         for alias in (key.Autograd, key.CompositeImplicitAutograd):
             op.py_kernels.pop(alias, None)
             if op._overloadname == "vec":

@@ -96,13 +96,17 @@ def _diagonal(call: Call) -> Tensor:
     return call.gathered(lines, rank - 2, np.arange(count) * (w + 1) + max(offset, -offset * w))
 
 
-@_of_numbers("flip")
-def _flip(call: Call) -> Tensor:
-    x = call.input()
-    for axis in call["dims"]:
+@_of_numbers("flip", "roll")
+def _turn(call: Call) -> Tensor:
+    """Without axes, a roll is of all elements in their order."""
+    given = call.input()
+    x = given if call["dims"] or call.kind == "flip" else call.reshape(given, (given.elements,))
+    shifts = call.get("shifts", (None,) * len(call["dims"]))
+    for axis, shift in zip(call["dims"] or (0,) * len(shifts), shifts, strict=True):
         at = call.axis(axis, len(x.shape))
-        x = call.gathered(x, at, np.arange(x.shape[at])[::-1])
-    return x
+        places = np.arange(x.shape[at])
+        x = call.gathered(x, at, places[::-1] if shift is None else np.roll(places, shift))
+    return call.reshape(x, given.shape)
 
 
 @_of_numbers("slice_scatter", "select_scatter")

@@ -100,8 +100,7 @@ def _replace(graph: Any, node: Any, place: Callable[[_Site], dict[int | None, An
         site = _Site(graph, node)
         promised = node.meta["val"]
         made = {
-            k: _as_promised(site, found, promised if k is None else promised[k], node.users)
-            for k, found in place(site).items()
+            k: _as_promised(site, found, promised if k is None else promised[k]) for k, found in place(site).items()
         }
     if None in made:
         node.replace_all_uses_with(made[None])
@@ -110,12 +109,12 @@ def _replace(graph: Any, node: Any, place: Callable[[_Site], dict[int | None, An
         part.replace_all_uses_with(made[part.args[1]])
 
 
-def _as_promised(site: _Site, made: Any, promised: Any, users: Sequence[Any]) -> Any:
+def _as_promised(site: _Site, made: Any, promised: Any) -> Any:
     if isinstance(promised, (tuple, list)):
         if not all(map(_lies_as, made.meta["val"], promised)):
             raise _StaysError("strides of its results")
         return made
-    if _lies_as(made.meta["val"], promised) or all(user.op == "output" for user in users):
+    if _lies_as(made.meta["val"], promised):
         return made
     formats = (torch.contiguous_format, torch.channels_last)
     wanted = [each for each in formats if promised.dim() == 4 and promised.is_contiguous(memory_format=each)]
@@ -400,7 +399,7 @@ def _fuse_gradient(site: _Site, found: _Fused, statistics: Sequence[Any], bias: 
         made = site.emit(ops.batch_norm_backward.default, *given)
         results = _as_types(site, dict(enumerate(_parts(site, made, 3))))
         if 0 in results:
-            results[0] = _as_promised(site, results[0], promised[0], ())
+            results[0] = _as_promised(site, results[0], promised[0])
     for part in list(site.node.users):
         part.replace_all_uses_with(results[part.args[1]])
     found.masked[:] = [reader for reader in found.masked if reader is not mask]
