@@ -86,6 +86,22 @@ def test_code_that_could_raise_is_refused() -> None:
         raises.compile()
 
 
+def test_a_kernel_is_compiled_inside_numbas_own_compilation() -> None:
+    """A thread that holds Numba's lock, as typing of an `overload` does, does not wait for another that wants it."""
+    from numba.core.compiler_lock import global_compiler_lock
+
+    @jit.kernel
+    def inside(count):  # type: ignore[no-untyped-def]
+        def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+            for k in range(count):
+                store_i64(scratch, k, first)
+
+        return kernel
+
+    with global_compiler_lock:
+        inside.compile(2)
+
+
 @pytest.mark.skipif(target.public_numba(), reason="Numba's own objects hold what its public functions compile")
 def test_numba_keeps_no_module_of_a_compiled_kernel() -> None:
     """Numba's context would keep it as long as the process lives."""
