@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 # The meaning of short names of sizes. Many callers use functions without such arguments.
 _WHOLES = {"i": "input", "src_": "input", "k": "kernel", "wei_": "weight", "o": "output", "dst_": "output"}
@@ -80,18 +80,12 @@ class SlowPathWarning(UserWarning):
     """
 
 
-@contextmanager
-def reporting() -> Iterator[None]:
-    """Inside, the program is told something. Errors of its streams, log handlers and hooks end the report alone.
+def reporting() -> AbstractContextManager[None]:
+    """Inside, the program is told something. What its streams, log handlers and hooks raise ends the report alone.
 
-    A warning that the program's filters make an error is raised: the program asked for it.
+    A warning that the program's filters make an error, and an exception of a signal's handler, are none of these.
     """
-    try:
-        yield
-    except Warning:
-        raise
-    except Exception:  # whatever stands in the error stream's place, or handles what is logged
-        return
+    return suppress(*FAILURES, OSError)
 
 
 def warn(text: str, stacklevel: int = 2, category: type[Warning] = SlowPathWarning) -> None:
