@@ -205,7 +205,9 @@ def _solve_gradients(given: dict[str, BlockedArray], _: Destination, __: Any, bo
 
 
 _GIVEN = "weight", "bias", "mean", "inverse"
-_NORM = Frame("batch_norm", ("input", "residual"), _solve_forward, ("weight", "bias", *_RUNNING, "numbers"))
+_NORM = Frame(
+    "batch_norm", ("input", "residual"), _solve_forward, ("weight", "bias", *_RUNNING, "numbers"), ("residual",)
+)
 _GRADIENTS = Frame("batch_norm_backward", ("input", "grad"), _solve_gradients, (*_GIVEN, "numbers"))
 
 

@@ -133,11 +133,12 @@ class Frame:
     op: its name in the texts of errors.
     names: of the arguments that are arrays; the results are of the kind of the first.
     beside: names of further buffers, which calls give as the kernel reads or writes them.
+    optional: arguments that may be None.
     types: the element types of the arguments that take others than `FLOATS`.
     takes_one: whether (C, H, W) is one image.
     """
 
-    __slots__ = ("_beside", "_names", "_solve", "_takes_one", "_types", "op")
+    __slots__ = ("_beside", "_names", "_optional", "_solve", "_takes_one", "_types", "op")
 
     def __init__(
         self,
@@ -145,11 +146,12 @@ class Frame:
         names: tuple[str, ...],
         solve: Solve,
         beside: tuple[str, ...] = (),
+        optional: tuple[str, ...] = (),
         types: Mapping[str, Sequence[str]] = _NOTHING,
         takes_one: bool = False,
     ) -> None:
         self.op, self._names, self._solve, self._beside = op, names, solve, beside
-        self._types, self._takes_one = types, takes_one
+        self._optional, self._types, self._takes_one = optional, types, takes_one
 
     def __call__(
         self,
@@ -175,7 +177,10 @@ class Frame:
             arrays: tuple[Any, ...] = (x,)
             key: tuple[Any, ...] = (op, cache_key(options), kind, get_num_threads(), memory_order(x))
         else:
-            arrays = tuple(map(given_array, itertools.repeat(op), self._names, given))
+            named = zip(self._names, given, strict=True)
+            arrays = tuple(
+                [None if x is None and name in self._optional else given_array(op, name, x) for name, x in named]
+            )
             key = (op, cache_key(options), kind, get_num_threads(), *map(memory_order, arrays))
         wanted = written = None
         if out is not None or out_layout is not None:
@@ -271,11 +276,10 @@ class Frame:
         """The layout that the caller wants of the first result; None for any."""
         if isinstance(out, BlockedArray):
             return wanted or out.layout
-        if out is None:
-            if not isinstance(first, BlockedArray):
-                check_array_layout(self.op, wanted)
+        if out is None and isinstance(first, BlockedArray):
             return wanted
-        return dense_layout(self.op, out, is_channels_last(out), wanted)
+        check_array_layout(self.op, wanted)
+        return wanted if out is None else dense_layout(self.op, out, is_channels_last(out), wanted)
 
     def _held(self, first: Any, out: Any, target: Result, layout: Layout | None) -> BlockedArray:
         """`out` as a BlockedArray of its memory. Raises ArgumentError if it does not fit."""
@@ -322,8 +326,8 @@ def _logical(x: BlockedArray, is_one: bool) -> Any:
 
 
 def given_array(op: str, argument: str, x: Any) -> Any:
-    """A BlockedArray, or None, as it is, anything else as an array."""
-    return x if x is None or isinstance(x, BlockedArray) else as_numpy(x, op, argument)
+    """A BlockedArray as it is, anything else as an array."""
+    return x if isinstance(x, BlockedArray) else as_numpy(x, op, argument)
 
 
 def memory_order(x: Any) -> tuple[Any, ...]:

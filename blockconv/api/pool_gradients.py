@@ -156,6 +156,6 @@ def _solve(op: str, given: dict[str, BlockedArray], to: Destination, options: An
 
 
 _FRAMES = {
-    op: Frame(op, ("grad", "indices"), functools.partial(_solve, op), types={"indices": ("int64",)})
+    op: Frame(op, ("grad", "indices"), functools.partial(_solve, op), (), ("indices",), {"indices": ("int64",)})
     for op in ("max_pool2d_backward", "avg_pool2d_backward", "adaptive_avg_pool2d_backward")
 }
