@@ -58,7 +58,7 @@ CLAIMS: dict[str, Broken] = {
     ),
     r"needs rows of at least (\d+) output pixels, not (\d+)": lambda p, least, n: n < least,
     r"needs rows of fewer than (\d+) vectors": always,
-    r"needs 3x3 windows, not (\d+)x(\d+)": lambda p, kh, kw: (kh, kw) == (p.kh, p.kw) != (3, 3),
+    r"needs 3x3 windows": lambda p: (p.kh, p.kw) != (3, 3),
     r"needs stride (\d+)(?: or (\d+))? in both directions, and dilation 1": lambda p, *known: (
         p.sh != p.sw or p.sh not in known or (p.dh, p.dw) != (1, 1)
     ),

@@ -60,7 +60,7 @@ UNIT = 4  # channels of a group, one of several, are a multiple of so many, else
 def _why_not(m: int, request: Request) -> Reason | None:
     p, src, dst, types = request.problem, request.src, request.dst, request.types
     if (p.kh, p.kw) != (3, 3):
-        return f"needs 3x3 windows, not {p.kh}x{p.kw}"
+        return "needs 3x3 windows"
     strides = [form.stride for form in FORMS if form.m == m]
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"needs stride {' or '.join(map(str, strides))} in both directions, and dilation 1"
