@@ -11,11 +11,12 @@ import warnings
 
 import numpy as np
 import pytest
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch_models import F, torch
 
 import blockconv as bc
 
+pytree = importlib.import_module("torch.utils._pytree")
+tree_flatten, tree_leaves, tree_unflatten = pytree.tree_flatten, pytree.tree_leaves, pytree.tree_unflatten
 backend = importlib.import_module("blockconv.torch").backend
 compiler = importlib.import_module("blockconv.frontends.torch.backend")
 table = importlib.import_module("blockconv.frontends.torch.ops").OPS

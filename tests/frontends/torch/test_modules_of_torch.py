@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import pickle
 
 import pytest
-from torch.ao.quantization import quantize_fx
-from torch.nn.utils import prune
 from torch_models import NETWORKS, made, nn, torch
 
 import blockconv as bc
+
+prune = importlib.import_module("torch.nn.utils.prune")
+quantize_fx = importlib.import_module("torch.ao.quantization.quantize_fx")
 
 
 def images(*shape):
