@@ -6,6 +6,7 @@ All public functions share these checks, so the same mistake has the same messag
 from __future__ import annotations
 
 import marshal
+import sys
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from blockconv.core.checks import check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, warn
 from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
-from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last, to_layout
+from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 from blockconv.runtime import address_of
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -55,11 +56,6 @@ def images_like(input: Any, storage: Array, layout: Layout, unbatched: bool) -> 
     return like(input, result[0] if unbatched else result)
 
 
-def blocked_like(input: Any, made: BlockedArray) -> Any:
-    """A result as the kind of array that the input is."""
-    return made if isinstance(input, BlockedArray) else images_like(input, made.storage, made.layout, False)
-
-
 def memory_of(x: Any) -> Array:
     """The memory of an array, or of a BlockedArray."""
     found: Array = x.storage if isinstance(x, BlockedArray) else x
@@ -83,18 +79,13 @@ def dense_layout(op: str, out: Array, channels_last: bool, wanted: Layout | None
     raise LayoutError(op, "out", out, f"has to be dense in {wanted or 'NCHW or NHWC'} order")
 
 
-def out_as_blocked(op: str, out: Any, shape: tuple[int, ...], dtype: Any, wanted: Layout | None = None) -> BlockedArray:
-    """The array or tensor to write as a BlockedArray of its memory, in the layout `wanted`, if there is one."""
-    array = as_numpy(out, op, "out", write=True)
-    check_out(op, array, np.ndarray, shape, dtype, None)
-    layout = dense_layout(op, array, is_channels_last(array), wanted)
-    return BlockedArray(array.transpose(layout.outer), layout, shape)
-
-
-def reordered(op: str, x: BlockedArray, layout: Layout, stacklevel: int = 4) -> BlockedArray:
-    """`x` in another layout, by a reorder that the caller is warned of."""
+def reordered(op: str, x: BlockedArray, layout: Layout) -> BlockedArray:
+    """`x` in another layout, by a reorder that the first caller outside blockconv is warned of."""
+    caller, level = sys._getframe(1), 2
+    while caller.f_back is not None and caller.f_globals["__name__"].startswith("blockconv."):
+        caller, level = caller.f_back, level + 1
     text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
-    warn(text + f"; give the input in {layout}", stacklevel=stacklevel)
+    warn(text + f"; give the input in {layout}", level)
     return to_layout(x, layout)
 
 

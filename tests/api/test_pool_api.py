@@ -221,8 +221,9 @@ def test_another_layout_out():
         assert found.layout == bc.Layout(dst)
         assert np.array_equal(found.storage, bc.to_layout(wanted, dst).storage)
     assert bc.is_channels_last(bc.max_pool2d(x, 2, out_layout="NHWC"))
-    with pytest.warns(bc.SlowPathWarning, match="reorders its input from"):
+    with pytest.warns(bc.SlowPathWarning, match="reorders its input from") as told:
         found = bc.max_pool2d(bc.to_layout(x, "ABcd16b16a"), 2)
+    assert told[0].filename == __file__
     assert found.layout == bc.Layout("ABcd16b16a")
     assert np.array_equal(np.asarray(found), wanted)
 
