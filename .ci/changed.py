@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Folders of tests with another name than the package's.
 ELSEWHERE = {"blockconv/eager": "blockconv/frontends/torch", "blockconv/torch": "blockconv/frontends/torch",
-             "blockconv/data": "blockconv/machine", "blockconv/__main__": "blockconv/cli"}  # fmt: skip
+             "blockconv/data": "blockconv/machine", "blockconv/__main__": "blockconv/cli",
+             "blockconv/_pyinstaller": "blockconv/hostile_hosts"}  # fmt: skip
 # What is no module, by its path. The first pattern counts.
 OTHERS = {
     r"CONTRIBUTING\.md": ("tests/test_docs.py", "tests/test_contributing.py"),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array
-from blockconv.api.frame import Destination, Frame, Result, Solution, check_alike, given_array
+from blockconv.api.frame import Computation, Destination, Frame, Result, check_alike, given_array
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
@@ -169,7 +169,7 @@ def computed(op: str, name: str, array: npt.NDArray[Any], x: Any) -> npt.NDArray
 
 def _solve(
     op: str, given: dict[str, BlockedArray], buffers: tuple[str, ...], options: Any, results: int, extra: bool
-) -> Solution:
+) -> Computation:
     """options: epsilon. results: how many, each with a number for each channel, there are beside the first."""
     x = check_alike(op, given)
     if x.shape[0] * x.shape[2] * x.shape[3] < 2 or x.shape[1] < 1:
@@ -177,7 +177,7 @@ def _solve(
     with raised_by(op):
         problem = BatchNormProblem(x.shape, *options)
     layout = x.layout if x.layout.blocks[0] == 1 else NCHW
-    return Solution(
+    return Computation(
         row=op,
         problem=problem,
         src=layout,
@@ -192,14 +192,14 @@ def _solve(
 
 def _solve_forward(
     given: dict[str, BlockedArray], _: Destination, options: Any, running: tuple[bool, bool]
-) -> Solution:
+) -> Computation:
     """running: whether mean and variance are given, to be updated."""
     new = ["out3" if running[0] else "", f"out{3 + running[0]}" if running[1] else ""]
     buffers = "input", "weight", "bias", "out", "out1", "out2", "residual", *_RUNNING, *new, "numbers"
     return _solve("batch_norm", given, buffers, options, 2 + sum(running), "residual" in given)
 
 
-def _solve_gradients(given: dict[str, BlockedArray], _: Destination, __: Any, bounded: bool) -> Solution:
+def _solve_gradients(given: dict[str, BlockedArray], _: Destination, __: Any, bounded: bool) -> Computation:
     buffers = "input", "grad", *_GIVEN, "out", "out1", "out2", "numbers"
     return _solve("batch_norm_backward", given, buffers, (0.0,), 2, bounded)
 

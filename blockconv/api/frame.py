@@ -55,7 +55,7 @@ class Result(NamedTuple):
     is_plain: bool = False
 
 
-class Solution(NamedTuple):
+class Computation(NamedTuple):
     """What a function computes for arrays of certain shapes, layouts and types.
 
     row: the op of the table's rows.
@@ -91,7 +91,7 @@ class Destination(NamedTuple):
 
 
 # From arrays by name, the destination, the options of a call and its `kind`.
-Solve = Callable[[dict[str, BlockedArray], Destination, Any, Any], Solution]
+Solve = Callable[[dict[str, BlockedArray], Destination, Any, Any], Computation]
 
 
 class Bound(NamedTuple):
@@ -294,7 +294,7 @@ class Frame:
         assert layout is not None
         return BlockedArray(out.transpose(layout.outer), layout, target.shape)
 
-    def _bind(self, solution: Solution) -> Bound:
+    def _bind(self, solution: Computation) -> Bound:
         results = [f"out{k}" if k else "out" for k in range(len(solution.results))]
         names = [*self._names, *results, *self._beside]
         program, room, threads = Program(()), 0, get_num_threads()

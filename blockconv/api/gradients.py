@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
-from blockconv.api.frame import Destination, Frame, Result, Solution
+from blockconv.api.frame import Computation, Destination, Frame, Result
 from blockconv.api.functional import conv2d_like, convolved
 from blockconv.api.modules import Conv2d
 from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
@@ -245,7 +245,7 @@ def conv2d_backward_weights(
     return tuple(found) if bias else found[0]
 
 
-def _solve_weights(given: dict[str, BlockedArray], to: Destination, options: Any, bias: bool) -> Solution:
+def _solve_weights(given: dict[str, BlockedArray], to: Destination, options: Any, bias: bool) -> Computation:
     op, x, y = _WEIGHTS.op, given["input"], given["grad"]
     problem = _weights_problem(op, x.shape, *options)
     if y.shape != problem.dst_shape:
@@ -255,7 +255,7 @@ def _solve_weights(given: dict[str, BlockedArray], to: Destination, options: Any
     dtype: Any = np.float32 if element(x.dtype).is_half and to.dtype == np.float32 else x.dtype
     types = Types.converted(x.dtype, dtype) if element(x.dtype).is_half else Types.all(x.dtype)
     layout = to.layout or NCHW
-    return Solution(
+    return Computation(
         row=op,
         problem=problem if problem.n else None,
         src=x.layout,

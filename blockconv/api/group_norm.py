@@ -11,7 +11,7 @@ import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.batch_norm import by_channel, computed, computed_type
-from blockconv.api.frame import Destination, Frame, Result, Solution, check_alike
+from blockconv.api.frame import Computation, Destination, Frame, Result, check_alike
 from blockconv.core.checks import check_flag, read_sizes, whole
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
@@ -214,7 +214,7 @@ def _gradients(
     return frame(arrays, (*grouping, 0.0), False, (by_channel(op, "weight", weight, x, 1), *known), out)
 
 
-def _solve(op: str, given: dict[str, BlockedArray], _: Destination, options: Any, is_forward: bool) -> Solution:
+def _solve(op: str, given: dict[str, BlockedArray], _: Destination, options: Any, is_forward: bool) -> Computation:
     """options: groups, whether each pixel is normalised on its own, epsilon."""
     x, (groups, per_pixel, eps) = check_alike(op, given), options
     with raised_by(op):
@@ -223,7 +223,7 @@ def _solve(op: str, given: dict[str, BlockedArray], _: Destination, options: Any
     layout = _of_pixels(layout) if per_pixel else layout
     held, count = computed_type(x), math.prod(_statistics_shape(x, groups, per_pixel)) if is_forward else x.shape[1]
     forward, backward = ("input", "weight", "bias", "out"), ("input", "grad", "weight", "mean", "inverse", "out")
-    return Solution(
+    return Computation(
         row="group_norm" if is_forward else "group_norm_backward",
         problem=None if 0 in x.shape else problem,
         src=layout,

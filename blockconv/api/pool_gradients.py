@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
-from blockconv.api.frame import Destination, Frame, Result, Solution, as_blocked, given_array
+from blockconv.api.frame import Computation, Destination, Frame, Result, as_blocked, given_array
 from blockconv.api.gradients import checked_shape
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.api.pooling import max_pool2d
@@ -133,7 +133,7 @@ def _gradient(
     return _FRAMES[op]((grad, indices), (pool, shape, parameters), out=wanted[0], out_layout=wanted[1])[0]
 
 
-def _solve(op: str, given: dict[str, BlockedArray], to: Destination, options: Any, _: None) -> Solution:
+def _solve(op: str, given: dict[str, BlockedArray], to: Destination, options: Any, _: None) -> Computation:
     (pool, shape, parameters), y = options, given["grad"]
     named = "input" if pool == "max_pool2d" else "input_shape"
     sizes = checked_shape(op, named, shape)
@@ -143,7 +143,7 @@ def _solve(op: str, given: dict[str, BlockedArray], to: Destination, options: An
         if x.shape != problem.src_shape:
             raise ArgumentError(op, name, x.shape, f"has to have the shape of the output, {problem.src_shape}")
     layout = to.layout if to.layout is not None and to.layout.is_native else y.layout
-    return Solution(
+    return Computation(
         row="pool2d_backward",
         problem=None if 0 in problem.src_shape else problem,
         src=y.layout,

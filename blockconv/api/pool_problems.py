@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.api.frame import Destination, Frame, Result, Solution
+from blockconv.api.frame import Computation, Destination, Frame, Result
 from blockconv.core.checks import MOST_EXTENT, check_extents, check_flag, whole
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.layout import Layout
@@ -130,7 +130,7 @@ def _check_sums(op: str, problem: Problem) -> None:
 
 def _solve(
     op: str, given: dict[str, BlockedArray], _: Destination, parameters: Any, kind: tuple[bool, Quantizations] | None
-) -> Solution:
+) -> Computation:
     """kind: whether the call gives indices, and its quantizations; None: neither. Kernels write the input's layout."""
     x, (indices, quantizations) = given["input"], kind or (False, NOT_QUANTIZED)
     if isinstance(x.dtype, str) and (indices or x.layout != Layout("NCHW64")):
@@ -148,7 +148,7 @@ def _solve(
     results = [Result(problem.dst_shape, x.layout, x.dtype, dst.zero_point if dst is not None and not indices else 0)]
     if indices:
         results.append(Result(problem.dst_shape, x.layout, np.dtype(np.int64)))
-    return Solution(
+    return Computation(
         row="pool2d_indices" if indices else "pool2d",
         problem=None if 0 in problem.dst_shape else problem,
         src=x.layout,

@@ -15,7 +15,7 @@ from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import follows_tangents, has_tangent, has_values
 from blockconv.eager import functional
-from blockconv.frontends.torch.weights import Weights
+from blockconv.frontends.torch.weights import Snapshot
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
@@ -97,7 +97,7 @@ class Conv2d(torch.nn.Conv2d, metaclass=_StandIn):  # type: ignore[misc]
         held: Any = self.__dict__.get("_packed")
         given = (weight,) if bias is None else (weight, bias)
         if held is None or held[1] != options or not held[0].are(given):
-            known = Weights(given)
+            known = Snapshot(given)
             held = known, options, Packed(weight.detach(), None if bias is None else bias.detach(), *options)
             self.__dict__["_packed"] = held
         return held[2](input)

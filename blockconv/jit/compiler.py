@@ -22,7 +22,6 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from numba.core.compiler_lock import global_compiler_lock
 
 from blockconv.core import target
 from blockconv.core.errors import FAILURES, warn
@@ -147,7 +146,7 @@ def _on_own_stack(work: Callable[[], Code]) -> Code:
 
     What a signal handler raises meanwhile comes when it is done, and leaves no compiler in the middle of its work.
     """
-    if global_compiler_lock.is_locked():  # by this thread: Numba's compiler called, and another would wait for it
+    if _private is not None and _private.global_compiler_lock.is_locked():  # by this thread: another would wait for it
         return work()
     with ThreadPoolExecutor(1, "blockconv compiler") as threads:
         before = threading.stack_size(STACK)  # for all threads to come

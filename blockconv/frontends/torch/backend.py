@@ -3,7 +3,7 @@
 AOTAutograd gives a graph of ATen ops whose parameters are inputs. A dry run of the translators over fake tensors says
 which nodes blockconv takes, and why not the others. Connected nodes become one `Part`, which is planned at its first
 call, when the weights are there. Parameters and buffers are its constants: batch norms are folded into convolutions,
-and weights are packed once. If one changes (see `Weights`), a part folds and packs again, and keeps the kernels and
+and weights are packed once. If one changes (see `Snapshot`), a part folds and packs again, and keeps the kernels and
 layouts that it chose.
 """
 
@@ -46,7 +46,7 @@ from blockconv.frontends.torch.reader import (
 )
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_op, place_ops
-from blockconv.frontends.torch.weights import Weights
+from blockconv.frontends.torch.weights import Snapshot
 from blockconv.network.graph import Network
 from blockconv.network.ops import Shape
 from blockconv.network.ops.rule import Tensor
@@ -449,7 +449,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         sizes = [size for *_, value in rest for size in getattr(value, "shape", ())]
         self._sizes_change = bool(numbers) or any(isinstance(size, torch.SymInt) for size in sizes)
         self._lock = threading.Lock()
-        self.weights = Weights(())
+        self.weights = Snapshot(())
         self._variants: dict[Any, Any] = {}  # by formats and numbers; and the weights that they are for
         self._options: dict[Any, Options] = {}
 
@@ -479,7 +479,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         with self._lock:
             started = time.perf_counter()
             if not _are_for(self._variants, weights):
-                self.weights = Weights(weights)
+                self.weights = Snapshot(weights)
                 self._variants = {"weights": self.weights}
                 self.record.packed += 1
             given = [None if k in self.flows else x for k, x in enumerate(args)]

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from blockconv.runtime.fingerprint import Fingerprint
 
 
-class Weights:
+class Snapshot:
     """Tensors as they are now. Make it before what is packed from them, so that a write in between is seen."""
 
     __slots__ = ("_fingerprint", "_known", "_memory", "tensors")

@@ -89,7 +89,8 @@ def test_the_loss_is_pytorchs(way, dtype, steps):
     torch._dynamo.reset()
     rounding = max(distance(theirs, others[0]), distance(theirs, others[1]), distance(*others))
     print(f"ours {distance(found, theirs):.2e}, PyTorch's among themselves {rounding:.2e}")
-    assert distance(found, theirs) <= 2 * rounding
+    # Where PyTorch's kernels sum all channels in one order, it does not differ from itself.
+    assert distance(found, theirs) <= max(2 * rounding, 1e-4)
     torch.testing.assert_close(found[:2], theirs[:2], rtol=0.05 if dtype == torch.bfloat16 else 1e-4, atol=0)
     if steps == STEPS:
         assert found[-SMOOTHED:].mean() < 0.5 * found[:SMOOTHED].mean()
