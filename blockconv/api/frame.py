@@ -56,7 +56,7 @@ class Result(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """What a function computes for arrays of certain shapes, layouts and types.
+    """The work of a function on arrays of certain shapes, layouts and types.
 
     row: the op of the table's rows.
     problem: None if there is nothing to compute, so that all results are zeros.
@@ -82,8 +82,8 @@ class Computation(NamedTuple):
 class Destination(NamedTuple):
     """Where the first result has to go.
 
-    layout: that of `out`, or the argument `out_layout`; None without either.
-    dtype: that of `out`; None without it.
+    layout: the layout of `out`, or the argument `out_layout`; None without either.
+    dtype: the dtype of `out`; None without it.
     """
 
     layout: Layout | None
@@ -219,7 +219,7 @@ class Frame:
     def _first(
         self, given: Sequence[Any], about: tuple[Any, Any], beside: tuple[Any, ...], out: Any, wanted: Layout | None
     ) -> tuple[Bound, list[Any], bool]:
-        """What calls are bound to, the results, and whether the next call needs no checks, because nothing was copied.
+        """The bound program, the results, and whether the next call needs no checks, because nothing was copied.
 
         about: the options and the kind of the call.
         """
@@ -266,8 +266,6 @@ class Frame:
 
     def _read(self, name: str, x: Any) -> BlockedArray:
         """An array in a native layout, without a copy if it is dense in one."""
-        if isinstance(x, BlockedArray) and len(x.shape) != 4:
-            raise ArgumentError(self.op, name, x, "has to be (N, C, H, W)")
         if not isinstance(x, BlockedArray) and self._takes_one:
             x = given_images(self.op, x, name)[0]
         return as_blocked(self.op, name, x, self._types.get(name, FLOATS))

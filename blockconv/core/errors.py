@@ -16,7 +16,7 @@ _SIZES = {"h": "height", "w": "width", "shape": "shape"}
 _MEANINGS = {f"{w}{s}": f"the {whole}'s {size} " for w, whole in _WHOLES.items() for s, size in _SIZES.items()}
 
 
-# What libraries raise for data that they cannot take. `except Exception` would also take an exception that interrupts
+# Libraries raise these for data that they cannot take. `except Exception` would also take an exception that interrupts
 # the library, such as the time limit of a handler of signals; it has to reach the caller as it is.
 FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError),

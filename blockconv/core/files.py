@@ -19,7 +19,7 @@ from blockconv.core.errors import FAILURES, ArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-# What NumPy and Python raise for a damaged zip, array or text.
+# NumPy and Python raise these for a damaged zip, array or text.
 DAMAGED = (*FAILURES, OSError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 

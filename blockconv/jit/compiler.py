@@ -144,7 +144,7 @@ STACK = 16 << 20  # bytes, which LLVM's recursion never needs
 def _on_own_stack(work: Callable[[], Code]) -> Code:
     """`work()` on a thread with a stack of its own, as the caller's may be too small for LLVM.
 
-    What a signal handler raises meanwhile comes when it is done, and leaves no compiler in the middle of its work.
+    An exception of a signal handler waits until the work is done, so it stops no compiler halfway.
     """
     if _private is not None and _private.global_compiler_lock.is_locked():  # by this thread: another would wait for it
         return work()
