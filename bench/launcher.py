@@ -7,7 +7,7 @@ from rich.table import Table
 
 from blockconv import jit
 from blockconv.jit.ir import fetch_add, load_i64
-from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
+from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
 
 from .grid import Grid
 from .timing import compare
@@ -53,8 +53,8 @@ def measure(threads: int, rounds: int = 31) -> dict[str, float]:
     return {"op": plan_us / OPS, "work": work_us / OPS, "overhead": (plan_us - work_us) / OPS, "call": call_us}
 
 
-def _op(times: int, tasks: int) -> Op:
-    return Op(spin(), (Buffer(0), times), tasks)
+def _op(times: int, tasks: int) -> Launch:
+    return Launch(spin(), (Buffer(0), times), tasks)
 
 
 def _times_of_a_microsecond(cells: np.ndarray) -> int:

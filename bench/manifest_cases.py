@@ -52,7 +52,7 @@ class Node:
     """
 
     name: str
-    attributes: ops.Attributes
+    attributes: ops.Op
     inputs: tuple[Shape, ...]
     parameters: tuple[Shape, ...] = ()
     dtype: str = "float32"
@@ -321,7 +321,7 @@ _POOLS = (
 )
 _X = (2, 20, 9, 11)
 _BIAS = (20,)
-_OTHERS: tuple[tuple[str, ops.Attributes, tuple[Shape, ...], tuple[Shape, ...], str], ...] = (
+_OTHERS: tuple[tuple[str, ops.Op, tuple[Shape, ...], tuple[Shape, ...], str], ...] = (
     (
         "conv2d of taps far apart",
         ops.Conv2d((1, 1), ((6, 6), (6, 6)), (6, 6), 1, IDENTITY, finite=True),

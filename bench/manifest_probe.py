@@ -21,7 +21,7 @@ from blockconv.jit import kept
 from blockconv.kernels import Row
 from blockconv.network import plan
 from blockconv.network.planning.parameters import Parameters
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 from .assembly import digest, strip
 
@@ -109,7 +109,7 @@ class Kernels:
             (self.directory / f"{found}.s").write_text(text, encoding="utf-8")
         return found
 
-    def of(self, op: Op) -> list[str]:
+    def of(self, op: Launch) -> list[str]:
         """An op's kernel, then the kernels that it calls: their addresses are among its arguments."""
         called = {self.digests[a] for a in op.args if isinstance(a, int) and a in self.digests}
         return [self.digests[op.kernel.address], *sorted(called)]

@@ -30,7 +30,7 @@ from blockconv.network.planning.binding import bind
 from blockconv.network.planning.candidate import OUTPUT, Candidate, Pricing, Workspace, element_types
 from blockconv.network.planning.candidates import candidates
 from blockconv.network.planning.parameters import Parameters
-from blockconv.runtime import Op, Program, address_of
+from blockconv.runtime import Launch, Program, address_of
 from blockconv.runtime.launcher import launch_alone, launch_worker
 
 from . import reorders
@@ -98,7 +98,7 @@ def stored(logical: Array, layout: Layout) -> Array:
     return reorders.storage(logical, f"NCHW{block}")
 
 
-def _result(ops: Sequence[Op], buffers: Sequence[Array], written: Sequence[Array]) -> str:
+def _result(ops: Sequence[Launch], buffers: Sequence[Array], written: Sequence[Array]) -> str:
     """The digest of what ops write: bytes that they leave alone are the same each time too."""
     for array in written:
         array.reshape(-1).view(np.uint8)[:] = 0xA5
@@ -115,9 +115,9 @@ class Way(NamedTuple):
 
     name: str
     row: Row
-    bound: Callable[[int], tuple[Record, Sequence[Op]]]
+    bound: Callable[[int], tuple[Record, Sequence[Launch]]]
     result: Callable[[], str] | None
-    packing: Callable[[], Sequence[Op]] = tuple
+    packing: Callable[[], Sequence[Launch]] = tuple
 
 
 class Worker:
@@ -166,7 +166,7 @@ class Worker:
             record["bits"] = way.result()
         return record
 
-    def _ops(self, ops: Sequence[Op]) -> list[Record]:
+    def _ops(self, ops: Sequence[Launch]) -> list[Record]:
         return [
             {"tasks": op.tasks, "chunk": op.chunk, "scratch": op.scratch, "kernels": self.kernels.of(op)} for op in ops
         ]
@@ -183,8 +183,8 @@ class Worker:
         types = candidate.types
         held = Parameters(network) if self.job.runs else Unpacked(network)
 
-        def bound(threads: int) -> tuple[Record, Sequence[Op]]:
-            ops = bind(network, node, candidate, held, threads).ops
+        def bound(threads: int) -> tuple[Record, Sequence[Launch]]:
+            ops = bind(network, node, candidate, held, threads).launches
             return blocking(row, problem, src, dst, types, threads), ops
 
         def result() -> str:
@@ -196,9 +196,9 @@ class Worker:
             arrays = [np.empty(x.nbytes, np.uint8) if isinstance(x, Workspace) else x for x in operands]
             return _result(ops, [places[x] if isinstance(x, int) else x for x in arrays], [out])
 
-        def packed() -> Sequence[Op]:
+        def packed() -> Sequence[Launch]:
             form = row.prepare(problem, src, dst, types).weights
-            return () if form is None else packing(problem, PLAIN, form, np.dtype(case.dtype).itemsize).program.ops
+            return () if form is None else packing(problem, PLAIN, form, np.dtype(case.dtype).itemsize).program.launches
 
         by = f" {row.name}" if case.every else ""
         name = f"{case.name} {case.dtype} {src} > {dst}{by}"
@@ -221,7 +221,7 @@ class Worker:
                 "reads": [str(layout) for _, layout in action.reads],
                 "writes": str(written),
                 "blocking": {},
-                "ops": self._ops(action.ops),
+                "ops": self._ops(action.launches),
             }
             if node is not None and node.op == "conv2d":
                 row, problem = selection.named(node.op, action.kernel), plan.network.problem(node)
@@ -259,10 +259,10 @@ def _way_of_direct(case: Direct, row: Row, src: Layout, dst: Layout) -> Way:
                 given = _corners(case.problem) if kind == "int64" else uniform(shape, kind, f"{case.name} {k}")
                 buffers.append(stored(given, layout))
         written = [array for array, operand in zip(buffers, case.operands, strict=True) if operand.is_written]
-        return _result(primitive.ops(), [*buffers, *(np.empty(n, np.uint8) for n in primitive.workspace)], written)
+        return _result(primitive.launches(), [*buffers, *(np.empty(n, np.uint8) for n in primitive.workspace)], written)
 
     name = f"{case.name} {case.dtype} {src} > {dst} {row.name}"
-    return Way(name, row, lambda threads: ({}, prepared(threads).ops()), result)
+    return Way(name, row, lambda threads: ({}, prepared(threads).launches()), result)
 
 
 def _corners(problem: Any) -> Array:
@@ -285,9 +285,9 @@ def _ways_of_reorder(case: Reorder) -> Iterator[Way]:
 def _way_of_reorder(case: Reorder, row: Row, src: Layout, dst: Layout) -> Way:
     problem, dtype = case.problem, f"uint{8 * case.problem.itemsize}"
 
-    def bound(threads: int) -> tuple[Record, Sequence[Op]]:
+    def bound(threads: int) -> tuple[Record, Sequence[Launch]]:
         types = Types.bits(problem.itemsize)
-        return {}, row.prepare(problem, src, dst, types, fill=case.fill, stream=case.stream).ops()
+        return {}, row.prepare(problem, src, dst, types, fill=case.fill, stream=case.stream).launches()
 
     def result() -> str:
         source, out = stored(uniform(problem.shape, dtype, case.name), src), empty(problem.shape, dst, dtype).storage

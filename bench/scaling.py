@@ -31,7 +31,7 @@ from blockconv.dispatch import selection, tuning
 from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import host
 from blockconv.network.planning.candidates import kernel_layouts
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 from . import launcher, networks, roof
 from .grid import headed
@@ -123,7 +123,7 @@ def layer(problem: Conv2dProblem, layout: Layout, threads: int) -> list[Work]:
     """The ops of the row that is chosen, as they are cut for so many threads."""
     row = selection.choose("conv2d", problem, layout, layout, TYPES)
     primitive = row.prepare(problem, layout, layout, TYPES, threads)
-    ops = [op for op in primitive.ops() if op.tasks]
+    ops = [op for op in primitive.launches() if op.tasks]
     nbytes = 4 * (layout.size(problem.src_shape) + layout.size(problem.dst_shape) + _weights(problem))
     return _divided(_serial(primitive, threads), ops, nbytes)
 
@@ -138,7 +138,7 @@ def _weights(problem: Conv2dProblem) -> int:
     return problem.oc * (problem.ic // problem.g) * problem.kh * problem.kw
 
 
-def _divided(serial: float, ops: Sequence[Op], nbytes: float) -> list[Work]:
+def _divided(serial: float, ops: Sequence[Launch], nbytes: float) -> list[Work]:
     """The works of an action's ops, each with an equal part of its time and bytes."""
     return [Work(serial / len(ops), op.tasks, op.chunk, nbytes / len(ops)) for op in ops]
 
@@ -153,11 +153,11 @@ def network(plan: bc.Plan, threads: int) -> Iterator[Work]:
         problem, primitive = candidate.problem, candidate.prepare(src, dst, threads)
         nbytes = 4 * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
         nbytes += 4 * _weights(problem) if node.op == "conv2d" else 0
-        yield from _divided(_serial(primitive, threads), [op for op in primitive.ops() if op.tasks], nbytes)
+        yield from _divided(_serial(primitive, threads), [op for op in primitive.launches() if op.tasks], nbytes)
     for action in plan.reorders:
         shape = planned.network.shape(action.writes[0])
         nbytes = 4 * sum(layout.size(shape) for _, layout in (*action.reads, action.writes))
-        yield from _divided(action.cost, [op for op in action.ops if op.tasks], nbytes)
+        yield from _divided(action.cost, [op for op in action.launches if op.tasks], nbytes)
 
 
 # ---------------------------------------------------------------- what is measured

@@ -102,14 +102,14 @@ def _bound(case: Case, threads: int) -> tuple[Program, Addresses, BlockedArray]:
     x, out = BlockedArray.from_numpy(_data(problem)[0], src), empty(shape, dst, np.float32)
     if row.op == "reorder":
         primitive = row.prepare(problem, src, dst, Types.bits(problem.itemsize))
-        return Program(primitive.ops()), Addresses([x.storage, out.storage]), out
+        return Program(primitive.launches()), Addresses([x.storage, out.storage]), out
     network = _network(problem)
     (node,) = network.nodes
     chosen = Candidate(row, network.problem(node), (src,), dst, 0.0, types=Types.all("float32"))
     bound = bind(network, node, chosen, Parameters(network), threads)
     places = {0: x.storage, OUTPUT: out.storage}
     arrays: list[Any] = [places[operand] if isinstance(operand, int) else operand for operand in bound.operands]
-    return Program(bound.ops), Addresses(arrays), out
+    return Program(bound.launches), Addresses(arrays), out
 
 
 class Addresses(list):  # type: ignore[type-arg]

@@ -52,14 +52,14 @@ def prepared(
     alone = primitive if threads == 1 else prepare(threads=1)
     workspace = sum(primitive.workspace)
     if weights is None:
-        return Prepared(primitive.form, Program(primitive.ops(epilogue), alone.seconds), None, workspace)
+        return Prepared(primitive.form, Program(primitive.launches(epilogue), alone.seconds), None, workspace)
     # One program, so that threads are woken once. The weights' buffers come after those of the convolution, and the
     # workspace after them.
     how = packing(problem, weights, primitive.form, primitive.form.dot.itemsize or types.wei.itemsize)
-    first = [op.with_buffers({0: 6, 2: 7}) for op in how.program.ops]
+    first = [launch.with_buffers({0: 6, 2: 7}) for launch in how.program.launches]
     seconds = alone.seconds + selection.packing_seconds(alone, Request(problem, src, dst, types))
-    ops = [op.with_buffers({6: 8}) for op in primitive.ops(epilogue)]
-    return Prepared(primitive.form, Program([*first, *ops], seconds), how, workspace)
+    launches = [launch.with_buffers({6: 8}) for launch in primitive.launches(epilogue)]
+    return Prepared(primitive.form, Program([*first, *launches], seconds), how, workspace)
 
 
 # Which kernels of the table each algorithm may take.

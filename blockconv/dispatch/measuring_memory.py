@@ -41,7 +41,7 @@ def bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
 def copy(size: int) -> Callable[[], None]:
     """A copy that reads and writes so many bytes together."""
     elements = size // 2 // ITEMSIZE
-    return program_runner(copy_of(elements).ops(), [elements * ITEMSIZE] * 2)
+    return program_runner(copy_of(elements).launches(), [elements * ITEMSIZE] * 2)
 
 
 def read(size: int) -> Callable[[], None]:
@@ -56,7 +56,7 @@ def read(size: int) -> Callable[[], None]:
 def launch() -> float:
     """Seconds of an op with next to nothing to do, in a program of many."""
     few, many = 1, 33
-    (op,) = copy_of(16).ops()
+    (op,) = copy_of(16).launches()
     found = in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
     return (found[many] - found[few]) / (many - few)
 

@@ -21,7 +21,7 @@ from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.taps import pack_taps_op
 from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
-from blockconv.runtime import Buffer, Op, Program, Scratch, address_of, aligned_empty
+from blockconv.runtime import Buffer, Launch, Program, Scratch, address_of, aligned_empty
 from blockconv.runtime.memory import Empty
 
 _PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
@@ -42,12 +42,13 @@ def packing(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: 
         return _packing_of_pieces(problem, source, form, itemsize)
     shape, transform = problem.grouped_wei_shape, form.transform
     if transform is not None and source == form.layout:
-        return Packing(Program((transform.op(problem),)), transform.nbytes(problem), 0)
+        return Packing(Program((transform.launch(problem),)), transform.nbytes(problem), 0)
     first, nbytes = reorder_program(shape, source, form.layout, itemsize), form.packed_bytes(problem, itemsize)
     if transform is None:
         return Packing(first, nbytes, 0)
-    ops = [*(op.with_buffers({1: 2}) for op in first.ops), transform.op(problem).with_buffers({0: 2})]
-    return Packing(Program(ops), transform.nbytes(problem), nbytes)
+    then = transform.launch(problem).with_buffers({0: 2})
+    launches = [*(launch.with_buffers({1: 2}) for launch in first.launches), then]
+    return Packing(Program(launches), transform.nbytes(problem), nbytes)
 
 
 def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm, itemsize: int) -> Packing:
@@ -55,21 +56,21 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
     shape, end = problem.grouped_wei_shape, form.read_bytes(problem, itemsize)
     sizes = [piece.form.read_bytes(piece.problem, itemsize) for piece in form.pieces]
     begins = itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
-    ops, some, between = [], [], 0
+    launches, some, between = [], [], 0
     for piece, at, nbytes in zip(form.pieces, begins, sizes, strict=False):
         if piece.taps is None:
             args = FillArgs(dst=Buffer(1, at), size=nbytes, step=nbytes, fill=0, given=0)
-            ops.append(Op(fill_extents(), args, 1))
+            launches.append(Launch(fill_extents(), args, 1))
         else:
             some.append((piece, at))
     whole = pack_taps_op(some, source, shape, itemsize) if some else None
     if whole is not None:
-        return Packing(Program([*ops, whole]), end, 0)
+        return Packing(Program([*launches, whole]), end, 0)
     for piece, at in some:
         inner = _packing_of_piece(piece, source, shape, itemsize)
-        ops += [op.with_offsets({1: (at, end)}) for op in inner.program.ops]
+        launches += [launch.with_offsets({1: (at, end)}) for launch in inner.program.launches]
         between = max(between, inner.between)
-    return Packing(Program(ops), end, between)
+    return Packing(Program(launches), end, between)
 
 
 def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
@@ -97,11 +98,11 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], 
         0: (itemsize * begins[0], itemsize * source.size(shape)),
         1: (itemsize * begins[1], nbytes),
     }
-    ops = [op.with_offsets(moved) for op in reorder_program(inner, src, dst, itemsize).ops]
+    launches = [launch.with_offsets(moved) for launch in reorder_program(inner, src, dst, itemsize).launches]
     if transform is None:
-        return Packing(Program(ops), nbytes, 0)
-    ops = [*(op.with_buffers({1: 2}) for op in ops), transform.op(problem).with_buffers({0: 2})]
-    return Packing(Program(ops), transform.nbytes(problem), nbytes)
+        return Packing(Program(launches), nbytes, 0)
+    launches = [*(launch.with_buffers({1: 2}) for launch in launches), transform.launch(problem).with_buffers({0: 2})]
+    return Packing(Program(launches), transform.nbytes(problem), nbytes)
 
 
 def weights_as_read(weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
@@ -148,7 +149,7 @@ def unpacked_weights(
     if form.transform is None:
         return first, sums
     packed = aligned_empty(form.transform.nbytes(problem))
-    Program((form.transform.op(problem),)).run((address_of(first), address_of(packed)))
+    Program((form.transform.launch(problem),)).run((address_of(first), address_of(packed)))
     return packed, sums
 
 

@@ -29,11 +29,11 @@ def reorder_program(
     types = Types.bits(problem.itemsize)
     row = selection.choose("reorder", problem, src, dst, types)
     primitive = row.prepare(problem, src, dst, types, fill=fill, stream=stream)
-    ops = primitive.ops()
+    launches = primitive.launches()
     if itemsize:
-        return Program(ops, primitive.seconds)
+        return Program(launches, primitive.seconds)
     src_bytes, dst_bytes = -(-src.size(shape) // 2), -(-dst.size(shape) // 2)
-    inner = [op.with_buffers({0: 2, 1: 3}) for op in ops]
+    inner = [launch.with_buffers({0: 2, 1: 3}) for launch in launches]
     return Program(
         [
             nibble_op(unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
@@ -73,4 +73,4 @@ def conversion_program(
     problem = ReorderProblem(shape, src.name, dst.name, types.src.itemsize)
     row = selection.choose("reorder", problem, src, dst, types)
     primitive = row.prepare(problem, src, dst, types, stream=stream, quantizations=quantizations)
-    return Program(primitive.ops(), primitive.seconds)
+    return Program(primitive.launches(), primitive.seconds)

@@ -115,7 +115,7 @@ def program_of(
     row = choose(op, problem, src, dst, types)
     alone = row.prepare(problem, src, dst, types, **options).seconds
     primitive = row.prepare(problem, src, dst, types, threads, **options)
-    return Program(primitive.ops(), alone), sum(primitive.workspace)
+    return Program(primitive.launches(), alone), sum(primitive.workspace)
 
 
 def cheapest(found: Sequence[Decision], once: bool = False) -> Decision | None:

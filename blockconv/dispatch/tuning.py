@@ -24,7 +24,7 @@ from blockconv.dispatch.selection import named
 from blockconv.jit import kept
 from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
-from blockconv.runtime import Op, Program, address_of, aligned_empty
+from blockconv.runtime import Launch, Program, address_of, aligned_empty
 
 RUNS, LEAST = 7, 3  # of a measurement: at most, and at least
 PARAMETERS = 24  # bytes of an activation's parameters
@@ -42,10 +42,10 @@ def calibrate() -> MachineSpeed:
     """Measure a convolution and a large copy on one thread. Takes under a second, and changes no choice and no bit."""
     p, lay = Conv2dProblem(1, 64, 56, 56, 64, 3, 3, ph=1, pw=1), Layout("NCHW16")
     direct = named("conv2d", "conv_direct").prepare(p, lay, lay, Types.all("float32"))
-    taken = seconds_of(direct.ops(), buffer_sizes(direct, p, lay, lay, 4), 1)
+    taken = seconds_of(direct.launches(), buffer_sizes(direct, p, lay, lay, 4), 1)
     size = 1 << 23
     copy = copy_of(size)
-    copied = seconds_of(copy.ops(), [4 * size, 4 * size], 1)
+    copied = seconds_of(copy.launches(), [4 * size, 4 * size], 1)
     return MachineSpeed(taken / direct.seconds, copied / copy.seconds)
 
 
@@ -116,9 +116,9 @@ def _numbers(table: Mapping[Any, Any]) -> dict[str, float]:
 # ---------------------------------------------------------------- measuring
 
 
-def seconds_of(ops: Sequence[Op], nbytes: Sequence[int], threads: int) -> float:
+def seconds_of(launches: Sequence[Launch], nbytes: Sequence[int], threads: int) -> float:
     """The median time of ops on buffers of these sizes, filled with small numbers and warm in the caches."""
-    run = program_runner(ops, nbytes, threads)
+    run = program_runner(launches, nbytes, threads)
     run()
     times: list[float] = []
     while len(times) < LEAST or (len(times) < RUNS and sum(times) < BUDGET):
@@ -132,7 +132,7 @@ def runner(
     primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int, threads: int = 1
 ) -> Callable[[], None]:
     """A function that runs a prepared convolution or pool once, on buffers of its own; see `buffer_sizes`."""
-    return program_runner(primitive.ops(), buffer_sizes(primitive, problem, src, dst, itemsize), threads)
+    return program_runner(primitive.launches(), buffer_sizes(primitive, problem, src, dst, itemsize), threads)
 
 
 def buffer_sizes(primitive: Primitive, problem: Any, src: Layout, dst: Layout, itemsize: int) -> list[int]:
@@ -148,10 +148,10 @@ def buffer_sizes(primitive: Primitive, problem: Any, src: Layout, dst: Layout, i
     return [source, weights, bias, output, output, PARAMETERS]
 
 
-def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -> Callable[[], None]:
+def program_runner(launches: Sequence[Launch], nbytes: Sequence[int], threads: int = 1) -> Callable[[], None]:
     """A function that runs ops once, on buffers of these sizes."""
     buffers = [filled(size) for size in nbytes]
-    program, addresses = Program(ops), [address_of(buffer) for buffer in buffers]
+    program, addresses = Program(launches), [address_of(buffer) for buffer in buffers]
 
     def run(held: object = buffers) -> None:
         program.run(addresses, threads)
@@ -161,7 +161,7 @@ def program_runner(ops: Sequence[Op], nbytes: Sequence[int], threads: int = 1) -
 
 def nothing() -> Callable[[], None]:
     """A function that runs an op with almost no work, which takes the time of a call."""
-    return program_runner(copy_of(16).ops(), (64, 64))
+    return program_runner(copy_of(16).launches(), (64, 64))
 
 
 def copy_of(elements: int) -> Primitive:

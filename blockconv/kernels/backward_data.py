@@ -32,7 +32,7 @@ from blockconv.kernels.common.interleaved_planes import InterleaveArgs, Interlea
 from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Row, TapsPiece, WeightForm
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
 class _Reached(NamedTuple):
@@ -208,7 +208,7 @@ def _of_parts(parts: Parts, inner: Primitive, request: Request) -> Primitive:
     return replace(
         inner,
         cost=lambda: parts.seconds(request.machine, inner.seconds, request.types),
-        make=lambda *epilogue: parts.ops(inner.ops(*epilogue), "conv2d_backward_data", request.types, 0),
+        make=lambda *epilogue: parts.launches(inner.launches(*epilogue), "conv2d_backward_data", request.types, 0),
     )
 
 
@@ -230,7 +230,9 @@ def _plane_offsets(request: Request, parts: list[_Part]) -> list[int]:
     return list(itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
 
 
-def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]], epilogue: Epilogue) -> list[Op]:
+def _placed(
+    request: Request, form: WeightForm, made: list[tuple[_Part, Primitive]], epilogue: Epilogue
+) -> list[Launch]:
     """The ops of all parts, each on its part of the arrays. epilogue: without a residual."""
     assert not epilogue.residual
     p, types = request.problem, request.types
@@ -250,8 +252,8 @@ def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitiv
             BIA.index: (bia * types.acc.itemsize, ends[1]),
             DST.index: dst if part.planes is None else (at, planes[-1]),
         }
-        ops = [op.with_offsets(moved) for op in primitive.ops(epilogue)]
-        found += [op.with_buffers({DST.index: _WORKSPACE}) for op in ops] if part.planes else ops
+        launches = [launch.with_offsets(moved) for launch in primitive.launches(epilogue)]
+        found += [launch.with_buffers({DST.index: _WORKSPACE}) for launch in launches] if part.planes else launches
         inner = part.request.problem
         wei += -(-primitive.form.read_bytes(inner, weight) // ALIGNED) * ALIGNED
         bia += -(-primitive.form.bias_elements(inner) // ALIGNED) * ALIGNED
@@ -263,7 +265,7 @@ def _placed(request: Request, form: WeightForm, made: list[tuple[_Part, Primitiv
 # ---------------------------------------------------------------- planes of the workspace
 
 
-def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op:
+def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Launch:
     p, itemsize, d = request.problem, request.types.dst.itemsize, request.destination
     table = np.zeros((min(p.sh, p.ih), min(p.sw, p.iw), len(InterleavedPlanes.fields)), np.int64)
     for part, at in zip(parts, begins, strict=False):
@@ -292,4 +294,4 @@ def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> Op
         columns=table.shape[1],
     )
     tasks, lanes = planes * parts_of_plane, request.machine.isa.vector_bytes // itemsize
-    return Op(interleave_rows(itemsize, lanes), args, tasks, max(1, tasks // 64), 0, table.reshape(-1))
+    return Launch(interleave_rows(itemsize, lanes), args, tasks, max(1, tasks // 64), 0, table.reshape(-1))

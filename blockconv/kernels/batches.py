@@ -15,7 +15,7 @@ from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.common.operands import ACT, DST, RES, SRC
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.machine.machine import Machine
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 INDEX_BYTES = 8  # of where a maximum is
 FILLED = 4096  # bytes that a worker fills at a time
@@ -56,7 +56,7 @@ class Parts(NamedTuple):
         first = range(0, problem.n, max(1, images))
         return Parts(problem, (src, dst), part, _held(src, problem.n, images), _held(dst, problem.n, images), first)
 
-    def ops(self, part: Sequence[Op], op: str, types: Types, fill: int) -> list[Op]:
+    def launches(self, part: Sequence[Launch], op: str, types: Types, fill: int) -> list[Launch]:
         """The ops of every part, and ops that fill up the destination's blocks of images.
 
         fill: the value that stands for zero, if it is known now; an integer convolution has it in its
@@ -101,13 +101,13 @@ def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -
     return first * itemsize, layout.size(shape) * itemsize
 
 
-def _buffers(op: Op) -> set[int]:
+def _buffers(op: Launch) -> set[int]:
     return {value.index for value in op.args if isinstance(value, Buffer)}
 
 
 def fill_images(
     layout: Layout, shape: tuple[int, ...], itemsize: int, buffer: int, fill: int = 0, given: int | Buffer = 0
-) -> list[Op]:
+) -> list[Launch]:
     """Ops that fill the last block of images: at each pixel, or channel of a pixel, the missing images.
 
     fill: the byte that stands for zero. given: where its word stands, if it is not known before.
@@ -127,4 +127,4 @@ def fill_images(
         fill=fill,
         given=given,
     )
-    return [Op(fill_extents(), args, extents, max(1, FILLED // (size * itemsize)))]
+    return [Launch(fill_extents(), args, extents, max(1, FILLED // (size * itemsize)))]

@@ -25,7 +25,7 @@ from blockconv.kernels.transposed import (
     transposed_problem,
     transposed_taps,
 )
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 CONVOLUTIONS = ("conv2d", "conv2d_backward_data")  # whose buffers are those of `operands`
 TRANSPOSABLE = (*CONVOLUTIONS, "pool2d")  # ops that are the same of a transposed image
@@ -41,10 +41,10 @@ class Transform(NamedTuple):
         reverse order, if there is one. is_last: it reads channels_last ones.
     """
 
-    op: Callable[[Any], Op]
+    launch: Callable[[Any], Launch]
     nbytes: Callable[[Any], int]
     seconds: Callable[[Any], float]
-    turned: Callable[[Any, bool], Op] | None = None
+    turned: Callable[[Any, bool], Launch] | None = None
 
 
 class WeightForm(NamedTuple):
@@ -141,23 +141,23 @@ class Primitive:
 
     cost(): predicted seconds.
     weights: the form of weights, for an op that has some.
-    make(): the ops, whose kernels are compiled then, or read from the cache. For a convolution, make(epilogue) gives
-        the ops with an `Epilogue`, which no decision depends on.
+    make(): the launches, whose kernels are compiled then, or read from the cache. For a convolution, make(epilogue)
+        gives the launches with an `Epilogue`, which no decision depends on.
     blocking: how the kernel cuts the problem, where it does.
-    workspace: bytes of memory that the ops need, one buffer each, after those of the operands.
-    fails: whether the ops may fail. The last buffer of the workspace is then zero when they begin. An op that fails
-        writes there; its first word is not zero afterwards. `Attributes.failure` makes an error of the words.
+    workspace: bytes of memory that the launches need, one buffer each, after those of the operands.
+    fails: whether the launches may fail. The last buffer of the workspace is then zero when they begin. One that fails
+        writes there; its first word is not zero afterwards. `Op.failure` makes an error of the words.
     """
 
     cost: Callable[[], float]
-    make: Callable[..., Sequence[Op]]
+    make: Callable[..., Sequence[Launch]]
     weights: WeightForm | None = None
     blocking: Any = None
     workspace: tuple[int, ...] = ()
     fails: bool = False
 
-    def ops(self, *epilogue: Epilogue) -> tuple[Op, ...]:
-        """The ops to run, made anew at each call. Buffers belong to the op (see its family's rows).
+    def launches(self, *epilogue: Epilogue) -> tuple[Launch, ...]:
+        """The launches, made anew at each call. Buffers belong to the op (see its family's rows).
 
         epilogue: one at most, of a convolution.
         """
@@ -278,7 +278,7 @@ class Row:
         return lambda part: replace(
             part,
             cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
-            make=lambda *epilogue: parts.ops(part.ops(*epilogue), self.op, request.types, fill),
+            make=lambda *epilogue: parts.launches(part.launches(*epilogue), self.op, request.types, fill),
         )
 
 
@@ -328,15 +328,15 @@ def same_layout_row(
     op: str,
     dtypes: Iterable[str],
     seconds: Callable[[Request], float],
-    ops: Callable[..., list[Op]],
+    launches: Callable[..., list[Launch]],
     why_not: Callable[[Request], Reason | None] = same_layout_why_not,
 ) -> Row:
     """A row of an op whose arrays are of one type, and whose destination has the layout of the source.
 
-    seconds(request): predicted. ops(request, **options): bound.
+    seconds(request): predicted. launches(request, **options): bound.
     """
 
     def make(request: Request, **options: Any) -> Primitive | Reason:
-        return why_not(request) or Primitive(lambda: seconds(request), lambda: ops(request, **options))
+        return why_not(request) or Primitive(lambda: seconds(request), lambda: launches(request, **options))
 
     return Row(name, op, make, frozenset(dtypes), whole_blocks=True)

@@ -187,7 +187,7 @@ def _typed(wanted: Any, value: Any) -> Any:
         return base64.b64decode(value, validate=True)
     if wanted is Activation and isinstance(value, dict):
         return _record(value, (Activation,))
-    if wanted is ops.Attributes and isinstance(value, dict):
+    if wanted is ops.Op and isinstance(value, dict):
         return _record(value, tuple(_ATTRIBUTES.values()))
     if wanted is Quantization and isinstance(value, list):
         scale, zero_point = value

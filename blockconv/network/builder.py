@@ -87,9 +87,7 @@ class NetworkBuilder:
         """The network. Raises NetworkError if it has no outputs, or an op's parameter is no constant."""
         return self._emitter.network(tuple(self._outputs))
 
-    def add(
-        self, attributes: ops.Attributes, *inputs: str, parameters: tuple[Any, ...] = (), name: str | None = None
-    ) -> str:
+    def add(self, attributes: ops.Op, *inputs: str, parameters: tuple[Any, ...] = (), name: str | None = None) -> str:
         """Add a node of any op. Returns the name of its value, which is the node's name.
 
         attributes: a record of `blockconv.network.ops`.

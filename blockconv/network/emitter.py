@@ -28,7 +28,6 @@ from blockconv.network.graph import Network, Node, computed, frozen, held, infer
 from blockconv.network.ops import (
     Activate,
     Attention,
-    Attributes,
     Binary,
     Cast,
     Concat,
@@ -39,6 +38,7 @@ from blockconv.network.ops import (
     Gather,
     GroupNorm,
     MatMul,
+    Op,
     Pad,
     PixelShuffle,
     Pointwise,
@@ -145,7 +145,7 @@ class Emitter:
         return next((node for node in reversed(self.nodes) if node.output == name), None)
 
     def emit(
-        self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
+        self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
     ) -> Tensor:
         """Add an op. Returns its value, which has the node's name.
 
@@ -259,7 +259,7 @@ class Translation:
         name = self.emitter.value_name(f"{self.name}.{what}")
         return self.emitter.constant(name, np.asarray(value))
 
-    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
+    def emit(self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
         """An op, and the value that it makes. It has this node's name unless it only helps."""
         name = f"{self.name}.{attributes.op}" if helps else self.name
         made = self.emitter.emit(attributes, *inputs, parameters=parameters, name=name, title=self.title)

@@ -6,7 +6,7 @@ kernel may repack once: weight, bias, scale, shift. Before passes fold them, a p
 constant. A node's attributes, a record of `blockconv.network.ops`, say alone what it does. Front ends translate
 straight into these records. So no second, unfused set of ops exists, and passes and the evaluator share one vocabulary.
 
-Attributes hold no sizes; shapes are inferred when a network is made, so that any change makes a checked network.
+Ops hold no sizes; shapes are inferred when a network is made, so that any change makes a checked network.
 Networks are immutable: a pass makes another.
 """
 
@@ -27,7 +27,7 @@ from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, ElementType, element, ieee
 from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Attributes, Dequantize, Reshape, Shape
+from blockconv.network.ops import Dequantize, Op, Reshape, Shape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
@@ -41,7 +41,7 @@ class Node:
     """One op. `name` is unique among nodes; `output` names the value that it produces."""
 
     name: str
-    attributes: Attributes
+    attributes: Op
     inputs: tuple[str, ...]
     output: str
     parameters: tuple[str, ...] = ()

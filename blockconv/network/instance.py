@@ -13,7 +13,7 @@ from blockconv.network.arrays import End
 from blockconv.network.planning.planned import Planned
 from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, ForeignCall, Schedule
-from blockconv.runtime import Buffer, Op, Program, address_of, aligned_empty
+from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
 
 Segment = Program | ForeignCall  # foreign parts are between programs
 T = TypeVar("T")
@@ -118,8 +118,8 @@ def _segments(actions: Iterable[Action], index: int, address: int) -> Iterator[S
 
     for part, run in itertools.groupby(actions, lambda action: action.part):
         if part is None:
-            ops: Iterable[Op] = (op for action in run for op in action.ops)
-            yield Program([op.with_addresses(fixed) for op in ops])
+            launches: Iterable[Launch] = (launch for action in run for launch in action.launches)
+            yield Program([launch.with_addresses(fixed) for launch in launches])
         else:
             yield part._replace(args=tuple([w if isinstance(w, int) else fixed(w) for w in part.args]))
 

@@ -2,7 +2,7 @@
 
 A value's pixel `o` along an axis reads pixels `step * o + low` to `step * o + high` of an input. `step` is a fraction
 where a network enlarges images. Ops that read all pixels (a global average, attention) have no such bounds. An op's
-record says what it reads (`Attributes.reads`).
+record says what it reads (`Op.reads`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from blockconv.network.ops.rule import View
 from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace
 from blockconv.network.planning.candidates import bind_all
 from blockconv.network.planning.parameters import Parameters
-from blockconv.runtime import Buffer, Op, address_of
+from blockconv.runtime import Buffer, Launch, address_of
 
 Array = npt.NDArray[Any]
 Value = tuple[str, Layout]
@@ -52,7 +52,7 @@ class Action:
 
     kind: the node's op, "reorder" or "copy".
     cost: predicted seconds; NaN where it was compared with nothing, as at a size that was not planned.
-    ops: over the buffers of the schedule.
+    launches: over the buffers of the schedule.
     part: of foreign nodes that run together; `node` is the first of them, `writes` its output.
     """
 
@@ -62,7 +62,7 @@ class Action:
     reads: tuple[Value, ...]
     writes: Value
     cost: float
-    ops: tuple[Op, ...] = field(repr=False)
+    launches: tuple[Launch, ...] = field(repr=False)
     node: Node | None = field(default=None, repr=False)
     part: ForeignCall | None = field(default=None, repr=False)
 
@@ -72,8 +72,8 @@ class Action:
         return (*self.reads, self.writes)[0][1], self.writes[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has no ops, since these hold addresses: it tells what was done, and runs nothing."""
-        return {**self.__dict__, "ops": (), "part": None}
+        """A copy has no launches, since these hold addresses: it tells what was done, and runs nothing."""
+        return {**self.__dict__, "launches": (), "part": None}
 
 
 class FailureReport(NamedTuple):
@@ -145,9 +145,9 @@ class _Location:
 
 
 class _Draft(NamedTuple):
-    """An action whose ops have no addresses yet.
+    """An action whose launches have no addresses yet.
 
-    operands: a location or constants for each buffer of its ops.
+    operands: a location or constants for each buffer of its launches.
     """
 
     action: Action
@@ -196,10 +196,10 @@ class _Scheduler:
             self.views[value] = (source,)
             return location
         type = self.network.tensors[name].type
-        ops_ = reorder_program(shape, source[1], layout, 0 if type.is_packed else type.itemsize).ops
+        launches = reorder_program(shape, source[1], layout, 0 if type.is_packed else type.itemsize).launches
         locations = [self.locations[source], self.allocate(value)]
         cost = self.costs(name, source[1], layout)
-        action = Action(name, "reorder", ops_[0].kernel.name, (source,), value, cost, ops_)
+        action = Action(name, "reorder", launches[0].kernel.name, (source,), value, cost, launches)
         # Packed elements pass through two more buffers, one element a byte.
         sizes = [unpacked_bytes(lay.size(shape)) for lay in (source[1], layout)] if type.is_packed else []
         self.drafts.append(_Draft(action, (*locations, *(_Location(_Block(nbytes)) for nbytes in sizes))))
@@ -208,14 +208,14 @@ class _Scheduler:
     def copy(self, value: Value, to: _Location, cost: float) -> None:
         """Copy a value's bytes as they are."""
         line, itemsize = Layout("a"), self.network.tensors[value[0]].type.itemsize  # 1 where two share a byte
-        ops_ = reorder_program((self.nbytes(value) // itemsize,), line, line, itemsize).ops
-        action = Action(value[0], "copy", ops_[0].kernel.name, (value,), value, cost, ops_)
+        launches = reorder_program((self.nbytes(value) // itemsize,), line, line, itemsize).launches
+        action = Action(value[0], "copy", launches[0].kernel.name, (value,), value, cost, launches)
         self.drafts.append(_Draft(action, (self.locations[value], to)))
 
     # -- nodes
 
     def run(self, node: Node, candidate: Candidate, bound: BoundNode | None) -> None:
-        """A node by its candidate, whose ops are `bound`."""
+        """A node by its candidate, whose launches are `bound`."""
         reads = tuple(zip(node.inputs, candidate.srcs, strict=True))
         locations = [self.need(value) for value in reads]
         value = node.output, candidate.dst
@@ -236,7 +236,7 @@ class _Scheduler:
             else locations[operand]
             for operand in bound.operands
         )
-        action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.ops, node)
+        action = Action(node.name, node.op, candidate.row.name, reads, value, candidate.cost, bound.launches, node)
         self.drafts.append(_Draft(action, operands))
 
     def memory(self, node: Node, needed: Workspace) -> _Location:
@@ -289,7 +289,7 @@ class _Scheduler:
     # -- memory
 
     def finish(self, buffers: int) -> Schedule:
-        """Place all blocks, and bind the ops to them. The arena is buffer number `buffers`."""
+        """Place all blocks, and bind the launches to them. The arena is buffer number `buffers`."""
         roots: dict[int, _Block] = {}
         for t, draft in enumerate(self.drafts):
             for operand in draft.operands:
@@ -318,10 +318,10 @@ class _Scheduler:
 
 def _bound_action(draft: _Draft) -> Action:
     addresses = [_address(operand) for operand in draft.operands]
-    ops_ = tuple([op.with_addresses(lambda b: _plus(addresses[b.index], b.offset)) for op in draft.action.ops])
+    launches = tuple(x.with_addresses(lambda b: _plus(addresses[b.index], b.offset)) for x in draft.action.launches)
     part = draft.action.part
     made = object.__new__(Action)
-    made.__dict__.update(draft.action.__dict__, ops=ops_, part=part and part._replace(args=tuple(addresses)))
+    made.__dict__.update(draft.action.__dict__, launches=launches, part=part and part._replace(args=tuple(addresses)))
     return made
 
 

@@ -1,6 +1,6 @@
 """Programs of kernels, run on threads, and the memory that they work on."""
 
-from blockconv.runtime.launcher import OWN_TABLE, Block, Buffer, Op, Program
+from blockconv.runtime.launcher import OWN_TABLE, Block, Buffer, Launch, Program
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
 from blockconv.runtime.pools import get_threading, set_threading
 from blockconv.runtime.threads import check_threads, get_num_threads, set_num_threads
@@ -9,7 +9,7 @@ __all__ = [
     "OWN_TABLE",
     "Block",
     "Buffer",
-    "Op",
+    "Launch",
     "Program",
     "Scratch",
     "address_of",

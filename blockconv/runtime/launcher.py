@@ -1,9 +1,9 @@
 """The launcher: a program (a list of kernels with their arguments and tasks) run in one native call.
 
-A program's ops run one after the other. The tasks of one op run on all threads. Each worker has its own range of the
-op's tasks. So its caches still hold what it read and wrote in the last run or in the op before. It takes chunks of its
-range by the range's counter, and then chunks of the others' ranges. It waits until every task of the op is done. A
-worker that never starts holds nobody up: the others take its chunks.
+A program's launches run one after the other. The tasks of one launch run on all threads. Each worker has its own range
+of the launch's tasks. So its caches still hold what it read and wrote in the last run or in the launch before. It takes
+chunks of its range by the range's counter, and then chunks of the others' ranges. It waits until every task of the
+launch is done. A worker that never starts holds nobody up: the others take its chunks.
 
 A run needs an *instance* (argument blocks, counters), which is checked out for the call. So any number of threads may
 run one program at once.
@@ -43,12 +43,12 @@ class Buffer:
     offset: int = 0
 
 
-OWN_TABLE = Buffer(-1)  # in an op's arguments: the address of its own `Op.table`
+OWN_TABLE = Buffer(-1)  # in a launch's arguments: the address of its own `Launch.table`
 _NO_TABLE: Block = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Op:
+class Launch:
     """One kernel over `tasks` independent tasks.
 
     args: the kernel's argument block, int64s or `Buffer`s.
@@ -70,21 +70,21 @@ class Op:
         """Which of its arguments are `Buffer`s: few of a hundred words."""
         return tuple([k for k, value in enumerate(self.args) if isinstance(value, Buffer)])
 
-    def with_addresses(self, address: Callable[[Buffer], int | Buffer]) -> Op:
-        """The same op with what `address` gives for each buffer: its address, or another buffer."""
+    def with_addresses(self, address: Callable[[Buffer], int | Buffer]) -> Launch:
+        """The same launch with what `address` gives for each buffer: its address, or another buffer."""
         args = [*self.args]
         for k in self.buffers_at:
             if args[k] is not OWN_TABLE:
                 args[k] = address(args[k])  # type: ignore[arg-type]
-        made = Op(self.kernel, tuple(args), self.tasks, self.chunk, self.scratch, self.table)
+        made = Launch(self.kernel, tuple(args), self.tasks, self.chunk, self.scratch, self.table)
         made.__dict__["buffers_at"] = tuple([k for k in self.buffers_at if isinstance(args[k], Buffer)])
         return made
 
-    def with_buffers(self, numbers: Mapping[int, int]) -> Op:
-        """The same op on other buffers: `numbers` maps old buffer numbers to new ones."""
+    def with_buffers(self, numbers: Mapping[int, int]) -> Launch:
+        """The same launch on other buffers: `numbers` maps old buffer numbers to new ones."""
         return self.with_addresses(lambda buffer: Buffer(numbers.get(buffer.index, buffer.index), buffer.offset))
 
-    def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Op:
+    def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Launch:
         """The same on other parts of its buffers.
 
         offsets: of each that begins later, by how many bytes, and the bytes of all, which no address is past.
@@ -108,16 +108,16 @@ class Counter(Arguments):
 class RunRecord(Arguments):
     """A run of a program, as its workers read it."""
 
-    ops = word("how many ops there are")
-    table = word("the op table: an `OpEntry` for each", "address")
+    launches = word("how many launches there are")
+    table = word("the launch table: a `LaunchEntry` for each", "address")
     entered = group(Counter, "workers that have begun")
     scratch = word("the first worker's scratch", "address")
     scratch_size = word("scratch of a worker", "bytes")
     workers = word("how many may come")
 
 
-class OpEntry(Arguments):
-    """An op of a run."""
+class LaunchEntry(Arguments):
+    """A launch of a run."""
 
     kernel = word("the kernel", "address of a kernel")
     args = word("its argument block", "address")
@@ -136,18 +136,18 @@ def launch_worker(position):  # type: ignore[no-untyped-def]
     def worker(first_parameter, unused_dims, unused_steps, fourth_parameter):  # type: ignore[no-untyped-def]
         record = fourth_parameter if position == 3 else first_parameter
         run = RunRecord(record)
-        ops = run.ops
-        table = OpEntry(run.table)
+        launches = run.launches
+        table = LaunchEntry(run.table)
         workers = run.workers
         me = fetch_add(run.entered.address, 1)
         if me >= workers:  # An OpenMP team has its full size in each run, so that none of its threads ends.
             return
         scratch = run.scratch + me * run.scratch_size
-        for i in range(ops):
-            op = table[i]
-            tasks = op.tasks
-            chunk = op.chunk
-            done = op.counters
+        for i in range(launches):
+            launch = table[i]
+            tasks = launch.tasks
+            chunk = launch.chunk
+            done = launch.counters
             for k in range(workers):
                 owner = me + k if me + k < workers else me + k - workers
                 taken = done + 8 * LINE * (1 + owner)
@@ -160,7 +160,7 @@ def launch_worker(position):  # type: ignore[no-untyped-def]
                 mine = 0
                 while first < end:
                     last = min(first + chunk, end)
-                    call_kernel(op.kernel, op.args, first, last, scratch)
+                    call_kernel(launch.kernel, launch.args, first, last, scratch)
                     mine += last - first
                     first = start + fetch_add(taken, chunk)
                 if mine > 0:
@@ -182,11 +182,11 @@ def launch_alone():  # type: ignore[no-untyped-def]
 
     def alone(record, unused_first, unused_last, unused_scratch):  # type: ignore[no-untyped-def]
         run = RunRecord(record)
-        table = OpEntry(run.table)
+        table = LaunchEntry(run.table)
         scratch = run.scratch
-        for i in range(run.ops):
-            op = table[i]
-            call_kernel(op.kernel, op.args, 0, op.tasks, scratch)
+        for i in range(run.launches):
+            launch = table[i]
+            call_kernel(launch.kernel, launch.args, 0, launch.tasks, scratch)
 
     return alone
 
@@ -194,7 +194,7 @@ def launch_alone():  # type: ignore[no-untyped-def]
 # A kernel has three arguments more, which `launch_alone` leaves alone: to convert them takes as long as the call.
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-_RECORD_WORDS, _ENTRY_WORDS = LINE, OpEntry.nbytes // 8
+_RECORD_WORDS, _ENTRY_WORDS = LINE, LaunchEntry.nbytes // 8
 # The words of a record that each run writes.
 _ENTERED, _SCRATCH, _SCRATCH_SIZE, _WORKERS = (
     RunRecord.fields[name].first for name in ("entered", "scratch", "scratch_size", "workers")
@@ -202,67 +202,68 @@ _ENTERED, _SCRATCH, _SCRATCH_SIZE, _WORKERS = (
 
 
 class _Instance(jit.Addressed):
-    """The memory of one run: record, counters, op table, argument blocks, in one aligned block.
+    """The memory of one run: record, counters, launch table, argument blocks, in one aligned block.
 
-    An op's counters: tasks done, then the tasks taken of each worker's range.
+    A launch's counters: tasks done, then the tasks taken of each worker's range.
     """
 
     def __init__(self, program: Program, workers: int) -> None:
-        ops = program.ops
+        launches, count = program.launches, len(program.launches)
         self.workers = workers
         counters, lines = _RECORD_WORDS, (1 + workers if workers > 1 else 0)
-        table = counters + lines * LINE * len(ops)
-        block = aligned_empty(8 * (table + _ENTRY_WORDS * len(ops) + sum(len(op.args) for op in ops))).view(np.int64)
+        table = counters + lines * LINE * count
+        first = table + _ENTRY_WORDS * count
+        block = aligned_empty(8 * (first + sum(len(launch.args) for launch in launches))).view(np.int64)
         block[:table] = 0
         self.block: Block = block
         self.words = block.data  # in which one word is written faster than in the array
         self.address = base = address_of(block)
         self.counters = block[counters:table:LINE]
+        entered = Counter(value=0)
         record = RunRecord(
-            ops=len(ops), table=base + 8 * table, entered=Counter(value=0), scratch=0, scratch_size=0, workers=workers
+            launches=count, table=base + 8 * table, entered=entered, scratch=0, scratch_size=0, workers=workers
         )
         block[: len(record)] = record
         self.patches: list[tuple[int, int, int]] = []  # (a word's index, buffer, offset)
         self.buffers: tuple[int, ...] | None = None  # that they were made for
-        first = table + _ENTRY_WORDS * len(ops)
         entries: list[int] = []
         words: list[Any] = []
-        for i, op in enumerate(ops):
-            entries += OpEntry(
-                kernel=op.kernel.address,
+        for i, launch in enumerate(launches):
+            entries += LaunchEntry(
+                kernel=launch.kernel.address,
                 args=base + 8 * (first + len(words)),
-                tasks=op.tasks,
-                chunk=op.chunk,
+                tasks=launch.tasks,
+                chunk=launch.chunk,
                 counters=base + 8 * (counters + lines * LINE * i),
             )
             at = len(words)
-            words += op.args
-            for k in op.buffers_at:
-                buffer: Any = op.args[k]
-                words[at + k] = address_of(op.table) if buffer is OWN_TABLE else 0
+            words += launch.args
+            for k in launch.buffers_at:
+                buffer: Any = launch.args[k]
+                words[at + k] = address_of(launch.table) if buffer is OWN_TABLE else 0
                 if buffer is not OWN_TABLE:
                     self.patches.append((first + at + k, buffer.index, buffer.offset))
         block[table:] = entries + words
 
 
 class Program:
-    """An immutable list of ops, ready to run on any buffers.
+    """An immutable list of launches, ready to run on any buffers.
 
-    ``run(buffers)`` takes the addresses that the ops' `Buffer`s stand for. It is safe from any
+    ``run(buffers)`` takes the addresses that the launches' `Buffer`s stand for. It is safe from any
     number of threads at once, and releases the GIL.
 
     seconds: about what a run takes on one thread; on how many it runs at most follows from that.
     """
 
-    def __init__(self, ops: Sequence[Op], seconds: float = math.inf) -> None:
-        self.ops = tuple(op for op in ops if op.tasks > 0)
-        widest = max((-(-op.tasks // op.chunk) for op in self.ops), default=0)
+    def __init__(self, launches: Sequence[Launch], seconds: float = math.inf) -> None:
+        self.launches = tuple(launch for launch in launches if launch.tasks > 0)
+        widest = max((-(-launch.tasks // launch.chunk) for launch in self.launches), default=0)
         self.width = widest if seconds == math.inf else min(widest, max(1, int(seconds / GRAIN)))
-        self.scratch = -(-max((op.scratch for op in self.ops), default=0) // 128) * 128  # of a worker
+        self.scratch = -(-max((launch.scratch for launch in self.launches), default=0) // 128) * 128  # of a worker
         self._idle: list[_Instance] = []
 
     def run(self, buffers: Sequence[int], threads: int | None = None) -> None:
-        if not self.ops:
+        if not self.launches:
             return
         if threads is None:
             threads = get_num_threads()

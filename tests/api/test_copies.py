@@ -200,7 +200,7 @@ def test_what_is_of_this_process_is_no_part_of_a_copy() -> None:
     plan = bc.compile(residual_network())
     x = values(SIZES[0])
     with pytest.raises(TypeError, match="holds addresses of this process"):
-        pickle.dumps(plan.actions[0].ops)
+        pickle.dumps(plan.actions[0].launches)
     profile = plan.profile(x, runs=1)
     assert str(pickle.loads(pickle.dumps(profile))) == str(profile)
     plan.release()

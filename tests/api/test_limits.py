@@ -142,7 +142,7 @@ def bind(op: str, problem: Any, *options: Any) -> None:
     """What the dispatcher looks at, and the ops of the kernel that it takes, in a plain and in a blocked layout."""
     for layout in map(bc.Layout, ("NCHW", "NCHW16")):
         row = selection.choose(op, problem, layout, layout, Types.all("float32"))
-        row.prepare(problem, layout, layout, Types.all("float32"), 2).ops()
+        row.prepare(problem, layout, layout, Types.all("float32"), 2).launches()
 
 
 def along(axis: int, size: int, out: int) -> tuple[int, int, int, int]:

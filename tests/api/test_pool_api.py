@@ -407,7 +407,7 @@ def test_onnx_backend_suite():
                         continue
                     out = bc.empty(p.dst_shape, layout, x.dtype)
                     out.storage.fill(99)
-                    program = Program(row.prepare(p, layout, layout, Types.all(x.dtype)).ops())
+                    program = Program(row.prepare(p, layout, layout, Types.all(x.dtype)).launches())
                     program.run([address_of(source), address_of(out.storage)], 1)
                     said = f"{name} {row.name}"  # one case gives its results to four digits
                     np.testing.assert_allclose(out.numpy(), wanted, case.rtol, max(case.atol, 1e-6), err_msg=said)
@@ -417,7 +417,9 @@ def test_onnx_backend_suite():
                     if row.rejects(p, bc.Layout("NCHW"), bc.Layout("NCHW"), Types.all(x.dtype)) is not None:
                         continue
                     result, places = bc.empty(p.dst_shape, "NCHW", x.dtype), bc.empty(p.dst_shape, "NCHW", np.int64)
-                    program = Program(row.prepare(p, bc.Layout("NCHW"), bc.Layout("NCHW"), Types.all(x.dtype)).ops())
+                    program = Program(
+                        row.prepare(p, bc.Layout("NCHW"), bc.Layout("NCHW"), Types.all(x.dtype)).launches()
+                    )
                     program.run([address_of(x), address_of(result.storage), address_of(places.storage)], 1)
                     h, w = np.divmod(places.numpy(), p.iw)
                     plane = np.arange(p.n * p.ic).reshape(p.n, p.ic, 1, 1) * (p.ih * p.iw)

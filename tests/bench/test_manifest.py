@@ -19,7 +19,7 @@ from bench import assembly, manifest, manifest_cases, manifest_compare, manifest
 from bench.__main__ import main
 from blockconv.core import target
 from blockconv.core.layout import Layout
-from blockconv.runtime import Buffer, Op, Program, address_of
+from blockconv.runtime import Buffer, Launch, Program, address_of
 
 pytestmark = pytest.mark.skipif(not target.X86, reason="of x86-64")
 
@@ -74,7 +74,7 @@ def test_a_kernel_keeps_its_assembly_when_it_is_moved_and_renamed_and_not_when_a
     # The bits that they write tell the constants apart too.
     out = np.zeros(12, np.float32)
     for kernel, value in ((there, 1.5), (other, 1.25)):
-        Program([Op(kernel, (Buffer(0),), 4)]).run([address_of(out)], 1)
+        Program([Launch(kernel, (Buffer(0),), 4)]).run([address_of(out)], 1)
         assert out[::3].tolist() == [value] * 4
 
 

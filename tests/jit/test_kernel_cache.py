@@ -24,7 +24,7 @@ from blockconv.core.types import Types
 from blockconv.jit import cache, kernel_cache
 from blockconv.jit.kernel_cache import KernelCache
 from blockconv.kernels.reorder import kernels, nibbles, rows
-from blockconv.runtime import Buffer, Op, Program, address_of
+from blockconv.runtime import Buffer, Launch, Program, address_of
 
 PACKAGE = Path(bc.__file__).parent
 owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners here")
@@ -225,7 +225,7 @@ def fresh(family: jit.KernelFamily) -> jit.KernelFamily:
 def works(kernel: jit.Kernel) -> bool:
     src, dst = np.arange(99, dtype=np.uint8), np.zeros(198, np.uint8)
     args = nibbles.NibbleArgs(src=Buffer(0), dst=Buffer(1), size=99, task_size=10, flip=0)
-    Program([Op(kernel, args, 10)]).run([address_of(src), address_of(dst)], 1)
+    Program([Launch(kernel, args, 10)]).run([address_of(src), address_of(dst)], 1)
     return bool((dst[::2] == src % 16).all() and (dst[1::2] == src // 16).all())
 
 
@@ -354,12 +354,12 @@ def test_loaded_code_does_what_compiled_code_does() -> None:
     logical = logical_bits((2, 17, 9, 11), 4)
     wanted = stored(logical, "NCHW16")
     problem = bc.ReorderProblem(logical.shape, "NCHW", "NCHW16", 4)
-    (op,) = rows.ROWS[0].prepare(problem, bc.Layout("NCHW"), bc.Layout("NCHW16"), Types.bits(4)).ops()
+    (op,) = rows.ROWS[0].prepare(problem, bc.Layout("NCHW"), bc.Layout("NCHW16"), Types.bits(4)).launches()
     families = list(vars(kernels).values())
     family = next(f for f in families if op.kernel in getattr(f, "_kernels", {}).values())
     params = next(p for p, kernel in family._kernels.items() if kernel == op.kernel)
     for kernel in (family.compile(*params), fresh(family)(*params)):
         out = np.zeros(wanted.size, np.uint32)
-        again = Op(kernel, op.args, op.tasks, op.chunk, op.scratch)
+        again = Launch(kernel, op.args, op.tasks, op.chunk, op.scratch)
         Program([again]).run([address_of(logical), address_of(out)], 1)
         assert np.array_equal(out, wanted)

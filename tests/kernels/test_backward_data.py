@@ -24,7 +24,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, backward_data
 from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
-from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of
+from blockconv.runtime import OWN_TABLE, Buffer, Launch, Program, address_of
 
 LAYOUTS = (*NAMES, "abdc", "cdba", "bcda", "adcb", "aBcd24b", "aBcd5b", "acBd4b", "ABcd2a4b", "ABcd16a16b")
 
@@ -179,7 +179,9 @@ def test_columns_are_interleaved_whatever_their_number() -> None:
             channel=whole.strides[0], row=whole.strides[1], sh=2, sw=2, begins=2, columns=2,
         )  # fmt: skip
         lanes = target.isa().vector_bytes // itemsize
-        op = Op(interleave_rows(itemsize, lanes), args, channels * parts, table=np.array(table, np.int64).reshape(-1))
+        op = Launch(
+            interleave_rows(itemsize, lanes), args, channels * parts, table=np.array(table, np.int64).reshape(-1)
+        )
         source = np.concatenate(planes)
         Program([op]).run((address_of(source), address_of(found)), 1)
         assert np.array_equal(found, whole), (width, itemsize)

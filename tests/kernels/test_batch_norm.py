@@ -70,7 +70,7 @@ def run(
     else:
         written, buffers = (6, 7, 8), [source, given, scale, shift, means, inverses, result, *[per_channel] * 2]
         buffers += [numbers, work]
-    there = run_on_pages(Program(primitive.ops()), buffers, at, threads)
+    there = run_on_pages(Program(primitive.launches()), buffers, at, threads)
     return [there[k].copy() for k in written]
 
 

@@ -76,7 +76,7 @@ def native(op: str, problem: Any, layout: str, dst: str | None = None, **options
     for row in found:
         assert not row.reference
         primitive = row.prepare(problem, Layout(layout), Layout(dst or layout), Types.all("f4"), 2, **options)
-        assert all(op.scratch <= target.second_level_cache() for op in primitive.ops())
+        assert all(op.scratch <= target.second_level_cache() for op in primitive.launches())
 
 
 def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, **options: Any) -> None:

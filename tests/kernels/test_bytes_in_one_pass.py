@@ -26,7 +26,7 @@ def of_floats(op: str, problem: Any, layout: str, x: Array) -> Array:
     """What the kernel of float32 gives."""
     lay = Layout(layout)
     source, made = place(x, layout, 0.0), np.zeros(lay.size(problem.dst_shape), np.float32)
-    program = Program(named(op, op).prepare(problem, lay, lay, Types.all("float32"), 1).ops())
+    program = Program(named(op, op).prepare(problem, lay, lay, Types.all("float32"), 1).launches())
     program.run([address_of(source), address_of(made)], 1)
     return made[places(layout, problem.dst_shape)[0]]
 

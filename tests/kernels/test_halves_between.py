@@ -34,7 +34,7 @@ CLIP = activation(("clip", 0.5, 6.0))
 JOIN, PAD = ops.Concat(1), ops.Pad(((0, 0), (0, 0), (1, 0), (0, 2)), -1.5)
 # An op, the layout and the type that it runs in, and when that is run: each but those that move elements is a kernel.
 ALWAYS, AS_OTHERS, SELDOM = [], [pytest.mark.isa], [pytest.mark.slow]
-CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
+CASES: list[tuple[str, ops.Op, str, str, list[Any]]] = [
     ("max", MAX, "NCHW16", B, AS_OTHERS),
     ("global max", ops.Pool2d("max"), "NCHW", F, SELDOM),
     ("average", AVERAGE, "NCHW8", F, SELDOM),
@@ -74,7 +74,7 @@ CASES: list[tuple[str, ops.Attributes, str, str, list[Any]]] = [
 ]
 
 
-def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, ...]) -> set[str]:
+def run(attributes: ops.Op, layout: str, dtype: str, shape: tuple[int, ...]) -> set[str]:
     """The names of the kernels that ran."""
     rng, kind = np.random.default_rng([*shape]), element(dtype).dtype
     shapes = [shape]
@@ -103,7 +103,7 @@ def run(attributes: ops.Attributes, layout: str, dtype: str, shape: tuple[int, .
     [pytest.param(*one[1:4], id=f"{one[0]}-{one[2]}-{one[3]}", marks=one[4]) for one in CASES],
 )
 @pytest.mark.sampled(3)
-def test_ops_round_once(attributes: ops.Attributes, layout: str, dtype: str) -> None:
+def test_ops_round_once(attributes: ops.Op, layout: str, dtype: str) -> None:
     # What repeats for each pixel is built for the number of channels; groups divide one of them.
     one = attributes in (ops.Binary("mul"), ops.Binary("fmod"), ops.Shuffle(4), ops.GroupNorm(2))
     for shape in (SHAPE,) if one else (SHAPE, LONGER):

@@ -74,7 +74,7 @@ def run(
         of_channels = np.full(shape[1], np.nan, kind)
         written, buffers = (5, 6, 7), [source, given, scale, *statistics, result, of_channels, of_channels]
         buffers += [np.full(sum(primitive.workspace), 255, np.uint8)]
-    there = run_on_pages(Program(primitive.ops()), buffers, at, threads)
+    there = run_on_pages(Program(primitive.launches()), buffers, at, threads)
     return [there[k].copy() for k in written]
 
 

@@ -119,8 +119,8 @@ def test_few_rows_read_the_other_matrix_where_it_is(turned: bool) -> None:
     for rows, of, is_few in ((1, "float32", True), (4, "bfloat16", True), (8, "float64", True), (9, "float32", False)):
         problem, layout = MatMulProblem((rows, 40), shape, (None, order, None)), bc.Layout("ab")
         primitive = row.prepare(problem, layout, layout, Types.all(of), 2)
-        assert (primitive.workspace == (0,), len(primitive.ops())) == (is_few, 1 if is_few else 2)
-        assert primitive.ops()[-1].tasks >= 2
+        assert (primitive.workspace == (0,), len(primitive.launches())) == (is_few, 1 if is_few else 2)
+        assert primitive.launches()[-1].tasks >= 2
     run(*operands((3, 40), shape, "float32", True), (None, order, None), threads=2)
 
 

@@ -26,7 +26,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def one(attributes: ops.Attributes, *inputs: np.ndarray, parameters: tuple[np.ndarray, ...] = ()) -> np.ndarray:
+def one(attributes: ops.Op, *inputs: np.ndarray, parameters: tuple[np.ndarray, ...] = ()) -> np.ndarray:
     """What the evaluator gives for one op."""
     b = NetworkBuilder()
     names = [b.input(f"x{i}", x.shape, x.dtype) for i, x in enumerate(inputs)]
@@ -124,14 +124,14 @@ def test_inputs_are_checked():
 RECORDS = [
     record
     for record in (getattr(ops, name) for name in ops.__all__)
-    if isinstance(record, type) and issubclass(record, ops.Attributes) and dataclasses.is_dataclass(record)
+    if isinstance(record, type) and issubclass(record, ops.Op) and dataclasses.is_dataclass(record)
 ]
 
 
-@pytest.mark.parametrize("record", [r for r in RECORDS if r.compute is not ops.Attributes.compute])
+@pytest.mark.parametrize("record", [r for r in RECORDS if r.compute is not ops.Op.compute])
 def test_an_op_says_all_of_itself(record):
     """Shape, type, meaning, and what the planner asks; its rows are in the table under its name, or it needs none."""
-    assert record.infer is not ops.Attributes.infer
+    assert record.infer is not ops.Op.infer
     assert record.op
     named = record.op in {row.op for row in TABLE}
     converts = issubclass(record, BetweenTypes)
@@ -139,12 +139,12 @@ def test_an_op_says_all_of_itself(record):
     special = record in (ops.Reshape, ops.Foreign, ops.Quantized, ops.ConvTranspose2d)
     assert named or converts or special
     if named:
-        assert record.problem_at is not ops.Attributes.problem_at
+        assert record.problem_at is not ops.Op.problem_at
 
 
 def test_no_op_is_without_a_meaning():
-    without = {record for record in RECORDS if record.compute is ops.Attributes.compute}
-    assert without == {ops.Attributes, ops.Solved, ops.Weighted, ops.Convolution, ops.IntegerConvolution}
+    without = {record for record in RECORDS if record.compute is ops.Op.compute}
+    assert without == {ops.Op, ops.Solved, ops.Weighted, ops.Convolution, ops.IntegerConvolution}
 
 
 def test_summary_names_every_node():

@@ -312,7 +312,7 @@ def test_any_number_of_threads_gives_the_same_bits(layout: str) -> None:
         results = []
         for threads in (1, 2, 4):
             target = np.full_like(storage, np.nan)
-            Program(row.prepare(p, here, here, Types.all("float32"), threads).ops()).run(
+            Program(row.prepare(p, here, here, Types.all("float32"), threads).launches()).run(
                 [address_of(storage), address_of(target)], threads
             )
             results.append(target.tobytes())

@@ -18,7 +18,7 @@ WEIGHT = np.ones((6, 4, 1, 1), np.int8)
 BYTES: dict[str, Any] = {"src": Q(0.1, 3), "wei": Q(0.01), "dtype": "uint8", "dst": Q(0.5, 7)}
 
 
-def conv(attributes: ops.Attributes, dtype: str = "uint8", weight: Any = WEIGHT, bias: Any = None) -> bc.Network:
+def conv(attributes: ops.Op, dtype: str = "uint8", weight: Any = WEIGHT, bias: Any = None) -> bc.Network:
     b = bc.NetworkBuilder("integers")
     x = b.input("x", (2, 4, 3, 3), dtype)
     b.output(b.add(attributes, x, parameters=(weight,) if bias is None else (weight, bias), name="y"))
@@ -58,7 +58,7 @@ def test_the_arithmetic_by_hand() -> None:
     ],
 )
 def test_a_convolution_of_what_cannot_be_is_refused(
-    attributes: ops.Attributes, dtype: str, weight: Any, bias: Any, says: str
+    attributes: ops.Op, dtype: str, weight: Any, bias: Any, says: str
 ) -> None:
     with pytest.raises(bc.NetworkError, match=says):
         conv(attributes, dtype, weight, bias)
@@ -85,7 +85,7 @@ def test_sums_beyond_int32_are_refused_when_they_are_compiled() -> None:
         (ops.Quantized(ops.Pool2d("avg_exclude_padding"), (Q(0.1, -1),), Q(0.1)), "uint8", "srcs=.*0 to 255"),
     ],
 )
-def test_conversions_of_what_cannot_be_are_refused(attributes: ops.Attributes, dtype: str, says: str) -> None:
+def test_conversions_of_what_cannot_be_are_refused(attributes: ops.Op, dtype: str, says: str) -> None:
     b = bc.NetworkBuilder()
     x = b.input("x", (2, 4, 3, 3), dtype)
     with pytest.raises(bc.NetworkError, match=says):

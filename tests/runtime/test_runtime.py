@@ -20,7 +20,7 @@ import blockconv as bc
 from blockconv import ArgumentError, jit
 from blockconv.core import target
 from blockconv.jit.ir import fetch_add, load_acquire, load_i64, spin_pause, store_i64
-from blockconv.runtime import OWN_TABLE, Buffer, Op, Program, address_of, aligned_empty, launcher
+from blockconv.runtime import OWN_TABLE, Buffer, Launch, Program, address_of, aligned_empty, launcher
 from blockconv.runtime.launcher import RunRecord
 from blockconv.runtime.memory import Region, aligned_copy
 from blockconv.runtime.pools import Pool
@@ -89,7 +89,7 @@ THREADS = (1, 2, 3, 4)
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize(("tasks", "chunk"), [(1, 1), (2, 1), (7, 1), (1000, 1), (1000, 7), (5, 100)])
 def test_each_task_runs_once(threads: int, tasks: int, chunk: int) -> None:
-    program = Program([Op(count_tasks.compile(), (Buffer(0),), tasks, chunk)] * 3)
+    program = Program([Launch(count_tasks.compile(), (Buffer(0),), tasks, chunk)] * 3)
     counts = np.zeros(tasks + 2, np.int64)
     for _ in range(20):
         program.run([address_of(counts)], threads)
@@ -101,7 +101,7 @@ def test_each_task_runs_once(threads: int, tasks: int, chunk: int) -> None:
 def test_an_op_begins_when_the_one_before_is_done(threads: int) -> None:
     size, ops = 37, 50
     kernel = add_neighbour.compile()
-    program = Program([Op(kernel, (Buffer(i % 2), Buffer(1 - i % 2), size), size) for i in range(ops)])
+    program = Program([Launch(kernel, (Buffer(i % 2), Buffer(1 - i % 2), size), size) for i in range(ops)])
     start = np.arange(size, dtype=np.int64)
     wanted = start
     for _ in range(ops):
@@ -117,7 +117,7 @@ def test_an_op_begins_when_the_one_before_is_done(threads: int) -> None:
 def test_each_worker_has_a_scratch_of_its_own(threads: int, size: int) -> None:
     tasks = 64
     addresses, damaged = np.zeros(tasks, np.int64), np.zeros(1, np.int64)
-    op = Op(own_scratch.compile(), (Buffer(0), Buffer(1), size // 8), tasks, scratch=size)
+    op = Launch(own_scratch.compile(), (Buffer(0), Buffer(1), size // 8), tasks, scratch=size)
     for _ in range(5):
         Program([op]).run([address_of(addresses), address_of(damaged)], threads)
     places = np.unique(addresses)
@@ -143,7 +143,7 @@ def test_threads_of_a_team_beyond_the_workers_leave_at_once(monkeypatch: pytest.
 
     pool = Pool("a team", "a test", launch=launch, position=0)
     monkeypatch.setattr("blockconv.runtime.pools.current", lambda: pool)
-    op = Op(own_scratch.compile(), (Buffer(0), Buffer(1), 16), 2, scratch=128)
+    op = Launch(own_scratch.compile(), (Buffer(0), Buffer(1), 16), 2, scratch=128)
     Program([op]).run([address_of(addresses), address_of(damaged)], 4)
     assert teams == [(2, 4)]
     assert (addresses == launcher._scratch.address).all()
@@ -151,25 +151,25 @@ def test_threads_of_a_team_beyond_the_workers_leave_at_once(monkeypatch: pytest.
 
 def test_arguments_of_an_op_may_point_to_its_own_table() -> None:
     table, out = np.arange(100, 110), np.zeros(10, np.int64)
-    op = Op(read_table.compile(), (Buffer(0), OWN_TABLE), 10, table=table)
+    op = Launch(read_table.compile(), (Buffer(0), OWN_TABLE), 10, table=table)
     Program([op, op]).run([address_of(out)], 2)
     assert np.array_equal(out, table)
 
 
 def test_buffers_have_offsets() -> None:
     counts = np.zeros(10, np.int64)
-    Program([Op(count_tasks.compile(), (Buffer(0, 8 * 4),), 3)]).run([address_of(counts)], 1)
+    Program([Launch(count_tasks.compile(), (Buffer(0, 8 * 4),), 3)]).run([address_of(counts)], 1)
     assert counts.tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0]
 
 
 def test_a_program_without_tasks_does_nothing() -> None:
     Program([]).run([])
-    Program([Op(count_tasks.compile(), (Buffer(0),), 0)]).run([])
+    Program([Launch(count_tasks.compile(), (Buffer(0),), 0)]).run([])
 
 
 def test_a_failed_run_leaves_the_program_usable() -> None:
     counts = np.zeros(4, np.int64)
-    program = Program([Op(count_tasks.compile(), (Buffer(1),), 4)])
+    program = Program([Launch(count_tasks.compile(), (Buffer(1),), 4)])
     for _ in range(3):
         with pytest.raises(IndexError):
             program.run([address_of(counts)], 2)
@@ -179,14 +179,14 @@ def test_a_failed_run_leaves_the_program_usable() -> None:
 
 def test_more_threads_than_the_pool_holds_are_as_many_as_it_holds() -> None:
     counts = np.zeros(500, np.int64)
-    Program([Op(count_tasks.compile(), (Buffer(0),), 500)]).run([address_of(counts)], 500)
+    Program([Launch(count_tasks.compile(), (Buffer(0),), 500)]).run([address_of(counts)], 500)
     assert (counts == 1).all()
 
 
 def test_many_python_threads_share_one_program() -> None:
     size = 37
     kernel = add_neighbour.compile()
-    program = Program([Op(kernel, (Buffer(i % 2), Buffer(1 - i % 2), size), size) for i in range(10)])
+    program = Program([Launch(kernel, (Buffer(i % 2), Buffer(1 - i % 2), size), size) for i in range(10)])
     barrier = threading.Barrier(16)
 
     def work(seed: int) -> bool:
@@ -248,7 +248,7 @@ def test_a_thread_is_woken_only_for_work_that_is_worth_it(
     monkeypatch: pytest.MonkeyPatch, seconds: float, threads: int
 ) -> None:
     monkeypatch.setattr("blockconv.runtime.launcher.GRAIN", 1e-6)
-    op = Op(add_neighbour.compile(), (Buffer(0), Buffer(1), 64), 64)
+    op = Launch(add_neighbour.compile(), (Buffer(0), Buffer(1), 64), 64)
     woken: list[int] = []
     pool = Pool("noted", "a test", launch=lambda worker, record, workers, team: woken.append(workers))
     monkeypatch.setattr("blockconv.runtime.pools.current", lambda: pool)

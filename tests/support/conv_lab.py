@@ -194,7 +194,7 @@ def run(
     added = None if given.residual is None else here("residual", stored(given.residual, dst, np.nan))
     workspace = memory.take("workspace", sum(primitive.workspace), 4)
     workspace[:] = CANARY
-    program = runtime.Program(primitive.ops(epilogue))
+    program = runtime.Program(primitive.launches(epilogue))
     scratch = _scratch_in(memory, program, threads)
     at = runtime.address_of
     try:

@@ -66,7 +66,7 @@ def check(
     for row, where in itertools.product(found, ("end", "start")):
         layouts = Layout(layout), Layout(dst or layout)
         primitive = row.prepare(problem, *layouts, types, threads, **options)
-        program, memory = Program(primitive.ops()), [np.full(n, 0xC3, np.uint8) for n in primitive.workspace]
+        program, memory = Program(primitive.launches()), [np.full(n, 0xC3, np.uint8) for n in primitive.workspace]
         what = f"{row.name}, {problem}, {layout} to {dst or layout}, {dtype}, {options}, against the {where}"
         sources = []
         for arena, storage in zip(_ARENAS, before, strict=False):

@@ -225,7 +225,7 @@ def kind(node: Any) -> str:
     return ".".join(filter(None, (node.domain, node.op_type)))
 
 
-def _ops(case: Case) -> str:
+def _launches(case: Case) -> str:
     graph = case.model.graph
     return f"{case.kind}, opset {case.model.opset_import[0].version}: {' '.join(map(kind, graph.node))}"
 
@@ -286,7 +286,9 @@ def run(
             elif found.verdict in TOLD:
                 case = generate(seed)
                 small = _shrunk(case, found, plans) if shrink else case
-                print(f"seed {seed}: {found.verdict}: {found.path}: {_line(found.says)} [{_ops(small)}]", flush=True)
+                print(
+                    f"seed {seed}: {found.verdict}: {found.path}: {_line(found.says)} [{_launches(small)}]", flush=True
+                )
         worker.close()
 
     with ThreadPoolExecutor(jobs) as pool:

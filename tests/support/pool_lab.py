@@ -84,9 +84,9 @@ def check(p: Problem, layout: str, dtype: str, threads: int = 1, special: bool =
     for row, where in itertools.product(taken(p, layout, dtype), ("end", "start")):
         if other and not row.reference:
             continue
-        ops = row.prepare(p, Layout(layout), Layout(other or layout), Types.all(dtype), threads).ops()
-        assert max(op.scratch for op in ops) <= target.second_level_cache(), row.name
-        program = Program(ops)
+        launches = row.prepare(p, Layout(layout), Layout(other or layout), Types.all(dtype), threads).launches()
+        assert max(op.scratch for op in launches) <= target.second_level_cache(), row.name
+        program = Program(launches)
         source, result = ARENAS.src.take(before.nbytes, where), ARENAS.dst.take(after.nbytes, where)
         source[:], result[:] = before, 0xC3
         program.run([address_of(source), address_of(result)], threads)
@@ -125,9 +125,9 @@ def check_indices(p: Problem, layout: str, dtype: str, special: bool = False) ->
         source, result = ARENAS.src.take(before.nbytes, where), ARENAS.dst.take(after.nbytes, where)
         index = ARENAS.idx.take(8 * after.size, where)
         source[:], result[:], index[:] = before, 0xC3, 0xC3
-        ops = row.prepare(p, *both, Types.all(dtype), 1).ops()
-        assert max(op.scratch for op in ops) <= target.second_level_cache(), row.name
-        Program(ops).run([address_of(source), address_of(result), address_of(index)], 1)
+        launches = row.prepare(p, *both, Types.all(dtype), 1).launches()
+        assert max(op.scratch for op in launches) <= target.second_level_cache(), row.name
+        Program(launches).run([address_of(source), address_of(result), address_of(index)], 1)
         what = f"{row.name} in {layout}, {dtype}, {p}, against the {where}"
         compare(result.view(dtype), after, False, what)
         assert np.array_equal(index.view(np.int64), stored(places, layout, 0)), what

@@ -172,7 +172,7 @@ def run(row: Row, made: Case, src: str, dst: str, threads: int = 2, memory: Memo
     out = here("destination", paired(np.full(size, 0x55, np.uint8).astype(held(steps.dst)), steps.dst))
     added = out if residual is None else here("residual", paired(stored(residual, dst, 99), made.residual))
     block = epilogue_block(after)
-    program = runtime.Program(primitive.ops(epilogue_of(after)))
+    program = runtime.Program(primitive.launches(epilogue_of(after)))
     scratch = _scratch_in(memory, program, threads)
     addresses = [runtime.address_of(array) for array in (source, weights, bias, out, added, block)]
     try:

@@ -14,7 +14,7 @@ from blockconv.core.quantization import real
 from blockconv.core.types import element
 from blockconv.network.emitter import Emitter, Translation, Unsupported
 from blockconv.network.graph import Node, inferred
-from blockconv.network.ops import Attributes, Concat, Convolution, Dequantize
+from blockconv.network.ops import Concat, Convolution, Dequantize, Op
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
@@ -112,7 +112,7 @@ class Scope(Emitter):
         return self._known(Tensor(name, value.integers.shape, element("float32")))
 
     def emit(
-        self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
+        self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), name: str = "", title: str = ""
     ) -> Tensor:
         """The same. Constants that are known as integers get a node that dequantizes them, unless the op is folded."""
         operands = (*inputs, *parameters)
@@ -244,7 +244,7 @@ class Call(Translation):
         made.__dict__.update(name=tensor.name, type=tensor.type, call=self, plain=tensor)
         return made
 
-    def emit(self, attributes: Attributes, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
+    def emit(self, attributes: Op, *inputs: Tensor, parameters: Tensors = (), helps: bool = False) -> Tensor:
         operands, constants = map(_plain, inputs), tuple(map(_plain, parameters))
         return self._watched(super().emit(attributes, *operands, parameters=constants, helps=helps))
 

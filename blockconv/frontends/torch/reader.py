@@ -33,7 +33,7 @@ from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
 from blockconv.network.aten import Nested, as_call, op_of
 from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
-from blockconv.network.ops import Attributes, Foreign, Reshape, Shape
+from blockconv.network.ops import Foreign, Op, Reshape, Shape
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
@@ -461,9 +461,7 @@ class Call(Translation):
         """An argument that has to be a constant, changed, as a constant of the network under its own name."""
         return self.reader.constant(change(self.array(argument)), self._known(argument).name)
 
-    def emit(
-        self, attributes: Attributes, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False
-    ) -> Tensor:
+    def emit(self, attributes: Op, *inputs: Tensor, parameters: tuple[Tensor, ...] = (), helps: bool = False) -> Tensor:
         """An op, and the value that it makes. A reshape infers its first size, as for other batches."""
         if isinstance(attributes, Reshape) and not {0, -1} & {*attributes.shape, *inputs[0].shape}:
             attributes = Reshape((-1, *attributes.shape[1:])[: len(attributes.shape)])

@@ -44,7 +44,7 @@ from blockconv.kernels.conv.regions import TapsRegion
 from blockconv.kernels.conv.space import is_pointwise, space
 from blockconv.kernels.conv.tile_kernels import Tiles
 from blockconv.kernels.table import Epilogue
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 Words = dict[str, Any]
 WORD = 8  # bytes of one in a table
@@ -58,7 +58,7 @@ def bind_tiles(
     blocking: ConvBlocking,
     epilogue: Epilogue,
     region: TapsRegion | None = None,
-) -> list[Op]:
+) -> list[Launch]:
     """The op. The residual has the destination's memory order. region: the pixels that it computes, if not all."""
     bound = _Binding(problem, src, dst, types, blocking, region)
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
@@ -85,7 +85,7 @@ def bind_tiles(
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
     table = np.array([*offsets, *parts, *biases], np.int64)
-    return [Op(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, table)]
+    return [Launch(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, table)]
 
 
 def _in_bytes(lies: Geometry) -> Geometry:

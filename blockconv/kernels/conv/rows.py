@@ -51,7 +51,7 @@ from blockconv.kernels.conv.regions import TapsRegion, why_not_regions
 from blockconv.kernels.conv.space import Space, space
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.profile import SCATTERED
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 _DTYPES = frozenset(ITEMSIZE)
 _NO_EPILOGUE = Epilogue()
@@ -398,7 +398,7 @@ GROUPED = Row(
 def _make_reference(request: Request) -> Primitive:
     p, dst = request.problem, request.dst
 
-    def make(epilogue: Epilogue = _NO_EPILOGUE) -> list[Op]:
+    def make(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         padded = dst.padded_shape(p.dst_shape)[1]
         args = ReferenceArguments(
             src=SRC,
@@ -416,7 +416,7 @@ def _make_reference(request: Request) -> Primitive:
             source=request.source,
             destination=request.destination,
         )
-        return [Op(conv_reference(request.types.src.itemsize), args, p.n * padded * p.oh, 4)]
+        return [Launch(conv_reference(request.types.src.itemsize), args, p.n * padded * p.oh, 4)]
 
     return Primitive(
         cost=lambda: p.flops / (1e9 * request.threads),

@@ -41,7 +41,7 @@ from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weig
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
 from blockconv.kernels.conv.weights_packing import pack_channels
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 INPUT, GRAD, DST, DST_BIAS, WORKSPACE = (Buffer(k) for k in range(5))
 _OIHW = Layout("abcd")
@@ -56,7 +56,7 @@ def _make(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Prim
         return at
     return Primitive(
         cost=lambda: _cost(request, at) / request.threads + request.machine.launch_seconds(),
-        make=lambda: _ops(request, at, weights, bias),
+        make=lambda: _launches(request, at, weights, bias),
         blocking=at,
         workspace=(_task_sums(request, at) * _tasks(request, at),) if at.splits > 1 else (),
     )
@@ -117,7 +117,7 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     )
 
 
-def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> list[Op]:
+def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> list[Launch]:
     p, types = request.problem, request.types
     size, code = types.acc.itemsize, types.acc.code
     axes = {axis.dim: axis.stride * types.dst.itemsize for axis in weights.axes(p.wei_shape)}
@@ -151,11 +151,11 @@ def _ops(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> 
     )
     scratch, tasks = memory["record_at"] + kernels.RECORDS, _tasks(request, at)
     table = np.array([*whole, *[0] * len(whole), *runs, *rows, *cut, *[0] * len(whole)], np.int64)
-    ops = [Op(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
+    launches = [Launch(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
     if at.splits > 1:
         lanes = target.isa().vector_bytes // size
-        ops.append(Op(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
-    return ops
+        launches.append(Launch(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
+    return launches
 
 
 def _offsets(request: Request, at: WeightsBlocking, window: Words) -> tuple[list[int], list[int]]:

@@ -27,7 +27,7 @@ from blockconv.kernels.depthwise.backward_weights import (
     finish_depthwise_weights,
 )
 from blockconv.kernels.table import Epilogue, Primitive, Row, TapsPiece, WeightForm
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_BYTES = 1 << 18  # of both arrays that a split reads, at the least
@@ -149,10 +149,10 @@ def _primitive(
         cycles += 2 * sums / types.acc.itemsize / lanes
         return m.launch_seconds() + cycles * m.cycle_seconds() / min(request.threads, splits * groups)
 
-    return Primitive(seconds, lambda: _ops(request, vectors, pixels, weights, bias), workspace=(sums,))
+    return Primitive(seconds, lambda: _bind(request, vectors, pixels, weights, bias), workspace=(sums,))
 
 
-def _ops(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights: Layout, bias: bool) -> list[Op]:
+def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights: Layout, bias: bool) -> list[Launch]:
     p, types = request.problem, request.types
     lanes = _lanes(request) if pixels is None else pixels.unit
     splits, groups = _splits(request, len(vectors), pixels is not None)
@@ -198,12 +198,12 @@ def _ops(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights:
     else:
         kernel = depthwise_weights_of_pixels(*pixels)
         scratch = pixels.zeros
-    op = Op(kernel, args, splits * groups, 1, scratch, table)
+    op = Launch(kernel, args, splits * groups, 1, scratch, table)
     if is_finished:
         return [op]
     finish = finish_depthwise_weights(types.acc.code, types.dst.code, lanes, p.kh * p.kw, int(bias))
     chunk = max(1, len(vectors) // 16)
-    return [op, Op(finish, args, len(vectors), chunk, 0, table)]
+    return [op, Launch(finish, args, len(vectors), chunk, 0, table)]
 
 
 _DTYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS[:2]), *HALVES))
@@ -266,7 +266,7 @@ def _data(request: Request) -> Primitive | Reason:
         sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
         return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
 
-    def ops(epilogue: Epilogue = _NO_EPILOGUE) -> list[Op]:
+    def launches(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         assert not epilogue.residual
         kernel = depthwise_data_of_pixels(*spec._replace(activation=epilogue.activation))
         args = DepthwiseDataArguments(
@@ -281,9 +281,9 @@ def _data(request: Request) -> Primitive | Reason:
             **ConvSizes.of(p),
         )
         chunk = max(1, planes // (16 * request.threads))
-        return [Op(kernel, args, planes, chunk, spec.zeros)]
+        return [Launch(kernel, args, planes, chunk, spec.zeros)]
 
-    return Primitive(seconds, ops, weights=form)
+    return Primitive(seconds, launches, weights=form)
 
 
 BACKWARD_DATA = Row(

@@ -49,7 +49,7 @@ from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
-from blockconv.runtime import OWN_TABLE, Block, Op
+from blockconv.runtime import OWN_TABLE, Block, Launch
 
 # ---------------------------------------------------------------- what is packed, and the table
 
@@ -110,7 +110,7 @@ def _tap(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types) -> int:
 # ---------------------------------------------------------------- the op
 
 
-def _op(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Op:
+def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Launch:
     p, types, threads, m = request.problem, request.types, request.threads, request.machine
     s, d, itemsize = request.source, request.destination, types.dst.itemsize
     entries, tap = len(at.runs), _tap(p, at, types)
@@ -155,12 +155,12 @@ def _op(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Op:
     if at.whole:
         unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
         columns = row_columns(p, at.pixel, unit, s.row, d.row, tap)
-        return Op(depthwise_rows(*spec, *columns), args, images * groups * chunks, 1, scratch, table)
+        return Launch(depthwise_rows(*spec, *columns), args, images * groups * chunks, 1, scratch, table)
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
-        return Op(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
+        return Launch(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
     over_channels = depthwise_channels(*_loop_nest(s, d, types, at), *spec)
-    return Op(over_channels, args, images * groups * chunks, 1, scratch, table)
+    return Launch(over_channels, args, images * groups * chunks, 1, scratch, table)
 
 
 def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) -> tuple[int, int, int]:
@@ -294,7 +294,7 @@ def _make(request: Request) -> Primitive | Reason:
         return at
     return Primitive(
         cost=lambda: _cost(request, at),
-        make=lambda epilogue=NO_EPILOGUE: [_op(request, at, epilogue)],
+        make=lambda epilogue=NO_EPILOGUE: [_launch(request, at, epilogue)],
         weights=_weights(request.machine, problem, at),
         blocking=at,
     )

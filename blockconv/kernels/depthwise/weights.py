@@ -22,7 +22,7 @@ from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.kernels_gather import TASK, GatherArguments, gather
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.machine.machine import Machine
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
 def entry_lanes(at: DepthwiseBlocking) -> int:
@@ -77,8 +77,8 @@ def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlo
     return np.where(exists, (channel * kh + row) * kw + col, -1).reshape(-1)
 
 
-def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking, problem: Conv2dProblem) -> Op:
+def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking, problem: Conv2dProblem) -> Launch:
     indices = _indices(channels, kh, kw, at)
     args = GatherArguments(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE, count=indices.size)
     table: Any = indices
-    return Op(gather(at.dot.itemsize), args, -(-indices.size // TASK), 1, 0, table)
+    return Launch(gather(at.dot.itemsize), args, -(-indices.size // TASK), 1, 0, table)

@@ -32,7 +32,7 @@ from blockconv.kernels.dynamic.kernels import (
 )
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 MOST_RANGES = 256
 RANGES_BYTES = MOST_RANGES * FOUND_BYTES
@@ -40,7 +40,7 @@ EPILOGUE_BYTES = EpilogueArguments.nbytes
 ITEMSIZE = 4
 
 
-def _find_ops(request: Request) -> list[Op]:
+def _find_ops(request: Request) -> list[Launch]:
     size, lanes, threads = request.src.size(request.problem.shape), request.machine.lanes(ITEMSIZE), request.threads
     least = TASK_BYTES // ITEMSIZE
     task_size = max(least, -(-size // (MOST_RANGES * least)) * least)
@@ -49,8 +49,8 @@ def _find_ops(request: Request) -> list[Op]:
     chunk = chunk_of(tasks, task_size * ITEMSIZE, threads)
     last = FindArgs(ranges=ranges, count=tasks, dst=Buffer(1))
     return [
-        Op(find_range(lanes), args, tasks, chunk),
-        Op(find_quantization(lanes), last, 1, scratch=FOUND_BYTES),
+        Launch(find_range(lanes), args, tasks, chunk),
+        Launch(find_quantization(lanes), last, 1, scratch=FOUND_BYTES),
     ]
 
 
@@ -62,14 +62,15 @@ def _find(request: Request, **options: Any) -> Primitive:
     return Primitive(cost, lambda: _find_ops(request), workspace=(RANGES_BYTES,))
 
 
-def _quantize_ops(request: Request) -> list[Op]:
+def _quantize_ops(request: Request) -> list[Launch]:
     size, task_size = request.dst.size(request.problem.shape), TASK_BYTES // ITEMSIZE
     if not size:
         return []
     args = QuantizeArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
     tasks = -(-size // task_size)
     kernel = dynamic_quantize(request.machine.lanes(ITEMSIZE))
-    return [Op(kernel, args, tasks, chunk_of(tasks, TASK_BYTES, request.threads), scratch=QuantizationArguments.nbytes)]
+    chunk = chunk_of(tasks, TASK_BYTES, request.threads)
+    return [Launch(kernel, args, tasks, chunk, scratch=QuantizationArguments.nbytes)]
 
 
 def _quantize(request: Request) -> Primitive | Reason:
@@ -95,7 +96,9 @@ ROWS = (
 )
 
 
-def dynamic_epilogue_op(count: int, scaled: bool, shifted: bool, found: Buffer, weights: Buffer, given: Buffer) -> Op:
+def dynamic_epilogue_op(
+    count: int, scaled: bool, shifted: bool, found: Buffer, weights: Buffer, given: Buffer
+) -> Launch:
     """The op before a convolution whose source has a quantization that is found: writes its biases and parameters.
 
     count: number of biases that the convolution has. weights: the int32 sum of each output channel's weights. If sums
@@ -103,13 +106,6 @@ def dynamic_epilogue_op(count: int, scaled: bool, shifted: bool, found: Buffer, 
         float32 biases follow. given: its `EpilogueArguments` for the zero point 0.
     """
     args = DynamicEpilogueArgs(
-        found=found,
-        weights=weights,
-        count=count,
-        scaled=scaled,
-        shifted=shifted,
-        given=given,
-        bias=BIA,
-        epilogue=ACT,
+        found=found, weights=weights, count=count, scaled=scaled, shifted=shifted, given=given, bias=BIA, epilogue=ACT
     )
-    return Op(dynamic_epilogue(), args, 1)
+    return Launch(dynamic_epilogue(), args, 1)

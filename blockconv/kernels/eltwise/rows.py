@@ -42,7 +42,7 @@ from blockconv.kernels.eltwise.codegen import UNROLL, EltwiseQuantization, Opera
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, EltwiseLoop, eltwise
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 KINDS = {
     "add": OpKind.ADD,
@@ -210,20 +210,20 @@ class EltwiseMethod:
         return EltwiseQuantization(src=words[0], other=words[1], dst=words[2])
 
 
-def _ops(storage: Operated, kind: int, buffers: tuple[int, int, int, int], how: EltwiseMethod) -> list[Op]:
+def _launches(storage: Operated, kind: int, buffers: tuple[int, int, int, int], how: EltwiseMethod) -> list[Launch]:
     """buffers: source, operand, second operand, destination."""
     if 0 in storage.shape:
         return []
     found = storage.found(how.lanes)
     assert isinstance(found, list), found
     zero = 0 if how.quantizations is None else how.quantizations[-1].zero_point
-    ops = [_op(some, kind, buffers, storage, how) for some in found]
-    return ops + fill_images(storage.layout, storage.shape, how.element.itemsize, buffers[-1], zero)
+    launches = [_launch(some, kind, buffers, storage, how) for some in found]
+    return launches + fill_images(storage.layout, storage.shape, how.element.itemsize, buffers[-1], zero)
 
 
-def _op(
+def _launch(
     found: EltwiseExtents, kind: int, buffers: tuple[int, int, int, int], storage: Operated, how: EltwiseMethod
-) -> Op:
+) -> Launch:
     e, threads, activation = how.element, how.threads, how.activation
     last, outer = (found.loops[-1], found.loops[:-1]) if found.loops else (Loop(1, (0, 0)), ())
     total = math.prod(loop.size for loop in found.loops) * found.size * e.itemsize
@@ -266,7 +266,7 @@ def _op(
     table = np.frombuffer(how.table, np.int64) if how.table else np.array(activation_arguments(activation), np.int64)
     repeated = found.inner if found.operand == Operand.REPEATED else 0
     kernel = eltwise(e.code, how.lanes, kind, found.operand, activation.kind, repeated)
-    return Op(kernel, args, tasks, chunk, scratch=found.period * (2 * beside + e.itemsize) + 64, table=table)
+    return Launch(kernel, args, tasks, chunk, scratch=found.period * (2 * beside + e.itemsize) + 64, table=table)
 
 
 def _loop(loop: Loop, itemsize: int, beside: int, ragged: bool) -> EltwiseLoop:
@@ -275,12 +275,12 @@ def _loop(loop: Loop, itemsize: int, beside: int, ragged: bool) -> EltwiseLoop:
     return EltwiseLoop(size=loop.size, step=loop.src * itemsize, stride=loop.dst * beside, channels=channels)
 
 
-def _activation_ops(problem: ActivationProblem, dst: Layout, how: EltwiseMethod) -> list[Op]:
-    return _ops(Operated(dst, problem.shape), OpKind.NOTHING, (0, 0, 0, 1), how)
+def _activation_ops(problem: ActivationProblem, dst: Layout, how: EltwiseMethod) -> list[Launch]:
+    return _launches(Operated(dst, problem.shape), OpKind.NOTHING, (0, 0, 0, 1), how)
 
 
-def _lookup_ops(problem: ActivationProblem, dst: Layout, how: EltwiseMethod) -> list[Op]:
-    return _ops(Operated(dst, problem.shape), OpKind.LOOKUP, (0, 0, 0, 1), how)
+def _lookup_ops(problem: ActivationProblem, dst: Layout, how: EltwiseMethod) -> list[Launch]:
+    return _launches(Operated(dst, problem.shape), OpKind.LOOKUP, (0, 0, 0, 1), how)
 
 
 def _broadcast(problem: BinaryProblem) -> tuple[int, bool, tuple[int, ...]]:
@@ -295,10 +295,10 @@ def _binary(problem: BinaryProblem, dst: Layout, other: Layout | None) -> Operat
     return Operated(dst, problem.dst_shape, dst if other is None else other, _broadcast(problem)[2])
 
 
-def _binary_ops(problem: BinaryProblem, dst: Layout, how: EltwiseMethod, other: Layout | None = None) -> list[Op]:
+def _binary_ops(problem: BinaryProblem, dst: Layout, how: EltwiseMethod, other: Layout | None = None) -> list[Launch]:
     kind, swapped, _ = _broadcast(problem)
     first, second = (1, 0) if swapped else (0, 1)
-    return _ops(_binary(problem, dst, other), kind, (first, second, second, 2), how)
+    return _launches(_binary(problem, dst, other), kind, (first, second, second, 2), how)
 
 
 def _affine(problem: AffineProblem, layout: Layout) -> Operated:
@@ -306,8 +306,8 @@ def _affine(problem: AffineProblem, layout: Layout) -> Operated:
     return Operated(layout, problem.shape, row_major(rank), (1, problem.shape[1], *[1] * (rank - 2)))
 
 
-def _affine_ops(problem: AffineProblem, dst: Layout, how: EltwiseMethod) -> list[Op]:
-    return _ops(_affine(problem, dst), OpKind.AFFINE, (0, 1, 2, 3), how)
+def _affine_ops(problem: AffineProblem, dst: Layout, how: EltwiseMethod) -> list[Launch]:
+    return _launches(_affine(problem, dst), OpKind.AFFINE, (0, 1, 2, 3), how)
 
 
 # ---------------------------------------------------------------- rows of the kernel table
@@ -353,7 +353,7 @@ def _lookup_cost(request: Request, how: EltwiseMethod) -> float:
     return m.launch_seconds() + max(m.move_seconds(size, size), computed) / how.threads
 
 
-def _row(op: str, why_not: Callable[..., Reason | None], ops: Callable[..., list[Op]], dtypes: tuple[str, ...]) -> Row:
+def _row(op: str, check: Callable[..., Reason | None], bind: Callable[..., Any], dtypes: tuple[str, ...]) -> Row:
     def make(
         request: Request,
         activation: Activation = IDENTITY,
@@ -361,12 +361,12 @@ def _row(op: str, why_not: Callable[..., Reason | None], ops: Callable[..., list
         table: bytes = b"",
         **options: Any,
     ) -> Primitive | Reason:
-        reason, element = why_not(request, **options), request.types.src
+        reason, element = check(request, **options), request.types.src
         lanes = request.machine.lanes((element if op == "lookup" else element.computed).itemsize)
         how = EltwiseMethod(element, request.threads, lanes, activation, quantizations, table)
         asked = request.problem, request.dst, how
         cost = _lookup_cost if op == "lookup" else _cost
-        return reason or Primitive(lambda: cost(request, how), lambda: ops(*asked, **options))
+        return reason or Primitive(lambda: cost(request, how), lambda: bind(*asked, **options))
 
     return Row(op, op, make, frozenset(dtypes))
 

@@ -29,7 +29,7 @@ from blockconv.kernels.indexed.kernels import (
     top,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 INDEX_CYCLES, ELEMENT_CYCLES = 20, 6  # of an item that is found by its index, and of an element in a scalar loop
 _EMPTY = IndexedAxis(least=0, size=1, stride=0)
@@ -56,17 +56,18 @@ def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArg
     )
 
 
-def _gather(request: Request) -> list[Op]:
+def _gather(request: Request) -> list[Launch]:
     args = _index_args(request, request.threads, items=Buffer(2), dst=Buffer(2), outside=Buffer(3))
     tasks = -(-args.count // args.run)
-    return [Op(gather_at(request.types.wei.code), args, tasks, chunk_of(tasks, args.run * args.size, request.threads))]
+    kernel, chunk = gather_at(request.types.wei.code), chunk_of(tasks, args.run * args.size, request.threads)
+    return [Launch(kernel, args, tasks, chunk)]
 
 
-def _scatter(request: Request, kind: str = "none") -> list[Op]:
+def _scatter(request: Request, kind: str = "none") -> list[Launch]:
     args = _index_args(request, 1, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
     # A plain copy is the same for all types of one size.
     code = request.types.src.code if kind != "none" else ElementType("", UNSIGNED, request.types.src.itemsize).code
-    return [Op(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
+    return [Launch(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
 
 
 def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
@@ -79,16 +80,16 @@ def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
     return args, tasks, chunk_of(tasks, run * nbytes, request.threads)
 
 
-def _scan(request: Request) -> list[Op]:
+def _scan(request: Request) -> list[Launch]:
     p = request.problem
     flags = int(p.exclusive), int(p.reverse), int(p.total)
-    return [Op(scan(request.types.src.code, SCANS.index(p.kind), *flags), *_lines(request, 1))]
+    return [Launch(scan(request.types.src.code, SCANS.index(p.kind), *flags), *_lines(request, 1))]
 
 
-def _top(request: Request) -> list[Op]:
+def _top(request: Request) -> list[Launch]:
     p = request.problem
     kernel = top(request.types.src.code, int(p.smallest), int(p.last))
-    return [Op(kernel, *_lines(request, p.count), scratch=16 * p.count)]
+    return [Launch(kernel, *_lines(request, p.count), scratch=16 * p.count)]
 
 
 def _is_row_major(request: Request) -> Reason | None:
@@ -99,7 +100,7 @@ def _is_row_major(request: Request) -> Reason | None:
     return None if type.name in NUMBERS else f"does not take {type}"
 
 
-def _row(op: str, ops: object, cycles: int) -> Row:
+def _row(op: str, launches: object, cycles: int) -> Row:
     fails = op in ("gather_at", "scatter_at")
     workspace = (OutsideIndex.nbytes,) if fails else ()
 
@@ -112,7 +113,7 @@ def _row(op: str, ops: object, cycles: int) -> Row:
     def make(request: Request, **options: object) -> Primitive | Reason:
         return _is_row_major(request) or Primitive(
             lambda: seconds(request),
-            lambda: ops(request, **options),  # type: ignore[operator]
+            lambda: launches(request, **options),  # type: ignore[operator]
             workspace=workspace,
             fails=fails,
         )

@@ -15,12 +15,12 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.lrn.codegen import ANY_POWER, THREE_QUARTERS
 from blockconv.kernels.lrn.kernels import LINE, ChannelWindow, ContiguousLrn, Factors, StridedLrn, lrn_lines, lrn_planes
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 STRETCH = 8  # vectors of a plane in a task, if there are plenty: of less, memory streams worse
 
 
-def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
+def _launches(request: Request, quantizations: Quantizations = None) -> list[Launch]:
     p, kind, threads = request.problem, request.types.src, request.threads
     itemsize = kind.itemsize
     if 0 in p.shape:
@@ -37,7 +37,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
         args = ContiguousLrn(**axis._asdict(), window=window, line=squares)
         scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
-        return [Op(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
+        return [Launch(lrn_lines(*params), args, positions, chunk, scratch=scratch)]
     axes = strided_axis(request, 1, quantizations)
     pixels = axes.inner
     stretch = min(STRETCH, positions // (4 * threads * lanes))
@@ -51,7 +51,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
         window=window,
         integers=axes.integers,
     )
-    return [Op(lrn_planes(*params), strided, positions // pixels * -(-pixels // task_pixels), scratch=LINE)]
+    return [Launch(lrn_planes(*params), strided, positions // pixels * -(-pixels // task_pixels), scratch=LINE)]
 
 
-ROWS = (same_layout_row("lrn", "lrn", (*FLOATS, *BYTES), cost, _ops),)
+ROWS = (same_layout_row("lrn", "lrn", (*FLOATS, *BYTES), cost, _launches),)

@@ -18,7 +18,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.norm.batch import TERMS, BatchNormArgs, batch_apply, batch_sums, batch_terms
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 CHUNK_BYTES = 1 << 16  # of a chunk: about what a core's first cache holds
 UNIT = 512  # channels of a unit, at the most, where all channels of a pixel are contiguous
@@ -71,7 +71,7 @@ def _sizes(request: Request, cut: _Cut) -> tuple[int, int]:
     return sums, sums + TERMS * cut.room * cut.units * request.types.src.computed.itemsize
 
 
-def _ops(request: Request, buffers: dict[str, Buffer], is_backward: bool, extra: bool) -> list[Op]:
+def _launches(request: Request, buffers: dict[str, Buffer], is_backward: bool, extra: bool) -> list[Launch]:
     p, kind, cut = request.problem, request.types.src, _cut(request)
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
     at, padded = cut.at, request.dst.padded_shape(p.shape)[1] - p.shape[1]
@@ -99,15 +99,15 @@ def _ops(request: Request, buffers: dict[str, Buffer], is_backward: bool, extra:
     tasks, back, bounded = cut.units * cut.chunks, int(is_backward), int(is_backward and extra)
     chunk = chunk_of(tasks, cut.chunk * cut.unit * kind.itemsize, request.threads)
     return [
-        Op(
+        Launch(
             batch_sums(kind.code, lanes, cut.period, back, bounded),
             args,
             cut.units * cut.splits,
             1,
             3 * cut.room * held,
         ),
-        Op(batch_terms(kind.code, back), args, cut.units, max(1, cut.units // 16)),
-        Op(batch_apply(kind.code, lanes, cut.period, int(padded > 0), back, int(extra)), args, tasks, chunk),
+        Launch(batch_terms(kind.code, back), args, cut.units, max(1, cut.units // 16)),
+        Launch(batch_apply(kind.code, lanes, cut.period, int(padded > 0), back, int(extra)), args, tasks, chunk),
     ]
 
 
@@ -132,7 +132,7 @@ def _row(name: str, names: tuple[str, ...]) -> Row:
             return m.launch_seconds() * 3 + m.move_seconds(reads * nbytes, nbytes) / request.threads
 
         work = _sizes(request, _cut(request))[1]
-        return Primitive(seconds, lambda: _ops(request, buffers, is_backward, extra), workspace=(work,))
+        return Primitive(seconds, lambda: _launches(request, buffers, is_backward, extra), workspace=(work,))
 
     return Row(name, name, make, frozenset(FLOATS))
 

@@ -35,7 +35,7 @@ from blockconv.kernels.norm.kernels import (
     layer_norm_backward,
 )
 from blockconv.kernels.table import Primitive, Row, same_layout_row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 PARTIAL = 64  # pixels of a partial sum: errors grow with the number of additions to it, and to the total
 PASSES, BACKWARD_PASSES = 3, 4  # of vectors; a gradient reads two sources, twice
@@ -168,7 +168,7 @@ def _is_rows(request: Request, args: NormArgs) -> bool:
     return is_row and is_contiguous and args.image_block == args.images * args.image
 
 
-def _ops(request: Request, statistics: bool = False) -> list[Op]:
+def _launches(request: Request, statistics: bool = False) -> list[Launch]:
     if 0 in request.problem.shape:
         return []
     cut, kind = _cut(request), request.types.src
@@ -176,23 +176,23 @@ def _ops(request: Request, statistics: bool = False) -> list[Op]:
     if _is_rows(request, args):
         chunk = chunk_of(args.all_images, args.image, request.threads)
         kernel = layer_norm(kind.code, _lanes(request), int(request.problem.centred))
-        return [Op(kernel, args, args.all_images, chunk)]
+        return [Launch(kernel, args, args.all_images, chunk)]
     kernel = group_norm(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
     tasks, nbytes = cut.where.images * cut.units, cut.unit * cut.where.rows * cut.where.pixels * kind.itemsize
     scratch = ARRAYS * cut.room * kind.computed.itemsize
-    return [Op(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch=scratch)]
+    return [Launch(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch=scratch)]
 
 
-def _backward_ops(request: Request, cut: Cut) -> list[Op]:
+def _backward_ops(request: Request, cut: Cut) -> list[Launch]:
     kind, args = request.types.src, _args(request, cut, _BACKWARD)
     scratch, parameters = BACKWARD_ARRAYS * cut.room * kind.computed.itemsize, group_norm_parameters
     if _is_rows(request, args):
-        first = Op(layer_norm_backward(kind.code, _lanes(request)), args, cut.splits)
+        first = Launch(layer_norm_backward(kind.code, _lanes(request)), args, cut.splits)
     else:
         kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
-        first = Op(kernel, args, cut.units * cut.splits, 1, scratch)
+        first = Launch(kernel, args, cut.units * cut.splits, 1, scratch)
     last = parameters(kind.code, _lanes(request))
-    return [first, Op(last, args, cut.units, max(1, cut.units // 16), 16 * cut.room)]
+    return [first, Launch(last, args, cut.units, max(1, cut.units // 16), 16 * cut.room)]
 
 
 def _backward(request: Request) -> Primitive | Reason:
@@ -241,5 +241,5 @@ def _seconds(request: Request, sources: int, passes: int) -> float:
     return m.launch_seconds() + max(moved, computed) / min(request.threads, where.images * p.groups)
 
 
-ROWS = (same_layout_row("group_norm", "group_norm", FLOATS, _cost, _ops, _why_not),)
+ROWS = (same_layout_row("group_norm", "group_norm", FLOATS, _cost, _launches, _why_not),)
 BACKWARD = Row("group_norm_backward", "group_norm_backward", _backward, frozenset(FLOATS))

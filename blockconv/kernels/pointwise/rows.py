@@ -22,7 +22,7 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.pointwise.codegen import KINDS, operand_types
 from blockconv.kernels.pointwise.kernels import PointwiseArgs, PointwiseLoop, pointwise
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 ALL = 1 << 40  # channels, where none is missing
 EXTENT_CYCLES, VECTOR_CYCLES = 12, 2  # beside memory: of an extent, and of a vector
@@ -46,7 +46,7 @@ def _loops(problem: PointwiseProblem, layout: Layout) -> list[Loop]:
     return found if contiguous else [*found, Loop(1, (1, *[0] * len(problem.shapes)))]
 
 
-def _ops(request: Request) -> list[Op]:
+def _launches(request: Request) -> list[Launch]:
     p, types, layout, threads = request.problem, request.types, request.dst, request.threads
     if 0 in p.dst_shape:
         return []
@@ -76,7 +76,7 @@ def _ops(request: Request) -> list[Op]:
     )
     tasks = pieces * row_tasks * math.prod(loop.size for loop in outer)
     kernel = pointwise(KINDS.index(p.kind), types.src.code, types.dst.code, full, _lanes(request))
-    return [Op(kernel, args, tasks, chunk_of(tasks, piece * task_rows * max(sizes), threads))]
+    return [Launch(kernel, args, tasks, chunk_of(tasks, piece * task_rows * max(sizes), threads))]
 
 
 def _loop(loop: Loop, sizes: list[int], ragged: bool) -> PointwiseLoop:
@@ -124,7 +124,7 @@ def _result_type(kind: str, types: Types) -> ElementType:
 
 
 def _make(request: Request) -> Primitive | Reason:
-    return _why_not(request) or Primitive(lambda: _cost(request), lambda: _ops(request))
+    return _why_not(request) or Primitive(lambda: _cost(request), lambda: _launches(request))
 
 
 ROWS = (Row("pointwise", "pointwise", _make, whole_blocks=True),)

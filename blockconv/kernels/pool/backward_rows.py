@@ -23,7 +23,7 @@ from blockconv.kernels.pool.backward import (
 )
 from blockconv.kernels.pool.blocking import Windows, windows
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
 def _runs(request: Request, lanes: int) -> list[tuple[int, int, int, int]]:
@@ -164,7 +164,7 @@ def _table(request: Request, runs: Any) -> tuple[Any, dict[str, int], int]:
     return np.concatenate(parts), dict(zip(names, map(int, ends), strict=False)), slots
 
 
-def _op(request: Request) -> Op:
+def _launch(request: Request) -> Launch:
     p, type, lanes = request.problem, request.types.src, _lanes(request)
     _, _, ih, iw = _axes(request)
     s, d, by_vectors = request.source, request.destination, _by_vectors(request)
@@ -207,20 +207,20 @@ def _op(request: Request) -> Op:
         tasks = images * -(-ih // band) * (len(runs) // inner)
         cols = p.pool.kw if isinstance(p.pool, Pool2dProblem) and p.pool.kw <= MOST_COLS else 0
         kernel, scratch = pool_backward(type.code, lanes, int(p.is_max), cols), row * band if type.is_half else 0
-        return Op(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
+        return Launch(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
     tasks = images * len(runs)
     if _by_planes(request):
         scratch = (ih * iw + p.src_shape[3]) * type.computed.itemsize
         chunk, lanes = chunk_of(tasks, plane, request.threads), request.machine.lanes(type.computed.itemsize)
-        return Op(pool_scatter_halves(type.code, lanes), args, tasks, chunk, scratch, table)
+        return Launch(pool_scatter_halves(type.code, lanes), args, tasks, chunk, scratch, table)
     chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)
     if p.is_max:
-        return Op(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
+        return Launch(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
     if columns := _repeated(request):
         lanes = request.machine.lanes(type.computed.itemsize)
-        return Op(pool_repeat(type.code, lanes, columns), args, tasks, chunk, 0, table)
+        return Launch(pool_repeat(type.code, lanes, columns), args, tasks, chunk, 0, table)
     scratch = made + (iw + most) * type.itemsize
-    return Op(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
+    return Launch(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
 
 
 def _images(request: Request) -> dict[str, int]:
@@ -260,7 +260,7 @@ def _make(request: Request) -> Primitive | Reason:
             added = outputs * math.sqrt(p.taps) * SCATTER_CYCLES
         return m.launch_seconds() + (cleared + added) * m.cycle_seconds() / request.threads
 
-    return Primitive(seconds, lambda: [_op(request)])
+    return Primitive(seconds, lambda: [_launch(request)])
 
 
 # For a vector of zeros; for a vector of the output, and each of its taps; for an element that is added by itself.

@@ -6,10 +6,10 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.pool.blocking import DST, IDX, SRC, PoolBlocking, axis_of
 from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
 from blockconv.kernels.pool.tables import table_of
-from blockconv.runtime import OWN_TABLE, Op
+from blockconv.runtime import OWN_TABLE, Launch
 
 
-def reference_op(b: PoolBlocking, indices: int) -> Op:
+def reference_op(b: PoolBlocking, indices: int) -> Launch:
     """The op of a pool from any layout to any other."""
     p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
     s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]
@@ -32,4 +32,4 @@ def reference_op(b: PoolBlocking, indices: int) -> Op:
         integers=b.integers,
     )
     kernel = pool_reference(*b.reduction[:2], indices)
-    return Op(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))
+    return Launch(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))

@@ -52,7 +52,7 @@ from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_arg
 from blockconv.kernels.pool.tables import LineOfScales, masks_of, table_of
 from blockconv.kernels.pool.tiles import tile_pixels
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import Block, Op
+from blockconv.runtime import Block, Launch
 
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
@@ -92,7 +92,7 @@ def _why_not_rows(b: PoolBlocking) -> Reason | None:
     return None if b.has_contiguous_rows else f"the rows of a plane are not contiguous in {b.src}"
 
 
-def _op(
+def _launch(
     b: PoolBlocking,
     kernel: Kernel,
     args: PoolArgs,
@@ -100,13 +100,13 @@ def _op(
     scratch: int,
     table: Block,
     elements: int = 0,
-) -> Op:
+) -> Launch:
     """tasks: how many, and how many at a time. elements: after which the masks begin anew, if not the view's period."""
     if b.reduction.masked:
         masks = masks_of(b, elements or b.view.period)
         args = args._replace(masks=table.nbytes, mask_bytes=masks.nbytes // 2)
         table = np.concatenate([table, masks])
-    return Op(kernel, args, *tasks, scratch, table)
+    return Launch(kernel, args, *tasks, scratch, table)
 
 
 # ---------------------------------------------------------------- pool_tiles, pool_windows, pool_shuffles
@@ -122,7 +122,7 @@ def _why_not_tiles(b: PoolBlocking) -> Reason | None:
     return f"the vector registers do not hold {b.problem.kw} columns of a window"
 
 
-def _tiles(b: PoolBlocking) -> Op:
+def _tiles(b: PoolBlocking) -> Launch:
     p = b.problem
     tile = pk.PoolTile(
         int(b.part > 0), tile_pixels(b.machine.isa, b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw
@@ -130,7 +130,7 @@ def _tiles(b: PoolBlocking) -> Op:
     part = b.part or b.view.inner
     args = pk.TilesArgs(**b.args._asdict(), dh=p.dh, part=part, parts=b.view.inner // part)
     scratch = pk.LINE + window_rows(p, b.task_rows) * p.iw * b.part * b.itemsize
-    return _op(b, pk.pool_tiles(*b.reduction, *tile), args, b.tasks, scratch, table_of(b))
+    return _launch(b, pk.pool_tiles(*b.reduction, *tile), args, b.tasks, scratch, table_of(b))
 
 
 def _why_not_windows(b: PoolBlocking) -> Reason | None:
@@ -143,7 +143,7 @@ def _why_not_windows(b: PoolBlocking) -> Reason | None:
     return "the windows overlap, and other kernels reduce each column only once" if overlaps else None
 
 
-def _windows(b: PoolBlocking) -> Op:
+def _windows(b: PoolBlocking) -> Launch:
     p, v, lanes, vectors = b.problem, b.view, b.lanes, unrolled(b)
     split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
     # Otherwise a vector that is moved back would be in two tasks.
@@ -161,12 +161,12 @@ def _windows(b: PoolBlocking) -> Op:
         args = args._replace(s_row=row_bytes, row_step=row_bytes, col_step=args.s_col)
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
     kernel = pk.pool_windows(*b.reduction, vectors, MOST_VECTORS // vectors)
-    return _op(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
+    return _launch(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
 
 
-def _shuffles(b: PoolBlocking) -> Op:
+def _shuffles(b: PoolBlocking) -> Launch:
     table = table_of(b, scales=LineOfScales(repeat=b.view.inner))
-    return _op(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
+    return _launch(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
 
 
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
@@ -176,10 +176,10 @@ def _why_not_wide_lines(b: PoolBlocking) -> Reason | None:
     return _why_not_equal(b) or _why_not_padding(b) or _why_not_wide(b)
 
 
-def _wide_lines(b: PoolBlocking) -> Op:
+def _wide_lines(b: PoolBlocking) -> Launch:
     elements = b.line_columns * b.lanes
     args = pl.LineArgs(**b.args._asdict(), line_elements=elements, line_bytes=elements * b.held.itemsize)
-    return _op(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
+    return _launch(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
 
 
 def _why_not_lines(b: PoolBlocking) -> Reason | None:
@@ -195,17 +195,17 @@ def _line_bytes(b: PoolBlocking) -> int:
     return -(-(b.line_columns * b.view.inner * b.held.itemsize + pl.SLACK) // 64) * 64
 
 
-def _lines(b: PoolBlocking) -> Op:
+def _lines(b: PoolBlocking) -> Launch:
     p, inner, line_bytes = b.problem, b.view.inner, _line_bytes(b)
     args = pl.LineArgs(**b.args._asdict(), line_elements=b.line_columns * inner, line_bytes=line_bytes)
     kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
     kernel = pl.pool_lines(*b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw)
-    return _op(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=LineOfScales(repeat=inner)))
+    return _launch(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=LineOfScales(repeat=inner)))
 
 
-def _bins(b: PoolBlocking) -> Op:
+def _bins(b: PoolBlocking) -> Launch:
     scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
-    return _op(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
+    return _launch(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
 
 
 def _why_not_runs(b: PoolBlocking) -> Reason | None:
@@ -227,7 +227,7 @@ def _why_not_runs(b: PoolBlocking) -> Reason | None:
     return _why_not_narrow(b) or _why_not_rows(b)
 
 
-def _runs(b: PoolBlocking) -> Op:
+def _runs(b: PoolBlocking) -> Launch:
     p, inner, more = b.problem, b.view.inner, pl.GROUP * b.lanes
     columns = np.arange(p.iw) + p.dw * np.arange(p.kw)[:, None] - p.pw
     inside = np.repeat((columns >= 0) & (columns < p.iw), inner, axis=1)
@@ -238,7 +238,7 @@ def _runs(b: PoolBlocking) -> Op:
     args = pl.RunsArgs(**b.args._asdict(), ih=p.ih, ph=p.ph, flags=table.nbytes)
     kernel = pl.pool_runs(*b.reduction, p.kh, p.kw, checked)
     buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes
-    return _op(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
+    return _launch(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
 
 
 # ---------------------------------------------------------------- pool_planes
@@ -250,7 +250,7 @@ def _why_not_planes(b: PoolBlocking) -> Reason | None:
     return _why_not_narrow(b, b.lanes) or _why_not_rows(b)
 
 
-def _planes(b: PoolBlocking) -> Op:
+def _planes(b: PoolBlocking) -> Launch:
     p, v, lanes = b.problem, b.view, b.lanes
     group = 4 * (lanes // v.inner * v.inner)
     total = p.ih * p.iw * v.inner
@@ -262,7 +262,7 @@ def _planes(b: PoolBlocking) -> Op:
     chunk = chunk_of(v.planes, total * b.itemsize, b.threads, TASK_BYTES)
     scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.held.itemsize
     kernel = pk.pool_planes(*b.reduction, v.inner)
-    return _op(b, kernel, args, (v.planes, chunk), scratch, table_of(b))
+    return _launch(b, kernel, args, (v.planes, chunk), scratch, table_of(b))
 
 
 # ---------------------------------------------------------------- maxima and their indices
@@ -294,21 +294,21 @@ def _why_not_wide_indices(b: PoolBlocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_wide(b)
 
 
-def _wide_indices(b: PoolBlocking) -> Op:
+def _wide_indices(b: PoolBlocking) -> Launch:
     kernel = pl.pool_wide_indices(*b.reduction)
-    return _op(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
+    return _launch(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
 
 
 def _why_not_line_indices(b: PoolBlocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_lines(b)
 
 
-def _line_indices(b: PoolBlocking) -> Op:
+def _line_indices(b: PoolBlocking) -> Launch:
     p, line_bytes = b.problem, _line_bytes(b)
     nbytes = p.kh * line_bytes
     args = _index_args(b, nbytes // b.held.itemsize, line_bytes)
     kernel = pl.pool_line_indices(*b.reduction, b.view.inner, p.sw, p.dw)
-    return _op(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
+    return _launch(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
 
 # ---------------------------------------------------------------- rows of the table
@@ -317,7 +317,7 @@ def _line_indices(b: PoolBlocking) -> Op:
 def _row(
     name: str,
     why_not: Callable[[PoolBlocking], Reason | None],
-    op_of: Callable[[PoolBlocking], Op],
+    op_of: Callable[[PoolBlocking], Launch],
     seconds: Callable[[PoolBlocking], float] | None = None,
     op: str = "pool2d",
     dtypes: tuple[str, ...] = ANY_TYPE,

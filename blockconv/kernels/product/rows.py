@@ -39,7 +39,7 @@ from blockconv.kernels.product.blocking import (
     zeros_and,
 )
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 FEW_ROWS = 8  # of a left matrix, at most: right matrices are read once, where they are
 FEW_BYTES = 1 << 14  # of the sums of such a task, at most: they stay in the first-level cache
@@ -106,7 +106,7 @@ def product_words(x: Product, ends: Ends, offsets: int, columns: int) -> kernels
     )
 
 
-def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buffer) -> Op:
+def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buffer) -> Launch:
     """The op that packs all right matrices of an operand."""
     kind, turned = request.types.src, own.column != request.types.src.itemsize
     stride = own.column if turned else own.row
@@ -122,7 +122,7 @@ def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buf
         panel_bytes=x.panel_bytes,
     )
     kernel = kernels.pack_panels(kind.code, x.lanes, x.vectors, int(turned))
-    return Op(kernel, args, len(own.offsets) * x.panels, table=own.offsets)
+    return Launch(kernel, args, len(own.offsets) * x.panels, table=own.offsets)
 
 
 class Left(NamedTuple):
@@ -218,7 +218,7 @@ class _MatMul:
         moved = m.move_seconds(kind.itemsize * math.prod(p.a) + panels, kind.itemsize * math.prod(p.dst_shape))
         return 2 * m.launch_seconds() + (packed + max(moved, pairs * x.seconds(m))) / threads
 
-    def ops(self) -> list[Op]:
+    def launches(self) -> list[Launch]:
         request, x, kind = self.request, self.x, self.request.types.src
         if 0 in request.problem.dst_shape:
             return []
@@ -257,9 +257,9 @@ class _MatMul:
         kernel = kernels.multiply(kind.code, x.lanes, int(rows.packs), int(rows.turned))
         scratch = RECORD + (rows.block_bytes(x) * x.steps if rows.packs else 0)
         first = panels_op(request, x, self.b, Buffer(1), Buffer(3))
-        return [first, Op(kernel, args, pairs * tasks * splits, scratch=scratch, table=table)]
+        return [first, Launch(kernel, args, pairs * tasks * splits, scratch=scratch, table=table)]
 
-    def _few(self) -> Op:
+    def _few(self) -> Launch:
         """The right matrices are read where they are. Tasks share columns: a thread reads long runs of a row."""
         x, kind, pairs, threads = self.x, self.request.types.src, len(self.panels), self.request.threads
         vectors, turned = -(-x.columns // x.lanes), self.b.column != kind.itemsize
@@ -285,7 +285,7 @@ class _MatMul:
         table = np.stack([self.a.offsets, self.b.offsets[self.panels], self.dst.offsets], axis=1)
         kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, int(rows.turned), int(turned))
         scratch = sums_at + x.rows * width * x.element.itemsize
-        return Op(kernel, args, pairs * splits, scratch=scratch, table=table.reshape(-1))
+        return Launch(kernel, args, pairs * splits, scratch=scratch, table=table.reshape(-1))
 
 
 # ---------------------------------------------------------------- attention
@@ -336,7 +336,7 @@ class _Attention:
         moved = m.move_seconds(kind.itemsize * math.prod(p.a) + read, kind.itemsize * math.prod(p.dst_shape))
         return 3 * m.launch_seconds() + (packed + max(moved, computed)) / self.request.threads
 
-    def ops(self) -> list[Op]:
+    def launches(self) -> list[Launch]:
         request, p, kind = self.request, self.request.problem, self.request.types.src
         first, second, held = self.first, self.second, self.first.element.itemsize
         if 0 in p.dst_shape:
@@ -384,10 +384,10 @@ class _Attention:
         return [
             panels_op(request, first, self.keys, Buffer(1), Buffer(inputs + 1)),
             panels_op(request, second, self.values, Buffer(2), Buffer(inputs + 2)),
-            Op(kernel, args, count * tasks, scratch=scores_at + block * vectors, table=table),
+            Launch(kernel, args, count * tasks, scratch=scores_at + block * vectors, table=table),
         ]
 
-    def _few(self) -> Op:
+    def _few(self) -> Launch:
         """Keys and values are read where they are. A task is a matrix."""
         p, kind, first = self.request.problem, self.request.types.src, self.first
         inputs, sides = 3 + (p.mask is not None), (self.a, self.keys, self.values)
@@ -421,7 +421,7 @@ class _Attention:
         bits, flags = sum(1 << k for k, flag in enumerate(turned) if flag), (inputs > 3, p.causal, p.zero_rows)
         kernel = kernels.attend_few(kind.code, first.lanes, first.rows, bits, *map(int, flags))
         scratch = sums_at + block * -(-self.second.columns // first.lanes)
-        return Op(kernel, args, len(self.dst.offsets), scratch=scratch, table=table.reshape(-1))
+        return Launch(kernel, args, len(self.dst.offsets), scratch=scratch, table=table.reshape(-1))
 
     def _panels(self) -> list[Offsets]:
         """For each matrix, from the first panel of keys to its own, and of values."""
@@ -435,7 +435,7 @@ def _make(request: Request) -> Primitive | Reason:
         if layout != row_major(len(shape)):
             return f"needs arrays in row-major order, unlike {layout}"
     found = _Attention(request) if isinstance(p, AttentionProblem) else _MatMul(request)
-    return Primitive(found.seconds, found.ops, workspace=found.nbytes)
+    return Primitive(found.seconds, found.launches, workspace=found.nbytes)
 
 
 ROWS = (

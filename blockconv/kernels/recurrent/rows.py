@@ -14,7 +14,7 @@ from blockconv.core.types import FLOATS
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.recurrent.kernels import RecurrentArgs, recurrent
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 IMAGES = 4  # of a task at most: a weight is loaded once for all
 
@@ -32,7 +32,7 @@ def _groups(problem: RecurrentProblem, threads: int) -> tuple[int, int]:
     return -(-problem.batch // images), images
 
 
-def _ops(request: Request) -> list[Op]:
+def _launches(request: Request) -> list[Launch]:
     p, kind = request.problem, request.types.src
     if not p.batch:
         return []
@@ -58,7 +58,7 @@ def _ops(request: Request) -> list[Op]:
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
     kernel = recurrent(kind.code, lanes, int(p.kind == "lstm"), int(p.kind == "gru_of_sums"), images)
     scratch = images * (2 * p.hidden + (blocks + others) * COLUMNS) * held
-    return [Op(kernel, args, groups * len(p.reverse), 1, scratch=scratch)]
+    return [Launch(kernel, args, groups * len(p.reverse), 1, scratch=scratch)]
 
 
 def _cost(request: Request) -> float:
@@ -72,4 +72,4 @@ def _cost(request: Request) -> float:
     return m.launch_seconds() + p.steps * step * -(-tasks // min(request.threads, tasks))
 
 
-ROWS = (same_layout_row("recurrent", "recurrent", FLOATS, _cost, _ops),)
+ROWS = (same_layout_row("recurrent", "recurrent", FLOATS, _cost, _launches),)

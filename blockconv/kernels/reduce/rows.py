@@ -28,7 +28,7 @@ from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.reduce.codegen import Combine, rows_at_once
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combine.MIN, "prod": Combine.MUL}
 
@@ -73,7 +73,7 @@ class Axes(NamedTuple):
         return self.outer[-1][1] * self.inner * itemsize <= LONGEST_LINE
 
 
-def _ops(request: Request) -> list[Op]:
+def _launches(request: Request) -> list[Launch]:
     p, layout, element, threads = request.problem, request.dst, request.types.src, request.threads
     lanes = request.machine.lanes(element.computed.itemsize)
     if 0 in p.shape:
@@ -96,7 +96,7 @@ def _ops(request: Request) -> list[Op]:
 
 def _summed(
     at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
-) -> Op:
+) -> Launch:
     itemsize, inner, vectors, row_steps = element.itemsize, at.inner, at.vectors, at.row_steps(lanes)
     stride = inner * itemsize
     loops: list[tuple[bool, MeanLoop]] = []
@@ -127,12 +127,12 @@ def _summed(
         reduced=summed,
     )
     scratch = -(-segment // width) * width * element.computed.itemsize
-    return Op(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)
+    return Launch(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)
 
 
 def _folded(
     at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
-) -> Op:
+) -> Launch:
     *around, (_, rows), (_, lines), (_, steps) = at.outer
     outer, line, held = math.prod(size for _, size in around), steps * at.inner, element.computed.itemsize
     run = max(1, min(lines, TASK_BYTES // (line * held), outer * lines // (4 * threads)))
@@ -155,7 +155,7 @@ def _folded(
         **channels,
     )
     tasks, nbytes = outer * -(-lines // run), rows * run * line * element.itemsize
-    return Op(kernel, args, tasks, chunk_of(tasks, nbytes, threads), scratch=totals + at.vectors * lanes * held)
+    return Launch(kernel, args, tasks, chunk_of(tasks, nbytes, threads), scratch=totals + at.vectors * lanes * held)
 
 
 _ONCE = MeanLoop(size=1, stride=0)
@@ -180,4 +180,4 @@ def _cost(request: Request) -> float:
     return m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
 
 
-ROWS = (same_layout_row("reduce_mean", "reduce_mean", FLOATS, _cost, _ops, _why_not),)
+ROWS = (same_layout_row("reduce_mean", "reduce_mean", FLOATS, _cost, _launches, _why_not),)

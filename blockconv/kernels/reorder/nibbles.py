@@ -9,7 +9,7 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 LOW_BITS = 0x0F0F0F0F0F0F0F0F  # of each byte
 EACH = 0x0101010101010101  # byte's lowest bit
@@ -77,11 +77,11 @@ def pack_nibbles():
     return kernel
 
 
-def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int, flip: int = 0) -> Op:
+def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int, flip: int = 0) -> Launch:
     """An op of `unpack_nibbles` or `pack_nibbles` over `packed_bytes` bytes. flip: see `NibbleArgs`."""
     task_size = 16 * 1024
     args = NibbleArgs(src=src, dst=dst, size=packed_bytes, task_size=task_size, flip=flip)
-    return Op(kernel, args, -(-packed_bytes // task_size))
+    return Launch(kernel, args, -(-packed_bytes // task_size))
 
 
 def unpacked_bytes(count: int) -> int:

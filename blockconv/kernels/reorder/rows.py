@@ -48,7 +48,7 @@ from blockconv.kernels.reorder.kernels import (
 from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles, unpacked_bytes
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import Machine
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 # ---------------------------------------------------------------- ops
 
@@ -125,7 +125,7 @@ def _outer_loop(loop: Loop, dims: tuple[int, ...], moved: Moved) -> OuterLoop:
     return OuterLoop(size=loop.size, src=loop.src * moved.src_bytes, dst=loop.dst * moved.dst_bytes, **steps)
 
 
-def copy_op(nest: Nest, c: Copy, elements: MovedElements, stream: bool = False) -> Op:
+def copy_op(nest: Nest, c: Copy, elements: MovedElements, stream: bool = False) -> Launch:
     """The op that copies contiguous extents."""
     moved = elements.moved
     nbytes, most = c.extent.size * moved.src_bytes, CONVERTED_LANES * moved.src_bytes if moved.is_converted else 64
@@ -144,10 +144,10 @@ def copy_op(nest: Nest, c: Copy, elements: MovedElements, stream: bool = False) 
         for loop, strip in ((c.x, c.x_strip), (c.y, c.y_strip))
     )
     args = CopyArgs(**_nest_words(c.limits, c.dims, c.outer, elements), extent=c.extent.size, x=x, y=y)
-    return Op(kernel, args, c.tasks * math.prod(loop.size for loop in c.outer), scratch=SCRATCH)
+    return Launch(kernel, args, c.tasks * math.prod(loop.size for loop in c.outer), scratch=SCRATCH)
 
 
-def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stream: bool = False) -> Op:
+def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stream: bool = False) -> Launch:
     """The op that transposes tiles."""
     moved = elements.moved
     d1, d0 = (stride * moved.dst_bytes for stride in t.u_strides)
@@ -159,7 +159,7 @@ def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stre
         v=TileLoop(size=t.vs, strip=t.v_strip, outer=s1, inner=s0, index=t.v.step),
         ahead=t.ahead * moved.src_bytes,
     )
-    return Op(
+    return Launch(
         reorder_transpose(*t.shape),
         args,
         t.tasks * math.prod(loop.size for loop in t.outer),
@@ -168,7 +168,7 @@ def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stre
     )
 
 
-def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: MovedElements) -> Op:
+def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: MovedElements) -> Launch:
     """The op of any two layouts of one rank."""
     size, task_size = dst.size(shape), 4096
     dst_axes, src_axes = dst.axes(shape)[::-1], src.axes(shape)
@@ -183,7 +183,7 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Move
     axes: list[Arguments] = [DstAxis(dim=a.dim, step=a.step, size=a.size) for a in dst_axes]
     axes += [SrcAxis(dim=a.dim, step=a.step, size=a.size, stride=a.stride) for a in src_axes]
     words = (*args, *itertools.chain(*axes), *shape)
-    return Op(reorder_elements(*elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
+    return Launch(reorder_elements(*elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
 
 
 # ---------------------------------------------------------------- rows of the kernel table
@@ -267,7 +267,7 @@ QUANTIZED_CYCLES, DEQUANTIZED_CYCLES = 12, 4
 EIGHT_NIBBLES_CYCLES = 3  # to pack eight integers of 4 bits, or unpack them
 
 
-def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row:
+def _row(name: str, cut: Cut | None, bind: Callable[..., Launch], cost: Cost) -> Row:
     """Options of the primitive: fill, the bits of the destination's padding; stream, to store past the caches.
 
     quantizations: of integers in source and destination, for converted types; the padding then is the zero point.
@@ -295,7 +295,7 @@ def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row
             types.src.itemsize * src.size(shape), types.dst.itemsize * dst.size(shape), problem.itemsize, m
         )
 
-        def ops() -> list[Op]:
+        def launches() -> list[Launch]:
             if quantizations is None:
                 elements = MovedElements.bits(types.src.itemsize, fill)
             else:
@@ -308,7 +308,7 @@ def _row(name: str, cut: Cut | None, bind: Callable[..., Op], cost: Cost) -> Row
             computed = _converted_seconds(m, dst.size(shape), types)
             return m.launch_seconds() + max(cost(loops, found, sizes), computed) / request.threads
 
-        return Primitive(seconds, ops)
+        return Primitive(seconds, launches)
 
     return Row(name, "reorder", make, CONVERTED | MOVED, reference=cut is None)
 
@@ -327,20 +327,20 @@ def _packed_row(of: Row) -> Row:
         ends = [(type, layout.size(problem.shape)) for type, layout in ((types.src, src), (types.dst, dst))]
         workspace = tuple(unpacked_bytes(count) if type.is_packed else 0 for type, count in ends)
 
-        def ops() -> list[Op]:
+        def launches() -> list[Launch]:
             (read, read_count), (written, written_count) = ends
-            made = [*inner.ops()]
+            made = [*inner.launches()]
             if read.is_packed:
-                made = [op.with_buffers({0: 2}) for op in made]
+                made = [launch.with_buffers({0: 2}) for launch in made]
                 made.insert(0, nibble_op(unpack_nibbles(), SRC, Buffer(2), read.nbytes(read_count), read.flip))
             if written.is_packed:
-                made = [op.with_buffers({1: 3}) for op in made]
+                made = [launch.with_buffers({1: 3}) for launch in made]
                 made.append(nibble_op(pack_nibbles(), Buffer(3), DST, written.nbytes(written_count)))
             return made
 
         between = sum(workspace) / 8 * EIGHT_NIBBLES_CYCLES
         seconds = between * m.cycle_seconds() / request.threads
-        return Primitive(lambda: inner.seconds + seconds, ops, workspace=workspace)
+        return Primitive(lambda: inner.seconds + seconds, launches, workspace=workspace)
 
     return Row(f"{of.name}_i4", "reorder", make, PACKED, of.reference)
 

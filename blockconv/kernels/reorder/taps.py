@@ -23,7 +23,7 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
 from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeShape, tile_code
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
 class PackTapsArguments(Arguments):
@@ -107,7 +107,9 @@ def copy_taps(itemsize, lanes):
     return kernel
 
 
-def pack_taps_op(pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int) -> Op | None:
+def pack_taps_op(
+    pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int
+) -> Launch | None:
     """The op that packs weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
 
     pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. None if
@@ -153,7 +155,7 @@ def pack_taps_op(pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple
     kernel = copy_taps(itemsize, lanes) if copies else pack_taps(*tile)
     table = np.concatenate([_tap_offsets(pieces, shape, each * itemsize), vectors.ravel()])
     tasks = layout.size(whole) // each
-    return Op(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
+    return Launch(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
 
 
 def _tap_offsets(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:

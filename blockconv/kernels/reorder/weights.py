@@ -13,7 +13,7 @@ from blockconv import jit
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 Table = npt.NDArray[np.int64]
 
@@ -61,7 +61,7 @@ def unpack_weights(itemsize):
     return kernel
 
 
-def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, itemsize: int) -> Op:
+def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, itemsize: int) -> Launch:
     """From buffer 0, packed weights in `src`, to buffer 1, zeros that become weights in `dst`; sums to buffer 2.
 
     shape: (O, I/G, H, W). itemsize: of a weight in `dst`.
@@ -84,7 +84,7 @@ def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, ite
         taps=shape[2] * shape[3],
     )
     table = np.concatenate([np.stack(pair, axis=1) for pair in offsets]).reshape(-1)
-    return Op(unpack_weights(itemsize), args, shape[0], table=table)
+    return Launch(unpack_weights(itemsize), args, shape[0], table=table)
 
 
 def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:

@@ -53,7 +53,7 @@ from blockconv.kernels.resize.kernels import (
 from blockconv.kernels.table import same_layout_row
 from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
 from blockconv.machine.machine import Machine
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 PART = 128 * 1024  # bytes of a blended row, where pixels are blended in parts; of results that are taken at a time
 MOST_LANES = 16  # of a vector; bytes that are not contiguous take a load each
@@ -92,7 +92,7 @@ def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
     return Storage(planes, between, axes[w].stride, block, blocks, channels - (blocks - 1) * block, blocks_are_planes)
 
 
-def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
+def _launches(request: Request, quantizations: Quantizations = None) -> list[Launch]:
     element, threads, m = request.types.src, request.threads, request.machine
     p, layout = _with_w_inside_h(request.problem, request.dst)
     at, itemsize = _storage(layout, p.src_shape), element.itemsize
@@ -112,7 +112,7 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
         chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
         built, scratch, tables = _whole(m, p, layout, at, element, lanes)
         table = np.concatenate([_table(p, "h", at.between * row), *tables])
-        return [Op(built, args, tasks, chunk, scratch=scratch, table=table)]
+        return [Launch(built, args, tasks, chunk, scratch=scratch, table=table)]
     part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
     parts = -(-at.inner // part)
     some = ResizePartsArgs(
@@ -125,9 +125,9 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
     chunk = chunk_of(tasks * parts, p.ow * part * itemsize, threads)
     if linear:
         built, given, table = _sums(p, some, element, lanes, at.between * row)
-        return [Op(built, given, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
+        return [Launch(built, given, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
     table = np.concatenate([_table(p, "h", at.between * row), _table(p, "w", pixel)])
-    return [Op(resize_parts(element.code, int(at.inner == 1)), some, tasks * parts, chunk, table=table)]
+    return [Launch(resize_parts(element.code, int(at.inner == 1)), some, tasks * parts, chunk, table=table)]
 
 
 def _sums(
@@ -277,4 +277,4 @@ def _cost(request: Request) -> float:
     return m.launch_seconds() + max(moved, computed) / request.threads
 
 
-ROWS = (same_layout_row("resize", "resize", (*FLOATS, *BYTES), _cost, _ops),)
+ROWS = (same_layout_row("resize", "resize", (*FLOATS, *BYTES), _cost, _launches),)

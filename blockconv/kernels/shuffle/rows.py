@@ -23,7 +23,7 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.shuffle.kernels import ShuffleArgs, ShuffleResult, ShuffleSource, permute_channels
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
 class ShuffleTile(NamedTuple):
@@ -55,7 +55,7 @@ def _tile(request: Request) -> ShuffleTile:
     return ShuffleTile(pixels, best, cycles(best))
 
 
-def _ops(request: Request) -> list[Op]:
+def _launches(request: Request) -> list[Launch]:
     p, layout, itemsize, threads = request.problem, request.dst, request.types.src.itemsize, request.threads
     c = p.shape[1]
     if p.shape[0] == 0:
@@ -86,7 +86,7 @@ def _ops(request: Request) -> list[Op]:
     )
     tasks, size = outer.size * tiles, padded * plane
     kernel, chunk = permute_channels(itemsize, pixels, width), chunk_of(tasks, size, threads)
-    return [Op(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
+    return [Launch(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
 
 
 def _why_not(request: Request) -> Reason | None:
@@ -108,4 +108,4 @@ def _cost(request: Request) -> float:
     return m.launch_seconds() + max(m.move_seconds(size, size), computed) / request.threads
 
 
-ROWS = (same_layout_row("shuffle_planes", "shuffle", FLOATS, _cost, _ops, _why_not),)
+ROWS = (same_layout_row("shuffle_planes", "shuffle", FLOATS, _cost, _launches, _why_not),)

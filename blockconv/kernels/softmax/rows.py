@@ -15,10 +15,10 @@ from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.softmax.kernels import LINE, softmax_lines, softmax_planes
 from blockconv.kernels.table import same_layout_row
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 
-def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
+def _launches(request: Request, quantizations: Quantizations = None) -> list[Launch]:
     p, layout, element, threads = request.problem, request.dst, request.types.src, request.threads
     itemsize = element.itemsize
     if 0 in p.shape:
@@ -32,14 +32,14 @@ def _ops(request: Request, quantizations: Quantizations = None) -> list[Op]:
         kernel = softmax_lines(element.code, lanes, int(p.log), *more)
         powers = p.shape[p.axis] * element.computed.itemsize if is_narrow else 0
         scratch = -(-nbytes // LINE) * LINE * contiguous.gathered + powers
-        return [Op(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
+        return [Launch(kernel, contiguous, positions, chunk_of(positions, nbytes, threads), scratch)]
     strided = strided_axis(request, p.axis, quantizations)
     positions = layout.size(p.shape) // p.shape[p.axis]
     tasks = positions // strided.inner * -(-strided.inner // lanes)
     ragged = layout.padded_shape(p.shape) != p.shape
     kernel = softmax_planes(element.code, lanes, int(p.log), int(ragged), *more)
     powers = p.shape[p.axis] * lanes * element.computed.itemsize if is_narrow else 0
-    return [Op(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads), powers)]
+    return [Launch(kernel, strided, tasks, chunk_of(tasks, nbytes * lanes, threads), powers)]
 
 
 def _why_not(request: Request) -> Reason | None:
@@ -49,4 +49,4 @@ def _why_not(request: Request) -> Reason | None:
     return why_not
 
 
-ROWS = (same_layout_row("softmax", "softmax", (*FLOATS, *BYTES), cost, _ops, _why_not),)
+ROWS = (same_layout_row("softmax", "softmax", (*FLOATS, *BYTES), cost, _launches, _why_not),)

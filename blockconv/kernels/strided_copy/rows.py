@@ -50,7 +50,7 @@ from blockconv.kernels.strided_copy.regions import (
 )
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 MOST_RUNS = 32  # slices that a gather along N, H or W becomes, an op each
 
@@ -94,16 +94,16 @@ class CopyMethod:
         }
 
 
-def _ops(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> list[Op]:
+def _launches(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> list[Launch]:
     """The ops that copy a region, one for each block of images. No op if nothing is written."""
     if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
         return []
     if src.layout.blocks[0] * dst.layout.blocks[0] == 1:
-        return [_op(region, src, dst, how)]
-    return [_op(*part, how) for part in in_blocks(region, src, dst, how.kind.itemsize)]
+        return [_launch(region, src, dst, how)]
+    return [_launch(*part, how) for part in in_blocks(region, src, dst, how.kind.itemsize)]
 
 
-def _op(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Op:
+def _launch(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Launch:
     """The op that copies a region."""
     kind, threads = how.kind, how.threads
     s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
@@ -132,7 +132,7 @@ def _op(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Op:
         loops=[PixelLoop(size=x.size, begin=x.begin, count=x.count, src_stride=x.src, dst_stride=x.dst) for x in loops],
     )
     table = np.array(extents, np.int64).ravel()
-    return Op(strided_copy(*how.moved), args, blocking.tasks, blocking.chunk, table=table)
+    return Launch(strided_copy(*how.moved), args, blocking.tasks, blocking.chunk, table=table)
 
 
 def _space(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -143,31 +143,31 @@ def _space(shape: Sequence[int]) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- the ops
 
 
-def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
-    p, ops = problem, []
+def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
+    p, launches = problem, []
     for k, (shape, start) in enumerate(zip(p.shapes, p.starts, strict=True)):
         region = CopyRegion([CopySpan(shape[1])], 0, True, _space(shape))
         if p.axis == 1:
             region = replace(region, first=start, tail=start + shape[1] == p.dst_shape[1])
         else:
             region = replace(region, starts=_space([start if axis == p.axis else 0 for axis in range(4)]))
-        ops += _ops(region, Side(shape, src, k), Side(p.dst_shape, dst, len(p.shapes)), how.of_source(k))
-    return ops
+        launches += _launches(region, Side(shape, src, k), Side(p.dst_shape, dst, len(p.shapes)), how.of_source(k))
+    return launches
 
 
-def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
+def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
     p = problem
     channels = [CopySpan(p.sizes[1], p.begins[1], p.steps[1])]
     region = CopyRegion(channels, 0, True, _space(p.sizes), sources=_space(p.begins), steps=_space(p.steps))
-    return _ops(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), how)
+    return _launches(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), how)
 
 
-def _gather_ops(problem: GatherProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
-    p, ops, at = problem, [], 0
+def _gather_ops(problem: GatherProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
+    p, launches, at = problem, [], 0
     sides = Side(p.shape, src, 0), Side(p.dst_shape, dst, 1)
     if p.axis == 1:
         channels = [CopySpan(size, first, step) for first, size, step in p.runs]
-        return _ops(CopyRegion(channels, 0, True, _space(p.dst_shape)), *sides, how)
+        return _launches(CopyRegion(channels, 0, True, _space(p.dst_shape)), *sides, how)
     for first, size, step in p.runs:
         sizes, starts, sources, steps = (
             _space([one if axis == p.axis else other for axis, other in enumerate(others)])
@@ -175,12 +175,12 @@ def _gather_ops(problem: GatherProblem, src: Layout, dst: Layout, how: CopyMetho
         )
         channels = [CopySpan(p.shape[1])]
         region = CopyRegion(channels, 0, True, sizes, starts=starts, sources=sources, steps=steps)
-        ops += _ops(region, *sides, how)
+        launches += _launches(region, *sides, how)
         at += size
-    return ops
+    return launches
 
 
-def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
+def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
     p, shape = problem, problem.dst_shape
     before, end = zip(*p.pads, strict=True)
     begins = [min(max(0, a), size) for a, size in zip(before, shape, strict=True)]
@@ -191,14 +191,14 @@ def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> 
     region = CopyRegion(
         channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
     )
-    return _ops(region, Side(p.shape, src, 0), Side(shape, dst, 1), replace(how, fill=how.kind.bits(p.value)))
+    return _launches(region, Side(p.shape, src, 0), Side(shape, dst, 1), replace(how, fill=how.kind.bits(p.value)))
 
 
-def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Op]:
+def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
     p, each = problem, problem.shape[1] // problem.groups
     channels = [CopySpan(p.groups, k, each) for k in range(each)]
     region = CopyRegion(channels, 0, True, _space(p.shape))
-    return _ops(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), how)
+    return _launches(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), how)
 
 
 def _reorder_ops(
@@ -208,13 +208,13 @@ def _reorder_ops(
     how: CopyMethod,
     fill: int = 0,
     stream: bool = False,
-) -> list[Op]:
+) -> list[Launch]:
     """stream: as of other reorders; here it does nothing."""
     shape, padded = problem.shape, dst.padded_shape(problem.shape)
     channels = [CopySpan(shape[1]), CopySpan(padded[1] - shape[1], action=FILL)]
     counts = _space(shape) if padded[0] != shape[0] else None  # images that lack are a border
     region = CopyRegion(channels, 0, False, _space((padded[0], *shape[1:])), counts=counts)
-    return _ops(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
+    return _launches(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
 
 
 def _why_not_reorder(request: Request) -> Reason | None:
@@ -269,8 +269,8 @@ def _why_not(request: Request) -> Reason | None:
     problem, src, dst = request.problem, request.src, request.dst
     rank = len(problem.dst_shape)
     if rank == 4:
-        ops = 1 if _is_of_channels(request) else len(problem.runs)
-        return None if ops <= MOST_RUNS else f"copies at most {MOST_RUNS} parts along other axes than the channels"
+        launches = 1 if _is_of_channels(request) else len(problem.runs)
+        return None if launches <= MOST_RUNS else f"copies at most {MOST_RUNS} parts along other axes than the channels"
     if not src == dst == row_major(rank):
         return f"needs row-major arrays of {rank} dimensions ({row_major(rank).tag})"
     axes = len(_groups(problem))
@@ -320,7 +320,7 @@ def _requantized_seconds(request: Request, how: CopyMethod) -> float:
 
 def _row(
     op: str,
-    ops: Callable[..., list[Op]],
+    launches: Callable[..., list[Launch]],
     why_not: Callable[[Request], Reason | None] = _why_not,
     dtypes: Iterable[str] = NUMBERS,
 ) -> Row:
@@ -339,8 +339,8 @@ def _row(
             seconds = max(_seconds(request), _requantized_seconds(request, how))
             return request.machine.launch_seconds() + seconds / request.threads
 
-        def bound() -> list[Op]:
-            found = ops(problem, src, dst, how, **options)
+        def bound() -> list[Launch]:
+            found = launches(problem, src, dst, how, **options)
             if isinstance(problem, ReorderProblem):  # which fills images too with its own
                 return found
             zero = quantizations[-1].zero_point if quantizations else 0

@@ -28,10 +28,10 @@ from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.source_windows import winograd_source_windows
 from blockconv.kernels.winograd.weights import weight_form
-from blockconv.runtime import OWN_TABLE, Buffer, Op
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
-def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Op:
+def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Launch:
     """The op. The residual has the destination's memory order."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
     padded = request.dst.padded_shape(p.dst_shape)[1]
@@ -54,7 +54,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> O
         dst_parts=8 * (len(tables[0]) + len(tables[1])),
     )
     tasks = at.sets * at.tile_blocks * at.splits
-    return Op(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
+    return Launch(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
 
 
 def _arguments(problem: Conv2dProblem, at: WinogradBlocking, epilogue: Epilogue, **others: Any) -> WinogradArgs:

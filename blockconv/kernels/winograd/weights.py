@@ -14,10 +14,10 @@ from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, bloc
 from blockconv.kernels.winograd.costs import weight_seconds
 from blockconv.kernels.winograd.transforms import TAPS, Form
 from blockconv.machine.machine import Machine
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
 
-def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Op:
+def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Launch:
     """turned: whether input and output channels are exchanged, and taps in reverse order, in the weights that are read.
     is_last: whether output channels are contiguous in these.
     """
@@ -37,9 +37,9 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
     )
     if form.exact:
         kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
-        return Op(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
+        return Launch(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
     kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes, *(1 + is_last,) * turned)
-    return Op(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
+    return Launch(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
 def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:

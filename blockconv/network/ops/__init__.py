@@ -25,7 +25,7 @@ from blockconv.network.ops import (
     windows,
 )
 from blockconv.network.ops.axes import *  # noqa: F403
-from blockconv.network.ops.base import Attributes, Shape, Solved
+from blockconv.network.ops.base import Op, Shape, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
 from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
@@ -37,7 +37,7 @@ from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.recurrent import *  # noqa: F403
 from blockconv.network.ops.windows import *  # noqa: F403
 
-__all__ = ["Attributes", "PoolKind", "Shape", "Solved"]
+__all__ = ["Op", "PoolKind", "Shape", "Solved"]
 __all__ += axes.__all__
 __all__ += dynamic.__all__
 __all__ += elementwise.__all__

@@ -21,9 +21,9 @@ from blockconv.network.ops.rule import Asked, Layouts, Rule, Shape, Site
 __all__ = [
     "Array",
     "Arrays",
-    "Attributes",
     "BetweenTypes",
     "ElementTypes",
+    "Op",
     "Pads",
     "Pair",
     "RowMajor",
@@ -47,7 +47,7 @@ Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
 
 @dataclass(frozen=True)
-class Attributes(Rule):
+class Op(Rule):
     """An op of a network: its attributes are the fields, and all that is known of it its methods.
 
     op: its name, under which the kernel table has its kernels.
@@ -99,7 +99,7 @@ class Attributes(Rule):
         """The window of each input that an output pixel reads, with pixels along `axes`; or why it has no bounds."""
         return each_pixel(site, axes) if self.keeps_pixels else ALL_PIXELS
 
-    def of_moved_integers(self, given: Quantization) -> Attributes:
+    def of_moved_integers(self, given: Quantization) -> Op:
         """The op that moves integers which stand for what `given` says."""
         return self
 
@@ -110,7 +110,7 @@ class Attributes(Rule):
             return self.compute(*given)
 
 
-class Solved(Attributes):
+class Solved(Op):
     """An op with the rules and sizes of its problem, which kernels solve.
 
     problem(*shapes): the problem of inputs of these shapes. Raises ArgumentError.
@@ -151,7 +151,7 @@ class Scaled(Solved):
         return src
 
 
-class BetweenTypes(Attributes):
+class BetweenTypes(Op):
     """Elements of one type as those of another. Its kernels are reorders, from any layout to any other.
 
     An input of the network is read in row-major order, as it comes.
@@ -189,25 +189,25 @@ class RowMajor(Solved):
         return tuple(row_major(tensor.rank) for tensor in site.inputs)
 
 
-def check_inputs(attributes: Attributes, inputs: ElementTypes) -> None:
+def check_inputs(attributes: Op, inputs: ElementTypes) -> None:
     """Raise DtypeError unless the op takes inputs of these types."""
     for type in inputs if attributes.takes else ():
         check_type(attributes, "input", type, *attributes.takes)
 
 
-def check_type(attributes: Attributes, argument: str, type: ElementType, *wanted: str) -> None:
+def check_type(attributes: Op, argument: str, type: ElementType, *wanted: str) -> None:
     """Raise DtypeError unless an element type is one of the wanted ones, which are named."""
     if type.name not in wanted:
         raise DtypeError(attributes.op, argument, type.name, f"has to be {' or '.join(wanted)}")
 
 
-def check_rank(attributes: Attributes, shape: Shape, rank: int) -> None:
+def check_rank(attributes: Op, shape: Shape, rank: int) -> None:
     """Raise ArgumentError unless a shape has that many dimensions."""
     if len(shape) != rank:
         raise ArgumentError(attributes.op, "input", shape, f"has to have {rank} dimensions")
 
 
-def check_axis(attributes: Attributes, axis: int, shape: Shape) -> None:
+def check_axis(attributes: Op, axis: int, shape: Shape) -> None:
     """Raise ArgumentError unless a shape has that axis, counted from the front."""
     if whole(axis) is None or not 0 <= axis < len(shape):
         raise ArgumentError(attributes.op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")

@@ -16,7 +16,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, Solved, check_type
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes, Solved, check_type
 from blockconv.network.ops.reach import ALL_PIXELS, Windows
 from blockconv.network.ops.rule import Layouts, Site
 from blockconv.network.ops.windows import IntegerConvolution
@@ -125,6 +125,6 @@ class DynamicConv2d(IntegerConvolution):
         return ALL_PIXELS  # for the quantization that is found
 
 
-def _check_found(attributes: Attributes, shape: Shape) -> None:
+def _check_found(attributes: Op, shape: Shape) -> None:
     if shape != FOUND:
         raise ArgumentError(attributes.op, "found", shape, f"has to have shape {FOUND}: a scale and a zero point")

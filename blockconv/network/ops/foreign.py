@@ -9,13 +9,13 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.types import ElementType, element
 from blockconv.network import aten
 from blockconv.network.foreign import computed
-from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes
 
 __all__ = ["Foreign"]
 
 
 @dataclass(frozen=True)
-class Foreign(Attributes):
+class Foreign(Op):
     """One output of a node that ONNX Runtime or PyTorch computes, row-major, in the model's element types.
 
     Passes and the planner know nothing about it. Several nodes of a network may be outputs of one such node: they hold

@@ -24,7 +24,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.network.ops.base import (
     Array,
     Arrays,
-    Attributes,
+    Op,
     Pair,
     Shape,
     Shapes,
@@ -106,7 +106,7 @@ class Pad(Solved):
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.value == 0 else None  # any zero point stands for 0
 
-    def of_moved_integers(self, given: Quantization) -> Attributes:
+    def of_moved_integers(self, given: Quantization) -> Op:
         return replace(self, value=float(given.zero_point))
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
@@ -240,7 +240,7 @@ class PixelShuffle(_Moves):
 
 
 @dataclass(frozen=True)
-class Reshape(Attributes):
+class Reshape(Op):
     """The same elements in row-major order (plain NCHW where there are four axes) under another shape.
 
     A 0 in `shape` is the input's size at that place, one -1 is what remains.

@@ -27,9 +27,9 @@ from blockconv.core.types import BYTES, INTEGERS, ElementType, IntegerType, Type
 from blockconv.network.ops.base import (
     Array,
     Arrays,
-    Attributes,
     BetweenTypes,
     ElementTypes,
+    Op,
     Shape,
     Shapes,
     check_axis,
@@ -121,7 +121,7 @@ class Requantize(_GivesIntegers):
 
 
 @dataclass(frozen=True)
-class Lookup(Attributes):
+class Lookup(Op):
     """dst = table[src], of 8 bits: whatever element-wise ops make of a value with one scale.
 
     table: 256 bytes, the result for each byte of src.
@@ -233,7 +233,7 @@ class QuantizedConv2d(IntegerConvolution):
 
 
 @dataclass(frozen=True)
-class Quantized(Attributes):
+class Quantized(Op):
     """An op of floats done on integers of 8 or 4 bits: dst = quantize(of(dequantize(src), ...)).
 
     of: the op, which `computes` on integers (see `on_integers`): an average, a resize that blends, softmax, ...
@@ -245,7 +245,7 @@ class Quantized(Attributes):
     op: ClassVar[str] = "quantized"
     is_exact: ClassVar[bool] = True
     inputs: ClassVar[range] = range(1, 3)
-    of: Attributes
+    of: Op
     srcs: tuple[Quantization, ...]
     dst: Quantization
     dtype: IntegerType = "uint8"
@@ -322,7 +322,7 @@ class Quantized(Attributes):
         return self.of.reads(site, axes)
 
 
-def _check_integers(attributes: Attributes, argument: str, given: Quantization, type: ElementType) -> None:
+def _check_integers(attributes: Op, argument: str, given: Quantization, type: ElementType) -> None:
     """Raise ArgumentError unless integers of this type can stand for what a quantization says."""
     check_type(attributes, argument, type, *INTEGERS)
     given.check(attributes.op, argument, type.name)

@@ -10,7 +10,7 @@ import numpy as np
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, Attributes, ElementTypes, Shape, Shapes, check_rank, check_type
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes, check_rank, check_type
 from blockconv.network.ops.rule import Site
 
 __all__ = ["Recurrent", "blocks_of_columns"]
@@ -26,7 +26,7 @@ def blocks_of_columns(matrices: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Recurrent(Attributes):
+class Recurrent(Op):
     """An LSTM or a GRU over T steps of N sequences in D directions, with ONNX's order of gates.
 
     inputs: the products of all inputs with their weights, plus biases: (T, N, D * gates * H). Then the first hidden

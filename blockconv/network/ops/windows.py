@@ -27,8 +27,8 @@ from blockconv.core.types import ElementType, Types, element
 from blockconv.network.ops.base import (
     Array,
     Arrays,
-    Attributes,
     ElementTypes,
+    Op,
     Pads,
     Pair,
     Shape,
@@ -53,7 +53,7 @@ def _finite(types: Types) -> Types:
 
 
 @dataclass(frozen=True)
-class Weighted(Attributes):
+class Weighted(Op):
     """The base of convolutions and transposed convolutions.
 
     parameters: the weight, and perhaps a bias.

@@ -22,7 +22,6 @@ from blockconv.network.ops import (
     Activate,
     AdaptivePool2d,
     Affine,
-    Attributes,
     Binary,
     Concat,
     Conv2d,
@@ -30,6 +29,7 @@ from blockconv.network.ops import (
     ConvTranspose2d,
     DynamicConv2d,
     Gather,
+    Op,
     Pad,
     Pool2d,
     QuantizedConv2d,
@@ -330,7 +330,7 @@ def _residual_into_conv(edit: Edit, node: Node) -> bool:
     return edit.replace((conv, node), fused)
 
 
-def _gives_floats(attributes: Attributes) -> bool:
+def _gives_floats(attributes: Op) -> bool:
     """Whether later ops may be fused into the op: not into a convolution of integers that gives integers."""
     kinds = (QuantizedConv2d, DynamicConv2d)
     return not isinstance(attributes, kinds) or attributes.dtype == "float32"

@@ -25,13 +25,13 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (
     Activate,
     Affine,
-    Attributes,
     Binary,
     Conv2d,
     ConvTranspose2d,
     Dequantize,
     DynamicConv2d,
     Lookup,
+    Op,
     Pad,
     PixelShuffle,
     Quantize,
@@ -110,14 +110,14 @@ def _is_of_integers(network: Network, node: Node) -> bool:
 # ---------------------------------------------------------------- what moves elements
 
 
-def moves_integers(attributes: Attributes, type: ElementType) -> bool:
+def moves_integers(attributes: Op, type: ElementType) -> bool:
     """Whether an op only moves elements, or takes the largest of them, and has kernels for elements of this type."""
     return attributes.on_integers() == "moves" and (
         isinstance(attributes, Reshape) or _has_kernels(attributes.op, type)
     )
 
 
-def computes_in_integers(attributes: Attributes, type: ElementType) -> bool:
+def computes_in_integers(attributes: Op, type: ElementType) -> bool:
     """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
     return attributes.on_integers() == "computes" and _has_kernels(attributes.op, type)
 
@@ -145,7 +145,7 @@ def _goes_down(edit: Edit, node: Node) -> bool:
 
 def _goes_up(edit: Edit, node: Node) -> bool:
     """quantize(op(x)) is op(quantize(x)) where the op only moves elements."""
-    a, before = node.attributes, edit.private(node.inputs[0], Attributes)
+    a, before = node.attributes, edit.private(node.inputs[0], Op)
     if not isinstance(a, Quantize) or before is None:
         return False
     if not moves_integers(before[1], element(a.dtype)):
@@ -164,7 +164,7 @@ def _quantize_of_dequantize(edit: Edit, node: Node) -> bool:
     source = _dequantize(edit, node.inputs[0]) if isinstance(a, Quantize) else None
     if source is None or not isinstance(a, Quantize):
         return False
-    attributes: Attributes = Requantize(source[1], a.dst, a.dtype)
+    attributes: Op = Requantize(source[1], a.dst, a.dtype)
     if (a.dst, element(a.dtype)) == source[1:]:
         attributes = Reshape((0,) * len(edit.shape(node.output)))  # changes nothing, and vanishes
     gone = _only_read_here(edit, node.inputs)
@@ -304,7 +304,7 @@ def _conv_stores(edit: Edit, node: Node) -> bool:
 def _op_stores(edit: Edit, node: Node) -> bool:
     """An op between dequantized values and a Quantize is one of integers."""
     a = node.attributes
-    before = edit.private(node.inputs[0], Attributes) if isinstance(a, Quantize) else None
+    before = edit.private(node.inputs[0], Op) if isinstance(a, Quantize) else None
     if before is None or not isinstance(a, Quantize):
         return False
     of = before[1]
@@ -340,7 +340,7 @@ def _conv_adds(edit: Edit, node: Node) -> bool:
     return edit.replace((before, node), replace(before, attributes=attributes, inputs=inputs, output=node.output))
 
 
-def _gives(of: Attributes, dtype: str) -> bool:
+def _gives(of: Op, dtype: str) -> bool:
     """Whether an op is a convolution of integers that gives integers of this type, rounded once."""
     return isinstance(of, QuantizedConv2d) and of.dtype == dtype and of.sum is None
 
@@ -412,7 +412,7 @@ def _element_wise(edit: Edit, node: Node) -> tuple[str, list[Node]] | None:
         read = {name for one in nodes for name in one.inputs if name not in edit.constants} - made
         if len(read) == 1 and edit.type(*read).name in BYTES:
             found = next(iter(read)), list(nodes)
-        before = [edit.producer(name, Attributes) for name in read]
+        before = [edit.producer(name, Op) for name in read]
         inner = [one[0] for one in before if one is not None and is_inner(one[0])]
         if not inner:
             break

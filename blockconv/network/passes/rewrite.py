@@ -16,10 +16,10 @@ from blockconv.core.text import free_name
 from blockconv.core.types import ElementType, element
 from blockconv.network.graph import Network, Node, same_array
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Attributes, Reshape, Shape
+from blockconv.network.ops import Op, Reshape, Shape
 
 Array = npt.NDArray[Any]
-A = TypeVar("A", bound=Attributes)
+A = TypeVar("A", bound=Op)
 
 
 class Edit:

@@ -17,11 +17,11 @@ from blockconv.network.graph import Node
 from blockconv.network.ops import (
     Activate,
     Affine,
-    Attributes,
     Binary,
     Concat,
     Gather,
     GroupNorm,
+    Op,
     Pad,
     PixelShuffle,
     Pool2d,
@@ -204,7 +204,7 @@ def _shuffle(edit: Edit, node: Node) -> bool:
     return False
 
 
-def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Attributes, TransposeProblem]]:
+def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Op, TransposeProblem]]:
     """The shuffles from shape to shape, with the transposes that spell them. split: the shape that is transposed."""
     if src == dst and len(split) == 5 and split[1] * split[2] == src[1]:
         yield Shuffle(split[1]), TransposeProblem((src[0], *split[1:3], *src[2:]), (0, 2, 1, 3, 4))

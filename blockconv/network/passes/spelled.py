@@ -13,7 +13,7 @@ from numpy.polynomial import polynomial
 from blockconv.core.activation import activation, function
 from blockconv.core.types import ElementType
 from blockconv.network.graph import Node
-from blockconv.network.ops import Activate, Affine, Attributes, Binary, GroupNorm, ReduceMean, Reshape
+from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape
 from blockconv.network.passes.rewrite import Edit
 from blockconv.network.passes.simplify import even, put_activation, stored
 
@@ -67,7 +67,7 @@ def _gate_above(edit: Edit, node: Node) -> tuple[Node | None, list[str]]:
         for name in one.inputs:
             if edit.reads(name) > 1:
                 shared[name] = None
-            before = edit.producer(name, Attributes)
+            before = edit.producer(name, Op)
             if before is None:
                 continue
             if isinstance(before[1], Activate) and before[1].activation.name in _GATES:

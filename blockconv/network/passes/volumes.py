@@ -9,11 +9,11 @@ from blockconv.network.graph import Node
 from blockconv.network.ops import (
     Activate,
     Affine,
-    Attributes,
     Binary,
     Cast,
     Concat,
     Dequantize,
+    Op,
     Quantize,
     Reshape,
     Shape,
@@ -63,7 +63,7 @@ def _on_images(edit: Edit, node: Node) -> bool:
     return edit.replace((node,), *new)
 
 
-def _runs_on_images(a: Attributes, shapes: Sequence[Shape]) -> bool:
+def _runs_on_images(a: Op, shapes: Sequence[Shape]) -> bool:
     """Whether an op of volumes is the same op of their images. shapes: (D, N, C, H, W), of their slices."""
     depths, images = ({shape[axis] for shape in shapes} for axis in (0, 1))
     if isinstance(a, Concat):

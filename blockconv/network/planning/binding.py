@@ -17,10 +17,10 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
 from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace
 from blockconv.network.planning.parameters import Parameters
-from blockconv.runtime import Buffer, Op
+from blockconv.runtime import Buffer, Launch
 
-Known = dict[Any, tuple[Primitive, tuple[Op, ...]]]
-Prepare = Callable[..., tuple[Primitive, tuple[Op, ...]]]
+Known = dict[Any, tuple[Primitive, tuple[Launch, ...]]]
+Prepare = Callable[..., tuple[Primitive, tuple[Launch, ...]]]
 
 
 def bind(
@@ -42,18 +42,18 @@ def bind(
     constants = (held.constant(name, layout, computed) for name, layout in dense)
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
-    return BoundNode(primitive.ops(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
+    return BoundNode(primitive.launches(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
 
 
 def _prepared(
     known: Known, candidate: Candidate, threads: int, src: Layout, dst: Layout, epilogue: Epilogue
-) -> tuple[Primitive, tuple[Op, ...]]:
+) -> tuple[Primitive, tuple[Launch, ...]]:
     """The kernel of a convolution, and its ops. Its activation's parameters are in a buffer, and not in the ops."""
     key = candidate.row, candidate.problem, candidate.anchor, src, dst, candidate.types, epilogue
     found = known.get(key)
     if found is None:
         primitive = candidate.prepare(src, dst, threads)
-        found = known[key] = primitive, primitive.ops(epilogue)
+        found = known[key] = primitive, primitive.launches(epilogue)
     return found
 
 

@@ -19,7 +19,7 @@ from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import Machine, host
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site, View
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -63,7 +63,7 @@ class Workspace(NamedTuple):
 class BoundNode(NamedTuple):
     """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or memory."""
 
-    ops: tuple[Op, ...]
+    launches: tuple[Launch, ...]
     operands: tuple[int | Array | Workspace, ...]
 
 

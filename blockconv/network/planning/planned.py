@@ -39,7 +39,7 @@ from blockconv.network.planning.planner import (
     optimal,
     restrict,
 )
-from blockconv.runtime import Op
+from blockconv.runtime import Launch
 
 Layouts = str | Layout | Sequence[str | Layout] | Mapping[str, str | Layout]
 Planner = Literal["optimal", "greedy"]
@@ -432,7 +432,7 @@ def _timed(
 
 def _alone(
     network: Network, node: Node, candidate: Candidate, held: Parameters, threads: int
-) -> tuple[Sequence[Op], list[int]]:
+) -> tuple[Sequence[Launch], list[int]]:
     """A candidate's ops, and the bytes of each of their buffers."""
     bound = bind(network, node, candidate, held, threads)
 
@@ -444,4 +444,4 @@ def _alone(
         shape = (1,) * (layout.ndim - len(shape)) + shape
         return network.tensors[name].type.nbytes(layout.size(shape))
 
-    return bound.ops, [nbytes(operand) for operand in bound.operands]
+    return bound.launches, [nbytes(operand) for operand in bound.operands]

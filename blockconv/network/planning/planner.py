@@ -128,7 +128,7 @@ def fixed(problem: Assignment, layout: Lay) -> Solution:
 
 
 def greedy(problem: Assignment) -> Solution:
-    """Op by op: the candidate that costs least with the reorders that it needs, whatever follows."""
+    """Launch by op: the candidate that costs least with the reorders that it needs, whatever follows."""
     where: dict[str, Lay] = dict(problem.given)
     made: set[tuple[str, Lay]] = set(where.items())
     chosen = []

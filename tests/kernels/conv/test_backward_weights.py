@@ -97,7 +97,7 @@ def run(
     out = _placed(memory, "weights", np.full(math.prod(problem.wei_shape), np.nan, types.dst.dtype))
     bias = _placed(memory, "bias", np.full(problem.oc, np.nan, types.dst.dtype))
     workspace = _placed(memory, "workspace", np.full(sum(primitive.workspace) // 4, np.nan, np.float32))
-    program = runtime.Program(primitive.ops())
+    program = runtime.Program(primitive.launches())
     scratch = _scratch_in(memory, program, threads)
     at = runtime.address_of
     try:

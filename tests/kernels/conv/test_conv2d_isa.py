@@ -68,7 +68,7 @@ def fresh(
     p, family = Conv2dProblem.from_descriptor(descriptor), pixel_tile if name == "conv_pixels" else conv_tile
     row = next(row for row in rows(p, src, dst) if row.name == name)
     source, destination = (Layout(name) for name in (src, dst))
-    (op,) = row.prepare(p, source, destination, Types.all(dtype)).ops(Epilogue(act))
+    (op,) = row.prepare(p, source, destination, Types.all(dtype)).launches(Epilogue(act))
     params, _ = next(item for item in family._kernels.items() if item[1].address == op.args.tile)
     return family.compile(*params)
 

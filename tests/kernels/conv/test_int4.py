@@ -109,5 +109,5 @@ def test_windows_alone_are_unpacked():
     for types in INT4:
         found = next(c for c in selection.decisions("conv2d", Request(problem, layout, layout, types)) if c.primitive)
         with jit.collecting():  # to ask compiles nothing
-            (op,) = found.primitive.ops()
+            (op,) = found.primitive.launches()
         assert op.scratch < target.second_level_cache() < layout.size(problem.src_shape)

@@ -78,7 +78,7 @@ def check_all(text: str, pairs: list[tuple[str, str]], at: str | None = None) ->
         assert DIRECT in taken
         for row in taken:
             primitive = row.prepare(problem, Layout(src), Layout(dst), FLOATS, threads=2)
-            for op in primitive.ops():
+            for op in primitive.launches():
                 assert op.scratch <= target.second_level_cache(), f"{row.name}: {op.scratch} bytes of scratch"
             check(row, problem, src, dst, given, "relu", exact=True, memory=None if at is None else Paged(at))
 

@@ -325,7 +325,7 @@ def test_no_kernel_takes_the_gil_and_vectors_are_whole():
     wide = {64: "zmm", 32: "ymm", 16: "xmm"}[target.isa().vector_bytes]
     for layout in ("NHWC", "NCHW"):
         (row,) = depthwise(p, layout, layout)
-        (op,) = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32")).ops()
+        (op,) = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32")).launches()
         family, _, numbers = op.kernel.name.partition("__")
         kernel = getattr(sys.modules["blockconv.kernels.depthwise.rows"], family).compile(*map(int, numbers.split("_")))
         assembly = kernel.code.asm()  # compiling asserts that nothing takes the GIL

@@ -193,7 +193,7 @@ def test_what_is_not_taken_is_said():
 def test_taps_are_multiplied_together_in_whole_vectors():
     made, layout = made_of(WIDE, 0), Layout("NHWC")
     (row,) = [row for row in rows(made, "NHWC", "NHWC") if row.name == ROW]
-    (op,) = row.prepare(made.problem, layout, layout, made.types).ops()
+    (op,) = row.prepare(made.problem, layout, layout, made.types).launches()
     family, _, numbers = op.kernel.name.partition("__")
     kernel = getattr(sys.modules["blockconv.kernels.depthwise.rows"], family).compile(*map(int, numbers.split("_")))
     wide = {64: ("zmm", "ymm"), 32: ("ymm",), 16: ("xmm",)}[target.isa().vector_bytes]

@@ -194,8 +194,8 @@ def test_functions_keep_the_digits_of_each_value(case: tuple[Any, ...], dtype: s
     wanted, act = by_torch(case[0], x, case[1:]), function(*case)
     p, nchw, found = ActivationProblem((1, 1, 1, x.size)), Layout("NCHW"), np.empty_like(x)
     (row,) = [row for row in TABLE if row.op == "activation"]
-    ops = row.prepare(p, nchw, nchw, Types.all(dtype), activation=act).ops()
-    Program(ops).run([x.ctypes.data, found.ctypes.data], 1)
+    launches = row.prepare(p, nchw, nchw, Types.all(dtype), activation=act).launches()
+    Program(launches).run([x.ctypes.data, found.ctypes.data], 1)
     # Beside a zero of a periodic function, the distance to the zero counts.
     least = {"sin": 1e-7, "cos": 1e-7}.get(case[0], 1.2e-38)
     rtol, atol = (1e-6, least) if dtype == "float32" else (2e-15, 1e-15)
@@ -229,7 +229,7 @@ def test_empty_arrays_are_no_work() -> None:
     for row in TABLE:
         if row.op == "activation":
             empty, layout = ActivationProblem((0, 3, 4, 4)), Layout("NHWC")
-            assert row.prepare(empty, layout, layout, Types.all("float32")).ops() == ()
+            assert row.prepare(empty, layout, layout, Types.all("float32")).launches() == ()
 
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20))

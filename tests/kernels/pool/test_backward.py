@@ -78,7 +78,7 @@ def check(p: Pool, src: str, dst: str, dtype: str = "float32", threads: int = 2)
     grad, indices, wanted = arrays(p)
     problem, types = Pool2dBackwardProblem(p), Types.all(dtype)
     row = selection.choose("pool2d_backward", problem, Layout(src), Layout(dst), types)
-    program = Program(row.prepare(problem, Layout(src), Layout(dst), types, threads).ops())
+    program = Program(row.prepare(problem, Layout(src), Layout(dst), types, threads).launches())
     source, where = stored(grad.astype(types.src.dtype), src, np.nan), stored(indices, src, -1)
     expected = stored(wanted.astype(types.src.dtype), dst, 0)
     for at in ("end", "start"):
@@ -156,7 +156,7 @@ def test_bits_are_the_same_for_any_number_of_threads() -> None:
             for threads in (1, 2, 3, 8):
                 row = selection.choose("pool2d_backward", problem, Layout(layout), Layout(layout), types)
                 out = np.empty(Layout(layout).size(pool.src_shape), types.src.dtype)
-                program = Program(row.prepare(problem, Layout(layout), Layout(layout), types, threads).ops())
+                program = Program(row.prepare(problem, Layout(layout), Layout(layout), types, threads).launches())
                 program.run((address_of(x), address_of(out), address_of(where)), threads)
                 found.append(out.tobytes())
             assert len(set(found)) == 1, (pool, dtype, layout)

@@ -175,7 +175,7 @@ def test_any_number_of_threads_gives_the_same_bits(layout: str) -> None:
     row = next(taken(p, layout, "float32"))
     for threads in (1, 2, 4):
         target = np.full(Layout(layout).size(p.dst_shape), np.nan, np.float32)
-        Program(row.prepare(p, Layout(layout), Layout(layout), Types.all("float32"), threads).ops()).run(
+        Program(row.prepare(p, Layout(layout), Layout(layout), Types.all("float32"), threads).launches()).run(
             [address_of(source), address_of(target)], threads
         )
         results.append(target.tobytes())
@@ -223,7 +223,7 @@ def test_a_sum_loses_little() -> None:
     for layout in ("NCHW", "NHWC", "NCHW4", "NCHW16"):
         source, target = stored(x, layout), np.zeros(Layout(layout).size(p.dst_shape), np.float32)
         row = next(taken(p, layout, "float32"))
-        Program(row.prepare(p, Layout(layout), Layout(layout), Types.all("float32"), 1).ops()).run(
+        Program(row.prepare(p, Layout(layout), Layout(layout), Types.all("float32"), 1).launches()).run(
             [address_of(source), address_of(target)], 1
         )
         wanted = stored(x.astype(np.float64).mean((2, 3), keepdims=True), layout)

@@ -72,12 +72,12 @@ def check(p: Pool2dProblem, layout: str, kind: Any) -> set[str]:
     for row in ROWS:
         if selection.why_not(row, p, *both, types) is not None:
             continue
-        ops = row.prepare(p, *both, types, 2, quantizations=(Quantization(*src), Quantization(*dst))).ops()
-        assert max(op.scratch for op in ops) <= target.second_level_cache(), row.name
+        launches = row.prepare(p, *both, types, 2, quantizations=(Quantization(*src), Quantization(*dst))).launches()
+        assert max(op.scratch for op in launches) <= target.second_level_cache(), row.name
         for where in ("end", "start"):
             from_, to = ARENAS.src.take(before.nbytes, where), ARENAS.dst.take(after.nbytes, where)
             from_[:], to[:] = before, 0xC3
-            Program(ops).run([address_of(from_), address_of(to)], 2)
+            Program(launches).run([address_of(from_), address_of(to)], 2)
             what = f"{row.name} in {layout}, {kind}, {p}, against the {where}"
             wrong = np.flatnonzero(to != after)
             assert wrong.size == 0, f"{what}: {wrong.size} of {after.size} are wrong, from {wrong[0]} on"

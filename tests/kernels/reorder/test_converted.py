@@ -82,12 +82,12 @@ def hold(memory: tuple[Guarded, Guarded], pair: Any, shape: Shape, storages: Any
         if selection.why_not(row, problem, *layouts, types) is not None:
             continue
         for stream, where in itertools.product((False, True), ("end", "start")):
-            ops = row.prepare(problem, *layouts, types, stream=stream, quantizations=quantizations).ops()
+            launches = row.prepare(problem, *layouts, types, stream=stream, quantizations=quantizations).launches()
             from_, to = memory[0].take(before.nbytes, where), memory[1].take(wanted.nbytes, where)
             if stream and address_of(to) % 64:
                 continue
             from_[:], to[:] = before, 0x33
-            Program(ops).run([address_of(from_), address_of(to)], 1)
+            Program(launches).run([address_of(from_), address_of(to)], 1)
             case = f"{row.name}, {src} to {dst}, {shape}, {kind}, stream={stream}, against the {where}"
             wrong = np.flatnonzero(to != wanted)
             assert wrong.size == 0, f"{case}: {wrong.size} bytes of {wanted.size}, from {wrong[0]} on"
@@ -188,10 +188,10 @@ def test_packed_integers(memory: tuple[Guarded, Guarded], kind: Any) -> None:
         between = [np.empty(Layout(name).size(shape) + 1, np.uint8) for name in (src, dst)]
         for row in ROWS:
             if selection.why_not(row, problem, *layouts, types) is None:
-                ops = row.prepare(problem, *layouts, types, quantizations=ends).ops()
+                launches = row.prepare(problem, *layouts, types, quantizations=ends).launches()
                 from_, to = memory[0].take(before.nbytes, "end"), memory[1].take(wanted.nbytes, "end")
                 from_[:], to[:] = before, 0x33
-                Program(ops).run([*map(address_of, (from_, to, *between))], 2)
+                Program(launches).run([*map(address_of, (from_, to, *between))], 2)
                 if dst_type in FOUR_ENDS and made.size % 2:
                     to[-1] &= 15  # no element is there
                 np.testing.assert_array_equal(to, wanted, f"{row.name}, {src} to {dst}, {shape}")

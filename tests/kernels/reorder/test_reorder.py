@@ -78,7 +78,7 @@ def cases(src: str, dst: str, shape: Shape, itemsize: int) -> Iterator[tuple[Row
             Program(
                 row.prepare(
                     problem, Layout(src), Layout(dst), Types.bits(problem.itemsize), fill=FILL, stream=stream
-                ).ops()
+                ).launches()
             ),
         )
 

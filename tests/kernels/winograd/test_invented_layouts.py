@@ -64,7 +64,7 @@ ROWS = {m: selection.named("conv2d", f"conv_winograd_f{m}") for m in (2, 4, 6)}
 
 def run(problem: Conv2dProblem, src: str, dst: str, m: int = 2) -> None:
     """Results as exact as the row states, from sources with NaN in their tails to destinations compared whole."""
-    for op in ROWS[m].prepare(problem, Layout(src), Layout(dst), FLOATS, 2).ops():
+    for op in ROWS[m].prepare(problem, Layout(src), Layout(dst), FLOATS, 2).launches():
         assert op.scratch <= max(target.second_level_cache(), 1 << 20)
     check(ROWS[m], problem, src, dst, data(problem, residual=problem.n == 2), threads=2)
 
