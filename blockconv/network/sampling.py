@@ -15,7 +15,8 @@ import numpy as np
 
 from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import BinaryKind
-from blockconv.network.emitter import Translation, Unsupported
+from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import Translation
 from blockconv.network.ops import Activate, Concat, GatherAt, Slice, Transpose
 from blockconv.network.ops.rule import Tensor
 

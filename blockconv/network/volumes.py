@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.network.emitter import Translation, Unsupported
+from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import Translation
 from blockconv.network.ops import (
     AdaptivePool2d,
     Affine,

@@ -13,7 +13,7 @@ from resize_oracle import HALF, coordinate, resized, sampled
 import blockconv as bc
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.network import ops
-from blockconv.network.emitter import Translation
+from blockconv.network.lowering import Translation
 from blockconv.network.sampling import Sampling
 from blockconv.network.sampling import sampled as sampled_network
 

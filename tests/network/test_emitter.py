@@ -10,7 +10,8 @@ from blockconv.core.errors import DtypeError, NetworkError
 from blockconv.core.types import element
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
-from blockconv.network.emitter import Emitter, Translation
+from blockconv.network.emitter import Emitter
+from blockconv.network.lowering import Translation
 from blockconv.network.ops.rule import Tensor
 
 RELU = ops.Activate(activation("relu"))

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from blockconv.core import target
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
-from blockconv.frontends.onnx.elements import ELEMENT_OPS
-from blockconv.frontends.onnx.matrices import MATRIX_OPS, gemm, matmul, of_heads, of_rows
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
+from blockconv.frontends.onnx.matrices import gemm, matmul, of_heads, of_rows
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
-    QUANTIZED_OPS,
     dequantized,
     output_dtype,
     quantization,
@@ -26,14 +24,11 @@ from blockconv.frontends.onnx.quantized import (
     stored,
     weight,
 )
-from blockconv.frontends.onnx.scope import Call, OnnxOp, Translator, registered
-from blockconv.frontends.onnx.windows import WINDOW_OPS, average, global_pool
+from blockconv.frontends.onnx.scope import OPS, Call, Translator, op
+from blockconv.frontends.onnx.windows import average, global_pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
-
-CONTRIBUTED_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, CONTRIBUTED_OPS)
 
 
 def _channels_first(translate: Translator, last: int = 0) -> Translator:
@@ -52,12 +47,12 @@ def _channels_first(translate: Translator, last: int = 0) -> Translator:
     return translated
 
 
-_conv, _max = QUANTIZED_OPS["QLinearConv"], WINDOW_OPS["MaxPool"]
-_op("com.microsoft.QLinearConv", limits=_conv.limits)(_channels_first(_conv.translate))
-_op("com.microsoft.NhwcMaxPool", limits=_max.limits)(_channels_first(_max.translate, last=1))
+_conv, _max = OPS["QLinearConv"], OPS["MaxPool"]
+op("com.microsoft.QLinearConv", limits=_conv.limits)(_channels_first(_conv.translate))
+op("com.microsoft.NhwcMaxPool", limits=_max.limits)(_channels_first(_max.translate, last=1))
 
 
-@_op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
+@op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
 def _qgemm(call: Call) -> Tensor:
     a = dequantized(call, 0)
     scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
@@ -92,32 +87,31 @@ def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
     return call.scope.values[node.inputs[0]], perm
 
 
-_op("com.microsoft.Trilu")(ELEMENT_OPS["Trilu"].translate)
-_op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
-_op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
+op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
+op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
 
 
-@_op("com.microsoft.QLinearWhere", limits=CONSTANT)
+@op("com.microsoft.QLinearWhere", limits=CONSTANT)
 def _qlinear_where(call: Call) -> Tensor:
     y = call.pointwise("where", call.input(), dequantized(call, 1), dequantized(call, 4))
     return stored(call, y, 7, call.input(1).dtype)
 
 
-@_op("com.microsoft.QLinearConcat", limits=CONSTANT)
+@op("com.microsoft.QLinearConcat", limits=CONSTANT)
 def _qlinear_concat(call: Call) -> Tensor:
     parts = [dequantized(call, at) for at in range(2, len(call.inputs), 3)]
     axis = call.axis(call.attribute("axis"), len(parts[0].shape))
     return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
 
 
-@_op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")
+@op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")
 @_channels_first
 def _qlinear_global(call: Call) -> Tensor:
     y = global_pool(call, "avg_exclude_padding", dequantized(call, 0))
     return stored(call, y, 3, call.input().dtype)
 
 
-@_op(
+@op(
     "com.microsoft.QLinearAveragePool",
     limits=f"1-D to 3-D; no window of padding alone, unless count_include_pad; {CONSTANT}",
 )
@@ -126,17 +120,17 @@ def _qlinear_average(call: Call) -> Tensor:
     return stored(call, average(call, dequantized(call, 0)), 3, call.input().dtype)
 
 
-@_op("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
+@op("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
 def _qlinear_activation(call: Call) -> Tensor:
     leaky = "leaky_relu", call.attribute("alpha", 0.01)
-    made = ops.Activate(activation("sigmoid" if call.node.op_type == "QLinearSigmoid" else leaky))
-    return stored(call, call.emit(made, dequantized(call, 0)), 3, call.input().dtype)
+    y = call.apply("sigmoid" if call.node.op_type == "QLinearSigmoid" else leaky, dequantized(call, 0))
+    return stored(call, y, 3, call.input().dtype)
 
 
-@_op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
+@op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
 def _qlinear_softmax(call: Call) -> Tensor:
     x = dequantized(call, 0)
-    axis = call.axis(call.attribute("axis", -1), len(x.shape))
+    axis = call.along(x, -1)
     if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
         raise Unsupported(f"axis={axis}: below opset 13, softmax is over several axes")
     return stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)
@@ -166,42 +160,38 @@ def _activated(call: Call, y: Tensor) -> Tensor:
     given = call.attribute("activation_params") or [
         call.attribute(f"activation_{key}", default) for key, default in defaults.items()
     ]
-    made = function(name, *given) if name in FUNCTIONS else activation((name, *given))
-    return call.emit(ops.Activate(made), y)
+    return call.apply((name, *given), y)
 
 
-@_op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
+@op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
 def _fused_conv(call: Call) -> Tensor:
     """A convolution, plus another value, activated."""
-    y = WINDOW_OPS["Conv"].translate(call)
+    y = OPS["Conv"].translate(call)
     assert isinstance(y, Tensor)
     return _activated(call, call.binary("add", y, call.input(3)) if call.has(3) else y)
 
 
-@_op("com.microsoft.FusedGemm", limits="floats, or constant B and C")
+@op("com.microsoft.FusedGemm", limits="floats, or constant B and C")
 def _fused_gemm(call: Call) -> Tensor:
-    y = MATRIX_OPS["Gemm"].translate(call)
+    y = OPS["Gemm"].translate(call)
     assert isinstance(y, Tensor)
     return _activated(call, y)
 
 
-@_op(
+@op(
     "com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.QuickGelu", limits="floats"
 )
 def _gelu(call: Call) -> Tensor:
     """By Erf, by Tanh (FastGelu), or as x * sigmoid(alpha * x) (QuickGelu); of x plus a bias, if there is one."""
-    kind, x = call.node.op_type, call.input()
+    kind, x = call.node.op_type, call.floats()
     x = call.binary("add", x, call.input(1)) if call.has(1) else x
-    if not x.type.is_float:
-        raise Unsupported(f"of {x.type}")
     if kind == "QuickGelu":
-        alpha = call.constant(np.asarray(call.attribute("alpha", 1.702), x.type.dtype), "alpha")
-        gate = call.emit(ops.Activate(activation("sigmoid")), call.binary("mul", x, alpha), helps=True)
-        return call.binary("mul", x, gate)
-    return call.emit(ops.Activate(function("gelu_tanh") if kind == "FastGelu" else activation("gelu")), x)
+        turned = call.binary("mul", x, call.number(call.attribute("alpha", 1.702), x))
+        return call.binary("mul", x, call.apply("sigmoid", turned, helps=True))
+    return call.gelu(x, kind == "FastGelu")
 
 
-@_op(
+@op(
     "com.microsoft.SkipLayerNormalization",
     "com.microsoft.SkipSimplifiedLayerNormalization",
     limits="constant scale and biases; no statistics",
@@ -220,7 +210,7 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
     return [y, y, y, total]
 
 
-@_op("com.microsoft.EmbedLayerNormalization", limits="constant scale and bias; no mask index")
+@op("com.microsoft.EmbedLayerNormalization", limits="constant scale and bias; no mask index")
 def _embedded(call: Call) -> list[Tensor]:
     """The layer normalisation of a sum of rows of tables: of words, of positions, and perhaps of segments."""
     if any(name in call.scope.read for name in call.node.output[1:2] if name):
@@ -235,7 +225,7 @@ def _embedded(call: Call) -> list[Tensor]:
     return [y, y, total]
 
 
-@_op("com.microsoft.RotaryEmbedding", limits="floats; no packed batches, no scale")
+@op("com.microsoft.RotaryEmbedding", limits="floats; no packed batches, no scale")
 def _rotary(call: Call) -> Tensor:
     """Pairs of channels of each head turned by the angles of their positions."""
     x, positions, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
@@ -262,7 +252,7 @@ def _rotary(call: Call) -> Tensor:
     return call.emit(ops.Transpose((0, 2, 1, 3)), y) if len(x.shape) == 4 else call.reshape(y, x.shape)
 
 
-@_op("com.microsoft.MatMulNBits", limits="floats; constant B of 4 or 8 bits, scales and zero points; no g_idx")
+@op("com.microsoft.MatMulNBits", limits="floats; constant B of 4 or 8 bits, scales and zero points; no g_idx")
 def _matmul_of_bits(call: Call) -> Tensor:
     """A product with weights that have a scale, and perhaps a zero point, for each block of rows in each column."""
     k, n, size = (call.attribute(name) for name in ("K", "N", "block_size"))
@@ -291,7 +281,7 @@ def _unpacked(packed: Any, rows: int, bits: int) -> Any:
     return given if bits == 8 else np.stack([given & 15, given >> 4], -1).reshape(rows, -1)
 
 
-@_op(
+@op(
     "com.microsoft.Attention",
     "com.microsoft.MultiHeadAttention",
     limits="floats; one output; constant weights and biases; masks of two or three dimensions; no past keys; as many "
@@ -348,9 +338,9 @@ def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
     if len(mask.shape) not in (2, 3):
         raise Unsupported(f"a mask of shape {mask.shape}")
     mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - len(mask.shape)), *mask.shape[1:]))
-    shown = call.pointwise("less", call.constant(np.zeros((), mask.type.dtype), "zero"), mask)
-    ends = (0, call.attribute("mask_filter_value", -10000.0))
-    return call.pointwise("where", shown, *(call.constant(np.asarray(v, q.type.dtype), "added") for v in ends))
+    shown = call.pointwise("less", call.number(0, mask), mask)
+    hidden = call.number(call.attribute("mask_filter_value", -10000.0), q)
+    return call.pointwise("where", shown, call.number(0, q), hidden)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels
@@ -369,10 +359,10 @@ def channel_block(nodes: Iterable[Any], arrays: Mapping[str, Any]) -> int:
 
 
 for _name in ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"):
-    _op(f"{BLOCKED}.{_name}", limits=WINDOW_OPS[_name].limits)(WINDOW_OPS[_name].translate)
+    op(f"{BLOCKED}.{_name}", limits=OPS[_name].limits)(OPS[_name].translate)
 
 
-@_op(f"{BLOCKED}.ReorderInput")
+@op(f"{BLOCKED}.ReorderInput")
 def _reorder_input(call: Call) -> Tensor:
     """Channels are filled up with zeros to whole blocks. The layout is the planner's business."""
     x = call.input()
@@ -382,7 +372,7 @@ def _reorder_input(call: Call) -> Tensor:
     return call.emit(ops.Pad(((0, 0), (0, more), (0, 0), (0, 0)), 0.0), x) if more else x
 
 
-@_op(f"{BLOCKED}.ReorderOutput")
+@op(f"{BLOCKED}.ReorderOutput")
 def _reorder_output(call: Call) -> Tensor:
     x, channels = call.input(), call.attribute("channels", 0)
     if not 0 < channels <= x.shape[1]:
@@ -391,7 +381,7 @@ def _reorder_output(call: Call) -> Tensor:
     return call.emit(ops.Transpose((0, 2, 3, 1)), x) if call.attribute("channels_last", 0) else x
 
 
-@_op(f"{BLOCKED}.Conv", limits="constant weight and bias")
+@op(f"{BLOCKED}.Conv", limits="constant weight and bias")
 def _blocked_conv(call: Call) -> Tensor | list[Tensor]:
     """A FusedConv whose weight is in blocks of output channels, and of input channels, if there are as many."""
     block, weight = call.scope.channel_block, call.array(1, "weight")
@@ -404,7 +394,7 @@ def _blocked_conv(call: Call) -> Tensor | list[Tensor]:
     return _fused_conv(call)
 
 
-@_op(f"{BLOCKED}.Upsample")
+@op(f"{BLOCKED}.Upsample")
 def _upsample(call: Call) -> Tensor:
     n, c, *scale = call.attribute("scales", (1, 1, 1, 1))
     if (n, c) != (1, 1) or len(scale) != 2 or min(scale) < 1:

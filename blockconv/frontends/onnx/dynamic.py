@@ -7,7 +7,6 @@ becomes a `DynamicConv2d` with the quantization found. Its sums are int32, as ON
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,22 +26,20 @@ from blockconv.frontends.onnx.quantized import (
     weight,
     zero_points,
 )
-from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
+from blockconv.frontends.onnx.scope import Call, op
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-DYNAMIC_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, DYNAMIC_OPS)
 _FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
 _Source = tuple[ops.Convolution, tuple[Tensor, ...]]  # a convolution of integers, and its inputs after the first
 _Product = Callable[[Call, Tensor, _Source], Tensor]  # a node's value, with its current weight
 
 
-@_op("DynamicQuantizeLinear")
+@op("DynamicQuantizeLinear")
 def _quantize(call: Call) -> list[Tensor]:
     x = call.input()
     if x.dtype != np.float32:
@@ -76,12 +73,12 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 # ---------------------------------------------------------------- sums of products
 
 
-@_op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
+@op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
 def _conv_integer(call: Call) -> Tensor:
     return _sums(call, call.input(), _source(call, 2), 3, _convolved)
 
 
-@_op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
+@op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
 def _matmul_integer(call: Call) -> Tensor:
     return _sums(call, call.input(), _source(call, 2), 3, _multiplied)
 
@@ -162,7 +159,7 @@ def _as_image(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
 # ---------------------------------------------------------------- ONNX Runtime's own
 
 
-@_op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {_FOUND}")
+@op("com.microsoft.MatMulIntegerToFloat", limits=f"constant B, a matrix or a vector, and bias; {_FOUND}")
 def _matmul_to_float(call: Call) -> Tensor:
     found = _found_at(call, 4)
     if found is None:
@@ -173,7 +170,7 @@ def _matmul_to_float(call: Call) -> Tensor:
     return _biased(call, _scaled(call, sums, call.input(2), 3), 6)
 
 
-@_op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
+@op("com.microsoft.DynamicQuantizeMatMul", limits=f"constant B, a matrix or a vector, and bias; {CONSTANT}")
 def _dynamic_matmul(call: Call) -> Tensor:
     found, y, scale, _ = _found(call, call.input())
     return _biased(call, _scaled(call, _sums(call, y, _of_found(found), 3, _multiplied, True), scale, 2), 4)

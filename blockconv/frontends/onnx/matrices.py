@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
+from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-MATRIX_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, MATRIX_OPS)
 
 
-@_op("Gemm", limits="floats, or constant B and C")
+@op("Gemm", limits="floats, or constant B and C")
 def _gemm(call: Call) -> Tensor:
     if all(call.scope.is_constant(call.input(k).name) for k in range(1, 2 + call.has(2))):
         return gemm(call, call.input(), 1, 2)
@@ -32,7 +29,7 @@ def _gemm(call: Call) -> Tensor:
     return call.binary("add", y, _scaled(call, call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
 
 
-@_op("com.microsoft.FusedMatMul", limits="floats")
+@op("com.microsoft.FusedMatMul", limits="floats")
 def _fused_matmul(call: Call) -> Tensor:
     return _scaled(call, _product(call, call.input(), call.input(1)), call.attribute("alpha", 1.0))
 
@@ -89,7 +86,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     return y if of_channels else call.emit(ops.Binary("add"), y, call.constant(c.astype(a.dtype), "c"))
 
 
-@_op("MatMul", limits="floats, or constant B; up to 6 dimensions")
+@op("MatMul", limits="floats, or constant B; up to 6 dimensions")
 def _matmul(call: Call) -> Tensor:
     b = call.input(1)
     return (
@@ -99,7 +96,7 @@ def _matmul(call: Call) -> Tensor:
     )
 
 
-@_op("Attention", limits="floats")
+@op("Attention", limits="floats")
 def _attention(call: Call) -> Tensor:
     usual = {"softcap": 0.0, "softmax_precision": 1, "left_window_size": -1, "right_window_size": -1}
     others = [f"{name}={call.attribute(name)}" for name, value in usual.items() if call.attribute(name, value) != value]
@@ -132,7 +129,7 @@ def of_heads(call: Call, x: Tensor, name: str) -> Tensor:
     return call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True)
 
 
-@_op("Einsum", limits="floats; each operand names an axis once; at most 6 dimensions", since=12)
+@op("Einsum", limits="floats; each operand names an axis once; at most 6 dimensions", since=12)
 def _einsum(call: Call) -> Tensor:
     """Operands are multiplied from the left. An axis that no other operand and no result has is summed before."""
     terms, out = _equation(call)

@@ -6,7 +6,6 @@ turn these into one integer op (`passes.integers`), as they do for models that a
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, element
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.matrices import matmul
-from blockconv.frontends.onnx.scope import Call, Dequantized, OnnxOp, Scope, registered, title
+from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op, title
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -26,8 +25,6 @@ from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-QUANTIZED_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, QUANTIZED_OPS)
 CONSTANT = "constant scales and zero points; uint8 and int8"
 ALSO_4_BITS = f"{CONSTANT}, uint4 and int4"
 
@@ -158,7 +155,7 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
 # ---------------------------------------------------------------- to integers and back
 
 
-@_op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {ALSO_4_BITS}; blocks of one zero point")
+@op("QuantizeLinear", "com.microsoft.QuantizeLinear", limits=f"from float32; {ALSO_4_BITS}; blocks of one zero point")
 def _quantize_linear(call: Call) -> Tensor:
     x = call.input()
     wanted = call.attribute("output_dtype", 0)
@@ -183,7 +180,7 @@ def _quantize_linear(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *made)
 
 
-@_op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {ALSO_4_BITS}; int32")
+@op("DequantizeLinear", "com.microsoft.DequantizeLinear", limits=f"to float32; {ALSO_4_BITS}; int32")
 def _dequantize_linear(call: Call) -> Tensor:
     x = call.input()
     if x.dtype not in (*INTEGERS, "int32") or call.array(1, "scale").dtype != np.float32:
@@ -251,7 +248,7 @@ def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
 # ---------------------------------------------------------------- convolutions and products
 
 
-@_op("QLinearConv", limits=f"1-D to 3-D; constant weight and bias; {CONSTANT}")
+@op("QLinearConv", limits=f"1-D to 3-D; constant weight and bias; {CONSTANT}")
 def _qlinear_conv(call: Call) -> Tensor:
     x = dequantized(call, 0)
     scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
@@ -273,7 +270,7 @@ def output_dtype(call: Call, at: int) -> Any:
     return dtype
 
 
-@_op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")
+@op("QLinearMatMul", limits=f"constant B, whose batch broadcasts with A's; {CONSTANT}")
 def _qlinear_matmul(call: Call) -> Tensor:
     a = dequantized(call, 0)
     weight(call, 3, 1)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.eltwise_problem import RecurrentKind
-from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
+from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-RECURRENT_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, RECURRENT_OPS)
 _LIMITS = "constant weights, whole sequences, layout 0, the default activations; no clip, no peepholes"
 
 
-@_op("LSTM", limits=f"{_LIMITS}; no input_forget", since=7)
+@op("LSTM", limits=f"{_LIMITS}; no input_forget", since=7)
 def _lstm(call: Call) -> list[Tensor]:
     return _recurrent(call, "lstm")
 
 
-@_op("GRU", limits=_LIMITS, since=7)
+@op("GRU", limits=_LIMITS, since=7)
 def _gru(call: Call) -> list[Tensor]:
     return _recurrent(call, "gru_of_sums" if call.attribute("linear_before_reset", 0) else "gru")
 

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
+from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.quantization import real
-from blockconv.core.types import element
-from blockconv.network.emitter import Emitter, Translation, Unsupported
+from blockconv.core.types import NUMBERS, element
+from blockconv.network.emitter import Emitter, Unsupported
 from blockconv.network.graph import Node, inferred
+from blockconv.network.lowering import Translation
 from blockconv.network.ops import Concat, Convolution, Dequantize, Op
 from blockconv.network.ops.rule import Tensor
 
@@ -189,16 +191,30 @@ class OnnxOp(NamedTuple):
     since: int = 1
 
 
-def registered(
-    table: dict[str, OnnxOp], *names: str, limits: str = "", since: int = 1
-) -> Callable[[Translator], Translator]:
-    """Put a translator into a table, for the ONNX ops of these names."""
+OPS: dict[str, OnnxOp] = {}  # all that are read, by the names that ONNX has for them
+
+
+def op(*names: str, limits: str = "", since: int = 1) -> Callable[[Translator], Translator]:
+    """Put a translator into the table, for the ONNX ops of these names."""
 
     def register(translate: Translator) -> Translator:
-        table.update(dict.fromkeys(names, OnnxOp(translate, limits, since)))
+        OPS.update(dict.fromkeys(names, OnnxOp(translate, limits, since)))
         return translate
 
     return register
+
+
+def lowered(lower: str | Callable[..., Tensor], *types: str) -> Translator:
+    """A translator that is a formula of the node's operands: a kind of `Call.pointwise`, or a method of `Call`.
+
+    types: see `Call.operand`.
+    """
+
+    def translate(call: Call) -> Tensor:
+        given = [call.operand(k, *types) for k in range(len(call.inputs))]
+        return call.pointwise(lower, *given) if isinstance(lower, str) else lower(call, *given)
+
+    return translate
 
 
 class Watched(Tensor):
@@ -302,6 +318,22 @@ class Call(Translation):
             raise self.error("inputs", list(self.node.input), f"lacks input {index}")
         return found
 
+    def floats(self, index: int = 0) -> Tensor:
+        """An input of floats."""
+        x = self.input(index)
+        if not x.type.is_float:
+            raise Unsupported(f"of {x.dtype}")
+        return x
+
+    def operand(self, index: int = 0, *types: str) -> Tensor:
+        """An input of one of these types, or of any numbers and booleans."""
+        x = self.input(index)
+        if x.type.name not in (types or NUMBERS):
+            raise Unsupported(f"of {x.type}")
+        if x.rank > MOST_DIMENSIONS:
+            raise Unsupported(f"input={x.shape}: {x.rank} dimensions")
+        return x
+
     def array(self, index: int, what: str) -> Array:
         """An input that has to be a constant."""
         tensor = self.input(index)
@@ -322,6 +354,10 @@ class Call(Translation):
         if array.dtype.kind not in "iu":
             raise self.error(what, array, "has to hold ints", "cast it to int64")
         return tuple(int(k) for k in array.reshape(-1))
+
+    def along(self, x: Tensor, default: int | None = None) -> int:
+        """The axis of x that the node names, counted from the front."""
+        return self.axis(self.attribute("axis", default), x.rank)
 
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""

@@ -1,8 +1,7 @@
-"""Translators of ONNX's ops that move elements, or say how many there are. See `onnx_ops`."""
+"""Translators of ONNX's ops that move elements, or say how many there are. See `ops`."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,34 +11,30 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from onnx import helper
 
-from blockconv.core.activation import function
-from blockconv.core.element_problem import ScanKind
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
-from blockconv.frontends.onnx.scope import Call, OnnxOp, registered
+from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
-from blockconv.network.emitter import MOST_INDICES, Unsupported
+from blockconv.network.emitter import Unsupported
+from blockconv.network.lowering import MOST_INDICES
 from blockconv.network.ops.rule import Tensor
 
-SHAPE_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, SHAPE_OPS)
 
-
-@_op("Shape")
+@op("Shape")
 def _shape(call: Call) -> Tensor:
     shape = call.input().shape
     part = shape[slice(call.attribute("start", 0), call.attribute("end", None))]
     return call.constant(np.array(part, np.int64), "shape")
 
 
-@_op("Size")
+@op("Size")
 def _size(call: Call) -> Tensor:
     return call.constant(np.array(call.input().elements, np.int64), "size")
 
 
-@_op("Flatten")
+@op("Flatten")
 def _flatten(call: Call) -> Tensor:
     shape, axis = call.input().shape, call.attribute("axis", 1)
     lowest = -len(shape) if call.opset >= 11 else 0
@@ -49,7 +44,7 @@ def _flatten(call: Call) -> Tensor:
     return call.reshape(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])), helps=False)
 
 
-@_op("Reshape", limits="a constant shape")
+@op("Reshape", limits="a constant shape")
 def _reshape(call: Call) -> Tensor:
     x = call.input()
     shape = call.ints(1, "shape") if call.has(1) else call.attribute("shape")
@@ -74,7 +69,7 @@ def _relative(shape: tuple[int, ...], src: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-1 if left == [k] else size for k, size in enumerate(kept))
 
 
-@_op("Squeeze", limits="constant axes, at least one")
+@op("Squeeze", limits="constant axes, at least one")
 def _squeeze(call: Call) -> Tensor:
     x = call.input()
     axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
@@ -90,7 +85,7 @@ def _squeeze(call: Call) -> Tensor:
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
 
 
-@_op("Unsqueeze", limits="constant axes")
+@op("Unsqueeze", limits="constant axes")
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
     axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
@@ -100,16 +95,16 @@ def _unsqueeze(call: Call) -> Tensor:
     return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)), helps=False)
 
 
-@_op("Transpose")
+@op("Transpose")
 def _transpose(call: Call) -> Tensor:
     perm = call.attribute("perm", tuple(reversed(range(call.input().rank))))
     return call.emit(ops.Transpose(perm), call.input())
 
 
-@_op("Concat")
+@op("Concat")
 def _concat(call: Call) -> Tensor:
     parts = [call.input(i) for i in range(len(call.inputs))]
-    axis = call.axis(call.attribute("axis", 1), parts[0].rank)
+    axis = call.along(parts[0], 1)
     try:
         return call.emit(ops.Concat(axis), *parts)
     except NetworkError:  # ONNX Runtime leaves empty parts out, whatever their other sizes
@@ -121,10 +116,10 @@ def _concat(call: Call) -> Tensor:
         return call.emit(ops.Concat(axis), *(parts[k] for k in kept))
 
 
-@_op("Gather")
+@op("Gather")
 def _gather(call: Call) -> Tensor:
     x, named = call.input(), call.input(1)
-    axis = call.axis(call.attribute("axis", 0), len(x.shape))
+    axis = call.along(x, 0)
     if not call.scope.is_constant(named.name) or named.elements > MOST_INDICES:
         return call.emit(ops.GatherAt("along", axis), x, named)
     indices = call.array(1, "indices")
@@ -132,7 +127,7 @@ def _gather(call: Call) -> Tensor:
     return call.reshape(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), helps=False)
 
 
-@_op("Expand", limits="a constant shape of at most 4 Mi elements")
+@op("Expand", limits="a constant shape of at most 4 Mi elements")
 def _expand(call: Call) -> Tensor:
     shape, x = call.ints(1, "shape"), call.input()
     try:
@@ -141,16 +136,16 @@ def _expand(call: Call) -> Tensor:
         raise call.error("shape", shape, f"does not broadcast with the input's shape {x.shape}") from None
 
 
-@_op("Tile", since=6, limits="constant repeats, at most 64 along an axis")
+@op("Tile", since=6, limits="constant repeats, at most 64 along an axis")
 def _tile(call: Call) -> Tensor:
     repeats = call.ints(1, "repeats")
     return call.repeated(call.input(), repeats)
 
 
-@_op("Split", limits="constant sizes")
+@op("Split", limits="constant sizes")
 def _split(call: Call) -> list[Tensor]:
     x = call.input()
-    axis = call.axis(call.attribute("axis", 0), len(x.shape))
+    axis = call.along(x, 0)
     sizes = call.ints(1, "split") if call.has(1) else call.attribute("split")
     count = len(call.node.output)
     if call.attribute("num_outputs", count) != count:
@@ -165,7 +160,7 @@ def _split(call: Call) -> list[Tensor]:
     return [call.emit(ops.Slice(axis, begin, size), x) for begin, size in zip(begins, sizes, strict=True)]
 
 
-@_op("Slice", limits="constant starts, ends, axes and steps")
+@op("Slice", limits="constant starts, ends, axes and steps")
 def _slice(call: Call) -> Tensor:
     x = call.input()
     if call.opset < 10:
@@ -192,7 +187,7 @@ def _slice(call: Call) -> Tensor:
     return x
 
 
-@_op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 65,536 along an axis")
+@op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 65,536 along an axis")
 def _pad(call: Call) -> Tensor:
     x, mode = call.input(), call.attribute("mode", "constant")
     if mode not in ("constant", "edge", "reflect", "wrap"):
@@ -212,7 +207,7 @@ def _pad(call: Call) -> Tensor:
     return call.bordered(x, pads, value) if mode == "constant" else call.padded(x, pads, mode)
 
 
-@_op("DepthToSpace", "SpaceToDepth")
+@op("DepthToSpace", "SpaceToDepth")
 def _blocks_moved(call: Call) -> Tensor:
     """Pixels of a block are neighbouring channels, or far apart."""
     x, mode = call.input(), call.attribute("mode", "DCR")
@@ -223,7 +218,7 @@ def _blocks_moved(call: Call) -> Tensor:
     return call.blocks_moved(x, call.attribute("blocksize"), mode == "CRD", call.node.op_type == "SpaceToDepth")
 
 
-@_op("ReduceMean", limits="constant axes")
+@op("ReduceMean", limits="constant axes")
 def _reduce_mean(call: Call) -> Tensor:
     x, axes = call.input(), _reduced_axes(call)
     if axes is None:
@@ -236,34 +231,38 @@ _REDUCED: dict[str, ReduceKind] = {
     "ReduceMax": "max",
     "ReduceMin": "min",
     "ReduceProd": "prod",
-    "ReduceL1": "sum",
-    "ReduceL2": "sum",
-    "ReduceSumSquare": "sum",
-    "ReduceLogSum": "sum",
-    "ReduceLogSumExp": "sum",
 }
-_SCANS: dict[str, ScanKind] = {"ReduceSum": "add", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "mul"}
 
 
-@_op(*_REDUCED, limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
+@op(*_REDUCED, limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
 def _reduce(call: Call) -> Tensor:
-    """A reduction. Sums of squares and of powers may overflow 16 bits, so they are computed as float32."""
-    x, op, axes = call.input(), call.node.op_type, _reduced_axes(call)
-    beyond = op in ("ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
-    if not x.type.is_float and op not in _SCANS:
-        raise Unsupported(f"of {x.dtype}")
-    if axes is None and op in _SCANS:
+    x, axes = call.input(), _reduced_axes(call)
+    if axes is None:
         return x
+    return _of_nothing(call, axes) or call.reduced(x, _REDUCED[call.node.op_type], axes, _keeps(call))
+
+
+_OF_POWERS = "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"
+
+
+@op("ReduceL1", *_OF_POWERS, limits="floats; constant axes")
+def _norm(call: Call) -> Tensor:
+    """Sums of squares and of powers may overflow 16 bits, so they are computed as float32."""
+    x, named, axes, keeps = call.floats(), call.node.op_type, _reduced_axes(call), _keeps(call)
     if axes is None:
         raise Unsupported("no axes")
     if nothing := _of_nothing(call, axes):
         return nothing
-    if not x.type.is_float:
-        return call.totals(x, _SCANS[op], axes, _keeps(call))
-    narrow = x.type.is_half and beyond
-    wide = call.emit(ops.Cast("float32"), x, helps=True) if narrow else x
-    y = _reduced(call, wide, op, axes)
-    return call.emit(ops.Cast(x.type.name), y) if narrow else y  # type: ignore[arg-type]
+    wide = call.converted(x, x.type.computed.name) if named in _OF_POWERS else x
+    if named == "ReduceLogSumExp":
+        y = call.log_sum_exp(wide, axes, keeps)
+    elif named.startswith("ReduceL") and named[-1].isdigit():
+        y = call.norm(wide, int(named[-1]), axes, keeps)
+    else:
+        wide = call.emit(ops.Binary("mul"), wide, wide, helps=True) if named == "ReduceSumSquare" else wide
+        y = call.reduced(wide, "sum", axes, keeps)
+        y = call.apply("log", y) if named == "ReduceLogSum" else y
+    return call.converted(y, x.type.name)
 
 
 def _of_nothing(call: Call, axes: tuple[int, ...]) -> Tensor | None:
@@ -278,30 +277,15 @@ def _of_nothing(call: Call, axes: tuple[int, ...]) -> Tensor | None:
     return call.constant(np.full(kept, value).astype(type.dtype), "nothing")
 
 
-def _reduced(call: Call, x: Tensor, op: str, axes: tuple[int, ...]) -> Tensor:
-    """A reduction of floats."""
-    if op == "ReduceLogSumExp":
-        return call.log_sum_exp(x, axes, _keeps(call))
-    if op == "ReduceL1":
-        x = call.emit(ops.Activate(function("abs")), x, helps=True)
-    if op in ("ReduceL2", "ReduceSumSquare"):
-        x = call.emit(ops.Binary("mul"), x, x, helps=True)
-    y = call.emit(ops.Reduce(axes, _keeps(call), _REDUCED[op]), x)
-    if op == "ReduceL2":
-        return call.emit(ops.Activate(function("sqrt")), y)
-    return call.emit(ops.Activate(function("log")), y) if op == "ReduceLogSum" else y
-
-
-@_op("LpNormalization", limits="floats")
+@op("LpNormalization", limits="floats")
 def _lp_norm(call: Call) -> Tensor:
     """Zeros stay zeros, as ONNX Runtime has it."""
-    x, p, axis = call.input(), call.attribute("p", 2), call.axis(call.attribute("axis", -1), call.input().rank)
-    if p not in (1, 2) or not x.type.is_float:
-        raise Unsupported(f"p={p}, of {x.dtype}")
-    wide = call.converted(x, "float32") if x.type.is_half else x
-    norm = _reduced(call, wide, f"ReduceL{p}", (axis,))
-    zero, one = (call.constant(np.asarray(k, wide.type.dtype), "number") for k in (0, 1))
-    divisor = call.pointwise("where", call.pointwise("equal", norm, zero), one, norm)
+    x, p = call.floats(), call.attribute("p", 2)
+    if p not in (1, 2):
+        raise Unsupported(f"p={p}")
+    wide = call.converted(x, x.type.computed.name)
+    norm = call.norm(wide, p, (call.along(x, -1),), True)
+    divisor = call.pointwise("where", call.pointwise("equal", norm, call.number(0, norm)), call.number(1, norm), norm)
     return call.converted(call.binary("div", wide, divisor), x.type.name)
 
 
@@ -318,8 +302,8 @@ def _reduced_axes(call: Call) -> tuple[int, ...] | None:
     return tuple(sorted({call.axis(axis, rank) for axis in axes or range(rank)}))
 
 
-@_op("Upsample", since=7, limits="constant scales")
-@_op("Resize", limits="constant scales, sizes and roi")
+@op("Upsample", since=7, limits="constant scales")
+@op("Resize", limits="constant scales, sizes and roi")
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
     mode = call.attribute("mode", "nearest")

@@ -9,14 +9,11 @@ from typing import Any
 
 from onnx import helper
 
-from blockconv.frontends.onnx.scope import Call, OnnxOp, only_output, registered
+from blockconv.frontends.onnx.scope import Call, only_output, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.volumes import Depth, convolved, pooled, transposed
-
-WINDOW_OPS: dict[str, OnnxOp] = {}
-_op = functools.partial(registered, WINDOW_OPS)
 
 
 class _Window:
@@ -82,7 +79,7 @@ def _row(call: Call, y: Tensor, rank: int) -> Tensor:
     return call.reshape(y, (*y.shape[:2], y.shape[3])) if rank == 1 else y
 
 
-@_op("Conv", limits="1-D to 3-D; constant weight and bias")
+@op("Conv", limits="1-D to 3-D; constant weight and bias")
 def _conv(call: Call) -> Tensor:
     if call.has(2):
         call.array(2, "bias")
@@ -115,8 +112,8 @@ def convolution(
     return _row(call, y, window.rank)
 
 
-@_op("com.microsoft.ConvTransposeWithDynamicPads", limits="1-D to 3-D; constant weight, pads and bias")
-@_op("ConvTranspose", limits="1-D to 3-D; constant weight and bias")
+@op("com.microsoft.ConvTransposeWithDynamicPads", limits="1-D to 3-D; constant weight, pads and bias")
+@op("ConvTranspose", limits="1-D to 3-D; constant weight and bias")
 def _conv_transpose(call: Call) -> Tensor:
     weight = call.array(1, "weight")
     if call.node.op_type != "ConvTranspose":  # the pads are an operand, before the bias
@@ -170,12 +167,12 @@ def _cut(call: Call, window: _Window) -> Any:
     return tuple(found)
 
 
-@_op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")
+@op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")
 def _max_pool(call: Call) -> Tensor:
     return _pool(call, "max", call.input())
 
 
-@_op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")
+@op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")
 def _average_pool(call: Call) -> Tensor:
     return average(call, call.input())
 
@@ -241,7 +238,7 @@ def _check_pads(call: Call, window: _Window) -> None:
                 raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
-@_op("GlobalMaxPool", "GlobalAveragePool", limits="1-D to 3-D")
+@op("GlobalMaxPool", "GlobalAveragePool", limits="1-D to 3-D")
 def _global_pool(call: Call) -> Tensor:
     return global_pool(call, "max" if call.node.op_type == "GlobalMaxPool" else "avg_exclude_padding", call.input())
 

@@ -12,18 +12,15 @@ import numpy.typing as npt
 import torch
 from torch.fx import Node as FxNode
 
-from blockconv.core.activation import activation, function
-from blockconv.core.element_problem import PointwiseKind, ScanKind, ScatterKind
+from blockconv.core.element_problem import ScatterKind
 from blockconv.core.eltwise_problem import BinaryKind, ReduceKind
-from blockconv.core.types import FLOATS, NUMBERS, WHOLE, element
-from blockconv.frontends.torch.reader import AtenOp, Call, Constant, Value, arguments_of, hint, registered
+from blockconv.core.types import NUMBERS, WHOLE, element
+from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-ELEMENT_OPS: dict[str, AtenOp] = {}
-_op = functools.partial(registered, ELEMENT_OPS, types=NUMBERS)
 _COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
 _SHORT = ("int8", "uint8", "int16", "uint16")
 MOST_SORTED = 256  # elements of a line
@@ -58,37 +55,23 @@ def _promoted(call: Call, *names: str) -> list[Tensor]:
     return [as_numbers(call, call[one], name) for one in names]
 
 
-@_op("_to_copy", "to", "prims.convert_element_type")
+@of_numbers("_to_copy", "to", "prims.convert_element_type")
 def _to_copy(call: Call) -> Tensor:
     return as_numbers(call, call.input("a" if "a" in call.arguments else "self"), call.result)
-
-
-def transposed(call: Call, x: Tensor, perm: Sequence[int]) -> Tensor:
-    """A tensor with its axes in this order."""
-    perm = tuple(call.axis(axis, len(x.shape)) for axis in perm)
-    return x if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), x)
 
 
 # ---------------------------------------------------------------- each element by itself
 
 
 _KINDS: dict[str, BinaryKind] = {
-    "add": "add",
-    "sub": "sub",
     "rsub": "sub",
-    "mul": "mul",
-    "div": "div",
     "true_divide": "div",
     "maximum": "max",
     "minimum": "min",
-    "max": "max",
-    "min": "min",
-    "atan2": "atan2",
 }
-_OF_BOOLEANS: dict[BinaryKind, PointwiseKind] = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 
 
-@_op("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "atan2")
+@of_numbers("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "atan2")
 def _binary(call: Call) -> Tensor:
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
     if call.get("rounding_mode") is not None:
@@ -99,13 +82,8 @@ def _binary(call: Call) -> Tensor:
             a = call.binary("mul", a, factor)
         else:
             b = call.binary("mul", b, factor)
-    return _combined(call, _KINDS[call.kind], *((b, a) if call.kind == "rsub" else (a, b)))
-
-
-def _combined(call: Call, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
-    if a.type.name == "bool" and kind in _OF_BOOLEANS:
-        return call.pointwise(_OF_BOOLEANS[kind], a, b)
-    return call.binary(kind, a, b)
+    kind: Any = _KINDS.get(call.kind, call.kind)
+    return call.binary(kind, *((b, a) if call.kind == "rsub" else (a, b)))
 
 
 def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -126,20 +104,20 @@ def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """Rounded down, it is what is left after the remainder, which is exact: 1 // 0.1 is 9."""
     y = call.binary("div", a, b)
     if call["rounding_mode"] == "trunc":
-        return call.emit(ops.Activate(function("trunc")), y)
+        return call.apply("trunc", y)
     rest, below = _divided(call, a, b)
     zero, one = (as_numbers(call, number, a.type.name) for number in (0.0, 1.0))
     whole = call.binary("div", call.binary("sub", a, rest), b)
     whole = call.binary("sub", whole, call.pointwise("where", below, one, zero))
-    rounded = call.emit(ops.Activate(function("round")), whole)
+    rounded = call.apply("round", whole)
     return call.pointwise("where", call.pointwise("equal", b, zero), y, rounded)
 
 
 def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(remainder, is_below) of floats: `a - trunc(a / b) * b`, and whether floor(a / b) is trunc(a / b) - 1."""
     y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, a.type.name)
-    signs = ((y, zero, zero, b), (zero, y, b, zero))  # y below and b above zero, or the other way round
-    pairs = [[call.pointwise("less", *pair) for pair in (each[:2], each[2:])] for each in signs]
+    opposite = (("less", "greater"), ("greater", "less"))  # y and b against zero
+    pairs = [[call.pointwise(kind, x, zero) for kind, x in zip(kinds, (y, b), strict=True)] for kinds in opposite]
     return y, call.pointwise("or", *(call.pointwise("and", *pair) for pair in pairs))
 
 
@@ -149,108 +127,73 @@ def _never_zero(call: Call) -> bool:
     return bool(np.all(values))
 
 
-@_op("remainder", "fmod")
+@of_numbers("remainder", "fmod")
 def _remainder(call: Call) -> Tensor:
     """What a quotient leaves that is rounded down, or towards 0 in `fmod`."""
     a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
     if a.type.is_float:
         if call.kind == "fmod":
-            return call.binary("fmod", a, b)
+            return call.fmod(a, b)
         y, below = _divided(call, a, b)
         return call.pointwise("where", below, call.binary("add", y, b), y)
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"of {a.type}, or by what may be 0")
-    if call.kind == "remainder":
-        return call.pointwise("mod", a, b)
-    return call.binary("sub", a, call.binary("mul", call.pointwise("div", a, b), b))
+    return call.pointwise("mod", a, b) if call.kind == "remainder" else call.fmod(a, b)
 
 
-@_op("neg")
-def _neg(call: Call) -> Tensor:
-    x = call.input()
-    if x.type.is_float:
-        return call.binary("mul", x, as_numbers(call, -1.0, x.type.name))
-    return call.binary("sub", as_numbers(call, 0, x.type.name), x)
+of_numbers("neg")(lowered(Call.negated))
+of_numbers("abs")(lowered(Call.magnitude))
+of_numbers("isnan")(lowered(Call.is_nan))
+of_numbers("sign")(lowered(functools.partial(Call.sign, keeps_nan=False)))
+op("isinf")(lowered(Call.is_infinite))
+op("reciprocal")(lowered(functools.partial(Call.power, exponent=-1)))
+op("rsqrt")(lowered(functools.partial(Call.power, exponent=-0.5)))
 
 
-@_op("abs")
-def _abs(call: Call) -> Tensor:
-    x = call.input()
-    if x.type.is_float:
-        return call.emit(ops.Activate(function("abs")), x)
-    if x.type.name.startswith("uint"):
-        return x
-    return call.pointwise("max", x, call.pointwise("sub", as_numbers(call, 0, x.type.name), x))
-
-
-@_op("frac", types=FLOATS)
+@op("frac")
 def _fraction(call: Call) -> Tensor:
-    return call.binary("sub", call.input(), call.emit(ops.Activate(function("trunc")), call.input(), helps=True))
+    return call.binary("sub", call.input(), call.apply("trunc", call.input(), helps=True))
 
 
-@_op("sign")
-def _sign(call: Call) -> Tensor:
-    """0 of a NaN, as in PyTorch."""
-    x = call.input()
-    zero, above, below = (
-        as_numbers(call, number, x.type.name) for number in (0, 1, 0 if x.type.name.startswith("uint") else -1)
-    )
-    rest = call.pointwise("where", call.pointwise("less", x, zero), below, zero)
-    return call.pointwise("where", call.pointwise("less", zero, x), above, rest)
+_COMPARED = {
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}
 
 
-@_op("eq", "ne", "lt", "le", "gt", "ge")
+@of_numbers(*_COMPARED)
 def _compared(call: Call) -> Tensor:
-    a, b = _promoted(call, "self", "other")
-    kinds: dict[str, PointwiseKind] = {"lt": "less", "gt": "less", "le": "less_equal", "ge": "less_equal"}
-    y = call.pointwise(kinds.get(call.kind, "equal"), *((b, a) if call.kind.startswith("g") else (a, b)))
-    return call.inverted(y) if call.kind == "ne" else y
+    return call.pointwise(_COMPARED[call.kind], *_promoted(call, "self", "other"))
 
 
-@_op("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
+@of_numbers("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _logic(call: Call) -> Tensor:
-    family, _, name = call.kind.partition("_")
-    kind: Any = name
+    family, _, kind = call.kind.partition("_")
     type_ = "bool" if family == "logical" else call.result
     return call.pointwise(kind, *(as_numbers(call, call[one], type_) for one in ("self", "other")))
 
 
-@_op("logical_not", "bitwise_not")
+@of_numbers("logical_not", "bitwise_not")
 def _not(call: Call) -> Tensor:
     return call.inverted(as_numbers(call, call.input(), call.result))
 
 
-@_op("where")
+@of_numbers("where")
 def _where(call: Call) -> Tensor:
     condition = as_numbers(call, call["condition"], "bool")
     return call.pointwise("where", condition, *(as_numbers(call, call[one], call.result) for one in ("self", "other")))
 
 
-@_op("isnan")
-def _is_nan(call: Call) -> Tensor:
-    return call.inverted(call.pointwise("equal", call.input(), call.input()))
-
-
-@_op("isinf")
-def _is_inf(call: Call) -> Tensor:
-    x = call.input()
-    if not x.type.is_float:
-        raise Unsupported(f"of {x.type}")
-    ends = (as_numbers(call, end, x.type.name) for end in (math.inf, -math.inf))
-    return call.pointwise("or", *(call.pointwise("equal", x, end) for end in ends))
-
-
-@_op("clamp", "clamp_min", "clamp_max", "hardtanh")
+@of_numbers("clamp", "clamp_min", "clamp_max", "hardtanh")
 def _clamp(call: Call) -> Tensor:
-    """If the lower bound is above the upper one, PyTorch gives the upper one."""
-    y, bounds = as_numbers(call, call.input(), call.result), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
-    if y.type.is_float and not any(isinstance(bound, (Tensor, Constant)) for bound in bounds):
-        low, high = (end if bound is None else bound for bound, end in zip(bounds, (-math.inf, math.inf), strict=True))
-        return call.emit(ops.Activate(activation(("clip", min(low, high), high))), y)
-    kinds: tuple[BinaryKind, ...] = ("max", "min")
-    for kind, bound in zip(kinds, bounds, strict=True):
-        y = y if bound is None else _combined(call, kind, y, as_numbers(call, bound, call.result))
-    return y
+    x, ends = as_numbers(call, call.input(), call.result), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
+    if x.type.is_float and not any(isinstance(end, (Tensor, Constant)) for end in ends):
+        return call.clipped(x, *ends)
+    return call.clipped(x, *(None if end is None else as_numbers(call, end, call.result) for end in ends))
 
 
 # ---------------------------------------------------------------- indices
@@ -264,21 +207,21 @@ def _indices(call: Call, name: str = "index") -> Tensor:
     return x
 
 
-@_op("gather")
+@of_numbers("gather")
 def _gather(call: Call) -> Tensor:
     x = call.input()
-    return call.emit(ops.GatherAt("elements", call.axis(call["dim"], len(x.shape)), from_end=False), x, _indices(call))
+    return call.emit(ops.GatherAt("elements", call.along(x), from_end=False), x, _indices(call))
 
 
-@_op("index_select")
+@of_numbers("index_select")
 def _index_select(call: Call) -> Tensor:
-    x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
+    x, axis = call.input(), call.along(call.input())
     if isinstance(call["index"], Constant):
         return call.gathered(x, axis, call.array("index").reshape(-1))
     return call.emit(ops.GatherAt("along", axis, from_end=False), x, call.reshape(_indices(call), (-1,)))
 
 
-@_op("embedding")
+@of_numbers("embedding")
 def _embedding(call: Call) -> Tensor:
     return call.emit(ops.GatherAt("along", 0, from_end=False), call.input("weight"), _indices(call, "indices"))
 
@@ -290,7 +233,7 @@ def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
     if len(given) == 1 and indices[0].type.name in ("int64", "int32"):
         return call.emit(ops.GatherAt("along", first), x, indices[0])
     tuples, order, named = _tuples(call, x, [(axis, index) for (axis, _), index in zip(given, indices, strict=True)])
-    front = transposed(call, x, order)
+    front = call.transposed(x, order)
     y = call.emit(ops.GatherAt("tuples"), front, tuples)
     before = first if named == [*range(first, first + len(named))] else 0  # as many axes are put in front again
     if not before:
@@ -315,7 +258,7 @@ def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
         raise Unsupported(f"{kind} of {x.type} of shape {x.shape}, at indices of shape {indices.shape}")
 
 
-@_op("scatter", "scatter_add", "scatter_reduce")
+@of_numbers("scatter", "scatter_add", "scatter_reduce")
 def _scatter(call: Call) -> Tensor:
     """The last update of an element stays. PyTorch promises no order."""
     x, indices = call.input(), _indices(call)
@@ -328,7 +271,7 @@ def _scatter(call: Call) -> Tensor:
         updates = updates if size == have else call.emit(ops.Slice(axis, 0, size), updates, helps=True)
 
     def scattered(x: Tensor, kind: ScatterKind, updates: Tensor) -> Tensor:
-        made = ops.ScatterAt("elements", call.axis(call["dim"], len(x.shape)), kind, from_end=False)
+        made = ops.ScatterAt("elements", call.along(x), kind, from_end=False)
         return call.emit(made, x, indices, updates)
 
     def filled(number: float, shape: Sequence[int]) -> Tensor:
@@ -347,7 +290,7 @@ def _scatter(call: Call) -> Tensor:
     return call.binary("div", y, counts) if x.type.is_float else _floored(call, y, counts)
 
 
-@_op("index_put", "_unsafe_index_put")
+@of_numbers("index_put", "_unsafe_index_put")
 def _put(call: Call) -> Tensor:
     """One value where a mask is true, or values at indices of some axes, as `flow_indices` reads them."""
     x, values = call.input(), as_numbers(call, call["values"], call.result)
@@ -363,9 +306,9 @@ def _put(call: Call) -> Tensor:
     first = named[0] if named == [*range(named[0], named[0] + len(named))] else 0
     values = call.expanded(values, (*rest[:first], *shape, *rest[first:]))
     k, places = len(shape), (*range(len(shape) + len(rest)),)
-    updates = transposed(call, values, (*places[first : first + k], *places[:first], *places[first + k :]))
-    made = call.emit(ops.ScatterAt("tuples", 0, kind), transposed(call, x, order), tuples, updates, helps=True)
-    return transposed(call, made, tuple(map(order.index, range(len(order)))))
+    updates = call.transposed(values, (*places[first : first + k], *places[:first], *places[first + k :]))
+    made = call.emit(ops.ScatterAt("tuples", 0, kind), call.transposed(x, order), tuples, updates, helps=True)
+    return call.transposed(made, tuple(map(order.index, range(len(order)))))
 
 
 # ---------------------------------------------------------------- along axes
@@ -379,29 +322,26 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
 
 
 def reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
-    """A reduction over `reduced_axes`: of floats, or of integers and booleans."""
-    axes, keeps = reduced_axes(call), bool(call.get("keepdim", False))
+    """A reduction over `reduced_axes`."""
+    axes = reduced_axes(call)
     if any(x.shape[axis] == 0 for axis in axes):
         raise Unsupported(f"dim={axes} of shape {x.shape}")
-    if x.type.is_float:
-        return call.emit(ops.Reduce(axes, keeps, kind), x)
-    scans: dict[ReduceKind, ScanKind] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
-    return call.totals(x, scans[kind], axes, keeps)
+    return call.reduced(x, kind, axes, bool(call.get("keepdim", False)))
 
 
-@_op("sum", "prod", "amin")
+@of_numbers("sum", "prod", "amin")
 def _reduced(call: Call) -> Tensor:
     kinds: dict[str, ReduceKind] = {"sum": "sum", "prod": "prod", "amin": "min"}
     return reduced(call, as_numbers(call, call.input(), call.result), kinds[call.kind])
 
 
-@_op("any", "all")
+@of_numbers("any", "all")
 def _any(call: Call) -> Tensor:
     y = reduced(call, as_numbers(call, call.input(), "bool"), "max" if call.kind == "any" else "min")
     return call.converted(y, call.result)
 
 
-@_op("logsumexp")
+@of_numbers("logsumexp")
 def _log_sum_exp(call: Call) -> Tensor:
     x, axes = call.input(), reduced_axes(call)
     if not x.type.is_float or any(x.shape[axis] == 0 for axis in axes):
@@ -409,7 +349,7 @@ def _log_sum_exp(call: Call) -> Tensor:
     return call.log_sum_exp(x, axes, bool(call["keepdim"]))
 
 
-@_op("max", "min")
+@of_numbers("max", "min")
 def _extreme(call: Call) -> Value:
     """The maximum or minimum of all elements, of two tensors, or along one axis, with its indices if they are read."""
     kind: ReduceKind = "max" if call.kind == "max" else "min"
@@ -421,7 +361,7 @@ def _extreme(call: Call) -> Value:
     return [y, _top_one(call) if call.reads(1) else None]
 
 
-@_op("argmax", "argmin")
+@of_numbers("argmax", "argmin")
 def _top_one(call: Call) -> Tensor:
     """The index of the first of equal elements, and of the first NaN, if there is one."""
     x, rank, dim = call.input(), len(call.input().shape), call.get("dim")
@@ -437,10 +377,10 @@ def _top_one(call: Call) -> Tensor:
     return call.reshape(y, ones if call["keepdim"] and rank else kept)
 
 
-@_op("topk")
+@of_numbers("topk")
 def _top(call: Call) -> list[Tensor]:
     """Equal elements are in the order of their indices; PyTorch promises none."""
-    x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
+    x, axis = call.input(), call.along(call.input())
     return _ordered(call, x, axis, call["k"], call["largest"])
 
 
@@ -456,16 +396,16 @@ def _ordered(call: Call, x: Tensor, axis: int, count: int, descending: bool) -> 
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
 
 
-@_op("sort")
+@of_numbers("sort")
 def _sort(call: Call) -> list[Tensor]:
     """The kernel inserts each element into those before it, so lines have to be short."""
-    x, axis = call.input(), call.axis(call["dim"], len(call.input().shape))
+    x, axis = call.input(), call.along(call.input())
     if not x.shape or x.shape[axis] > MOST_SORTED:
         raise Unsupported(f"of shape {x.shape}")
     return _ordered(call, x, axis, x.shape[axis], call["descending"])
 
 
-@_op("cumsum", "cumprod")
+@of_numbers("cumsum", "cumprod")
 def _cumulative(call: Call) -> Tensor:
     x = as_numbers(call, call.input(), call.result)
-    return call.emit(ops.Scan(call.axis(call["dim"], len(x.shape)), "add" if call.kind == "cumsum" else "mul"), x)
+    return call.emit(ops.Scan(call.along(x), "add" if call.kind == "cumsum" else "mul"), x)

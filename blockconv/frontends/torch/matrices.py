@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
 
 from blockconv.core.types import FLOATS
 from blockconv.frontends.torch.elements import as_numbers
-from blockconv.frontends.torch.reader import AtenOp, Call, InTraining, Value, registered
+from blockconv.frontends.torch.reader import Call, InTraining, Value, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
-
-MATRIX_OPS: dict[str, AtenOp] = {}
-_op = functools.partial(registered, MATRIX_OPS)
-
 
 # For each op, the names of its source, its matrix and its bias, and whether the matrix is (N, K).
 _PRODUCTS = {
@@ -26,7 +21,7 @@ _PRODUCTS = {
 }
 
 
-@_op(*_PRODUCTS)
+@op(*_PRODUCTS)
 def _product(call: Call) -> Tensor:
     """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel.
 
@@ -52,12 +47,12 @@ def _product(call: Call) -> Tensor:
     return call.reshape(call.product(ops.Conv2d(), x, wei, shift), (*x.shape[:-1], wei.shape[0]))
 
 
-@_op("bmm", "matmul")
+@op("bmm", "matmul")
 def _matmul(call: Call) -> Tensor:
     return call.multiplied(call.input(), call.input("mat2" if "mat2" in call.arguments else "other"))
 
 
-@_op("baddbmm")
+@op("baddbmm")
 def _baddbmm(call: Call) -> Tensor:
     y, added = call.multiplied(call.input("batch1"), call.input("batch2")), call.input()
     y, added = (
@@ -67,7 +62,7 @@ def _baddbmm(call: Call) -> Tensor:
     return y if call["beta"] == 0 else call.binary("add", y, added)
 
 
-@_op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", types=(*FLOATS, "bool"))
+@op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", types=(*FLOATS, "bool"))
 def _attention(call: Call) -> Value:
     q, k, v = (call.input(name) for name in ("query", "key", "value"))
     if call["dropout_p"]:

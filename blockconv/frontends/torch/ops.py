@@ -7,31 +7,23 @@ the list of values, that the node gives; None stands for an output that blockcon
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, activation, function
-from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.elements import ELEMENT_OPS, as_numbers, reduced, reduced_axes
-from blockconv.frontends.torch.matrices import MATRIX_OPS
-from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, registered
-from blockconv.frontends.torch.recurrent import RECURRENT_OPS
-from blockconv.frontends.torch.shapes import SHAPE_OPS
-from blockconv.frontends.torch.windows import WINDOW_OPS
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
+from blockconv.frontends.torch import matrices, recurrent, shapes, windows  # noqa: F401  (their ops are read)
+from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
+from blockconv.frontends.torch.reader import OPS as OPS
+from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-OPS: dict[str, AtenOp] = ELEMENT_OPS | WINDOW_OPS | MATRIX_OPS | RECURRENT_OPS | SHAPE_OPS
-_op = functools.partial(registered, OPS)
-_of_numbers = functools.partial(registered, OPS, types=NUMBERS)
 # Ops that are worth a plan by themselves.
 HEAVY = frozenset(
     {
@@ -46,71 +38,46 @@ HEAVY = frozenset(
 # ---------------------------------------------------------------- element by element
 
 
-def _activation(*names: str, spec: Callable[[Call], Any]) -> None:
-    def translate(call: Call) -> Tensor:
-        return call.emit(ops.Activate(activation(spec(call))), call.input())
-
-    _op(*names)(translate)
-
-
-def _of_x_alone(name: str) -> bool:
+def _takes_x_alone(name: str) -> bool:
     """Whether ATen has an op of this name that takes a tensor and nothing else."""
     found = getattr(getattr(torch.ops.aten, name, None), "default", None)
     return found is not None and len(found._schema.arguments) == 1
 
 
-for _name in filter(_of_x_alone, ACTIVATIONS):
-    _activation(_name, spec=lambda call, name=_name: name)  # type: ignore[misc]
-_activation("leaky_relu", spec=lambda call: ("leaky_relu", call["negative_slope"]))
-_activation("celu", spec=lambda call: ("celu", call["alpha"]))
+for _name in (*ACTIVATIONS, *FUNCTIONS):
+    if _name not in OPS and _takes_x_alone(_name):
+        op(_name)(lowered(lambda call, x, name=_name: call.apply(name, x)))
+op("leaky_relu")(lambda call: call.apply(("leaky_relu", call["negative_slope"]), call.input()))
+op("celu")(lambda call: call.apply(("celu", call["alpha"]), call.input()))
+op("gelu")(lambda call: call.gelu(call.input(), call["approximate"] == "tanh"))
 
 
-for _name in filter(_of_x_alone, [name for name in FUNCTIONS if name not in ELEMENT_OPS]):
-    _op(_name)(lambda call, name=_name: call.emit(ops.Activate(function(name)), call.input()))  # type: ignore[misc]
-
-
-@_op("gelu")
-def _gelu(call: Call) -> Tensor:
-    act = function("gelu_tanh") if call["approximate"] == "tanh" else activation("gelu")
-    return call.emit(ops.Activate(act), call.input())
-
-
-@_op("softplus")
+@op("softplus")
 def _softplus(call: Call) -> Tensor:
     x, beta = call.input(), float(call["beta"])
     if call["threshold"] < 20:  # above it PyTorch gives x, which differs from softplus by exp(-threshold)
         raise Unsupported(f"threshold={call['threshold']}")
-    wide = x if beta == 1 else call.binary("mul", x, _number(call, beta, x))
-    y = call.emit(ops.Activate(function("softplus")), wide)
-    return y if beta == 1 else call.binary("div", y, _number(call, beta, x))
+    wide = x if beta == 1 else call.binary("mul", x, call.number(beta, x))
+    y = call.apply("softplus", wide)
+    return y if beta == 1 else call.binary("div", y, call.number(beta, x))
 
 
-@_op("elu")
+@op("elu")
 def _elu(call: Call) -> Tensor:
     """scale * (max(x, 0) + min(alpha * (exp(input_scale * x) - 1), 0))."""
     alpha, scale, of_input = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
     if of_input != 1:
         raise Unsupported(f"input_scale={of_input}")
-    act = activation("celu") if alpha == 1 and scale == 1 else function("elu", alpha, scale)
-    return call.emit(ops.Activate(act), call.input())
+    return call.elu(call.input(), alpha, scale)
 
 
-@_op("_prelu_kernel", "prelu")
+@op("_prelu_kernel", "prelu")
 def _prelu(call: Call) -> Tensor:
     x, slope = call.input(), call.array("weight")
     return call.leaky(x, slope.reshape(-1, *(1,) * (len(x.shape) - 2)) if slope.ndim == 1 < len(x.shape) else slope)
 
 
-def _number(call: Call, value: float, like: Tensor) -> Tensor:
-    return as_numbers(call, value, like.type.name)
-
-
-@_op("reciprocal")
-def _reciprocal(call: Call) -> Tensor:
-    return call.binary("div", _number(call, 1.0, call.input()), call.input())
-
-
-@_op("pow")
+@op("pow")
 def _pow(call: Call) -> Tensor:
     x, exponent = as_numbers(call, call["self"], call.result), call["exponent"]
     if isinstance(exponent, Constant) and exponent.array.size == 1 and exponent.array.ndim <= len(x.shape):
@@ -122,15 +89,10 @@ def _pow(call: Call) -> Tensor:
     return call.power(x, float(exponent))
 
 
-@_op("rsqrt")
-def _rsqrt(call: Call) -> Tensor:
-    return call.power(call.input(), -0.5)
-
-
 # ---------------------------------------------------------------- norms and reductions
 
 
-@_op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
+@op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
 def _batch_norm(call: Call) -> Value:
     if call.get("training"):
         raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
@@ -139,23 +101,23 @@ def _batch_norm(call: Call) -> Value:
     scale = 1 / np.sqrt(variance + call["eps"])
     scale = scale if call["weight"] is None else scale * call.array("weight")
     shift = -mean * scale if call["bias"] is None else call.array("bias") - mean * scale
-    return [_affine(call, x, scale, shift), None, None]
+    return [call.affine(x, scale, shift), None, None]
 
 
-@_op("native_group_norm", "group_norm")
+@op("native_group_norm", "group_norm")
 def _group_norm(call: Call) -> Value:
     groups = call.get("group") or call.get("num_groups")
     return [call.normalise(call.input(), groups, *_factors(call), call["eps"]), None, None]
 
 
-@_op("native_layer_norm", "layer_norm")
+@op("native_layer_norm", "layer_norm")
 def _layer_norm(call: Call) -> Value:
     x = call.input()
     axis = len(x.shape) - len(call["normalized_shape"])
     return [call.normalise_rows(x, axis, *_factors(call), call["eps"]), None, None]
 
 
-@_op("_fused_rms_norm", "rms_norm")
+@op("_fused_rms_norm", "rms_norm")
 def _rms_norm(call: Call) -> Value:
     x = call.input()
     axis, epsilon = len(x.shape) - len(call["normalized_shape"]), call["eps"]
@@ -163,7 +125,7 @@ def _rms_norm(call: Call) -> Value:
     return [call.normalise_rows(x, axis, *_factors(call), epsilon, centred=False), None]
 
 
-@_op("_native_batch_norm_legit")
+@op("_native_batch_norm_legit")
 def _instance_norm(call: Call) -> Value:
     """A batch norm by the batch's statistics. PyTorch writes `instance_norm` as one of an image with all channels."""
     x = call.input()
@@ -173,23 +135,9 @@ def _instance_norm(call: Call) -> Value:
         return [call.normalise(x, max(1, x.shape[1]), *_factors(call), call["eps"]), None, None]
     if x.type.is_half:
         raise Unsupported(f"statistics of a batch of {x.type}")
-    _, off, variance = _moments(call, x, tuple(axis for axis in range(len(x.shape)) if axis != 1), True)
-    scaled = call.binary("mul", off, call.power(call.binary("add", variance, _number(call, call["eps"], x)), -0.5))
-    return [_affine(call, scaled, *(np.broadcast_to(array, x.shape[1:2]) for array in _factors(call))), None, None]
-
-
-def _affine(call: Call, x: Tensor, scale: Array, shift: Array) -> Tensor:
-    """x times `scale` plus `shift`, one of each for a channel."""
-    dtype = x.type.computed.dtype
-    parameters = call.constant(scale.astype(dtype), "scale"), call.constant(shift.astype(dtype), "shift")
-    return call.emit(ops.Affine(), x, parameters=parameters)
-
-
-def _moments(call: Call, x: Tensor, axes: tuple[int, ...], keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean, the differences from it, and the mean of their squares; keep: whether the last keeps the axes."""
-    mean = call.emit(ops.ReduceMean(axes, True), x)
-    off = call.binary("sub", x, mean)
-    return mean, off, call.emit(ops.ReduceMean(axes, keep), call.binary("mul", off, off))
+    _, off, variance = call.moments(x, tuple(axis for axis in range(x.rank) if axis != 1))
+    scaled = call.binary("mul", off, call.power(call.binary("add", variance, call.number(call["eps"], x)), -0.5))
+    return [call.affine(scaled, *_factors(call)), None, None]
 
 
 def _factors(call: Call) -> tuple[Array, Array]:
@@ -197,55 +145,48 @@ def _factors(call: Call) -> tuple[Array, Array]:
     return np.ones(()) if scale is None else scale, np.zeros(()) if bias is None else bias
 
 
-@_op("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax")
+@op("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax")
 def _softmax(call: Call) -> Tensor:
     x = call.input()
     if call.get("half_to_float") or call.get("dtype") is not None:
         raise Unsupported("a change of type")
     how = call.kind == "_safe_softmax", call.kind.endswith("log_softmax")
-    return call.emit(ops.Softmax(call.axis(call["dim"], len(x.shape)), *how), x)
+    return call.emit(ops.Softmax(call.along(x), *how), x)
 
 
-@_of_numbers("mean")
+@of_numbers("mean")
 def _mean(call: Call) -> Tensor:
     x = as_numbers(call, call.input(), call.result)
     return call.emit(ops.ReduceMean(reduced_axes(call), bool(call.get("keepdim", False))), x)
 
 
-@_op("linalg_vector_norm")
+@op("linalg_vector_norm")
 def _norm(call: Call) -> Tensor:
     """Sums of 16-bit floats are of float32, as in PyTorch."""
     order, x = float(call["ord"]), as_numbers(call, call.input(), call.result)
     x = call.converted(x, x.type.computed.name)
-    if order == 2:
-        y = call.emit(ops.Activate(function("sqrt")), reduced(call, call.binary("mul", x, x), "sum"))
-    elif order == 0:
-        there = call.inverted(call.pointwise("equal", x, _number(call, 0.0, x)))
-        y = reduced(call, call.converted(there, x.type.name), "sum")
-    elif math.isinf(order):
-        y = reduced(call, call.emit(ops.Activate(function("abs")), x), "max" if order > 0 else "min")
-    else:
-        y = reduced(call, call.power(call.emit(ops.Activate(function("abs")), x), order), "sum")
-        y = call.power(y, 1 / order)
-    return call.converted(y, call.result)
+    axes = reduced_axes(call)
+    if any(x.shape[axis] == 0 for axis in axes):
+        raise Unsupported(f"dim={axes} of shape {x.shape}")
+    return call.converted(call.norm(x, order, axes, bool(call["keepdim"])), call.result)
 
 
-@_op("var", "var_mean")
+@op("var", "var_mean")
 def _variance(call: Call) -> Value:
     x, axes, keep = call.input(), reduced_axes(call), bool(call.get("keepdim", False))
     count = math.prod(x.shape[axis] for axis in axes)
     more = count - (1 if call.get("correction") is None else call["correction"])
     if x.type.is_half or more <= 0:
         raise Unsupported(f"correction={call['correction']} of {count} elements of {x.type}")
-    mean, _, squares = _moments(call, x, axes, keep)
-    variance = squares if more == count else call.binary("mul", squares, _number(call, count / more, x))
+    mean, _, squares = call.moments(x, axes, keep)
+    variance = squares if more == count else call.binary("mul", squares, call.number(count / more, x))
     if call.kind == "var":
         return variance
     kept = tuple(n for axis, n in enumerate(mean.shape) if keep or axis not in axes)
     return [variance, call.reshape(mean, kept)]
 
 
-@_of_numbers("amax")
+@of_numbers("amax")
 def _amax(call: Call) -> Tensor:
     x, axes = call.input(), reduced_axes(call)
     if len(x.shape) != 4 or axes != (2, 3) or not x.type.is_float:

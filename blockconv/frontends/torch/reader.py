@@ -31,8 +31,9 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
 from blockconv.network.aten import Nested, as_call, op_of
-from blockconv.network.emitter import Emitter, Translation, Unsupported, check_supported, counted_nodes
+from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
+from blockconv.network.lowering import Translation
 from blockconv.network.ops import Foreign, Op, Reshape, Shape
 from blockconv.network.ops.rule import Tensor
 
@@ -79,16 +80,25 @@ class AtenOp(NamedTuple):
     types: tuple[str, ...] = FLOATS
 
 
-def registered(
-    table: dict[str, AtenOp], *names: str, types: tuple[str, ...] = FLOATS
-) -> Callable[[Translator], Translator]:
-    """A decorator of a translator: ops of these names go by it."""
+OPS: dict[str, AtenOp] = {}  # all that are read, by ATen's names
+
+
+def op(*names: str, types: tuple[str, ...] = FLOATS) -> Callable[[Translator], Translator]:
+    """Put a translator into the table, for the ops of these names."""
 
     def register(translate: Translator) -> Translator:
-        table.update(dict.fromkeys(names, AtenOp(translate, types)))
+        OPS.update(dict.fromkeys(names, AtenOp(translate, types)))
         return translate
 
     return register
+
+
+of_numbers = functools.partial(op, types=NUMBERS)
+
+
+def lowered(lower: Callable[..., Tensor]) -> Translator:
+    """A translator that is a formula of the node's first operand. lower: a method of `Call`."""
+    return lambda call: lower(call, call.input())
 
 
 def hint(size: Any) -> int:
@@ -470,6 +480,10 @@ class Call(Translation):
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""
         return value % max(1, rank)
+
+    def along(self, x: Tensor) -> int:
+        """The axis of x that the node names, counted from the front."""
+        return self.axis(self["dim"], x.rank)
 
 
 def needed(nodes: Iterable[FxNode], outputs: Iterable[FxNode]) -> list[Any]:

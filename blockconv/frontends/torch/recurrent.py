@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.eltwise_problem import RecurrentKind
-from blockconv.frontends.torch.reader import AtenOp, Call, Constant, registered
+from blockconv.frontends.torch.reader import Call, Constant, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]
-RECURRENT_OPS: dict[str, AtenOp] = {}
-_op = functools.partial(registered, RECURRENT_OPS)
 # The gates of PyTorch in ONNX's order.
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 
 
-@_op("lstm", "gru")
+@op("lstm", "gru")
 def _recurrent(call: Call) -> list[Tensor]:
     """All layers: the hidden values of each step, the last ones of each layer, and an LSTM's last cells."""
     name, x = call.kind, call.input()

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.elements import as_numbers, flow_indices, transposed
-from blockconv.frontends.torch.reader import AtenOp, Call, Constant, InTraining, Value, hint, registered, stand_in
+from blockconv.frontends.torch.elements import as_numbers, flow_indices
+from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, hint, of_numbers, op, stand_in
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-SHAPE_OPS: dict[str, AtenOp] = {}
-_op = functools.partial(registered, SHAPE_OPS)
-_of_numbers = functools.partial(registered, SHAPE_OPS, types=NUMBERS)
 
-
-@_of_numbers("view", "reshape", "_unsafe_view", "_reshape_alias")
+@of_numbers("view", "reshape", "_unsafe_view", "_reshape_alias")
 def _view(call: Call) -> Tensor:
     if "dtype" in call.arguments:
         raise Unsupported("bits as another type")
@@ -30,21 +24,21 @@ def _view(call: Call) -> Tensor:
     return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
 
 
-@_of_numbers("flatten")
+@of_numbers("flatten")
 def _flatten(call: Call) -> Tensor:
     x = call.input()
     first, last = (call.axis(call[end], len(x.shape)) for end in ("start_dim", "end_dim"))
     return call.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
-@_of_numbers("unsqueeze")
+@of_numbers("unsqueeze")
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
     at = call["dim"] % (len(x.shape) + 1)
     return call.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
-@_of_numbers("squeeze")
+@of_numbers("squeeze")
 def _squeeze(call: Call) -> Tensor:
     x, rank = call.input(), len(call.input().shape)
     given = call.get("dim", range(rank))
@@ -52,7 +46,7 @@ def _squeeze(call: Call) -> Tensor:
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if size != 1 or i not in gone))
 
 
-@_of_numbers("expand")
+@of_numbers("expand")
 def _expand(call: Call) -> Tensor:
     x = call.input()
     new = len(call["size"]) - len(x.shape)
@@ -60,13 +54,13 @@ def _expand(call: Call) -> Tensor:
     return call.expanded(x, shape)
 
 
-@_of_numbers("repeat")
+@of_numbers("repeat")
 def _repeat(call: Call) -> Tensor:
     x, counts = call.input(), tuple(call["repeats"])
     return call.repeated(call.reshape(x, (1,) * (len(counts) - len(x.shape)) + x.shape), counts)
 
 
-@_of_numbers("index")
+@of_numbers("index")
 def _index(call: Call) -> Tensor:
     """Elements at indices of one axis or several. Constant ones are gathered axis by axis, where each varies alone."""
     x, given = call.input(), [(axis, value) for axis, value in enumerate(call["indices"]) if value is not None]
@@ -85,18 +79,18 @@ def _index(call: Call) -> Tensor:
     return call.reshape(x, (*x.shape[:first], *shape, *rest))
 
 
-@_of_numbers("diagonal")
+@of_numbers("diagonal")
 def _diagonal(call: Call) -> Tensor:
     x, rank, offset = call.input(), len(call.input().shape), call["offset"]
     last = [call.axis(call[name], rank) for name in ("dim1", "dim2")]
     others = [axis for axis in range(rank) if axis not in last]
     h, w = (x.shape[axis] for axis in last)
     count = min(h + min(offset, 0), w - max(offset, 0))
-    lines = call.reshape(transposed(call, x, (*others, *last)), (*(x.shape[axis] for axis in others), h * w))
+    lines = call.reshape(call.transposed(x, (*others, *last)), (*(x.shape[axis] for axis in others), h * w))
     return call.gathered(lines, rank - 2, np.arange(count) * (w + 1) + max(offset, -offset * w))
 
 
-@_of_numbers("flip", "roll")
+@of_numbers("flip", "roll")
 def _turn(call: Call) -> Tensor:
     """Without axes, a roll is of all elements in their order."""
     given = call.input()
@@ -109,14 +103,14 @@ def _turn(call: Call) -> Tensor:
     return call.reshape(x, given.shape)
 
 
-@_of_numbers("slice_scatter", "select_scatter")
+@of_numbers("slice_scatter", "select_scatter")
 def _scatter(call: Call) -> Tensor:
     """A part of a value is replaced: the elements before it, the new part and the elements behind it are joined.
 
     With a step, a gather takes each element from the value or from the part.
     """
     x = call.input()
-    part, axis = as_numbers(call, call["src"], x.type.name), call.axis(call["dim"], len(x.shape))
+    part, axis = as_numbers(call, call["src"], x.type.name), call.along(x)
     size = x.shape[axis]
     if "index" in call.arguments:
         part = call.reshape(part, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
@@ -135,13 +129,13 @@ def _scatter(call: Call) -> Tensor:
     return call.emit(ops.Concat(axis), *parts) if parts[1:] else part
 
 
-@_of_numbers("copy")
+@of_numbers("copy")
 def _copy(call: Call) -> Tensor:
     x = call.input()
     return call.expanded(as_numbers(call, call["src"], x.type.name), x.shape)
 
 
-@_of_numbers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+@of_numbers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
 def _filled(call: Call) -> Value:
     """A constant of a value's shape, or of a given one."""
     if call.reader.fake:
@@ -153,21 +147,21 @@ def _filled(call: Call) -> Value:
     return Constant(torch.full(tuple(size), number, dtype=dtype, device="cpu"), call.node.name)
 
 
-@_of_numbers("permute")
+@of_numbers("permute")
 def _permute(call: Call) -> Tensor:
-    return transposed(call, call.input(), call["dims"])
+    return call.transposed(call.input(), [call.axis(axis, len(call["dims"])) for axis in call["dims"]])
 
 
-@_of_numbers("transpose", "t")
+@of_numbers("transpose", "t")
 def _transpose(call: Call) -> Tensor:
     perm = [*range(len(call.input().shape))]
     a, b = call.get("dim0", 0), call.get("dim1", -1)
     if len(perm) > 1:
         perm[a], perm[b] = perm[b], perm[a]
-    return transposed(call, call.input(), perm)
+    return call.transposed(call.input(), perm)
 
 
-@_of_numbers("cat")
+@of_numbers("cat")
 def _cat(call: Call) -> Tensor:
     parts = [as_numbers(call, value, call.result) for value in call["tensors"]]
     return call.emit(ops.Concat(call.axis(call["dim"], len(parts[0].shape))), *parts)
@@ -180,7 +174,7 @@ def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor
     return x if (size, step) == (x.shape[axis], 1) else call.emit(ops.Slice(axis, begin, size, step), x)
 
 
-@_of_numbers("slice")
+@of_numbers("slice")
 def _slice(call: Call) -> Tensor:
     shape = call.input().shape
     axis = call.axis(call["dim"], len(shape))
@@ -188,7 +182,7 @@ def _slice(call: Call) -> Tensor:
     return _part(call, axis, taken.start, len(taken), taken.step)
 
 
-@_of_numbers("select")
+@of_numbers("select")
 def _select(call: Call) -> Tensor:
     shape = call.input().shape
     axis = call.axis(call["dim"], len(shape))
@@ -196,7 +190,7 @@ def _select(call: Call) -> Tensor:
     return call.reshape(part, (*shape[:axis], *shape[axis + 1 :]))
 
 
-@_of_numbers("split_with_sizes", "split", "unbind")
+@of_numbers("split_with_sizes", "split", "unbind")
 def _split(call: Call) -> list[Tensor]:
     shape = call.input().shape
     axis = call.axis(call["dim"], len(shape))
@@ -210,12 +204,12 @@ def _split(call: Call) -> list[Tensor]:
     return parts
 
 
-@_op("constant_pad_nd")
+@op("constant_pad_nd")
 def _pad(call: Call) -> Tensor:
     return call.bordered(call.input(), _pads(call, call["pad"]), float(call["value"]))
 
 
-@_op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
+@op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))
 def _pad_of_pixels(call: Call) -> Tensor:
     mode = "reflect" if "reflection" in call.kind else "edge"
     return call.padded(call.input(), _pads(call, call["padding"]), mode)
@@ -227,7 +221,7 @@ def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return ((0, 0),) * (len(call.input().shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
 
 
-@_of_numbers("as_strided")
+@of_numbers("as_strided")
 def _as_strided(call: Call) -> Tensor:
     """No op, if only strides of axes of size 1 change. Tracing adds such nodes after a mean of channels_last."""
     x, size = call.input(), tuple(map(int, call["size"]))
@@ -239,13 +233,13 @@ def _as_strided(call: Call) -> Tensor:
     return x
 
 
-@_of_numbers("sym_size", "sym_numel")
+@of_numbers("sym_size", "sym_numel")
 def _sym_size(call: Call) -> int:
     shape = call.input().shape
     return math.prod(shape) if call.kind == "sym_numel" else shape[call["dim"]]
 
 
-@_of_numbers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
+@of_numbers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
 def _identity(call: Call) -> Value:
     x = call.input()
     if call.get("train"):

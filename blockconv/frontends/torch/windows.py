@@ -11,17 +11,13 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.eltwise_problem import ResizeProblem
-from blockconv.core.types import NUMBERS
-from blockconv.frontends.torch.elements import transposed
-from blockconv.frontends.torch.reader import AtenOp, Call, Value, registered
+from blockconv.frontends.torch.reader import Call, Value, of_numbers, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
 
 Pair = tuple[int, int]
-WINDOW_OPS: dict[str, AtenOp] = {}
-_op = functools.partial(registered, WINDOW_OPS)
 
 
 def _pair(values: Sequence[int], default: int) -> Pair:
@@ -42,7 +38,7 @@ def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
     return call.reshape(y, shape if len(x.shape) == rank + 2 else shape[1:])
 
 
-@_op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
+@op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
     weight: Any = call["weight"] if flows else call.array("weight")
@@ -97,7 +93,7 @@ def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> 
     return _unlike_image(call, y, x, rank)
 
 
-@_op("blockconv.conv2d_backward_data")
+@op("blockconv.conv2d_backward_data")
 def _transposed_convolution(call: Call) -> Tensor:
     x, weight = call.tensor(call["grad"]), call.parameter("weight")
     stride, padding, dilation = (_pair(call[name], 0) for name in ("stride", "padding", "dilation"))
@@ -130,20 +126,20 @@ def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None)
     return _unlike_image(call, call.emit(attributes, _image(call, x, rank)), x, rank)
 
 
-@_op("max_pool2d_with_indices", "max_pool2d", "max_pool3d_with_indices", "max_pool3d", "blockconv.max_pool2d")
+@op("max_pool2d_with_indices", "max_pool2d", "max_pool3d_with_indices", "max_pool3d", "blockconv.max_pool2d")
 def _max_pool(call: Call) -> Value:
     return [_pool(call, "max", 3 if "3d" in call.kind else 2), None]
 
 
-@_op("avg_pool1d", "avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
+@op("avg_pool1d", "avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
     rank = {"avg_pool1d": 1, "avg_pool3d": 3}.get(call.kind, 2)
     return _pool(call, kind, rank, call.get("divisor_override"))
 
 
-@_op("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "blockconv.adaptive_avg_pool2d")
-@_op("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
+@op("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "blockconv.adaptive_avg_pool2d")
+@op("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
     x, size, rank = call.input(), tuple(call["output_size"]), 3 if "3d" in call.kind else 2
     made, image = ops.AdaptivePool2d(_pair(size, 1)), _image(call, x, rank)
@@ -151,7 +147,7 @@ def _adaptive_avg_pool(call: Call) -> Tensor:
     return _unlike_image(call, y, x, rank)
 
 
-@_op("adaptive_max_pool2d")
+@op("adaptive_max_pool2d")
 def _adaptive_max_pool(call: Call) -> Value:
     x = call.input()
     image = _image(call, x, 2)
@@ -215,14 +211,14 @@ def _rounded(problem: ResizeProblem, scales: Sequence[float | None]) -> list[tup
     return pixels if any(np.any(a != b) for a, (_, b) in zip(exact, pixels, strict=True)) else []
 
 
-@_op("upsample_nearest2d", "_upsample_nearest_exact2d")
+@op("upsample_nearest2d", "_upsample_nearest_exact2d")
 def _nearest(call: Call) -> Tensor:
     how = ("half_pixel", "round_prefer_ceil") if "exact" in call.kind else ("asymmetric", "floor")
     return _resize(call, "nearest", *how)
 
 
-@_op("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
-@_op("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+@op("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
+@op("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 def _smooth(call: Call) -> Tensor:
     mode = "cubic" if "cubic" in call.kind else "linear"
     coordinates = "align_corners" if call["align_corners"] else "half_pixel"
@@ -230,7 +226,7 @@ def _smooth(call: Call) -> Tensor:
     return _resize(call, mode, coordinates, **more)
 
 
-@_op("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
+@op("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
 def _grid_sampler(call: Call) -> Tensor:
     mode, outside = ("linear", "nearest", "cubic")[call["interpolation_mode"]], get_args(Outside)[call["padding_mode"]]
     how = Sampling(mode, outside, bool(call["align_corners"]))  # type: ignore[arg-type]
@@ -249,15 +245,15 @@ def _split(call: Call, x: Tensor, axis: int, indices: Any) -> Tensor:
     return call.reshape(call.gathered(x, axis, indices.reshape(-1)), shape)
 
 
-@_op("unfold", types=NUMBERS)
+@of_numbers("unfold")
 def _unfold(call: Call) -> Tensor:
     x = call.input()
     axis, rank = call.axis(call["dimension"], len(x.shape)), len(x.shape)
     order = (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)
-    return transposed(call, _windowed(call, x, axis, call["size"], call["step"]), order)
+    return call.transposed(_windowed(call, x, axis, call["size"], call["step"]), order)
 
 
-@_op("im2col")
+@op("im2col")
 def _im2col(call: Call) -> Tensor:
     """The windows of an image as columns, a row for each channel and tap."""
     x = call.input()
@@ -266,7 +262,7 @@ def _im2col(call: Call) -> Tensor:
     return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
 
 
-@_op("col2im")
+@op("col2im")
 def _col2im(call: Call) -> Tensor:
     """The sums of columns, where the windows of an image overlap: each column is added to its pixels, tap by tap."""
     x = call.input()
@@ -279,11 +275,11 @@ def _col2im(call: Call) -> Tensor:
     )  # (taps, windows)
     offsets = rows[:, None, :, None] * padded[1] + columns[:, None]  # (KH, KW, OH, OW)
     n, c = (1, *x.shape)[-3], x.shape[-2] // taps
-    parts = transposed(call, call.reshape(x, (n, c, taps, -1)), (2, 3, 0, 1))
+    parts = call.transposed(call.reshape(x, (n, c, taps, -1)), (2, 3, 0, 1))
     zeros = call.constant(np.zeros((padded[0] * padded[1], n * c), x.type.dtype), "zeros")
     at = call.constant(offsets.reshape(-1).astype(np.int64), "offsets")
     y = call.emit(ops.ScatterAt("along", 0, "add"), zeros, at, call.reshape(parts, (at.shape[0], n * c)), helps=True)
-    y = transposed(call, call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
+    y = call.transposed(call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
     for axis, (extent, first) in enumerate(zip((h, w), pads, strict=True), start=2):
         y = call.emit(ops.Slice(axis, first, extent), y, helps=True) if first else y
     return call.reshape(y, (n, c, h, w)[3 - len(x.shape) :])
@@ -298,10 +294,10 @@ def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation
     for axis in (3, 2):
         k = axis - 2
         x = _windowed(call, x, axis, size[k], step[k], dilation[k])
-    return transposed(call, x, (0, 1, 3, 5, 2, 4))
+    return call.transposed(x, (0, 1, 3, 5, 2, 4))
 
 
-@_op("channel_shuffle")
+@op("channel_shuffle")
 def _channel_shuffle(call: Call) -> Tensor:
     """Of (N, C, *): axes after the channels are one, if they are not H and W."""
     x = call.input()
@@ -309,11 +305,11 @@ def _channel_shuffle(call: Call) -> Tensor:
     return call.reshape(call.emit(ops.Shuffle(call["groups"]), image), x.shape)
 
 
-@_op("pixel_shuffle")
+@op("pixel_shuffle")
 def _pixel_shuffle(call: Call) -> Tensor:
     return call.blocks_moved(call.input(), call["upscale_factor"])
 
 
-@_op("pixel_unshuffle")
+@op("pixel_unshuffle")
 def _pixel_unshuffle(call: Call) -> Tensor:
     return call.blocks_moved(call.input(), call["downscale_factor"], inverse=True)

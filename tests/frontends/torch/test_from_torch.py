@@ -16,7 +16,7 @@ from torch_models import NETWORKS, Apply, F, made, nn, torch
 import blockconv as bc
 from blockconv.core.errors import UnsupportedError
 from blockconv.frontends.torch.ops import OPS as READ
-from blockconv.network import emitter
+from blockconv.network import lowering
 from blockconv.network.limits import Limits
 from blockconv.network.passes.fuse import fuse
 
@@ -552,7 +552,7 @@ def test_an_index_that_pytorch_refuses_raises(function, least):
 
 
 def test_a_large_expansion_is_copies(monkeypatch):
-    monkeypatch.setattr(emitter, "MOST_ONES", 100)
+    monkeypatch.setattr(lowering, "MOST_ONES", 100)
     module, x = Apply(lambda x: torch.cat([x[:, :, :1, :1].expand(-1, -1, 8, 10), x], 1)), given(IMAGE)
     network = bc.from_torch(module, x)
     assert {node.op for node in network.nodes} <= {"slice", "gather", "concat"}
