@@ -104,12 +104,12 @@ def _layouts(options: argparse.Namespace, console: Console) -> int:
 
 def _ops(options: argparse.Namespace, console: Console) -> int:
     with needing("ops", "onnx"):
-        from blockconv.frontends.onnx import table as onnx_table
+        from blockconv.frontends.onnx import ops as onnx_ops
     if options.markdown:
-        sys.stdout.write(onnx_table.markdown())
+        sys.stdout.write(onnx_ops.markdown())
         return 0
-    table = Table(*onnx_table.HEADINGS)
-    for row in onnx_table.rows():
+    table = Table(*onnx_ops.HEADINGS)
+    for row in onnx_ops.rows():
         table.add_row(*row)
     console.print(table)
     return 0

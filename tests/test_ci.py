@@ -20,7 +20,7 @@ OTHERS = [
     ("CONTRIBUTING.md", "tests/test_contributing.py"), ("pyproject.toml", "tests/test_packaging.py"),
     (".ci/run", "tests/test_ci.py"), ("bench/layers.py", "tests/bench"), ("examples/a.py", "tests/test_examples.py"),
     ("tests/core/test_isa.py", "tests/core/test_isa.py"), ("tests/support/pages.py", "tests/test_docs.py"),
-    ("blockconv/api/functional.py", "tests/api"), ("blockconv/eager/functional.py", "tests/frontends/torch"),
+    ("blockconv/api/functional.py", "tests/api"), ("blockconv/torch/functional.py", "tests/frontends/torch"),
     ("blockconv/kernels/conv/rows.py", "tests/kernels/conv"), ("blockconv/dask.py", "tests/network/test_dask.py"),
     ("blockconv/kernels/norm/rows.py", "tests/kernels/test_norm.py"),
 ]  # fmt: skip

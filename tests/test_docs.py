@@ -188,7 +188,7 @@ def listed_by(path: str) -> list[str]:
     ("path", "page", "entry"),
     [
         ("torch/__init__.py", "torch.md", ":: blockconv.torch.{}"),
-        ("eager/functional.py", "torch.md", ":: blockconv.torch.functional.{}"),
+        ("frontends/torch/functional.py", "torch.md", ":: blockconv.torch.functional.{}"),
         ("dask.py", "dask.md", ":: blockconv.dask.{}"),
         ("onnxruntime/__init__.py", "onnxruntime.md", ":: blockconv.onnxruntime.{}|`{}`"),
     ],

@@ -1,1 +1,1 @@
-"""PyTorch's functions and modules on blockconv's kernels, with gradients. `blockconv.torch` is the way in."""
+"""A place that pickles from before 0.2.0 name."""

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from blockconv.core.errors import ArgumentError
-from blockconv.eager.modules import (
+from blockconv.frontends.torch.modules import (
     AdaptiveAvgPool2d,
     AvgPool2d,
     Conv1d,

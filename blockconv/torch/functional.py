@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from blockconv.eager.functional import *  # noqa: F403
-from blockconv.eager.functional import __all__ as __all__
+from blockconv.frontends.torch.functional import *  # noqa: F403
+from blockconv.frontends.torch.functional import __all__ as __all__

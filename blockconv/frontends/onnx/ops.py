@@ -6,18 +6,20 @@ has no op for the node. A node whose operands are all constants is computed at o
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import helper
+from onnx import defs, helper
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, numpy_dtype
-from blockconv.frontends.onnx import contributed, dynamic, elements, recurrent, shapes  # noqa: F401  (their ops are read)
+from blockconv.frontends.onnx import contributed, dynamic, elements, shapes  # noqa: F401  (their ops are read)
 from blockconv.frontends.onnx.contributed import SELU
+from blockconv.frontends.onnx.rules import RUNTIMES
 from blockconv.frontends.onnx.scope import OPS as OPS
 from blockconv.frontends.onnx.scope import Call, Translator, only_output, op
 from blockconv.network import ops
@@ -291,3 +293,39 @@ def _cast(call: Call) -> Tensor:
     if to not in names or any(given is not None and given.type.is_packed for given in call.inputs):
         raise Unsupported(f"from {x.dtype} to {to}")
     return call.converted(x, names[to])
+
+
+# ---------------------------------------------------------------- the table that `blockconv ops` and the reference show
+
+
+HEADINGS = ("ops", "opsets", "limits")
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """(ops, opsets, limits), ops of the same opsets and limits in one row."""
+    groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    for name, known in sorted(OPS.items()):
+        opsets = _opsets(name, known.since)
+        if opsets:
+            groups[opsets, known.limits].append(name)
+    return sorted((", ".join(names), opsets, limits) for (opsets, limits), names in groups.items())
+
+
+def _opsets(name: str, since: int) -> str:
+    """The opsets that have an op and are supported; empty if the installed onnx knows none."""
+    domain, _, _ = name.rpartition(".")
+    if domain:  # it defines none of other domains
+        return f"{domain} {since}"
+    history = {
+        s.since_version: s.deprecated for s in defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", name)
+    }
+    if not history:
+        return "any, in models that ONNX Runtime saved" if name in RUNTIMES else ""
+    first, last = max(since, min(history)), max(history)
+    return f"{first} to {last - 1}" if history[last] else f"from {first}"
+
+
+def markdown() -> str:
+    """The table that the reference shows."""
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
-from blockconv.frontends.torch import matrices, recurrent, shapes, windows  # noqa: F401  (their ops are read)
+from blockconv.frontends.torch import matrices, shapes, windows  # noqa: F401  (their ops are read)
 from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
 from blockconv.frontends.torch.reader import OPS as OPS
 from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, lowered, of_numbers, op

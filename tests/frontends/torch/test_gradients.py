@@ -414,7 +414,7 @@ def test_what_has_no_gradient_is_refused():
 def test_the_functions_are_a_module():
     """`import blockconv.torch.functional as F`, as people import PyTorch's."""
     assert importlib.import_module("blockconv.torch.functional") is ours
-    assert ours.conv2d is importlib.import_module("blockconv.eager.functional").conv2d
+    assert ours.conv2d is importlib.import_module("blockconv.frontends.torch.functional").conv2d
 
 
 def test_the_gradient_penalty_of_a_network():

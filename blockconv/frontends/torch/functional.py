@@ -19,7 +19,7 @@ from blockconv.core.checks import check_flag
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem_checks import checked_number
 from blockconv.dispatch.boundary import output_paddings, pads, pair
-from blockconv.eager.library import calls
+from blockconv.frontends.torch.library import calls
 
 __all__ = [
     "adaptive_avg_pool2d",

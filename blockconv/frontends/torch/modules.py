@@ -1,0 +1,212 @@
+"""Modules of PyTorch on blockconv's kernels, in place of torch.nn's own, and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812  (torch.jit.script looks for this name in PyTorch's `forward`)
+from torch.nn.utils.parametrize import is_parametrized
+
+from blockconv.api.modules import Conv2d as Packed
+from blockconv.api.pooling import max_pool2d
+from blockconv.core.errors import ArgumentError
+from blockconv.core.interop import follows_tangents, has_tangent, has_values
+from blockconv.frontends.torch import functional
+from blockconv.frontends.torch.weights import Snapshot
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+
+
+def _is_taken(input: Any) -> bool:
+    """Whether blockconv computes a call: its input is a tensor of floats in memory, and no tracer follows the call."""
+    if not isinstance(input, torch.Tensor) or input.dtype not in _FLOATS or input.layout is not torch.strided:
+        return False
+    if torch.compiler.is_dynamo_compiling() or not input.is_cpu:  # Dynamo traces blockconv's ops
+        return bool(input.is_cpu)
+    is_traced = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None
+    return not is_traced and (type(input) in _PLAIN or has_values(input))
+
+
+class _StandIn(type):
+    """The type of a class that stands for one of torch.nn's, from which it inherits.
+
+    Calls that blockconv does not take run PyTorch's own `forward`, and torch.jit.script compiles that. Tools compare
+    classes of modules, or look them up: a stand-in is equal to PyTorch's class. Tracers do not look into modules of
+    torch.nn: an instance says that it is of the module of PyTorch's class.
+    """
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _StandIn:
+        theirs: Any = bases[0]
+        if not isinstance(theirs, _StandIn):  # not a class that inherits from a stand-in
+            own = body["forward"]
+
+            @functools.wraps(theirs.forward)
+            def forward(self: Any, input: Any, *more: Any, **named: Any) -> Any:
+                return (own if _is_taken(input) else theirs.forward)(self, input, *more, **named)
+
+            body |= {"forward": forward, "theirs": theirs, "__module__": theirs.__module__}
+        return super().__new__(mcs, name, bases, {"__module__": theirs.__dict__["__module__"], **body})
+
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        return "blockconv.torch" if "theirs" in cls.__dict__ else cls.__dict__["__module__"]
+
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__module__}.{cls.__qualname__}'>"
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or cls.__dict__.get("theirs") is other
+
+    def __hash__(cls) -> int:
+        return hash(cls.__dict__["theirs"]) if "theirs" in cls.__dict__ else super().__hash__()
+
+
+def _is_op(*tensors: Any) -> bool:
+    """Whether a call has to be an op of PyTorch's: for torch.compile, a transform, a gradient or a fake tensor."""
+    if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    given = [x for x in tensors if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return True
+    is_plain = all(type(x) in _PLAIN or has_values(x) for x in given)
+    return not is_plain or (follows_tangents() and any(map(has_tangent, given)))
+
+
+def _padded(module: Any, input: Any) -> tuple[Any, Any]:
+    """A convolution's input and the padding that it still needs: none after padding by a mode."""
+    if module.padding_mode == "zeros":
+        return input, module.padding
+    return F.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode), 0
+
+
+class Conv2d(torch.nn.Conv2d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.Conv2d on blockconv's kernels. Without gradients weights are packed once, until they change."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.Conv2d."""
+        (input, padding), weight, bias = _padded(self, input), self.weight, self.bias
+        options = self.stride, padding, self.dilation, self.groups
+        is_cast = weight.dtype is not torch.float32 and torch.is_autocast_enabled("cpu")
+        is_kept = "weight" in self._parameters or "weight" in self._buffers  # not computed by each call
+        if not is_kept or is_cast or _is_op(input, weight, bias):
+            return functional.conv2d(input, weight, bias, *options)
+        held: Any = self.__dict__.get("_packed")
+        given = (weight,) if bias is None else (weight, bias)
+        if held is None or held[1] != options or not held[0].are(given):
+            known = Snapshot(given)
+            held = known, options, Packed(weight.detach(), None if bias is None else bias.detach(), *options)
+            self.__dict__["_packed"] = held
+        return held[2](input)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Packed weights belong to one process. Copies and pickles do not hold them."""
+        return {name: value for name, value in self.__dict__.items() if name != "_packed"}
+
+
+class Conv1d(torch.nn.Conv1d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.Conv1d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.Conv1d."""
+        input, padding = _padded(self, input)
+        return functional.conv1d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+class ConvTranspose1d(torch.nn.ConvTranspose1d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.ConvTranspose1d on blockconv's kernels."""
+
+    def forward(self, input: Any, output_size: Any = None) -> Any:
+        """As torch.nn.ConvTranspose1d."""
+        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation)
+        options = self.stride, self.padding, more, self.groups, self.dilation
+        return functional.conv_transpose1d(input, self.weight, self.bias, *options)
+
+
+class ConvTranspose2d(torch.nn.ConvTranspose2d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.ConvTranspose2d on blockconv's kernels."""
+
+    def forward(self, input: Any, output_size: Any = None) -> Any:
+        """As torch.nn.ConvTranspose2d."""
+        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation)
+        options = self.stride, self.padding, more, self.groups, self.dilation
+        return functional.conv_transpose2d(input, self.weight, self.bias, *options)
+
+
+class MaxPool2d(torch.nn.MaxPool2d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.MaxPool2d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.MaxPool2d. Without gradients no indices are found that nobody reads."""
+        options = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        if self.return_indices or _is_op(input):
+            return functional.max_pool2d(input, *options, return_indices=self.return_indices)
+        return max_pool2d(input, *options)
+
+
+class AvgPool2d(torch.nn.AvgPool2d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.AvgPool2d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.AvgPool2d."""
+        options = self.kernel_size, self.stride, self.padding, self.ceil_mode
+        return functional.avg_pool2d(input, *options, self.count_include_pad, self.divisor_override)
+
+
+class AdaptiveAvgPool2d(torch.nn.AdaptiveAvgPool2d, metaclass=_StandIn):  # type: ignore[misc]
+    """torch.nn.AdaptiveAvgPool2d on blockconv's kernels."""
+
+    def forward(self, input: Any) -> Any:
+        """As torch.nn.AdaptiveAvgPool2d."""
+        return functional.adaptive_avg_pool2d(input, self.output_size)
+
+
+_OURS: dict[type, Any] = {
+    own.theirs: own
+    for own in (Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d)
+}
+
+
+def convert(model: Any) -> Any:
+    """Let the convolutions and pools of a model run on blockconv, for inference and training. Returns the model.
+
+    model: a torch.nn.Module. Its modules of exactly the classes Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d,
+        MaxPool2d, AvgPool2d and AdaptiveAvgPool2d of torch.nn, parametrized or not, change their class in place.
+        Parameters, hooks, names and the `state_dict` stay, so optimizers and checkpoints do too.
+
+    `restore` is the way back. Without gradients a Conv2d packs its weights once, and again when they change. Call
+    `refresh` after a write of a part of them that counts no version. PyTorch computes what blockconv does not take, and
+    what a tracer follows. Raises ArgumentError for what is no module.
+
+    >>> import torch, blockconv.torch
+    >>> model = blockconv.torch.convert(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()))
+    >>> model(torch.zeros(1, 3, 8, 8)).sum().backward()
+    """
+    return _changed("convert", model, _OURS.get)
+
+
+def restore(model: Any) -> Any:
+    """Undo `convert`. Returns the model. Raises ArgumentError for what is no module."""
+    forget_packed(model)
+    return _changed("restore", model, lambda kind: kind.__dict__.get("theirs"))
+
+
+def forget_packed(model: Any) -> None:
+    """Pack the weights of converted modules again at their next call."""
+    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+        module.__dict__.pop("_packed", None)
+
+
+def _changed(op: str, model: Any, other: Callable[[type], type | None]) -> Any:
+    """A model whose modules have other classes. A parametrization makes a class that inherits from a module's own."""
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(op, "model", model, "has to be a torch.nn.Module")
+    for module in model.modules():
+        kind = type(module)
+        first = kind.__bases__[0] if is_parametrized(module) else kind
+        if (changed := other(first)) is not None:
+            module.__class__ = type(kind.__name__, (changed,), {**kind.__dict__}) if first is not kind else changed
+    return model
