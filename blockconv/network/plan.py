@@ -135,7 +135,7 @@ def _warn_of_foreign(plan: Plan) -> None:
     rest = () if plan.network.rest is None else plan.network.rest.kinds
     if kinds or rest:
         count = len(parts) + bool(rest)
-        used = "pytorch" if parts and parts[0].session.library == "pytorch" else foreign.default_library()
+        used = parts[0].session.library if parts else foreign.runner("onnx").default_library()
         where = f"{foreign.LIBRARIES[used]} runs them, in {count} part{'s' if count > 1 else ''} of the network"
         said = f"blockconv: {plan.network.name}: foreign ops: {foreign.counted((*kinds, *rest))}; {where}"
         warn(said, stacklevel=3)

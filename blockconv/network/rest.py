@@ -13,18 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from blockconv.core.errors import UnsupportedError
-from blockconv.network.foreign import (
-    NUMPY_OPS,
-    REMEDY,
-    counted,
-    failed,
-    has_onnx_runtime,
-    named,
-    new_session,
-    reads_of,
-    runtime_errors,
-)
+from blockconv.network.foreign import runner
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -56,51 +45,13 @@ class Rest:
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs, of those of the network. The library that runs foreign nodes computes them all."""
-        found = {**values, **Model(self.model, self.constants, 1).run(values)}
+        found = {**values, **_model(self.model, self.constants, 1).run(values)}
         return {name: found[name] for name in self.outputs}
 
 
-class Model:
-    """A model whose outputs may have any shapes and types, ready to run.
-
-    Raises UnsupportedError, which names the ops, if nothing here runs it.
-    """
-
-    def __init__(self, model: bytes, constants: Mapping[str, Array], threads: int) -> None:
-        from onnx import ModelProto, numpy_helper
-
-        proto = ModelProto.FromString(model)
-        read = {name for node in proto.graph.node for name in reads_of(node)}
-        proto.graph.initializer.extend(
-            numpy_helper.from_array(value, name) for name, value in constants.items() if name in read
-        )
-        self.inputs = [value.name for value in proto.graph.input]
-        self.outputs = [value.name for value in proto.graph.output]
-        self.nodes = named(proto)
-        self._run = self._loaded(proto, threads)
-
-    def _loaded(self, proto: Any, threads: int) -> Callable[..., Any]:
-        kinds = [node.op for node in self.nodes]
-        if has_onnx_runtime():
-            try:
-                run: Callable[..., Any] = new_session(proto.SerializeToString(), threads).run
-            except runtime_errors() as error:
-                raise UnsupportedError(f"ONNX Runtime cannot load {counted(kinds)}: {error}") from error
-            return run
-        if not NUMPY_OPS.issuperset(kinds):
-            raise UnsupportedError(f"blockconv has no op for {counted(kinds)}; {REMEDY}")
-        from onnx.reference import ReferenceEvaluator
-
-        evaluate: Callable[..., Any] = ReferenceEvaluator(proto).run
-        return evaluate
-
-    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs by name. Raises NetworkError, which names the node, where that fails."""
-        try:
-            results = self._run(None, {name: values[name] for name in self.inputs})
-        except runtime_errors() as error:
-            raise failed(self.nodes, error) from error
-        return dict(zip(self.outputs, results, strict=True))
+def _model(model: bytes, constants: Mapping[str, Array], threads: int) -> Any:
+    """A model whose outputs may have any shapes and types, ready to run."""
+    return runner("onnx").Model(model, constants, threads)
 
 
 class RestPlan:
@@ -111,7 +62,7 @@ class RestPlan:
 
     def __init__(self, rest: Rest, make: Callable[[Any], Any], threads: int) -> None:
         self.rest, self.make = rest, make
-        self._head = Model(rest.model if rest.head is None else rest.head, rest.constants, threads)
+        self._head = _model(rest.model if rest.head is None else rest.head, rest.constants, threads)
         self._plans: dict[Shapes, Callable[..., dict[str, Any]]] = {}
         self._lock = threading.Lock()
 

@@ -21,7 +21,6 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import foreign, ops
-from blockconv.network.aten import TorchSession
 from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
@@ -41,7 +40,7 @@ class ForeignCall(NamedTuple):
     args: addresses of its inputs and outputs.
     """
 
-    session: foreign.Session | TorchSession
+    session: foreign.Session
     kinds: tuple[str, ...]
     args: tuple[int | Buffer, ...] = ()
 
@@ -250,12 +249,11 @@ class _Scheduler:
 
     def run_part(self, nodes: Sequence[Node], cost: float) -> None:
         """Foreign nodes as one part."""
-        part = foreign.joined(self.network, nodes)
+        part, session = foreign.joined(self.network, nodes, self.threads)
         reads, writes = (
             tuple((name, row_major(len(self.network.shape(name)))) for name in names)
             for names in (part.inputs, part.outputs)
         )
-        session = part.session(self.threads)
         operands = [*map(self.need, reads), *map(self.allocate, writes)]
         self.made |= dict(writes)
         self.views |= dict.fromkeys(writes[1:], writes[:1])  # one call makes them all

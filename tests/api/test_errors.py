@@ -132,13 +132,13 @@ for package in ("onnx", "torch", "dask"):
     sys.modules[package] = None
 import blockconv as bc
 from blockconv.__main__ import main
-from blockconv.network.aten import TorchSession
+from blockconv.frontends.torch.runner import Session
 calls = [
     lambda: bc.load_onnx(b""),
     lambda: bc.from_torch(None, None),
     lambda: __import__("blockconv.onnxruntime"),
     lambda: __import__("blockconv.dask").dask.conv2d(None, None),
-    lambda: TorchSession('{"in": [], "out": [], "calls": [[["aten.abs"], [], []]]}'),
+    lambda: Session('{"in": [], "out": [], "calls": [[["aten.abs"], [], []]]}'),
 ]
 for call in calls:
     try:

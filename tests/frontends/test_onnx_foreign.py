@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.network import foreign, rest
 from blockconv.network.passes.fuse import fuse
 
 onnx = pytest.importorskip("onnx")
@@ -30,6 +29,7 @@ from onnx_broken import BROKEN  # noqa: E402
 from onnx_cases import Case, exported_cases, node_cases  # noqa: E402
 
 from blockconv.frontends.onnx import foreign as reading  # noqa: E402
+from blockconv.frontends.onnx import runner  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::blockconv.SlowPathWarning", "ignore::RuntimeWarning")
 CASES = {**node_cases(), **exported_cases()}
@@ -275,7 +275,7 @@ def test_strict_refuses() -> None:
 
 def test_threads_of_parts_do_not_spin() -> None:
     """Else they would hold up those that run the next native op."""
-    asked = foreign.new_session(middle().SerializeToString(), 2).get_session_options()
+    asked = runner.new_session(middle().SerializeToString(), 2).get_session_options()
     assert (asked.intra_op_num_threads, asked.inter_op_num_threads) == (2, 1)
     entries = {asked.get_session_config_entry(f"session.{kind}_op.allow_spinning") for kind in ("intra", "inter")}
     assert entries == {"0"}
@@ -393,9 +393,9 @@ def test_every_type_crosses_the_borders_of_parts(kind: str) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime is not installed."""
-    for module in (foreign, reading, rest):
+    for module in (runner, reading):
         monkeypatch.setattr(module, "has_onnx_runtime", lambda: False)
-    foreign._alone.cache_clear()
+    runner._alone.cache_clear()
 
 
 @pytest.mark.usefixtures("alone")
@@ -411,7 +411,7 @@ def test_numpy_runs_what_is_known_to_be_right() -> None:
     assert [action.kernel for action in plan.actions if action.part] == ["numpy"]
 
 
-@pytest.mark.parametrize("op", sorted(foreign.NUMPY_OPS))
+@pytest.mark.parametrize("op", sorted(runner.NUMPY_OPS))
 def test_numpy_ops_agree_with_onnx_runtime(op: str) -> None:
     """ONNX's own evaluator gives what ONNX Runtime does, in every case of the suite."""
     tried = 0

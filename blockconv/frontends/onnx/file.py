@@ -20,8 +20,8 @@ from blockconv.core.errors import ArgumentError, DtypeError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.rules import ONNX_ERRORS, check_dims, check_tensor, tensors_of
+from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
-from blockconv.network.foreign import graphs_of
 
 Array = npt.NDArray[Any]
 

@@ -21,11 +21,11 @@ from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
 from blockconv.core.types import FLOATS, INTEGERS, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
 from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, onnx_type, with_defaults
+from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.foreign import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
 from blockconv.network.graph import Node
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest

@@ -23,9 +23,9 @@ from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, domain_of, onnx_type
+from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
-from blockconv.network.foreign import check_foreign, graphs_of, reads_of
 from blockconv.network.graph import Network, frozen
 from blockconv.network.ops import Foreign
 from blockconv.network.ops.rule import Tensor

@@ -27,8 +27,8 @@ from onnx import (
 )
 
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError
+from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
-from blockconv.network.foreign import graphs_of
 from blockconv.network.ops.rule import Tensor
 
 Array = npt.NDArray[Any]

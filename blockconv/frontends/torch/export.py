@@ -24,7 +24,7 @@ from blockconv.core.interop import like
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
 from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, module_of, needed, stand_in
-from blockconv.network.aten import op_of
+from blockconv.frontends.torch.runner import op_of
 from blockconv.network.graph import Network
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Shape

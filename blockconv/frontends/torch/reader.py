@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
-from blockconv.network.aten import Nested, as_call, op_of
+from blockconv.frontends.torch.runner import Nested, as_call, op_of
 from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
 from blockconv.network.lowering import Translation

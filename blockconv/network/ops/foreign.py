@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import ElementType, element
-from blockconv.network import aten
-from blockconv.network.foreign import computed
+from blockconv.network.foreign import runner
 from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes
 
 __all__ = ["Foreign"]
@@ -23,7 +22,7 @@ class Foreign(Op):
 
     model: an ONNX model of the node, in bytes. Its inputs are the node's, in this order. It holds the nodes before it
         too, if these make values that are no arrays of numbers, such as strings and sequences. Or, for PyTorch, a
-        call of an op (`blockconv.network.aten`).
+        call of an op (`blockconv.frontends.torch.runner`).
     output: the index of the model's output.
     kinds: the ops of the model's nodes.
     shapes: the inputs' shapes, for which the model holds.
@@ -53,6 +52,5 @@ class Foreign(Op):
         return element(self.dtype)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        if self.library == "pytorch":
-            return aten.computed(self.model, self.output, self.shape, self.dtype, inputs)
-        return computed(self.model, self.output, inputs)
+        made: Array = runner(self.library).computed(self, inputs)
+        return made

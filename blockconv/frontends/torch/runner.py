@@ -1,11 +1,13 @@
 """Running ATen's ops in PyTorch: those of a module that blockconv has no op for.
 
-A foreign node holds one call of an op as JSON, with a number in place of each tensor. Nodes that run one after the
-other are one part: JSON of the calls, of the values that each reads and makes, and of the part's inputs and outputs.
+It is a runner of `blockconv.network.foreign`. A foreign node holds one call of an op as JSON, with a number in place of
+each tensor. Nodes that run one after the other are one part: JSON of the calls, of the values that each reads and
+makes, and of the part's inputs and outputs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -18,6 +20,12 @@ import numpy.typing as npt
 
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
 from blockconv.core.types import numpy_dtype
+from blockconv.network.foreign import ForeignPart
+from blockconv.network.ops import Foreign
+
+torch: Any = None
+with contextlib.suppress(ModuleNotFoundError):  # `Session` says how to install it
+    torch = importlib.import_module("torch")
 
 Array = npt.NDArray[Any]
 _NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
@@ -41,7 +49,6 @@ def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: 
     node: its name. Two calls of a random op differ by it.
     Raises TypeError for an argument that JSON cannot hold.
     """
-    import torch
 
     def plain(value: Any) -> Any:
         if isinstance(value, Nested):
@@ -59,13 +66,11 @@ def as_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], slots: 
         return {"slot": slots[value]}
 
     named = {name: plain(value) for name, value in kwargs.items()}
-    return json.dumps([str(target), plain(args), named, *[node] * _is_random(torch, target)]).encode()
+    return json.dumps([str(target), plain(args), named, *[node] * _is_random(target)]).encode()
 
 
 def op_of(title: str) -> Any:
     """The overload of this name, such as "aten.add.Tensor". Raises UnsupportedError if nobody registered it."""
-    import torch
-
     space, name, overload = title.split(".")
     if space == __name__.partition(".")[0]:
         importlib.import_module(f"{space}.torch")
@@ -75,12 +80,12 @@ def op_of(title: str) -> Any:
         raise UnsupportedError(f"PyTorch has no op {title} here; import the package that registers it") from None
 
 
-def _is_random(torch: Any, op: Any) -> bool:
+def _is_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def joined_calls(network: Any, nodes: Sequence[Any]) -> tuple[bytes, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The part of some foreign nodes of a network: the model, its inputs and outputs, and the ops."""
+def joined(network: Any, nodes: Sequence[Any]) -> ForeignPart:
+    """The part of some foreign nodes of a network."""
     steps: dict[tuple[bytes, tuple[str, ...]], list[tuple[int, str]]] = {}  # outputs of each call, with their numbers
     for node in nodes:  # equal nodes are one call, whose output has several names
         steps.setdefault((node.attributes.model, node.inputs), []).append((node.attributes.output, node.output))
@@ -96,38 +101,32 @@ def joined_calls(network: Any, nodes: Sequence[Any]) -> tuple[bytes, tuple[str, 
     calls = [[json.loads(model), reads, writes] for (model, reads), writes in steps.items()]
     described = {name: {one: typed[one] for one in ends} for name, ends in (("in", inputs), ("out", outputs))}
     model = json.dumps({**described, "calls": calls}).encode()
-    return model, tuple(inputs), tuple(outputs), tuple(call[0].rpartition(".")[0] for call, _, _ in calls)
+    kinds = tuple(call[0].rpartition(".")[0] for call, _, _ in calls)
+    return ForeignPart(model, tuple(inputs), tuple(outputs), kinds)
 
 
-class TorchSession:
+class Session:
     """A part, ready to run on memory. Raises UnsupportedError without PyTorch."""
 
     library = "pytorch"
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, threads: int = 1) -> None:
         known = json.loads(model)
         self.inputs, self.outputs = known["in"], known["out"]
         kinds = [call[0] for call, _, _ in known["calls"]]
-        try:
-            import torch
-        except ModuleNotFoundError:
+        if torch is None:
             remedy = to_install("torch", "PyTorch, which runs it")
-            raise UnsupportedError(f"blockconv has no op for {', '.join(kinds)}; {remedy}") from None
+            raise UnsupportedError(f"blockconv has no op for {', '.join(kinds)}; {remedy}")
         last = {name: k for k, (_, reads, _) in enumerate(known["calls"]) for name in reads}
         self._calls = []
         for k, (call, reads, writes) in enumerate(known["calls"]):
             spent = [name for name in dict.fromkeys(reads) if last[name] == k and name not in self.outputs]
-            self._calls.append((call[0], _bound(torch, call), reads, writes, spent))
+            self._calls.append((call[0], _bound(call), reads, writes, spent))
 
     def run(self, addresses: Sequence[int]) -> None:
-        """Compute the outputs. addresses: of the inputs, then of the outputs, each row-major.
-
-        Raises NetworkError, which names the op, where that fails.
-        """
-        import torch
-
+        """See `foreign.Session`."""
         given, taken = addresses[: len(self.inputs)], addresses[len(self.inputs) :]
-        values = {one: _tensor(torch, at, *type) for (one, type), at in zip(self.inputs.items(), given, strict=True)}
+        values = {one: _tensor(at, *type) for (one, type), at in zip(self.inputs.items(), given, strict=True)}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # a plan's types are fixed
             for name, call, reads, writes, spent in self._calls:
                 operands = [values[one] for one in reads]
@@ -141,15 +140,15 @@ class TorchSession:
                 for one in spent:
                     del values[one]
             for (one, type), at in zip(self.outputs.items(), taken, strict=True):
-                _tensor(torch, at, *type).copy_(values[one])
+                _tensor(at, *type).copy_(values[one])
 
 
-def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
+def _bound(call: Any) -> Callable[[Sequence[Any]], Any]:
     """The op of a call, with all arguments but the tensors. Raises UnsupportedError for one that writes its inputs."""
     title, args, kwargs = call[:3]
     op = op_of(title)
     reads = any("Tensor" in str(a.type) for a in op._schema.arguments)
-    if op._schema.is_mutable or not (reads or _is_random(torch, op)):
+    if op._schema.is_mutable or not (reads or _is_random(op)):
         raise UnsupportedError(f"{title} is no function of tensors")
 
     def given(value: Any, tensors: Sequence[Any]) -> Any:
@@ -159,7 +158,7 @@ def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
             return value
         ((kind, what),) = value.items()
         if kind == "call":
-            found = _bound(torch, what)(tensors)
+            found = _bound(what)(tensors)
             return found if what[3] is None else found[what[3]]
         if kind == "complex":
             return complex(*what)
@@ -170,7 +169,7 @@ def _bound(torch: Any, call: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda tensors: op(*given(args, tensors), **{name: given(x, tensors) for name, x in kwargs.items()})
 
 
-def _tensor(torch: Any, address: int, shape: Sequence[int], name: str) -> Any:
+def _tensor(address: int, shape: Sequence[int], name: str) -> Any:
     """The tensor that memory holds, row-major."""
     dtype = getattr(torch, name)
     count = math.prod(shape)
@@ -180,11 +179,11 @@ def _tensor(torch: Any, address: int, shape: Sequence[int], name: str) -> Any:
     return torch.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
-def computed(model: bytes, output: int, shape: Sequence[int], dtype: str, inputs: Sequence[Array]) -> Array:
-    """An output of a foreign node by itself."""
-    given, result = [np.ascontiguousarray(x) for x in inputs], np.empty(shape, numpy_dtype(dtype))
+def computed(node: Foreign, inputs: Sequence[Array]) -> Array:
+    """The output of a foreign node by itself."""
+    given, result = [np.ascontiguousarray(x) for x in inputs], np.empty(node.shape, numpy_dtype(node.dtype))
     types = {str(k): [x.shape, x.dtype.name] for k, x in enumerate(inputs)}
-    calls = [[json.loads(model), [*types], [[output, "made"]]]]
-    session = TorchSession(json.dumps({"in": types, "out": {"made": [shape, dtype]}, "calls": calls}).encode())
-    session.run([x.ctypes.data for x in (*given, result)])
+    calls = [[json.loads(node.model), [*types], [[node.output, "made"]]]]
+    model = {"in": types, "out": {"made": [node.shape, node.dtype]}, "calls": calls}
+    Session(json.dumps(model).encode()).run([x.ctypes.data for x in (*given, result)])
     return result
