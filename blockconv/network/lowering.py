@@ -401,8 +401,8 @@ class Translation:
 
     def affine(self, x: Tensor, scale: Array, shift: Array) -> Tensor:
         """x times a scale plus a shift, one of each for a channel."""
-        factors = [np.broadcast_to(f, x.shape[1:2]).astype(x.type.computed.dtype) for f in (scale, shift)]
-        parameters = self.constant(factors[0], "scale"), self.constant(factors[1], "shift")
+        dtype = x.type.computed.dtype
+        parameters = self.constant(scale.astype(dtype), "scale"), self.constant(shift.astype(dtype), "shift")
         return self.emit(Affine(), x, parameters=parameters)
 
     def normalise(

@@ -9,15 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from blockconv.core.activation import activation, function
 from blockconv.core.eltwise_problem import BinaryKind
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
-from blockconv.network.ops import Activate, Concat, GatherAt, Slice, Transpose
+from blockconv.network.ops import Concat, GatherAt, Slice, Transpose
 from blockconv.network.ops.rule import Tensor
 
 CUBIC = -0.75  # PyTorch's parameter of cubic weights, A
@@ -59,36 +58,27 @@ def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tens
     rows = call.emit(Transpose(channels_last), call.converted(x, kind), helps=True)
     zeros = call.constant(np.zeros((n, 1, c), x.type.computed.dtype), "outside")
     pixels = call.emit(Concat(1), call.reshape(rows, (n, math.prod(sizes), c)), zeros, helps=True)
-    exact, last = call.converted(points, kind), _whole(call, math.prod(sizes))
+    exact, last = call.converted(points, kind), call.constant(np.asarray(math.prod(sizes)), "last")
     sides = [_neighbours(call, exact, rank - 1 - axis, size, how) for axis, size in enumerate(sizes)]
     parts = []
     for first, *others in itertools.product(*sides):
         at, inside, weight = first
         for size, other in zip(sizes[1:], others, strict=True):
-            at = call.pointwise("add", call.pointwise("mul", at, _whole(call, size)), other.at)
+            at = call.pointwise("add", call.pointwise("mul", at, call.number(size, at)), other.at)
             inside = call.pointwise("and", inside, other.inside)
             if weight is not None and other.weight is not None:
                 weight = call.binary("mul", weight, other.weight)
         part = call.emit(GatherAt("tuples", 1), pixels, call.pointwise("where", inside, at, last), helps=True)
         if weight is not None:
-            none = call.constant(np.zeros((), x.type.computed.dtype), "none")
-            part = call.binary("mul", part, call.pointwise("where", inside, weight, none))
+            part = call.binary("mul", part, call.pointwise("where", inside, weight, call.number(0, weight)))
         parts.append(part)
     y = functools.reduce(functools.partial(call.binary, "add"), parts)
     order = (0, rank + 1, *range(1, rank + 1))
     return call.converted(call.emit(Transpose(order), call.reshape(y, (*points.shape[:-1], c))), x.type.name)
 
 
-def _whole(call: Translation, value: int) -> Tensor:
-    return call.constant(np.asarray(value, np.int64), "number")
-
-
 def _with(call: Translation, kind: BinaryKind, x: Tensor, value: float) -> Tensor:
-    return call.binary(kind, x, call.constant(np.asarray(value, x.type.dtype), "number"))
-
-
-def _apply(call: Translation, act: Any, x: Tensor) -> Tensor:
-    return call.emit(Activate(act), x, helps=True)
+    return call.binary(kind, x, call.number(value, x))
 
 
 def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sampling) -> list[_Neighbour]:
@@ -103,30 +93,30 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
         at = _with(call, "mul", _with(call, "mul", at, 0.5), size - 1.0)
     else:
         at = _with(call, "mul", _with(call, "sub", _with(call, "mul", at, float(size)), 1.0), 0.5)
-    bounds = activation(("clip", 0.0, size - 1.0))
+    bounds = "clip", 0.0, size - 1.0
 
     def moved(at: Tensor) -> Tensor:
         at = _reflected(call, at, size, how.corners) if how.outside == "reflection" else at
-        return at if how.outside == "zeros" else _apply(call, bounds, at)
+        return at if how.outside == "zeros" else call.apply(bounds, at, helps=True)
 
     pixels: list[tuple[Tensor, Tensor | None]]
     if how.mode == "nearest":
-        pixels = [(_apply(call, function("round"), moved(at)), None)]
+        pixels = [(call.apply("round", moved(at), helps=True), None)]
     else:
         at = at if how.mode == "cubic" else moved(at)
-        low = _apply(call, function("floor"), at)
+        low = call.apply("floor", at, helps=True)
         share = call.binary("sub", at, low)
-        rest = call.binary("sub", call.constant(np.ones((), share.type.dtype), "one"), share)
+        rest = call.binary("sub", call.number(1, share), share)
         pixels = [(low, rest), (_with(call, "add", low, 1.0), share)]
         if how.mode == "cubic":
             near = [(pixel, _near(call, off)) for (pixel, _), off in zip(pixels, (share, rest), strict=True)]
             far = [(_with(call, "add", low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
             pixels = [(moved(pixel), weight) for pixel, weight in (*near, *far)]
-    ends = [call.constant(np.asarray(end, at.type.dtype), "end") for end in (0.0, size - 1.0)]
+    ends = [call.number(end, at) for end in (0.0, size - 1.0)]
     found = []
     for pixel, weight in pixels:
         from_first, to_last = (call.pointwise("less_equal", *pair) for pair in ((ends[0], pixel), (pixel, ends[1])))
-        index = call.converted(_apply(call, bounds, pixel), "int64")
+        index = call.converted(call.apply(bounds, pixel, helps=True), "int64")
         found.append(_Neighbour(index, call.pointwise("and", from_first, to_last), weight))
     return found
 
@@ -148,8 +138,8 @@ def _reflected(call: Translation, at: Tensor, size: int, corners: bool) -> Tenso
     first, span = (0.0, size - 1.0) if corners else (-0.5, float(size))
     if span == 0:
         return _with(call, "mul", at, 0.0)
-    away = _apply(call, function("abs"), _with(call, "sub", at, first))
-    turns = _apply(call, function("floor"), _with(call, "div", away, 2 * span))
+    away = call.apply("abs", _with(call, "sub", at, first), helps=True)
+    turns = call.apply("floor", _with(call, "div", away, 2 * span), helps=True)
     rest = call.binary("sub", away, _with(call, "mul", turns, 2 * span))
-    back = call.binary("sub", call.constant(np.asarray(2 * span, at.type.dtype), "number"), rest)
+    back = call.binary("sub", call.number(2 * span, at), rest)
     return _with(call, "add", call.binary("min", rest, back), first)

@@ -64,27 +64,44 @@ def _qgemm(call: Call) -> Tensor:
     return y if not call.has(7) else stored(call, y, 7, output_dtype(call, 8))
 
 
-def _binary(kind: ops.BinaryKind) -> Callable[[Call], Tensor]:
-    def translate(call: Call) -> Tensor:
+def _of_integers(*reads: int) -> Callable[[Callable[..., Tensor]], Translator]:
+    """A translator of an op of integers, from its formula of floats.
+
+    reads: the numbers of operands, each before its scale and zero point. Those of the output follow the last one.
+    """
+
+    def of(formula: Callable[..., Tensor]) -> Translator:
+        def translate(call: Call) -> Tensor:
+            y = formula(call, *(dequantized(call, at) for at in reads))
+            return stored(call, y, reads[-1] + 3, call.input(reads[0]).dtype)
+
+        return translate
+
+    return of
+
+
+def _binary(kind: ops.BinaryKind) -> Translator:
+    combined = _of_integers(0, 3)(lambda call, a, b: call.binary(kind, a, b))
+
+    def translate(call: Call) -> Tensor | list[Tensor]:
         before = [_transposed(call, at) for at in (0, 3)]
-        if before[0] is not None and before[1] is not None and before[0][1] == before[1][1]:
-            # Both are channels last by transposes, which vanish where they meet those of convolutions.
-            call.inputs[0], call.inputs[3] = before[0][0], before[1][0]
-            return call.emit(ops.Transpose(before[0][1]), translate(call))
-        y = call.binary(kind, dequantized(call, 0), dequantized(call, 3))
-        return stored(call, y, 6, call.input().dtype)
+        if before[0] is None or before[1] is None or before[0][1] != before[1][1]:
+            return combined(call)
+        # Both are channels last by transposes, which vanish where they meet those of convolutions.
+        call.inputs[0], call.inputs[3] = before[0][0], before[1][0]
+        y = translate(call)
+        assert isinstance(y, Tensor)
+        return call.emit(ops.Transpose(before[0][1]), y)
 
     return translate
 
 
 def _transposed(call: Call, at: int) -> tuple[Tensor, tuple[int, ...]] | None:
     """(The source of the transpose that makes the operand `at`, its permutation); None if no transpose makes it."""
-    x = call.input(at)
-    node = call.maker(x.name)
+    node = call.maker(call.input(at).name)
     if node is None or not isinstance(node.attributes, ops.Transpose):
         return None
-    perm = node.attributes.perm
-    return call.scope.values[node.inputs[0]], perm
+    return call.scope.values[node.inputs[0]], node.attributes.perm
 
 
 op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
@@ -92,9 +109,9 @@ op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
 
 
 @op("com.microsoft.QLinearWhere", limits=CONSTANT)
-def _qlinear_where(call: Call) -> Tensor:
-    y = call.pointwise("where", call.input(), dequantized(call, 1), dequantized(call, 4))
-    return stored(call, y, 7, call.input(1).dtype)
+@_of_integers(1, 4)
+def _qlinear_where(call: Call, x: Tensor, y: Tensor) -> Tensor:
+    return call.pointwise("where", call.input(), x, y)
 
 
 @op("com.microsoft.QLinearConcat", limits=CONSTANT)
@@ -106,34 +123,31 @@ def _qlinear_concat(call: Call) -> Tensor:
 
 @op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")
 @_channels_first
-def _qlinear_global(call: Call) -> Tensor:
-    y = global_pool(call, "avg_exclude_padding", dequantized(call, 0))
-    return stored(call, y, 3, call.input().dtype)
+@_of_integers(0)
+def _qlinear_global(call: Call, x: Tensor) -> Tensor:
+    return global_pool(call, "avg_exclude_padding", x)
 
 
-@op(
+op(
     "com.microsoft.QLinearAveragePool",
     limits=f"1-D to 3-D; no window of padding alone, unless count_include_pad; {CONSTANT}",
-)
-@_channels_first
-def _qlinear_average(call: Call) -> Tensor:
-    return stored(call, average(call, dequantized(call, 0)), 3, call.input().dtype)
+)(_channels_first(_of_integers(0)(average)))
 
 
 @op("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
-def _qlinear_activation(call: Call) -> Tensor:
+@_of_integers(0)
+def _qlinear_activation(call: Call, x: Tensor) -> Tensor:
     leaky = "leaky_relu", call.attribute("alpha", 0.01)
-    y = call.apply("sigmoid" if call.node.op_type == "QLinearSigmoid" else leaky, dequantized(call, 0))
-    return stored(call, y, 3, call.input().dtype)
+    return call.apply("sigmoid" if call.node.op_type == "QLinearSigmoid" else leaky, x)
 
 
 @op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
-def _qlinear_softmax(call: Call) -> Tensor:
-    x = dequantized(call, 0)
+@_of_integers(0)
+def _qlinear_softmax(call: Call, x: Tensor) -> Tensor:
     axis = call.along(x, -1)
-    if call.attribute("opset", 13) < 13 and axis != len(x.shape) - 1:
+    if call.attribute("opset", 13) < 13 and axis != x.rank - 1:
         raise Unsupported(f"axis={axis}: below opset 13, softmax is over several axes")
-    return stored(call, call.emit(ops.Softmax(axis), x), 3, call.input().dtype)
+    return call.emit(ops.Softmax(axis), x)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime fuses

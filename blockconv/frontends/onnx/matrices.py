@@ -56,7 +56,7 @@ def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
 
 
 def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else call.binary("mul", x, call.constant(np.asarray(factor, x.type.dtype), "factor"))
+    return x if factor == 1 else call.binary("mul", x, call.number(factor, x))
 
 
 def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
@@ -81,9 +81,7 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     shift = np.broadcast_to(c.reshape(-1) if of_channels else np.zeros((), computed), channels)
     y = call.product(ops.Conv2d(), a, wei, shift if alpha == 1 and of_channels and call.has(c_at) else None)
     if alpha != 1:  # a pass folds it into the weights, unless their type cannot hold the products
-        factors = np.full(channels, alpha, computed), shift.astype(computed)
-        scale, bias = (call.constant(value, name) for value, name in zip(factors, ("alpha", "c"), strict=True))
-        y = call.emit(ops.Affine(), y, parameters=(scale, bias))
+        y = call.affine(y, np.full(channels, alpha), shift)
     return y if of_channels else call.emit(ops.Binary("add"), y, call.constant(c.astype(a.dtype), "c"))
 
 
@@ -143,8 +141,7 @@ def _einsum(call: Call) -> Tensor:
         other, term = _summed(call, other, term, {*of} | later)
         value, of = _summed(call, value, of, {*term} | later)
         value, of = _contracted(call, (value, of), (other, term), later)
-    perm = tuple(of.index(label) for label in out)
-    return value if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), value)
+    return call.transposed(value, [of.index(label) for label in out])
 
 
 def _equation(call: Call) -> tuple[list[str], str]:
@@ -196,8 +193,7 @@ def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str],
         raise Unsupported(f"{len(batch)} axes that both operands have")
 
     def matrices(operand: Tensor, of: str, first: list[str], last: list[str]) -> Tensor:
-        perm = tuple(of.index(label) for label in (*batch, *first, *last))
-        turned = operand if perm == tuple(range(len(perm))) else call.emit(ops.Transpose(perm), operand, helps=True)
+        turned = call.transposed(operand, [of.index(label) for label in (*batch, *first, *last)], helps=True)
         sides = (math.prod(sizes[label] for label in side) for side in (first, last))
         return call.reshape(turned, (*(operand.shape[of.index(label)] for label in batch), *sides))
 

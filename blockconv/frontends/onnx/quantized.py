@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from blockconv.core.errors import ArgumentError, NetworkError
+from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, element
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.matrices import matmul
-from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op, title
+from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -38,7 +38,7 @@ def scales(call: Call, at: int) -> Array:
     try:
         return Quantization(scale.reshape(-1) if scale.ndim else float(scale)).scale.reshape(scale.shape)
     except ArgumentError as error:
-        raise NetworkError(title(call.node), "scale", scale, error.rule, "quantize the model again") from error
+        raise call.error("scale", scale, error.rule, "quantize the model again") from error
 
 
 def zero_points(call: Call, at: int, dtype: Any) -> Array:
@@ -47,7 +47,7 @@ def zero_points(call: Call, at: int, dtype: Any) -> Array:
         return np.zeros((), element(str(dtype)).dtype)
     zero_point = call.array(at, "zero point")
     if str(zero_point.dtype) != str(dtype):
-        raise NetworkError(title(call.node), "zero_point", zero_point, f"has to have dtype {dtype}, like the array")
+        raise call.error("zero_point", zero_point, f"has to have dtype {dtype}, like the array")
     return unpacked(zero_point)
 
 
@@ -64,7 +64,7 @@ def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = No
     zero_point = zero_points(call, at + 1 if zero_point_at is None else zero_point_at, dtype)
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if value.size != 1:
-            raise NetworkError(title(call.node), name, value, "has to be one number; only weights have several")
+            raise call.error(name, value, "has to be one number; only weights have several")
     return Quantization(float(scale.item()), int(zero_point.item()))
 
 
@@ -146,7 +146,7 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
     axis = axis if value.ndim > 1 else 0
     if any(p.size not in (1, value.shape[axis]) for p in (scale, zero_point)):
         rule = f"has to hold one scale, or {value.shape[axis]}: one for each output channel"
-        raise NetworkError(title(call.node), "scale", scale, rule)
+        raise call.error("scale", scale, rule)
     found = as_weight(value, scale, zero_point, axis)
     assert found is not None
     call.inputs[at] = call.scope.quantized_constant(call.scope.value_name(f"{call.name}.weight"), found)
@@ -207,7 +207,7 @@ def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[A
     blocks = (*shape[:axis], -(-shape[axis] // size), *shape[axis + 1 :])
     if size < 0 or scale.shape != blocks or zero_point.shape not in ((), blocks):
         rule = f"has to have shape {blocks}, one for each block of {size} along axis {axis}, like zero_point"
-        raise NetworkError(title(call.node), "scale", scale, rule)
+        raise call.error("scale", scale, rule)
     each = [np.repeat(np.broadcast_to(a, blocks), size, axis) for a in (scale, zero_point)]
     return each[0].take(range(shape[axis]), axis), each[1].take(range(shape[axis]), axis)
 
@@ -223,7 +223,7 @@ def _axis_of(call: Call, shape: Shape, scale: Array, zero_point: Array) -> int:
     axis = call.axis(call.attribute("axis", 1), len(shape))
     if scale.size != shape[axis] or zero_point.size not in (1, scale.size):
         rule = f"has to hold {shape[axis]}, one for each index of axis {axis}, like zero_point"
-        raise NetworkError(title(call.node), "scale", scale, rule)
+        raise call.error("scale", scale, rule)
     return axis
 
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.core.types import FLOATS
-from blockconv.frontends.torch.elements import as_numbers
 from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -59,7 +58,7 @@ def _matmul(call: Call) -> Tensor:
 def _baddbmm(call: Call) -> Tensor:
     y, added = call.multiplied(call.input("batch1"), call.input("batch2")), call.input()
     y, added = (
-        x if factor == 1 else call.binary("mul", x, as_numbers(call, factor, x.type.name))
+        x if factor == 1 else call.binary("mul", x, call.number(factor, x))
         for x, factor in ((y, call["alpha"]), (added, call["beta"]))
     )
     return y if call["beta"] == 0 else call.binary("add", y, added)

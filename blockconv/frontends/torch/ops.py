@@ -137,7 +137,7 @@ def _instance_norm(call: Call) -> Value:
         raise Unsupported(f"statistics of a batch of {x.type}")
     _, off, variance = call.moments(x, tuple(axis for axis in range(x.rank) if axis != 1))
     scaled = call.binary("mul", off, call.power(call.binary("add", variance, call.number(call["eps"], x)), -0.5))
-    return [call.affine(scaled, *_factors(call)), None, None]
+    return [call.affine(scaled, *(np.broadcast_to(array, x.shape[1:2]) for array in _factors(call))), None, None]
 
 
 def _factors(call: Call) -> tuple[Array, Array]:
