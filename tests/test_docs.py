@@ -27,6 +27,9 @@ REFERENCE = DOCS / "reference"
 EVERY = sorted({ROOT / "README.md", *ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "bench").glob("*.md")})
 EXECUTED = [page for page in EVERY if pages.blocks(page.read_text(encoding="utf-8"), "python") and DOCS in page.parents]
 
+# The code of these runs by default, that of the other pages in `merge`.
+FIRST = (ROOT / "README.md", DOCS / "tutorials" / "first-convolution.md")
+
 COMPLETE = (
     "BlockedArray",
     "Conv2d",
@@ -86,7 +89,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         sys.modules["torch"].compiler.reset()  # PyTorch makes a size symbolic if it changes
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *EXECUTED], ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=named(page), marks=() if page in FIRST else pytest.mark.slow)
+        for page in (ROOT / "README.md", *EXECUTED)
+    ],
+)
 def test_the_code_of_a_page_gives_what_it_says(page: Path, elsewhere: None) -> None:
     assert pages.run_blocks(page)
 

@@ -116,7 +116,7 @@ PACKED_SHAPES: list[Shape] = [(1, 1, 1, 1), (1, 3, 3, 5), (3, 17, 2, 2), (1, 16,
         ("fs_b_yx_fsv32", "NCHW"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_packed_values(src: str, dst: str, dtype: str) -> None:
     low, high = (-8, 7) if dtype == "int4" else (0, 15)
     for shape, zero_point in itertools.product(PACKED_SHAPES, (0, 5)):
@@ -238,7 +238,7 @@ BIG = (2, 19, 97, 256)
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("src", "dst"), list(itertools.permutations(NATIVE, 2)))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_arrays_past_the_caches(src: str, dst: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockconv.core.target.last_level_cache", lambda: 1 << 20)
     logical = logical_bits(BIG, 4)

@@ -87,7 +87,7 @@ def run(given: list[Array], orders: Any = (None,) * 4, options: Any = (1.0, Fals
 @guarded
 @pytest.mark.isa
 @pytest.mark.parametrize(("sizes", "mask"), GRID, ids=str)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_shapes(sizes: Shape, mask: Shape | None) -> None:
     run(operands(sizes, mask, "float32"))
     run(operands(sizes, mask, "float32"), options=(0.3, False, True), threads=3)

@@ -115,7 +115,7 @@ def _softmax(x: Array, axis: int) -> Array:
 
 
 @EACH
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_softmax(layout: str) -> None:
     for shape, axis in itertools.product(SHAPES, range(Layout(layout).blocks[0] > 1, 4)):
         x = integers(shape)
@@ -155,7 +155,7 @@ def _blended(x: Array, out: int, axis: int) -> Array:
 
 
 @EACH
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_resize(layout: str) -> None:
     for shape, (oh, ow) in zip(SHAPES, [(6, 7), (2, 13), (2, 4), (4, 3), (4, 1), (3, 6), (2, 2)], strict=True):
         x, (h, w) = integers(shape), shape[2:]

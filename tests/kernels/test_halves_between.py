@@ -102,7 +102,7 @@ def run(attributes: ops.Op, layout: str, dtype: str, shape: tuple[int, ...]) -> 
     ("attributes", "layout", "dtype"),
     [pytest.param(*one[1:4], id=f"{one[0]}-{one[2]}-{one[3]}", marks=one[4]) for one in CASES],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_ops_round_once(attributes: ops.Op, layout: str, dtype: str) -> None:
     # What repeats for each pixel is built for the number of channels; groups divide one of them.
     one = attributes in (ops.Binary("mul"), ops.Binary("fmod"), ops.Shuffle(4), ops.GroupNorm(2))

@@ -56,7 +56,7 @@ def run(
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize(("shape", "groups"), GRID, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_every_layout(layout: str, shape: tuple[int, ...], groups: int) -> None:
     run(shape, groups, layout, "float32", threads=2)
     run(shape, groups, layout, "float32", in_place=0)
@@ -65,7 +65,7 @@ def test_every_layout(layout: str, shape: tuple[int, ...], groups: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", isa_layouts())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_type(layout: str, dtype: str) -> None:
     for shape, groups in (GRID[0], GRID[3], GRID[7]):
         run(shape, groups, layout, dtype)
@@ -74,7 +74,7 @@ def test_every_type(layout: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize(("shape", "groups"), GRID, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_each_pixel(layout: str, shape: tuple[int, ...], groups: int) -> None:
     if shape[1] > groups:  # a lone channel of a pixel is 0 less rounding
         run(shape, groups, layout, "float32", per_pixel=True, threads=2)

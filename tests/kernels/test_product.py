@@ -74,7 +74,7 @@ def run(a: Array, b: Array, orders: Any = (None, None, None), **options: Any) ->
 @guarded
 @pytest.mark.isa
 @pytest.mark.parametrize(("a", "b"), GRID, ids=str)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_shapes(a: Shape, b: Shape) -> None:
     run(*operands(a, b, "float32", True))
     run(*operands(a, b, "float32", True), threads=3)
@@ -91,7 +91,7 @@ def test_nothing(a: Shape, b: Shape) -> None:
 @pytest.mark.isa
 @pytest.mark.parametrize(("a", "b", "orders"), ORDERS, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_orders_of_axes(a: Shape, b: Shape, orders: Any, dtype: str) -> None:
     run(*operands(a, b, dtype, True), orders)
     run(*operands(a, b, dtype, False), orders, exact=False, tolerance=TOLERANCE[dtype], threads=2)
@@ -240,7 +240,7 @@ def onnx_product(op: str, *operands: Array, domain: str = "", **attributes: Any)
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_matmul_of_onnx(a: Shape, b: Shape, dtype: str) -> None:
     left, right = operands(a, b, dtype, True)
     found = onnx_product("MatMul", left, right)
@@ -254,7 +254,7 @@ def test_matmul_of_no_axes_is_refused() -> None:
 
 @pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("c", [(), (1,), (9,), (1, 9), (7, 1), (7, 9)], ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_gemm_of_onnx(turned: tuple[int, int], c: Shape) -> None:
     a, b = operands((7, 20), (20, 9), "float32", True)
     added = operands(c, (), "float32", True)[0]

@@ -72,7 +72,7 @@ def operands(p: RecurrentProblem, dtype: str) -> tuple[list[Array], Array]:
 @pytest.mark.isa
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_every_kind_and_type(kind: RecurrentKind, dtype: str) -> None:
     for k, (size, reverse) in enumerate(itertools.product(SIZES, DIRECTIONS)):
         p = RecurrentProblem(kind, *size, reverse)

@@ -98,7 +98,7 @@ def runs(plan: bc.Plan, net: Network) -> None:
 
 @pytest.mark.parametrize("layouts", ["auto", "NHWC", "NCHW16"])
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_nothing_in_an_axis(name: str, layouts: str) -> None:
     refused = []
     for axis in range(4):
@@ -116,7 +116,7 @@ def test_nothing_in_an_axis(name: str, layouts: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_no_images_of_a_plan_for_two(name: str, tmp_path: Any) -> None:
     net = network(OPS[name], SHAPE)
     plan = bc.compile(net, threads=1)

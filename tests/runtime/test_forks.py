@@ -125,12 +125,26 @@ assert not failed, failed
 
 
 ROOM = {"NUMBA_NUM_THREADS": "4", "BLOCKCONV_THREADING": None, "NUMBA_THREADING_LAYER": None}
-POOLS = [pytest.param("tbb", marks=needs_tbb), "openmp", "workqueue", pytest.param("torch", marks=needs_torch)]
+POOLS = {"tbb": needs_tbb, "openmp": (), "workqueue": (), "torch": needs_torch}
+
+
+# Who uses the pool before the fork. `merge` runs two of them for each pool and number of processors.
+STARTS = ["nobody", "main", "a thread that ended", "both", "a thread that stays", "a thread that computes"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processors", [pytest.param(0, id="all"), 1])
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    ("pool", "first"), [pytest.param(pool, k, marks=marks) for k, (pool, marks) in enumerate(POOLS.items())]
+)
+def test_processes_compute_and_end(run_python: Any, pool: str, first: int, processors: int) -> None:
+    starts = STARTS[(first + processors) % 3 :: 3]
+    run_python(["-c", CASES, pool, str(processors), *starts], timeout=900, **ROOM)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("processors", [pytest.param(0, id="all"), 1])
+@pytest.mark.parametrize("pool", [pytest.param(pool, marks=marks) for pool, marks in POOLS.items()])
 def test_all_processes_compute_and_end(run_python: Any, pool: str, processors: int) -> None:
     run_python(["-c", CASES, pool, str(processors)], timeout=900, **ROOM)
 

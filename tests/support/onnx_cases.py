@@ -1,8 +1,10 @@
-"""The cases of the ONNX backend suite, made once for a process."""
+"""The cases of the ONNX backend suite, made once for a folder of kernels, since making them takes 15 s."""
 
 from __future__ import annotations
 
 import functools
+import os
+import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +34,17 @@ def node_cases() -> dict[str, Case]:
 
     if (Path(DATA_DIR) / "node").exists():
         return dict(_stored("node"))
+    kept = Path(os.environ["BLOCKCONV_CACHE_DIR"], f"onnx-{onnx.__version__}-numpy-{np.__version__}.pickle")
+    if kept.exists():
+        return dict(pickle.loads(kept.read_bytes()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tests = load_model_tests(kind="node")
-    return {test.name: Case(test.model, *map(_arrays, test.data_sets[0]), test.rtol, test.atol) for test in tests}
+    made = {test.name: Case(test.model, *map(_arrays, test.data_sets[0]), test.rtol, test.atol) for test in tests}
+    own = kept.with_suffix(f".{os.getpid()}")
+    own.write_bytes(pickle.dumps(made))
+    own.replace(kept)  # at once, as other processes may read it
+    return made
 
 
 def _arrays(values: Any) -> list[Any]:

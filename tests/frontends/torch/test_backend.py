@@ -689,6 +689,7 @@ class Windows(nn.Module):
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(3)
 def test_what_we_have_of_a_training_step_is_ours(format, dtype, monkeypatch):
     graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
 
@@ -734,6 +735,7 @@ class Norms(nn.Module):
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(3)
 def test_batch_norms_take_in_what_follows_them(format, dtype, monkeypatch):
     graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops
     monkeypatch.setattr(
@@ -768,6 +770,7 @@ OTHER_READERS = {
 
 
 @pytest.mark.parametrize("what", OTHER_READERS)
+@pytest.mark.sampled(3)
 def test_a_batch_norm_with_other_readers_than_a_relu(what):
     trained_alike(lambda: nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.BatchNorm2d(4)), OTHER_READERS[what])
 
@@ -793,6 +796,7 @@ def trained_alike(make, then=lambda y: y, sizes=((8, 8),), dtype=torch.float32, 
 @pytest.mark.parametrize(
     ("sizes", "options"), [(((4, 4, 8, 8), (3, 4, 8, 8)), {}), (((8, 8), (12, 10)), {"dynamic": True})]
 )
+@pytest.mark.sampled(2)
 def test_batch_norms_stay_when_sizes_change(sizes, options, monkeypatch):
     """A last, smaller batch, and images of any size: fused alike."""
     graphs, place = [], importlib.import_module("blockconv.frontends.torch.training").place_ops

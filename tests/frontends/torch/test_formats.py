@@ -159,6 +159,7 @@ def test_resampling_of_no_image(how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sampled(3)
 def test_no_image_and_no_row(name):
     for shape in ((0, 4, 8, 8), (2, 4, 0, 8)):
         torch._dynamo.reset()

@@ -135,7 +135,7 @@ def pieces(request, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("descriptor", PROBLEMS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_every_row(descriptor: str, pieces: None) -> None:
     check_all(read(descriptor), (*ROUND, *SAME), Types.all("float32"))
 
@@ -163,7 +163,7 @@ def dot(request, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("descriptor", PAIRED)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_pairs_of_pixels(descriptor: str, dot: None, pieces: None) -> None:
     check_all(read(descriptor), (*ROUND[1::3], *SAME[:2]), BRAIN)
 

@@ -39,7 +39,7 @@ CASES = [pytest.param(k, p, marks=[pytest.mark.slow] * (k % 4 > 1), id=name) for
 
 
 @pytest.mark.parametrize(("number", "problem"), CASES)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 def test_problem(number, problem):
     p = problem
     rng = np.random.default_rng(0)

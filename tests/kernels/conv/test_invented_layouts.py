@@ -108,7 +108,8 @@ def test_from_and_to_them(text: str, src: str, dst: str) -> None:
     check_all(text, [(src, dst)])
 
 
-@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("at", ["end", "start"])
+@pytest.mark.sampled(2)
 def test_parts_of_blocks_of_images_end_where_their_arrays_do(at: str) -> None:
     inside = ("mb8ic6oc8ih2kh1", "ABcd8a2b", "ABcd4a16b")  # the last part ends with the source's last block
     for text, src, dst in (*FEW[-3:], inside):

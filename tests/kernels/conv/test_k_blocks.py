@@ -35,7 +35,7 @@ def in_blocks(monkeypatch):
 @pytest.mark.parametrize(
     ("src", "dst"), [("NHWC", "NHWC"), ("NCHW16", "NCHW"), ("NCHW", "NCHW4"), ("aBcd24b", "aBcd12b")]
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_blocks_of_a_reduction_give_its_bits(descriptor, src, dst, in_blocks):
     problem = Conv2dProblem.from_descriptor(descriptor)
     whole = conv_lab.data(problem, "floats", residual=True)

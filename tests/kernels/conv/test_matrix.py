@@ -57,6 +57,7 @@ def test_a_scale_and_shift_of_rounded_sums(emulated_matrices):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
+@pytest.mark.sampled(3)
 def test_emulated(emulated_matrices, number):
     src, dst = PAIRS[number]
     made = case(PROBLEMS[number], **KINDS[number])

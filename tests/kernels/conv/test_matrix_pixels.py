@@ -56,6 +56,7 @@ def made_for(descriptor: str, number: int):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
+@pytest.mark.sampled(3)
 def test_emulated(emulated_matrices, number):
     made, name = made_for(PROBLEMS[number], number), "bcda" if number == 6 else "NCHW"
     layout = Layout(name)

@@ -100,7 +100,7 @@ class Unknown(Data):
 
 @pytest.mark.parametrize("descriptor", CASES)
 @pytest.mark.parametrize(("src", "dst"), [("NCHW", "NCHW"), ("NHWC", "NCHW16"), ("NCHW16", "NHWC"), ("CHWN4", "CHWN4")])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_bits_are_those_of_all_taps(descriptor: str, src: str, dst: str) -> None:
     """Each row of the table, of floats: sums in the same order, but for zeros."""
     problem = Conv2dProblem.from_descriptor(descriptor)
@@ -119,7 +119,7 @@ def test_bits_are_those_of_all_taps(descriptor: str, src: str, dst: str) -> None
 @pytest.mark.parametrize(
     ("src", "layout"), [*itertools.product(("uint8", "int8"), ("NCHW", "NHWC", "NCHW16")), ("uint4", "NCHW64")]
 )
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_zero_points_of_taps_that_are_left_out(descriptor: str, layout: str, src: str) -> None:
     if src == "uint4" and descriptor.startswith("g"):
         pytest.skip("groups of packed pairs have tests of their own")
@@ -131,6 +131,7 @@ def test_zero_points_of_taps_that_are_left_out(descriptor: str, layout: str, src
 
 @pytest.mark.parametrize("descriptor", ["mb32ic6ih1iw5oc6oh1kh1kw3ph0pw1", "mb40ic4ih3iw9oc8oh3kh1kw5ph0pw2dw1"])
 @pytest.mark.parametrize("layout", ["CHWN", "CHWN4", "HWCN"])
+@pytest.mark.sampled(4)
 def test_zero_points_of_taps_along_rows_whose_pixels_are_images(descriptor: str, layout: str) -> None:
     """The rows of the space are then columns of the image."""
     for zero_point in (0, 11):

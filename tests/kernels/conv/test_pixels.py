@@ -74,7 +74,7 @@ def each(descriptor, kind, dtype="float32", **options):
 @pytest.mark.parametrize(
     ("descriptor", "dtype"), [*((d, "float32") for d in ALONG_PIXELS), *((d, "float64") for d in ALONG_PIXELS[::2])]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_on_all_pairs(descriptor, dtype):
     """Exact on small integers; canaries round every buffer. NaN and infinity go where the definition sends them."""
     each(descriptor, "integers", dtype, residual=True)
@@ -94,6 +94,7 @@ ANY = ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW64", "HWCN", "NHCW4", "ABcd2a8b")
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("descriptor", "dtype"), [*((d, "float32") for d in FEW), (FEW[0], "float64")])
+@pytest.mark.sampled(3)
 def test_few_output_channels_in_any_layout(descriptor, dtype):
     """Pixels are transposed while a window is packed, with padding, tails of channels and of pixels; dirty tails."""
     p = read(descriptor)
@@ -111,6 +112,7 @@ def test_few_output_channels_in_any_layout(descriptor, dtype):
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
 @pytest.mark.parametrize("descriptor", [ALONG_PIXELS[0], ALONG_PIXELS[2], ALONG_PIXELS[4]])
+@pytest.mark.sampled(3)
 def test_activations(descriptor, act):
     """Of whole tiles, and of the channels of tiles that are not whole, which are finished one by one."""
     each(descriptor, "floats", act=act, residual=True)

@@ -50,6 +50,7 @@ def each(descriptor: str, kind: str, dtype: str = "float32", **options: bool) ->
 
 @pytest.mark.isa
 @pytest.mark.parametrize("descriptor", PROBLEMS)
+@pytest.mark.sampled(2)
 def test_it_computes_what_it_should(descriptor, always):
     """Exact on small integers; canaries round every buffer. NaN and infinity go where the definition sends them."""
     each(descriptor, "integers", residual=True)

@@ -73,7 +73,7 @@ def test_random_problems(problem, src, dst, act, residual, threads) -> None:
 @pytest.mark.parametrize("descriptor", [ASPP, SIDES])
 @pytest.mark.parametrize(("src", "dst"), [*((x, x) for x in LAYOUTS), ("NHWC", "NCHW16"), ("NCHW", "NHWC")])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 def test_values(descriptor: str, src: str, dst: str, dtype: str) -> None:
     p = Conv2dProblem.from_descriptor(descriptor)
     wanted = data(p, dtype=dtype, act="relu", residual=True)

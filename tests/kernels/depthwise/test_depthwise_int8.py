@@ -105,6 +105,7 @@ def test_zero_points_and_values_at_the_ends(src):
 
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("dst", ["uint8", "int8"])
+@pytest.mark.sampled(3)
 def test_ties_saturation_and_bounds(away, dst):
     """Sums in halves, so that many results are ties; activations that bound inside and outside the type's range."""
     limits = np.iinfo(dst)
@@ -149,7 +150,8 @@ def test_nothing_is_touched_beyond_the_arrays(where):
 
 @pytest.mark.isa
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
-@pytest.mark.parametrize("where", ["start", "end"])
+@pytest.mark.parametrize("where", ["end", "start"])
+@pytest.mark.sampled(2)
 def test_rows_that_share_vectors_are_read_and_written_inside_the_arrays(where):
     descriptor, pairs, _ = PROBLEMS["rows that share vectors"]
     for k, (src, dst) in enumerate(pairs):

@@ -78,7 +78,7 @@ def test_each_layout_to_itself(problem):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", PROBLEMS, ids=Conv2dProblem.descriptor)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_pairs(problem):
     """A sample of those that are taken: blocks that do not divide each other, planes and channels."""
     pairs = [*itertools.permutations(INVENTED, 2), *itertools.product(INVENTED, map(str, NATIVE))]

@@ -45,7 +45,7 @@ def broadcasts(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_activation(layout: str, shape: tuple[int, ...]) -> None:
     x, p = integers(shape), ActivationProblem(shape)
     for act, in_place in itertools.product((RELU, CLIP), (None, 0)):
@@ -54,7 +54,7 @@ def test_activation(layout: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_binary(layout: str, shape: tuple[int, ...]) -> None:
     x = integers(shape)
     for other in broadcasts(shape):
@@ -67,7 +67,7 @@ def test_binary(layout: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_affine(layout: str, shape: tuple[int, ...]) -> None:
     x, (scale, shift) = integers(shape), integers((2, shape[1]))
     wanted = clipped(x * scale[:, None, None] + shift[:, None, None], CLIP)
@@ -84,7 +84,7 @@ KINDS = {
 
 @pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW8", marks=pytest.mark.isa)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_kinds_and_which_operand_is_broadcast(kind: str, layout: str) -> None:
     shape, small = (2, 20, 3, 5), (2, 20, 1, 1)
     big, little = integers(shape, least=1), integers(small, least=1)
@@ -133,7 +133,7 @@ def test_an_operand_that_cannot_be_walked_is_refused() -> None:
 
 @pytest.mark.parametrize("name", conv_oracle.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_activation(name: str, dtype: str) -> None:
     shape = (2, 20, 6, 7)
     x = np.random.default_rng(3).standard_normal(shape).astype(dtype) * 8
@@ -167,7 +167,7 @@ def by_torch(name: str, x: Array, parameters: tuple[float, ...]) -> Array:
 
 @pytest.mark.parametrize("layout", isa_layouts())
 @pytest.mark.parametrize("case", FUNCTION_CASES, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 def test_every_function_in_every_layout(case: tuple[Any, ...], layout: str) -> None:
     """A function of zero may be no zero, and tails are zero then too."""
     for dtype, shape in itertools.product(("float32", "float64"), ((2, 20, 6, 7), (1, 1, 1, 1))):
@@ -184,7 +184,7 @@ def test_every_function_in_every_layout(case: tuple[Any, ...], layout: str) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", FUNCTION_CASES, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_functions_keep_the_digits_of_each_value(case: tuple[Any, ...], dtype: str) -> None:
     """Near zero, up to the ends of the range; the definition in NumPy too."""
     x = np.concatenate([np.linspace(-1, 1, 2001), np.linspace(-87, 88.7, 2001), np.logspace(-30, 1, 301)])

@@ -114,7 +114,7 @@ def test_a_table_of_many_bytes_on_threads() -> None:
 
 
 @pytest.mark.parametrize("layout", [*isa_layouts(), "ABcd4a16b"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_affine(layout: str) -> None:
     """Scale and shift of each channel are float32: some are negative or zero, some results are out of range."""
     for k, shape in enumerate([*SHAPES, (5, 70, 1, 2), (1, 7, 11, 13), (2, 0, 3, 3)]):

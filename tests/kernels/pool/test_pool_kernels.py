@@ -84,7 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "layout"), CASES)
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 def test_grid(name: str, layout: str) -> None:
     turn = list(GRID).index(name) + LAYOUTS.index(layout)  # the two averages in turns, as both compile the same sums
     for kind in ("max", AVERAGES[turn % 2]):

@@ -170,7 +170,7 @@ LONG = [
 
 @pytest.mark.isa
 @pytest.mark.parametrize(("src", "dst", "shape"), LONG, ids=str)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_bigger_maps_on_several_threads(arenas: Arenas, src: str, dst: str, shape: Shape) -> None:
     for itemsize, threads in itertools.product(SIZES, (1, 2, 4)):
         check(arenas, src, dst, shape, itemsize, threads)
@@ -212,7 +212,7 @@ BLOCKED_WEIGHTS = ("ABcd16b16a", "ABcd4b16a4b", "aBcd4b", "Acdb16a", "BAcd16b16a
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.permutations(BLOCKED_WEIGHTS, 2)))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_between_blocked_weights(arenas: Arenas, src: str, dst: str) -> None:
     for shape, itemsize in itertools.product([(17, 3, 1, 1), (33, 20, 3, 2)], (2, 4)):
         check(arenas, src, dst, shape, itemsize)

@@ -139,6 +139,7 @@ def test_epilogue(m, stride, act):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("p", GROUPS, ids=Conv2dProblem.descriptor)
+@pytest.mark.sampled(3)
 def test_groups(p):
     for m, stride, _ in FORMS:
         strided_p = strided(p, stride)
