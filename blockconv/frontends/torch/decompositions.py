@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
@@ -103,6 +103,7 @@ def _of_batch(trace: Any, x: Any, *given: Any, **named: Any) -> Any:
 def strides_of_kernels(graph: Any) -> None:
     """Let the values of a graph have the strides that PyTorch's kernels give, where its traces have others."""
     changed: set[Any] = set()
+    strides = functools.partial(tree_map_only, torch.Tensor, torch.Tensor.stride)
     for node in (node for node in graph.nodes if node.op == "call_function"):
         name = str(getattr(node.target, "_opname", ""))
         given = [other.meta.get("val") for other in node.all_input_nodes]
@@ -116,13 +117,9 @@ def strides_of_kernels(graph: Any) -> None:
                 made = torch.empty_like(made, memory_format=suggest_memory_format(args[0]))
             elif name in _OF_SUMS and len(tensors) > 1:
                 made = made.new_empty_strided(made.shape, torch.add(*args[:2]).stride())
-        if [*map(_strides, tree_leaves(made))] != [*map(_strides, tree_leaves(node.meta["val"]))]:
+        if strides(made) != strides(node.meta["val"]):
             node.meta["val"] = made
             changed.add(node)
-
-
-def _strides(value: Any) -> Any:
-    return value.stride() if isinstance(value, torch.Tensor) else None
 
 
 @contextlib.contextmanager
