@@ -348,6 +348,7 @@ def test_a_program_that_pyinstaller_packs(kind: str, tmp_path: Path) -> None:
     packing = [sys.executable, "-m", "PyInstaller", f"--{kind}", f"--paths={PACKAGE.parent}", *hooks, "program.py"]
     subprocess.run(packing, cwd=tmp_path, check=True, capture_output=True, timeout=1800)
     program = tmp_path / "dist" / "program" / "program" if kind == "onedir" else tmp_path / "dist" / "program"
+    assert not [*tmp_path.glob("dist/*/_internal/torch")], "which the program does not import"
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     for _ in range(2):
         done = subprocess.run(
