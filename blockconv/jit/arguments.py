@@ -25,6 +25,11 @@ In LLVM a view is the address, an int64. A read or write of a word through it co
 views of one class. ``view[k]`` is the k-th block of an array of blocks that begins where the view does.
 
 Words are int64s: an address, a count, 0 or 1; a float is passed as its bits.
+
+A kernel's stores could change a block, as far as LLVM knows: a view's words are loaded again after each. ``held(view)``
+has the words in registers, for a block that nobody writes to while the kernel runs. It loads those that are used, once.
+
+`records.fill` makes a block of records that have its words under the same names.
 """
 
 from __future__ import annotations
@@ -38,10 +43,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from llvmlite import ir
 from numba import TypingError, types
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
     infer_getattr,
+    intrinsic,
     lower_builtin,
     lower_getattr,
     lower_getattr_generic,
@@ -65,8 +72,8 @@ _A = TypeVar("_A", bound="Arguments")
 class Word:
     """One int64 of a block; see `word`."""
 
-    def __init__(self, meaning: str, unit: str) -> None:
-        self.meaning, self.unit = meaning, unit
+    def __init__(self, meaning: str, unit: str, default: int | None = None) -> None:
+        self.meaning, self.unit, self.default = meaning, unit, default
         self.name, self.first = "", 0  # the field's name, and its first word in the block
         self.size: int | None = 1  # in words; None: as many as there are
         self.type: Any = types.int64  # in a kernel
@@ -138,13 +145,13 @@ class Blocks(Word):
             yield from field.lines(first + self.first, f"{prefix}{self.name}{'[0]' if self.many else ''}.")
 
 
-def word(meaning: str, unit: str = "") -> Any:
+def word(meaning: str, unit: str = "", default: int | None = None) -> Any:
     """Declare a word of a block.
 
     meaning: what it is. unit: what it counts, where it has one: bytes, elements, channels, rows, an address, the
-    address of a kernel, 0 or 1, ...
+    address of a kernel, 0 or 1, ... default: what it is where Python does not give it.
     """
-    return Word(meaning, unit)
+    return Word(meaning, unit, default)
 
 
 def group(block: type[Arguments], meaning: str = "") -> Any:
@@ -190,7 +197,7 @@ class _Block(type):
         return made  # type: ignore[no-any-return]
 
 
-_RESERVED = frozenset({"address", "describe", "fields", "is_open", "load", "nbytes"})
+_RESERVED = frozenset({"address", "defaults", "describe", "fields", "is_open", "load", "nbytes"})
 
 
 class Arguments(tuple[Any, ...], metaclass=_Block):
@@ -208,6 +215,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
     address: int  # of a view, in kernels
     nbytes: ClassVar[int] = 0
     fields: ClassVar[dict[str, Word]] = {}
+    defaults: ClassVar[dict[str, int]] = {}
     is_open: ClassVar[bool] = False
 
     @classmethod
@@ -221,12 +229,18 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
             field.name, field.first = name, cls.nbytes // WORD
             cls.fields, cls.is_open = {**cls.fields, name: field}, field.size is None
             cls.nbytes += WORD * (field.size or 0)
+        cls.defaults = {name: field.default for name, field in cls.fields.items() if field.default is not None}
 
     def __new__(cls: type[_A], *address: Any, **words: Any) -> _A:
         if address:
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
         if words.keys() != cls.fields.keys():
-            raise TypeError(_wrong_words(cls, words))
+            words = {
+                **{name: field.default for name, field in cls.fields.items() if field.default is not None},
+                **words,
+            }
+            if words.keys() != cls.fields.keys():
+                raise TypeError(_wrong_words(cls, words))
         values: list[Any] = []
         for name, field in cls.fields.items():
             value = words[name]
@@ -259,8 +273,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
 
         held: nobody writes to the block while a kernel runs, so that what is made of it need not be made again.
         """
-        words = pointer(builder, address, I64)
-        found = [builder.load(builder.gep(words, [const(k)]), align=8) for k in range(cls.nbytes // WORD)]
+        found = [builder.load(_at(builder, address, k), align=8) for k in range(cls.nbytes // WORD)]
         for load in found if held else ():
             load.set_metadata("invariant.load", builder.module.add_metadata([]))
         return _made(cls, found)
@@ -380,7 +393,7 @@ def _get(context: Any, builder: Any, view: BlockView, address: Any, name: str) -
     field = view.block.fields[name]
     if isinstance(field, Blocks):
         return builder.add(address, const(WORD * field.first)) if field.first else address
-    return builder.load(_at(builder, address, field), align=8)
+    return builder.load(_at(builder, address, field.first), align=8)
 
 
 @lower_setattr_generic(BlockView)  # type: ignore[untyped-decorator]
@@ -390,11 +403,11 @@ def _set(context: Any, builder: Any, signature: Any, args: Any, name: str) -> No
     if field is None or isinstance(field, Blocks):
         raise TypingError(f"{view.block.__name__}: {name!r} is no word that can be written")
     address, value = args
-    builder.store(value, _at(builder, address, field), align=8)
+    builder.store(value, _at(builder, address, field.first), align=8)
 
 
-def _at(builder: Any, address: Any, field: Word) -> Any:
-    return builder.gep(pointer(builder, address, I64), [const(field.first)])
+def _at(builder: Any, address: Any, first: int) -> Any:
+    return builder.gep(pointer(builder, address, I64), [const(first)])
 
 
 @type_callable(operator.getitem)  # type: ignore[untyped-decorator]
@@ -410,3 +423,70 @@ def _item(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     view, _ = signature.args
     address, index = args
     return builder.add(address, builder.mul(index, const(view.block.nbytes)))
+
+
+# ---------------------------------------------------------------- in registers
+
+
+class HeldBlock(types.Type):  # type: ignore[misc]
+    """Numba's type of a block in registers; its value is the address and the words."""
+
+    def __init__(self, block: type[Arguments]) -> None:
+        self.block = block
+        super().__init__(f"held {block.__module__}.{block.__qualname__}")
+
+    @property
+    def key(self) -> type[Arguments]:
+        return self.block
+
+    def instance_class(self, address: Any, *words: Any) -> Arguments:
+        """The words of LLVM's values, as `emitted` code takes them."""
+        return _made(self.block, words)
+
+
+@register_model(HeldBlock)
+class _HeldModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, held: HeldBlock) -> None:
+        words = 1 + held.block.nbytes // WORD
+        super().__init__(manager, held, ir.LiteralStructType([I64] * words))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def held(typingctx: Any, view: Any) -> Any:
+    """The block of a view, in registers."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _held(builder, [args[0], *view.block.load(builder, args[0])])
+
+    return HeldBlock(view.block)(view), codegen
+
+
+def _held(builder: Any, words: list[Any]) -> Any:
+    value = ir.Constant(ir.LiteralStructType([I64] * len(words)), ir.Undefined)
+    for k, one in enumerate(words):
+        value = builder.insert_value(value, one, k)
+    return value
+
+
+@infer_getattr
+class _HeldAttributes(AttributeTemplate):  # type: ignore[misc]
+    key = HeldBlock
+
+    def generic_resolve(self, held: HeldBlock, name: str) -> Any:
+        found = _ViewAttributes.generic_resolve(self, held, name)
+        if not isinstance(found, BlockView):
+            return found
+        if held.block.fields[name].size != found.block.nbytes // WORD:
+            raise TypingError(f"{held.block.__name__} is in registers, where no {name}[k] is")
+        return HeldBlock(found.block)
+
+
+@lower_getattr_generic(HeldBlock)  # type: ignore[untyped-decorator]
+def _get_held(context: Any, builder: Any, held: HeldBlock, value: Any, name: str) -> Any:
+    if name == "address":
+        return builder.extract_value(value, 0)
+    field = held.block.fields[name]
+    words = [builder.extract_value(value, 1 + field.first + k) for k in range(field.size or 0)]
+    if not isinstance(field, Blocks):
+        return words[0]
+    return _held(builder, [builder.add(builder.extract_value(value, 0), const(WORD * field.first)), *words])

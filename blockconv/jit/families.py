@@ -1,6 +1,6 @@
 """Kernel families: a builder of Python bodies, and the compiled kernels of its specialisations.
 
-A *kernel family* is a function of plain integers that returns the Python body of one
+A *kernel family* is a function of plain integers, and of records of them, that returns the Python body of one
 specialisation. ``@kernel`` makes it a callable that gives the compiled `Kernel` for those
 integers. A kernel is a C function ``void (int64, int64, int64, int64)``, known by its address.
 
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from numba import config
 
@@ -28,6 +28,7 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.core.progress import Progress
 from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
+from blockconv.jit.records import integers_of, parameters_of
 
 _lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
 
@@ -55,7 +56,10 @@ class Kernel(Addressed):
 
 
 class KernelFamily:
-    """The object that ``@kernel`` makes from a builder: ``family(*ints)`` is the kernel specialised on them."""
+    """The object that ``@kernel`` makes from a builder: ``family(*ints)`` is the kernel specialised on them.
+
+    A record stands for its integers. The builder gets records where its parameters are annotated so.
+    """
 
     def __init__(self, build: Callable[..., Callable[[int, int, int, int], None]]) -> None:
         functools.update_wrapper(self, build)
@@ -63,7 +67,8 @@ class KernelFamily:
         self._build = build
         self._kernels: dict[tuple[int, ...], Kernel] = {}
 
-    def __call__(self, *params: int) -> Kernel:
+    def __call__(self, *given: Any) -> Kernel:
+        params = tuple(integers_of(given))
         found = self._kernels.get(params)
         if found is None:
             listed = getattr(_collected, "kernels", None)
@@ -89,7 +94,7 @@ class KernelFamily:
             raise UnsupportedError(
                 f"kernel {name}: NUMBA_DISABLE_JIT is set, and kernels are LLVM code, with no Python twin"
             )
-        body = self._build(*params)
+        body = self._build(*parameters_of(self._build, params))
         body.__name__ = body.__qualname__ = name
         with _lock, _told():
             code = generate(name, body)
@@ -104,9 +109,10 @@ class KernelFamily:
 
 
 def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:
-    """Decorator: ``build(*ints)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
+    """Decorator: ``build(*params)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
 
-    The body may close over the integers only: they are the specialisation and the cache key.
+    params: integers, and records of them. The body may close over these only: they are the specialisation and the
+    cache key.
     """
     return KernelFamily(build)
 

@@ -61,9 +61,10 @@ def opaque(builder: Any, value: Any) -> Any:
 def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
     """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it.
 
-    The arguments are int64s, floats, or NamedTuples of them, whose fields then are LLVM values. A value known when a
-    kernel is built (a tile's shape, an element type) is no argument: `emit` closes over it. Or the call gives it as a
-    literal integer, for a parameter named ``*_lit``. A value that `emit` returns has the type `result` (see `giving`).
+    The arguments are int64s, floats, or NamedTuples of them and blocks in registers, whose fields then are LLVM values.
+    A value known when a kernel is built (a tile's shape, an element type) is no argument: `emit` closes over it. Or the
+    call gives it as a literal integer, for a parameter named ``*_lit``. A value that `emit` returns has the type
+    `result` (see `giving`).
     """
     names = list(inspect.signature(emit).parameters)[1:]
     literal = [name.endswith("_lit") for name in names]

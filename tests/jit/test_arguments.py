@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import ctypes
 import pickle
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from numba.core import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from blockconv.jit.arguments import Arguments, group, table, word
+from blockconv.jit.arguments import Arguments, group, held, table, word
 from blockconv.jit.compiler import generate, inline, link
-from blockconv.jit.ir import call_kernel, load_i64, store_i64
+from blockconv.jit.ir import call_kernel, emitted, load_i64, store_i64
+from blockconv.jit.records import fields_of, fill, integers_of, parameters_of
 from blockconv.runtime import Buffer, address_of
 
 
@@ -125,6 +127,66 @@ def test_names_are_checked() -> None:
         Copy(**{**BLOCK, "outer": []})
 
 
+class Default(Arguments):
+    """A block with words that need not be given."""
+
+    first = word("given")
+    second = word("or not", "bytes", 7)
+
+
+def test_a_word_may_have_a_default() -> None:
+    assert (Default(first=1), Default(first=1, second=2)) == ((1, 7), (1, 2))
+    with pytest.raises(TypeError, match=r"Default: missing first$"):
+        Default(second=2)
+
+
+# ---------------------------------------------------------------- records
+
+
+class Tile(NamedTuple):
+    """The shape of a tile."""
+
+    row: int
+    vectors: int = 1
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How something is cut."""
+
+    value: int
+    col: int
+
+    @property
+    def weight(self) -> int:
+        return self.value + 1
+
+
+def test_a_record_is_filled_from_others_by_name() -> None:
+    assert fill(Entry, Blocking(4, 8)) == Entry(weight=5, value=4)
+    assert fill(Pixels, Blocking(4, 8), Tile(2)) == Pixels(row=2, col=8)
+    assert fill(Pixels, Blocking(4, 8), Tile(2), col=9) == Pixels(row=2, col=9)
+    assert fill(Tile, Pixels(row=3, col=4)) == Tile(3, 1)
+    assert fill(Blocking, Pixels(row=3, col=4), Entry(weight=1, value=2)) == Blocking(2, 4)
+    with pytest.raises(TypeError, match=r"Pixels: row is given by Tile, Pixels"):
+        fill(Pixels, Tile(1), Pixels(row=3, col=4))
+    with pytest.raises(TypeError, match=r"Pixels: missing col"):
+        fill(Pixels, Tile(1))
+    with pytest.raises(TypeError, match=r"Pixels has no word 'colu'; did you mean 'col'\?"):
+        fill(Pixels, Tile(1), colu=2)
+
+
+def test_a_family_takes_records_as_integers() -> None:
+    def build(tile: Tile, cut: Blocking, plain: int, last: int = 0) -> Any: ...
+
+    given = Tile(2, 3), Blocking(4, 5), True
+    assert [*integers_of(given)] == [2, 3, 4, 5, 1]
+    assert [*parameters_of(build, [2, 3, 4, 5, 1])] == [*given]
+    assert [*parameters_of(build, [2, 3, 4, 5, 1, 6])] == [*given, 6]
+    assert [*parameters_of(lambda *numbers: None, [1, 2])] == [1, 2]
+    assert (fields_of(Copy)[:2], fields_of(int)) == (("src", "oh"), ())
+
+
 def test_declarations_are_checked() -> None:
     with pytest.raises(TypeError, match=r"word 'a' is declared twice"):
 
@@ -226,6 +288,33 @@ def test_kernels_read_and_write() -> None:
     block = np.array(words, np.int64)
     run(body, block)
     assert out.tolist() == [11 + 20 * 50, 7 + 60, 8 * 11, address_of(block)]
+
+
+def test_a_held_block_is_loaded_once() -> None:
+    """Its words stay as they were when it was made; groups of them, and LLVM code, have them too."""
+
+    @emitted
+    def write(builder: Any, a: Any, out: Any) -> None:
+        words = builder.inttoptr(out, ir.IntType(64).as_pointer())
+        builder.store(builder.add(a.oh, a.of_dst.row), builder.gep(words, [ir.Constant(ir.IntType(64), 2)]))
+
+    def body(args, first, last, scratch):
+        view = Copy(args)
+        a, out = held(view), view.src
+        view.oh = 77
+        store_i64(out, 0, a.oh + view.oh)
+        store_i64(out, 1, a.of_src.col - (a.of_dst.address - a.address))
+        write(a, out)
+
+    out = np.zeros(3, np.int64)
+    run(body, np.array(Copy(**{**BLOCK, "src": address_of(out)}), np.int64))
+    assert out.tolist() == [11 + 77, 21 - 8 * 5, 11 + 30]
+
+    def reads_table(args, first, last, scratch):
+        store_i64(scratch, 0, held(Copy(args)).outer[0].size)
+
+    with pytest.raises(TypingError, match=r"Copy is in registers, where no outer\[k\] is"):
+        generate("reads_table", reads_table)
 
 
 @inline

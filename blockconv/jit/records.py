@@ -1,0 +1,86 @@
+"""Records of a kernel: the numbers that it is compiled for, its argument block, what it keeps in registers.
+
+A field is declared once, and records that share fields are made of one another:
+
+- A kernel family takes records of integers, by the annotations of its builder: ``build(spec: Spec, columns: Columns)``.
+- Where a blocking has what a kernel is compiled for, both inherit these fields from one dataclass.
+- `fill` makes any record of those that have its fields, so that nothing copies ``name=x.name``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+_R = TypeVar("_R")
+
+
+def fields_of(kind: Any) -> tuple[str, ...]:
+    """The names of the fields of a named tuple, a dataclass or a block of arguments; () for another type."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(getattr(kind, "_fields", ()) or getattr(kind, "fields", ()))
+
+
+def fill(made: type[_R], *records: Any, **given: Any) -> _R:
+    """A record of the fields that are given, and of those that one of the records has under their names.
+
+    Properties of records count too. Raises TypeError for a name that several records have, and as `made` does for one
+    that none has.
+    """
+    sources = _sources(made, tuple(given), *map(type, records))  # type: ignore[arg-type]
+    return made(**{name: getattr(records[k], name) for name, k in sources}, **given)
+
+
+@functools.cache
+def _sources(made: type, given: tuple[str, ...], *records: type) -> list[tuple[str, int]]:
+    """The number of the record that has each of the fields which are not given."""
+    found = []
+    for name in fields_of(made):
+        having = [k for k, record in enumerate(records) if name not in given and name in _names(record)]
+        if len(having) > 1:
+            raise TypeError(f"{made.__name__}: {name} is given by {', '.join(records[k].__name__ for k in having)}")
+        found += [(name, k) for k in having]
+    return found
+
+
+@functools.cache
+def _names(record: type) -> frozenset[str]:
+    """The names of a record's fields and properties."""
+    kinds = property, functools.cached_property
+    return frozenset(fields_of(record)) | {name for name in dir(record) if isinstance(getattr(record, name), kinds)}
+
+
+# ---------------------------------------------------------------- the integers of a kernel family
+
+
+def integers_of(params: Iterable[Any]) -> Iterator[int]:
+    """The integers of parameters, each one integer or a record."""
+    for param in params:
+        if names := fields_of(type(param)):
+            yield from integers_of(getattr(param, name) for name in names)
+        else:
+            yield int(param)
+
+
+def parameters_of(build: Any, integers: Iterable[int]) -> Iterator[Any]:
+    """The parameters of a builder: records where it is annotated so, else integers."""
+    left, hints = iter(integers), typing.get_type_hints(build)
+    for name in build.__code__.co_varnames[: build.__code__.co_argcount]:
+        if fields_of(hints.get(name)):
+            yield _taken(hints[name], left)
+        else:
+            yield from itertools.islice(left, 1)  # one with a default may be left out
+    yield from left
+
+
+def _taken(kind: Any, left: Iterator[int]) -> Any:
+    names = fields_of(kind)
+    if not names:
+        return kind(next(left))
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _taken(hints[name], left) for name in names})
