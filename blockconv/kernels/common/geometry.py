@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
@@ -50,11 +49,6 @@ class ConvSizes(Arguments):
     pw = word("padding on the left", "pixels")
     dh = word("vertical dilation", "pixels")
     dw = word("horizontal dilation", "pixels")
-
-    @staticmethod
-    def of(problem: Any) -> dict[str, int]:
-        """The words of a problem, by name."""
-        return {name: getattr(problem, name) for name in ConvSizes.fields}
 
 
 @functools.lru_cache(maxsize=4096)

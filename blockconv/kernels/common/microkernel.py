@@ -25,6 +25,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, opaque, pointer
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -125,12 +126,6 @@ class TileSpec(NamedTuple):
         firsts = (pixel * self.src_pixel for pixel in range(self.pixels if self.ahead else 0))
         return tuple(dict.fromkeys(first - first % LINE for first in firsts))
 
-    @property
-    def given(self) -> tuple[int, ...]:
-        """The numbers that a kernel is compiled for, without trailing defaults."""
-        required = len(self) - len(self._field_defaults)
-        return self[: max(k for k, value in enumerate(self) if value or k < required) + 1]
-
     def prefetching(self, lines: int) -> TileSpec:
         """This tile, each of whose full steps prefetches so many lines."""
         shares = self.shared.dense and self.step >= PREFETCHING and not self.streamed
@@ -157,20 +152,19 @@ def lines_ahead(block: int, tiles: int, steps: int) -> int:
 
 
 @jit.kernel
-def conv_tile(*spec):
+def conv_tile(spec: TileSpec):
     """Reduce tiles and store them: see `kernel_of_tiles`.
 
-    spec: a `TileSpec`. The loop over tasks is another kernel, the same for all tiles. So only code that differs between
-        problems is compiled again.
+    The loop over tasks is another kernel, the same for all tiles. So only code that differs between problems is
+    compiled again.
     """
-    given = TileSpec(*spec)
-    kept = given.rows * given.pixels * given.vectors * given.lanes * ElementType.of(given.element).itemsize
-    return kernel_of_tiles(functools.partial(_compute, spec=given), kept)
+    kept = spec.rows * spec.pixels * spec.vectors * spec.lanes * ElementType.of(spec.element).itemsize
+    return kernel_of_tiles(functools.partial(_compute, spec=spec), kept)
 
 
 def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
     """Reduce and store a tile, or a block of its reduction."""
-    out = Output(**{name: getattr(run, name) for name in Output._fields})
+    out = fill(Output, run)
     if spec.k_blocked:
         _reduce_block(builder, spec, run, out)
         return

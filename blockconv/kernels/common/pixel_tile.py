@@ -50,9 +50,9 @@ class PixelTileSpec(NamedTuple):
 
 
 @jit.kernel
-def pixel_tile(*spec):
-    """Reduce tiles and store them: see `kernel_of_tiles`. spec: a `PixelTileSpec`."""
-    return kernel_of_tiles(functools.partial(_compute, spec=PixelTileSpec(*spec)))
+def pixel_tile(spec: PixelTileSpec):
+    """Reduce tiles and store them: see `kernel_of_tiles`."""
+    return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
 def _compute(builder: Any, run: TileRecord, spec: PixelTileSpec) -> None:

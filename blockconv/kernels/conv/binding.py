@@ -31,6 +31,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import SIGNED, Types
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
@@ -64,7 +65,10 @@ def bind_tiles(
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     reduction = bound.reduction(len(offsets))
-    args = TilesArguments(
+    args = fill(
+        TilesArguments,
+        bound.at,
+        blocking,
         src=Buffer(SRC.index, read),
         wei=WEI,
         bia=BIA,
@@ -212,13 +216,11 @@ class _Binding:
             "source": src._replace(n=0) if by_h else src,
             "destination": dst,
             "dst_block": dst.block if dst.length <= stored else stored * self.dst_itemsize >> self.dst_shift,
-            "depth": at.depth,
             "depth_step": p.dh if by_h else 1,
             "depth_size": p.ih if by_h else NO_BLOCK,
             "depth_bytes": self.src.row if by_h else 0,
             "image_step": p.sh if by_h else 0,
             "image_start": -p.ph if by_h else 0,
-            **{name: getattr(at, name) for name in ("ih", "iw", "oh", "ow", "ph", "pw", "sh", "sw")},
         }
 
     def reduction(self, steps: int) -> Words:
@@ -267,23 +269,18 @@ class _Binding:
         return blocking.tiles * (-(-blocking.pixels // blocking.lines) if blocking.blocks else 1)
 
     def window(self) -> Words:
-        blocking, panel_bytes = self.blocking, self.ic_blocks * self.at.depth * self.plane
+        panel_bytes = self.ic_blocks * self.at.depth * self.plane
         shrunk = self.src_each * self.itemsize // self.src_itemsize  # how much less a panel is as it is packed
         return {
-            "in_place": blocking.in_place,
             "ic_blocks": self.ic_blocks,
             "row_step": self.row_step,
             "col_step": self.col_step,
             "window_sh": self.window_sh,
-            "window_rows": blocking.window_rows,
-            "window_cols": blocking.window_cols,
             "window_row": self.row,
             "packed_row": self.row // shrunk,
             "packed_block": self.plane // shrunk,
             "packed_at": 0 if self.unpacks_pixels else panel_bytes - panel_bytes // shrunk,
-            "line": blocking.line,
             "line_bytes": self.p.sh * self.src.row,
-            "panel": blocking.panel,
             "panel_bytes": panel_bytes,
             "src_pixel": self.window_sw * self.pixel,
         }
@@ -293,11 +290,8 @@ class _Binding:
         tile_bytes = blocking.lines * blocking.width * acc_itemsize
         return {
             "groups": self.groups,
-            "task_rows": blocking.task_rows,
             "row_tasks": -(-self.at.oh // blocking.task_rows),
             "col_tasks": -(-self.at.ow // blocking.task_cols),
-            "ocbs": blocking.ocbs,
-            "splits": blocking.splits,
             "sums_at": blocking.scratch - (3 + blocking.tiles) * tile_bytes,
             "tiles_at": blocking.scratch - 3 * tile_bytes,
             "tile_rows": blocking.rows,

@@ -101,9 +101,9 @@ def register_sizes(channels: int, blocks: int, step: int) -> Iterator[tuple[int,
 
 
 @jit.kernel
-def matrix_pixel_tile(*spec):
-    """Reduce tiles and store them: see `kernel_of_tiles`. spec: a `MatrixPixelSpec`."""
-    return kernel_of_tiles(functools.partial(_compute, spec=MatrixPixelSpec(*spec)))
+def matrix_pixel_tile(spec: MatrixPixelSpec):
+    """Reduce tiles and store them: see `kernel_of_tiles`."""
+    return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
 def _compute(b: Any, run: TileRecord, spec: MatrixPixelSpec) -> None:

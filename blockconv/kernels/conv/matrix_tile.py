@@ -141,12 +141,12 @@ def release():
 
 
 @jit.kernel
-def matrix_tile(*spec):
+def matrix_tile(spec: TileSpec):
     """Reduce tiles and store them: see `kernel_of_tiles`.
 
-    spec: a `TileSpec`, of vectors of 16 lanes, whose `step` counts the elements of all taps of a step.
+    spec: of vectors of 16 lanes; its `step` counts the elements of all taps of a step.
     """
-    return kernel_of_tiles(functools.partial(_compute, spec=TileSpec(*spec)))
+    return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
 def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:

@@ -25,8 +25,9 @@ from dataclasses import replace
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.register_tiles import are_far
@@ -400,7 +401,9 @@ def _make_reference(request: Request) -> Primitive:
 
     def make(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         padded = dst.padded_shape(p.dst_shape)[1]
-        args = ReferenceArguments(
+        args = fill(
+            ReferenceArguments,
+            p,
             src=SRC,
             wei=WEI,
             bia=BIA,
@@ -408,10 +411,6 @@ def _make_reference(request: Request) -> Primitive:
             residual=RES if epilogue.residual else DST,
             activation=ACT,
             kind=epilogue.activation,
-            **ConvSizes.of(p),
-            ic=p.ic,
-            oc=p.oc,
-            g=p.g,
             padded_oc=padded,
             source=request.source,
             destination=request.destination,

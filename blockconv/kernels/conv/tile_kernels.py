@@ -7,6 +7,7 @@ from typing import NamedTuple
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType, Types, element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
@@ -71,70 +72,61 @@ class Tiles(NamedTuple):
     def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile whose vectors run along pixels."""
         blocking, lanes = self.blocking, self.blocking.pixel_lanes
-        return pixel_tile(
-            *PixelTileSpec(
-                element=self.types.acc.code,
-                fma=int(target.isa().fma),
-                rows=blocking.rows,
-                vectors=blocking.pixels // lanes,
-                channels=blocking.width,
-                lanes=lanes,
-                act=epilogue.activation,
-                cut=int(blocking.kept is not None),
-            )
+        spec = PixelTileSpec(
+            element=self.types.acc.code,
+            fma=int(target.isa().fma),
+            rows=blocking.rows,
+            vectors=blocking.pixels // lanes,
+            channels=blocking.width,
+            lanes=lanes,
+            act=epilogue.activation,
+            cut=int(blocking.kept is not None),
         )
+        return pixel_tile(spec)
 
     def of_matrix_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile of matrices whose columns are pixels."""
-        blocking = self.blocking
-        return matrix_pixel_tile.matrix_pixel_tile(
-            *MatrixPixelSpec(
-                element=self.types.acc.code,
-                channels=blocking.width,
-                pixels=blocking.pixels,
-                blocks=blocking.blocks,
-                src_unit=self.src_unit,
-                step=self.step,
-                act=epilogue.kind(self.types),
-                dot=blocking.dot.number,
-                dst=self.converted,
-                rounding=self.rounding(epilogue),
-                shifted=epilogue.shifted,
-                cut=int(blocking.kept is not None),
-            )
+        spec = fill(
+            MatrixPixelSpec,
+            self,
+            self.blocking,
+            element=self.types.acc.code,
+            channels=self.blocking.width,
+            step=self.step,
+            act=epilogue.kind(self.types),
+            dot=self.blocking.dot.number,
+            dst=self.converted,
+            rounding=self.rounding(epilogue),
+            shifted=epilogue.shifted,
+            cut=int(self.blocking.kept is not None),
         )
+        return matrix_pixel_tile.matrix_pixel_tile(spec)
 
     def of_channels(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel of a tile whose vectors run along output channels."""
         blocking, shared = self.blocking, self.blocking.shared
-        spec = TileSpec(
+        spec = fill(
+            TileSpec,
+            self,
+            blocking,
+            shared,
             element=self.types.acc.code,
             fma=int(target.isa().fma and self.types.acc.is_float),
-            rows=blocking.rows,
-            pixels=blocking.pixels,
-            vectors=blocking.vectors,
-            lanes=blocking.lanes,
-            src_pixel=self.src_pixel,
             step=self.step,
             store_width=blocking.store_width or blocking.lanes,
             act=epilogue.kind(self.types),
-            groups=shared.groups,
             group_ic=shared.ic,
             group_oc=shared.oc,
             pitch=self.pitch,
-            taps=shared.taps,
-            tap_step=shared.tap_step,
-            has_parts=int(self.has_parts),
             dot=blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
             shifted=epilogue.shifted,
-            gap=blocking.gap,
             k_blocked=int(blocking.k_blocks > 1),
             ahead=int(self.is_apart and blocking.step > 1),
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
             cut=int(blocking.kept is not None),
         )
         if blocking.dot.is_matrix:
-            return matrix_tile.matrix_tile(*spec.given)
-        return conv_tile(*spec.prefetching(lines).given)
+            return matrix_tile.matrix_tile(spec)
+        return conv_tile(spec.prefetching(lines))

@@ -164,13 +164,12 @@ class ColumnsTileSpec(NamedTuple):
 
 
 @jit.kernel
-def columns_tile(*spec):
-    """Tiles of sums [row of taps][tap][input channel] by a vector of output channels: a `ColumnsTileSpec`.
+def columns_tile(at: ColumnsTileSpec):
+    """Tiles of sums [row of taps][tap][input channel] by a vector of output channels.
 
     A pixel of the input is read once for all taps that it meets in neighbouring output pixels. Each lane of a
     vector gets a channel of its own group. Sums are kept as those of a `conv_tile` that is k_blocked.
     """
-    at = ColumnsTileSpec(*spec)
     held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
 

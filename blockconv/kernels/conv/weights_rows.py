@@ -30,8 +30,9 @@ import numpy as np
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import name_of
-from blockconv.kernels.common.geometry import ConvSizes, geometry, image_blocks
+from blockconv.kernels.common.geometry import geometry, image_blocks
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.register_tiles import are_far
@@ -125,7 +126,10 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     in_pairs = at.dot.channels > 1
     packed = types.src if in_pairs else types.acc
     whole, cut = _offsets(request, at, window)
-    args = WeightsArguments(
+    args = fill(
+        WeightsArguments,
+        p,
+        at,
         src=_images(request, packed, True, at.col_step),
         grad=_images(request, packed, False, 1),
         dst=DST,
@@ -205,16 +209,14 @@ def _runs(request: Request, at: WeightsBlocking, axes: dict[int, int]) -> tuple[
 
 
 def _sizes(request: Request, at: WeightsBlocking) -> Words:
-    """The problem's sizes, and the number and sizes of the parts that it is cut into."""
+    """The number and sizes of the parts that the problem is cut into."""
     p = request.problem
     ic, oc = p.ic // p.g, at.groups * (p.oc // p.g)
     _, row_chunks, col_chunks = at.chunks(p)
     return {
-        **ConvSizes.of(p),
         "ic": ic,
         "group_ic": at.groups * ic,
         "all_ic": p.ic,
-        "packed_ic": at.packed_ic,
         "oc": oc,
         "all_oc": p.oc,
         "groups": -(-p.g // at.groups),
@@ -226,10 +228,6 @@ def _sizes(request: Request, at: WeightsBlocking) -> Words:
         "chunk_images": at.images,
         "chunk_rows": at.rows,
         "chunk_cols": at.cols,
-        **{
-            name: getattr(at, name)
-            for name in ("cb", "task_ocbs", "oc_tasks", "splits", "tap_cols", "lines", "tiles", "width")
-        },
         "itemsize": request.types.acc.itemsize,
     }
 
@@ -241,14 +239,10 @@ def _window_words(request: Request, at: WeightsBlocking) -> Words:
     return {
         "src_next": at.lines // taps * size,
         "src_last": (at.row_lines - at.lines) // taps * size,
-        "tap_rows": at.tap_rows,
         "by_rows": int(at.taps > 0),
         "is_wide": int(at.wide > 1),
         "window_next": at.together * at.cb * size if at.wide > 1 else 0,
         "panel_width": at.packed_oc,
-        **{name: getattr(at, name) for name in ("row_step", "col_step", "row_reach", "col_reach")},
-        "row_unit": at.row_unit,
-        "col_unit": at.col_unit,
         "window_image": rows * cols * pixel,
         "window_row": cols * pixel,
         "tap_row": cols * pixel * (p.dh if at.rows > 1 else 1),
@@ -293,7 +287,7 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     fma = int(target.isa().fma)
     shape = (1, lines, at.vectors, at.lanes)
     spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
-    return conv_tile(*spec.given)
+    return conv_tile(spec)
 
 
 def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:
@@ -307,7 +301,7 @@ def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) 
         spec = spec._replace(rows=1, taps=1, channels=1, pixels=4, pixel=0, px_step=1, tap_step=1)
     elif at.together > 1:
         spec = spec._replace(groups=at.together, ic=p.ic // p.g, oc=p.oc // p.g)
-    return kernels.columns_tile(*spec)
+    return kernels.columns_tile(spec)
 
 
 BACKWARD_WEIGHTS = Row(

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import group, word
+from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, emitted, fill_memory, shuffle
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
@@ -114,38 +114,27 @@ def _reached(taps: int, stride: int, dilation: int, begin: int) -> dict[tuple[in
 
 
 class _Plane(NamedTuple):
-    """A block of channels of an image: addresses, strides in bytes, sizes.
-
-    src: what the first step reads at column 0 of its window.
-    up, left: whole strides of padding.
-    """
+    """A block of channels of an image: addresses. src: what the first step reads at column 0 of its window."""
 
     src: int
-    src_row: int
     zeros: int
     wei: int
     bia: int
     dst: int
-    dst_row: int
-    activation: int
-    oh: int
-    ow: int
-    ih: int
-    iw: int
-    up: int
-    left: int
 
 
 class _Code:
     """The code of one plane."""
 
-    def __init__(self, builder: Any, spec: DataSpec, x: _Plane) -> None:
-        self.b, self.spec, self.x = builder, spec, x
+    def __init__(self, builder: Any, spec: DataSpec, a: DepthwiseDataArguments, x: _Plane) -> None:
+        self.b, self.spec, self.a, self.x = builder, spec, a, x
+        # Whole strides of padding.
+        self.up, self.left = builder.sdiv(a.ph, const(spec.sh)), builder.sdiv(a.pw, const(spec.sw))
         self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
         self.stored = Floats(builder, ElementType.of(spec.dst), spec.lanes)
         self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
         self.bias = self.repeated(x.bia)
-        self.parameters = list(parameters_at(self.sums, x.activation)) if spec.activation else []
+        self.parameters = list(parameters_at(self.sums, a.activation)) if spec.activation else []
         self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
 
     def repeated(self, address: Any) -> Any:
@@ -159,15 +148,15 @@ class _Code:
         return self.repeated(self.b.add(self.x.wei, const(tap * self.spec.unit * self.sums.itemsize)))
 
     def all(self) -> None:
-        b, x, spec = self.b, self.x, self.spec
-        steps = b.sdiv(b.add(x.ih, const(spec.sh - 1)), const(spec.sh))
-        columns = b.sdiv(b.add(x.iw, const(spec.sw - 1)), const(spec.sw))
+        b, a, spec = self.b, self.a, self.spec
+        steps = b.sdiv(b.add(a.ih, const(spec.sh - 1)), const(spec.sh))
+        columns = b.sdiv(b.add(a.iw, const(spec.sw - 1)), const(spec.sw))
         offsets = sorted({*spec.cols.values()})
         with cgutils.for_range_slice(b, const(0), columns, const(spec.pixels)) as (col, _):
-            at = b.add(col, x.left)
+            at = b.add(col, self.left)
             begins = [b.add(at, const(k)) for k in (spec.first, offsets[-1] + spec.pixels if offsets else 0)]
-            reads_inside = b.and_(b.icmp_signed(">=", begins[0], const(0)), b.icmp_signed("<=", begins[1], x.ow))
-            fits = b.icmp_signed("<=", b.mul(const(spec.sw), b.add(col, const(spec.pixels))), x.iw)
+            reads_inside = b.and_(b.icmp_signed(">=", begins[0], const(0)), b.icmp_signed("<=", begins[1], a.ow))
+            fits = b.icmp_signed("<=", b.mul(const(spec.sw), b.add(col, const(spec.pixels))), a.iw)
             with b.if_else(b.and_(reads_inside, fits)) as (inner, border):
                 with inner, cgutils.for_range(b, steps) as loop:
                     self.step(loop.index, col, {})
@@ -179,20 +168,20 @@ class _Code:
     def inside(self, begin: Any) -> Any:
         """The mask of a vector's pixels, from this one on, that the gradient has."""
         b = self.b
-        return b.and_(b.not_(self.below(b.neg(begin))), self.below(b.sub(self.x.ow, begin)))
+        return b.and_(b.not_(self.below(b.neg(begin))), self.below(b.sub(self.a.ow, begin)))
 
     def below(self, pixels: Any) -> Any:
         return self.v.below(self.b.mul(pixels, const(self.spec.unit)))
 
     def step(self, number: Any, col: Any, masks: dict[int, Any], has_border: bool = False) -> None:
         """The rows `sh * number` and on of the input: a vector of each remainder, from column `sw * col` on."""
-        b, x, spec = self.b, self.x, self.spec
+        b, a, x, spec = self.b, self.a, self.x, self.spec
         loaded = {}
-        at = b.mul(b.add(b.add(col, x.left), const(spec.first)), const(spec.pixel_bytes))
+        at = b.mul(b.add(b.add(col, self.left), const(spec.first)), const(spec.pixel_bytes))
         for row in sorted({*spec.rows.values()}):
-            oh = b.add(b.add(number, x.up), const(row))
-            line = b.add(b.add(x.src, at), b.mul(oh, x.src_row))
-            line = b.select(b.icmp_unsigned("<", oh, x.oh), line, x.zeros)
+            oh = b.add(b.add(number, self.up), const(row))
+            line = b.add(b.add(x.src, at), b.mul(oh, a.source.row))
+            line = b.select(b.icmp_unsigned("<", oh, a.oh), line, x.zeros)
             for k in {*spec.cols.values()}:
                 mask = (masks[k], 0.0) if has_border else ()
                 loaded[row, k] = self.v.load(b.add(line, const((k - spec.first) * spec.pixel_bytes)), *mask)
@@ -205,9 +194,10 @@ class _Code:
                     found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
             found = list(map(self.activated, found))
             ih = b.add(b.mul(number, const(spec.sh)), const(rest))
-            with b.if_then(b.icmp_signed("<", ih, x.ih)):
+            with b.if_then(b.icmp_signed("<", ih, a.ih)):
                 dst = b.add(
-                    b.add(x.dst, b.mul(ih, x.dst_row)), b.mul(col, const(spec.sw * spec.unit * self.stored.itemsize))
+                    b.add(x.dst, b.mul(ih, a.destination.row)),
+                    b.mul(col, const(spec.sw * spec.unit * self.stored.itemsize)),
                 )
                 self.store(self.interleaved(found), dst, col, has_border)
 
@@ -215,7 +205,7 @@ class _Code:
         v, kind = self.sums, self.spec.activation
         if kind == ActivationKind.CLIP:
             return v.clip(value, *map(v.splat, self.parameters))
-        number = ActivationArguments.load(self.b, self.x.activation).number
+        number = ActivationArguments.load(self.b, self.a.activation).number
         return activate(v, value, number, self.parameters) if kind else value
 
     def interleaved(self, vectors: list[Any]) -> list[Any]:
@@ -236,50 +226,27 @@ class _Code:
     def store(self, values: list[Any], dst: Any, col: Any, has_border: bool) -> None:
         b, spec = self.b, self.spec
         for k, value in enumerate(values):
-            rest = b.sub(self.x.iw, b.add(b.mul(col, const(spec.sw)), const(k * spec.pixels)))
+            rest = b.sub(self.a.iw, b.add(b.mul(col, const(spec.sw)), const(k * spec.pixels)))
             mask = (self.below(rest),) if has_border else ()
             self.stored.store(value, b.add(dst, const(k * self.stored.bytes)), *mask)
 
 
 @jit.kernel
-def depthwise_data_of_pixels(*spec):
-    """The loop over planes. spec: a `DataSpec`."""
-    shape = DataSpec(*spec)
-    zeros, unit, sh, sw, itemsize = (
-        shape.zeros,
-        shape.unit,
-        shape.sh,
-        shape.sw,
-        ElementType.of(shape.src).computed.itemsize,
-    )
-    taps = shape.kh * shape.kw
+def depthwise_data_of_pixels(shape: DataSpec):
+    """The loop over planes."""
+    zeros, taps, size = shape.zeros, shape.kh * shape.kw, shape.unit * ElementType.of(shape.src).computed.itemsize
 
     @emitted
-    def compute(builder: Any, plane: _Plane) -> None:
-        _Code(builder, shape, plane).all()
+    def compute(builder: Any, a: DepthwiseDataArguments, plane: _Plane) -> None:
+        _Code(builder, shape, a, plane).all()
 
     def kernel(args, first, last, scratch):
-        a = DepthwiseDataArguments(args)
+        a = held(DepthwiseDataArguments(args))
         s, d = a.source, a.destination
         fill_memory(scratch, zeros, 0)
         for task in range(first, last):
             n, block = task // a.blocks, task % a.blocks
-            plane = _Plane(
-                a.src + n * s.n + block * s.block,
-                s.row,
-                scratch,
-                a.wei + block * (taps * unit * itemsize),
-                a.bia + block * (unit * itemsize),
-                a.dst + n * d.n + block * d.block,
-                d.row,
-                a.activation,
-                a.oh,
-                a.ow,
-                a.ih,
-                a.iw,
-                a.ph // sh,
-                a.pw // sw,
-            )
-            compute(plane)
+            src, dst = a.src + n * s.n + block * s.block, a.dst + n * d.n + block * d.block
+            compute(a, _Plane(src, scratch, a.wei + block * (taps * size), a.bia + block * size, dst))
 
     return kernel

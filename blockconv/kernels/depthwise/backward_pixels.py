@@ -22,6 +22,7 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
+from blockconv.jit.arguments import held
 from blockconv.jit.ir import const, emitted, fill_memory, join, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors, lanes_below
@@ -80,43 +81,18 @@ class PixelsSpec(NamedTuple):
 
 
 class _Planes(NamedTuple):
-    """The images of a vector of channels: addresses, strides in bytes, rows, columns.
+    """The images of a vector of channels: addresses and rows.
 
     src, grad: of the first image, of what the first pixel's first tap reads, and of that pixel.
-    src_row, src_step: in the input, for a row of the gradient and for a column.
-    start, end: rows of the gradient, of all images, that are reduced; they are of images `first_image` and on.
-    top, bottom: the first step whose rows are all inside the image, and past the last.
-    inner, outer: columns likewise.
+    start, end: rows of the gradient, of all images, that are reduced.
     """
 
     sums: int
     zeros: int
     src: int
-    src_n: int
-    src_images: int
-    src_image_block: int
-    row: int
-    src_step: int
     grad: int
-    grad_n: int
-    grad_images: int
-    grad_image_block: int
-    grad_row: int
-    grad_col: int
-    first_image: int
-    end_image: int
     start: int
     end: int
-    top: int
-    bottom: int
-    inner: int
-    outer: int
-    oh: int
-    ow: int
-    ih: int
-    iw: int
-    ph: int
-    pw: int
 
 
 class _Column(NamedTuple):
@@ -136,27 +112,31 @@ class _Column(NamedTuple):
 class _Code:
     """The code of a kernel, in one function: what it holds in registers is stored once, at the end."""
 
-    def __init__(self, builder: Any, spec: PixelsSpec, x: _Planes) -> None:
-        self.b, self.spec, self.x = builder, spec, x
+    def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseWeightsArguments, x: _Planes) -> None:
+        self.b, self.spec, self.a, self.x = builder, spec, a, x
         self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
         self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
         self.accs = self.sums.slots(spec.sums, self.sums.zero)
         self.grads = self.sums.slots(spec.rows, self.sums.zero)  # of this step, of the one before, ...
 
     def all(self) -> None:
-        b, x, spec = self.b, self.x, self.spec
-        with cgutils.for_range_slice(b, x.first_image, x.end_image, const(1)) as (n, _):
-            before = b.mul(n, x.oh)
-            first, last = (self.clipped(b.sub(row, before), const(0), x.oh) for row in (x.start, x.end))
+        b, a, x, spec = self.b, self.a, self.x, self.spec
+        # The first step whose rows are all inside the image, and past the last.
+        top = b.sdiv(b.add(a.ph, const(spec.sh - 1)), const(spec.sh))
+        bottom = b.sdiv(b.add(a.ih, a.ph), const(spec.sh))
+        end_image = b.sdiv(b.add(x.end, b.sub(a.oh, const(1))), a.oh)
+        with cgutils.for_range_slice(b, b.sdiv(x.start, a.oh), end_image, const(1)) as (n, _):
+            before = b.mul(n, a.oh)
+            first, last = (self.clipped(b.sub(row, before), const(0), a.oh) for row in (x.start, x.end))
             end = b.add(last, const(spec.rows - 1))
-            inner = self.clipped(x.top, b.add(first, const(spec.rows - 1)), end)
-            outer = self.clipped(self.smaller(x.bottom, last), inner, end)
-            src = self.image(n, x.src, x.src_images, x.src_image_block, x.src_n)
-            grad = self.image(n, x.grad, x.grad_images, x.grad_image_block, x.grad_n)
-            with cgutils.for_range_slice(b, const(0), x.ow, const(spec.pixels)) as (col, _):
+            inner = self.clipped(top, b.add(first, const(spec.rows - 1)), end)
+            outer = self.clipped(self.smaller(bottom, last), inner, end)
+            src = self.image(n, x.src, a.src_images, a.src_image_block, a.source.n)
+            grad = self.image(n, x.grad, a.grad_images, a.grad_image_block, a.gradient.n)
+            with cgutils.for_range_slice(b, const(0), a.ow, const(spec.pixels)) as (col, _):
                 at = self.column(col, src, grad)._replace(first=first, last=last)
                 past = b.add(col, const(spec.pixels))
-                is_inner = b.and_(b.icmp_signed(">=", col, x.inner), b.icmp_signed("<=", past, x.outer))
+                is_inner = b.and_(b.icmp_signed(">=", col, a.inner), b.icmp_signed("<=", past, a.outer))
                 split = b.select(is_inner, inner, outer)  # masks, but no checks of rows, up to there
                 for slot in self.grads:
                     b.store(self.sums.zero, slot)
@@ -174,22 +154,22 @@ class _Code:
 
         has_border: rows may be outside the image, or not be reduced.
         """
-        b, x, v, spec = self.b, self.x, self.v, self.spec
+        b, a, x, v, spec = self.b, self.a, self.x, self.v, self.spec
         for older, newer in zip(self.grads[:0:-1], self.grads[-2::-1], strict=True):
             b.store(b.load(newer), older)
         mask = at.grad_mask
         if has_border:
             mask = b.select(b.icmp_signed("<", oh, at.last), mask, ir.Constant(mask.type, None))
-        grad = v.load(b.add(at.grad, b.mul(oh, x.grad_row)), *((mask, 0.0) if has_mask else ()))
+        grad = v.load(b.add(at.grad, b.mul(oh, a.gradient.row)), *((mask, 0.0) if has_mask else ()))
         b.store(grad, self.grads[0])
         # One pointer that moves: else each row has its own, and most of these are spilled.
-        src = opaque(b, b.add(at.src, b.mul(oh, b.mul(const(spec.sh), x.row))))
+        src = opaque(b, b.add(at.src, b.mul(oh, b.mul(const(spec.sh), a.source.row))))
         for j in sorted({h * spec.dh % spec.sh for h in range(spec.kh)}):
             taps = [h for h in range(spec.kh) if h * spec.dh % spec.sh == j]
-            line = b.add(src, b.mul(const(j), x.row))
+            line = b.add(src, b.mul(const(j), a.source.row))
             if has_border:
-                ih = b.add(b.sub(b.mul(oh, const(spec.sh)), x.ph), const(j))
-                line = b.select(b.icmp_unsigned("<", ih, x.ih), line, x.zeros)
+                ih = b.add(b.sub(b.mul(oh, const(spec.sh)), a.ph), const(j))
+                line = b.select(b.icmp_unsigned("<", ih, a.ih), line, x.zeros)
             values = self.values(at, line, has_mask)
             for h in taps:
                 back = h * spec.dh // spec.sh
@@ -211,15 +191,15 @@ class _Code:
         return [_every(self.b, loaded[base * spec.sw], spec.sw, phase, spec.unit) for base, phase in taps]
 
     def column(self, col: Any, src: Any, grad: Any) -> _Column:
-        b, x, spec = self.b, self.x, self.spec
-        left, valid = b.sub(b.mul(col, const(spec.sw)), x.pw), b.sub(x.ow, col)
+        b, a, spec = self.b, self.a, self.spec
+        left, valid = b.sub(b.mul(col, const(spec.sw)), a.pw), b.sub(a.ow, col)
         masks = {}
         for base in spec.bases:
             for start in range(0, spec.sw * spec.pixels, spec.pixels):
                 begin = b.add(left, const(base + start))
-                end = self.smaller(b.sub(x.iw, begin), b.sub(b.mul(valid, const(spec.sw)), const(start)))
+                end = self.smaller(b.sub(a.iw, begin), b.sub(b.mul(valid, const(spec.sw)), const(start)))
                 masks[base, start] = b.and_(b.not_(self.below(b.neg(begin))), self.below(end))
-        src, grad = b.add(src, b.mul(col, x.src_step)), b.add(grad, b.mul(col, x.grad_col))
+        src, grad = b.add(src, b.mul(col, b.mul(a.sw, a.source.col))), b.add(grad, b.mul(col, a.gradient.col))
         return _Column(src, grad, None, None, self.below(valid), masks)
 
     def fold(self) -> None:
@@ -264,57 +244,26 @@ def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -
 
 
 @jit.kernel
-def depthwise_weights_of_pixels(*spec):
-    """The loop over splits and vectors of channels. spec: a `PixelsSpec`."""
-    shape = PixelsSpec(*spec)
-    zeros, sh = shape.zeros, shape.sh
-    each = shape.sums * shape.unit * ElementType.of(shape.src).computed.itemsize
+def depthwise_weights_of_pixels(shape: PixelsSpec):
+    """The loop over splits and vectors of channels."""
+    zeros, each = shape.zeros, shape.sums * shape.unit * ElementType.of(shape.src).computed.itemsize
 
     @emitted
-    def add(builder: Any, planes: _Planes) -> None:
-        code = _Code(builder, shape, planes)
+    def add(builder: Any, a: DepthwiseWeightsArguments, planes: _Planes) -> None:
+        code = _Code(builder, shape, a, planes)
         code.all()
         code.fold()
 
     def kernel(args, first, last, scratch):
-        a = DepthwiseWeightsArguments(args)
-        s, g = a.source, a.gradient
+        a = held(DepthwiseWeightsArguments(args))
         fill_memory(scratch, zeros, 0)
         for task in range(first, last):
             split, group = task // a.groups, task % a.groups
             start, end = a.n * a.oh * split // a.splits, a.n * a.oh * (split + 1) // a.splits
             for vector in range(a.vectors * group // a.groups, a.vectors * (group + 1) // a.groups):
                 of = ChannelVector(a.table)[vector]
-                planes = _Planes(
-                    a.sums + (split * a.vectors + vector) * each,
-                    scratch,
-                    a.src + of.src - a.ph * s.row - a.pw * s.col,
-                    s.n,
-                    a.src_images,
-                    a.src_image_block,
-                    s.row,
-                    a.sw * s.col,
-                    a.grad + of.grad,
-                    g.n,
-                    a.grad_images,
-                    a.grad_image_block,
-                    g.row,
-                    g.col,
-                    start // a.oh,
-                    (end + a.oh - 1) // a.oh,
-                    start,
-                    end,
-                    (a.ph + sh - 1) // sh,
-                    (a.ih + a.ph) // sh,
-                    a.inner,
-                    a.outer,
-                    a.oh,
-                    a.ow,
-                    a.ih,
-                    a.iw,
-                    a.ph,
-                    a.pw,
-                )
-                add(planes)
+                src = a.src + of.src - a.ph * a.source.row - a.pw * a.source.col
+                sums = a.sums + (split * a.vectors + vector) * each
+                add(a, _Planes(sums, scratch, src, a.grad + of.grad, start, end))
 
     return kernel

@@ -14,9 +14,10 @@ from blockconv.core.activation import ActivationKind
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
+from blockconv.jit.records import fill
 from blockconv.kernels.common import operands
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
-from blockconv.kernels.common.geometry import ConvSizes, contiguous_unit, image_blocks
+from blockconv.kernels.common.geometry import contiguous_unit, image_blocks
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.depthwise.backward_data import DataSpec, DepthwiseDataArguments, depthwise_data_of_pixels
 from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
@@ -169,7 +170,9 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
     # Sums of all taps of a channel that are, as they are in memory, what is wanted.
     is_dense = [*taps, axes[0]] == [k * types.dst.itemsize for k in range(len(taps) + 1)]
     is_finished = is_dense and lanes == splits == 1 and types.dst == types.acc and not bias
-    args = DepthwiseWeightsArguments(
+    args = fill(
+        DepthwiseWeightsArguments,
+        p,
         src=INPUT,
         grad=GRAD,
         dst=DST,
@@ -186,7 +189,6 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
         src_image_block=src[1],
         grad_images=grad[0],
         grad_image_block=grad[1],
-        **ConvSizes.of(p),
         inner=inner,
         outer=outer,
         dst_o=axes[0],
@@ -196,7 +198,7 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
         kernel = depthwise_weights(types.src.code, int(request.machine.isa.fma), p.kh, p.kw, lanes, int(bias))
         scratch = 256
     else:
-        kernel = depthwise_weights_of_pixels(*pixels)
+        kernel = depthwise_weights_of_pixels(pixels)
         scratch = pixels.zeros
     op = Launch(kernel, args, splits * groups, 1, scratch, table)
     if is_finished:
@@ -268,8 +270,10 @@ def _data(request: Request) -> Primitive | Reason:
 
     def launches(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         assert not epilogue.residual
-        kernel = depthwise_data_of_pixels(*spec._replace(activation=epilogue.activation))
-        args = DepthwiseDataArguments(
+        kernel = depthwise_data_of_pixels(spec._replace(activation=epilogue.activation))
+        args = fill(
+            DepthwiseDataArguments,
+            p,
             src=operands.SRC,
             wei=operands.WEI,
             bia=operands.BIA,
@@ -278,7 +282,6 @@ def _data(request: Request) -> Primitive | Reason:
             source=request.source,
             destination=request.destination,
             blocks=p.ic // unit,
-            **ConvSizes.of(p),
         )
         chunk = max(1, planes // (16 * request.threads))
         return [Launch(kernel, args, planes, chunk, spec.zeros)]

@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, group, held, word
 from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
@@ -57,44 +57,31 @@ class ChannelVector(Arguments):
 
 
 class GradientRow(NamedTuple):
-    """A row of the gradient, of a vector of channels: addresses, strides in bytes, columns.
+    """A row of the gradient, of a vector of channels: addresses and rows of taps.
 
     src: where the first tap of column 0 reads.
     top: the first row of taps in the image.
     bottom: past the last row of taps.
-    inner: the first column whose taps are all in the image.
-    outer: past the last such column.
-    left: the input's column that column 0's first tap reads.
     """
 
     sums: int
     src: int
-    row: int
-    tap: int
-    col: int
     grad: int
-    grad_col: int
     zeros: int
     top: int
     bottom: int
-    inner: int
-    outer: int
-    cols: int
-    left: int
-    sw: int
-    dw: int
-    iw: int
     valid: int
 
 
-def _row_adder(held: ElementType, fma: bool, shape: tuple[int, int, int], bias: bool, whole: bool) -> Any:
-    """add(row): adds a row's products to the sums. shape: rows and columns of taps, lanes. whole: all lanes exist."""
+def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: bool, whole: bool) -> Any:
+    """add(a, row): adds a row's products to the sums. shape: rows and columns of taps, lanes. whole: all lanes."""
     kh, kw, lanes = shape
 
     @emitted
-    def add(builder: Any, x: GradientRow) -> None:
-        b, v = builder, Floats(builder, held, lanes)
-        held_sums = Vectors(b, held.computed, lanes, fma)
+    def add(builder: Any, a: DepthwiseWeightsArguments, x: GradientRow) -> None:
+        b, v = builder, Floats(builder, type, lanes)
+        row, tap, col = b.mul(a.dh, a.source.row), b.mul(a.dw, a.source.col), b.mul(a.sw, a.source.col)
+        held_sums = Vectors(b, type.computed, lanes, fma)
         exist, other = (None, None) if whole else (held_sums.below(x.valid), 0.0)
         count = kh * kw + int(bias)
         accs = held_sums.slots(count, held_sums.zero)
@@ -102,15 +89,15 @@ def _row_adder(held: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
             b.store(held_sums.load(b.add(x.sums, const(k * held_sums.bytes))), slot)
 
         def column(ow: Any, guarded: bool, rows: range, bias: bool) -> None:
-            grad = v.load(b.add(x.grad, b.mul(ow, x.grad_col)), exist, other)
+            grad = v.load(b.add(x.grad, b.mul(ow, a.gradient.col)), exist, other)
             # One pointer that moves: else each tap has its own, and most of these are spilled.
-            at, iw = opaque(b, b.add(x.src, b.mul(ow, x.col))), b.add(x.left, b.mul(ow, x.sw))
+            at, iw = opaque(b, b.add(x.src, b.mul(ow, col))), b.sub(b.mul(ow, a.sw), a.pw)
             for h in rows:
-                start = b.add(at, b.mul(const(h), x.row))
+                start = b.add(at, b.mul(const(h), row))
                 for w in range(kw):
-                    address = b.add(start, b.mul(const(w), x.tap))
+                    address = b.add(start, b.mul(const(w), tap))
                     if guarded:
-                        is_there = _between(b, b.add(iw, b.mul(const(w), x.dw)), const(0), x.iw)
+                        is_there = _between(b, b.add(iw, b.mul(const(w), a.dw)), const(0), a.iw)
                         address = b.select(is_there, address, x.zeros)
                     slot = accs[h * kw + w]
                     b.store(held_sums.multiply_add(v.load(address, exist, other), grad, b.load(slot)), slot)
@@ -118,7 +105,7 @@ def _row_adder(held: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
                 b.store(held_sums.add(b.load(accs[-1]), grad), accs[-1])
 
         def columns(rows: range, bias: bool) -> None:
-            for first, last, guarded in ((const(0), x.inner, True), (x.inner, x.outer, False), (x.outer, x.cols, True)):
+            for first, last, guarded in ((const(0), a.inner, True), (a.inner, a.outer, False), (a.outer, a.ow, True)):
                 with cgutils.for_range_slice(b, first, last, const(1)) as (ow, _):
                     column(ow, guarded, rows, bias)
 
@@ -145,12 +132,12 @@ def _between(builder: Any, value: Any, first: Any, end: Any) -> Any:
 @jit.kernel
 def depthwise_weights(src, fma, kh, kw, lanes, bias):
     """The loop over splits, rows of the gradient and vectors. src: the code of the type. bias: whether it is wanted."""
-    held = ElementType.of(src)
-    add_all, add_some = (_row_adder(held, bool(fma), (kh, kw, lanes), bool(bias), whole) for whole in (True, False))
-    each = (kh * kw + bias) * lanes * held.computed.itemsize
+    type = ElementType.of(src)
+    add_all, add_some = (_row_adder(type, bool(fma), (kh, kw, lanes), bool(bias), whole) for whole in (True, False))
+    each = (kh * kw + bias) * lanes * type.computed.itemsize
 
     def kernel(args, first, last, scratch):
-        a = DepthwiseWeightsArguments(args)
+        a = held(DepthwiseWeightsArguments(args))
         s, g = a.source, a.gradient
         fill_memory(scratch, 128, 0)
         for task in range(first, last):
@@ -169,29 +156,12 @@ def depthwise_weights(src, fma, kh, kw, lanes, bias):
                 for vector in range(first_vector, end_vector):
                     of = ChannelVector(a.table)[vector]
                     row = GradientRow(
-                        sums + vector * each,
-                        src + of.src,
-                        a.dh * s.row,
-                        a.dw * s.col,
-                        a.sw * s.col,
-                        grad + of.grad,
-                        g.col,
-                        scratch,
-                        top,
-                        bottom,
-                        a.inner,
-                        a.outer,
-                        a.ow,
-                        -a.pw,
-                        a.sw,
-                        a.dw,
-                        a.iw,
-                        of.valid,
+                        sums + vector * each, src + of.src, grad + of.grad, scratch, top, bottom, of.valid
                     )
                     if of.valid == lanes:
-                        add_all(row)
+                        add_all(a, row)
                     else:
-                        add_some(row)
+                        add_some(a, row)
 
     return kernel
 

@@ -17,7 +17,9 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
 from blockconv.kernels.common.waiting import is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
+from blockconv.kernels.depthwise.codegen import DepthwiseShape
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
+from blockconv.kernels.depthwise.kernels import DepthwiseScratch
 from blockconv.kernels.depthwise.tiling import AxisTiling, WindowAxis, halved, outputs, tile_axis, tile_packed_axis
 from blockconv.machine.machine import Machine
 
@@ -26,19 +28,6 @@ MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, wher
 # In vector operations, measured on AVX-512: to interleave a position of bytes, to finish a vector of them, to pack one.
 _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
-
-
-class PackedRows(NamedTuple):
-    """How rows of pixels are packed, in bytes: a phase of a row, a row, the row that it is made of, a window's rows.
-
-    rows: of the destination, that are computed of a window.
-    """
-
-    phase: int
-    row_stride: int
-    line: int
-    window: int
-    rows: int
 
 
 class ChannelRun(NamedTuple):
@@ -50,8 +39,8 @@ class ChannelRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DepthwiseBlocking:
-    """The axis that vectors run over, and the tile; `DepthwiseTileSpec` describes most numbers.
+class DepthwiseBlocking(DepthwiseShape):
+    """The axis that vectors run over, and the tile.
 
     batched: a vector runs over a pixel's elements of all images, which are contiguous (CHWN4, CHWN, HWCN).
     pixel: contiguous elements of a pixel.
@@ -59,36 +48,17 @@ class DepthwiseBlocking:
     wei_block: source channels of a block of weights; 0 where there is one block.
     span: entries of the table that a task takes at the least.
     dot: the multiply-accumulate.
-    joined: taps of the loop axis; it takes several at once.
-    shuffled: as in `DepthwiseTileSpec`.
     whole: vectors run over pixels, and a tile has whole rows of them.
     gathered: entries whose source a task gathers; 0 where it is read in place.
     entry_bytes: of a pixel, that one of them reads.
     """
 
-    lanes: int
-    period: int
-    columns: int
-    inner: int
-    loops: int
-    unrolled: int
-    taps: int
-    stride: int
-    dilation: int
-    begin: int
-    end: int
-    edges: int
-    masks: int
-    store_width: int
-    masked: int
     batched: bool
     pixel: int
     runs: tuple[ChannelRun, ...]
     wei_block: int
     span: int
     dot: Dot = MULTIPLY_ADD
-    joined: int = 0
-    shuffled: int = 0
     whole: bool = False
     gathered: int = 0
     entry_bytes: int = 0
@@ -114,12 +84,7 @@ class DepthwiseBlocking:
         """Groups of taps of the loop axis, each multiplied at once."""
         return -(-self.joined // self.dot.channels)
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether rows of pixels are packed."""
-        return self.columns > 0 and not self.masks
-
-    def packed(self, problem: Conv2dProblem, rows: int) -> PackedRows:
+    def packed(self, problem: Conv2dProblem, rows: int) -> DepthwiseScratch:
         """The packed rows of tasks of so many rows."""
         p, s = problem, self.columns
         vectors = -(-p.ow * self.pixel // (self.loops * self.lanes)) * self.loops
@@ -130,7 +95,13 @@ class DepthwiseBlocking:
         row_stride, halo = s * phase, (p.kh - 1) * p.dh + 1
         tiles = max(1, (WINDOW // row_stride - halo) // p.sh // self.unrolled)
         rows = min(tiles, -(-rows // self.unrolled)) * self.unrolled
-        return PackedRows(phase, row_stride, row_stride if s > 1 else 0, ((rows - 1) * p.sh + halo) * row_stride, rows)
+        return DepthwiseScratch(
+            line_bytes=row_stride if s > 1 else 0,
+            window_rows=rows,
+            window_bytes=((rows - 1) * p.sh + halo) * row_stride,
+            row_stride=row_stride,
+            phase=phase,
+        )
 
     def seconds(self, machine: Machine, problem: Conv2dProblem) -> float:
         """The seconds of 8-bit arithmetic: products, interleaving for them, and the epilogue."""

@@ -14,6 +14,7 @@ a row outside is one sum of zero times each weight, and columns outside are lane
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -29,11 +30,10 @@ from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 
-class DepthwiseTileSpec(NamedTuple):
-    """The compile-time parameters of a tile.
+@dataclass(frozen=True)
+class DepthwiseShape:
+    """The shape of a tile.
 
-    element: the code of the elements' type.
-    fma: whether multiply-adds round once.
     period: channels that a vector holds, over and over.
     columns: 0 where vectors run over channels; else they run over pixels, and this is the stride between these.
     inner: elements of a pixel, where vectors run over pixels.
@@ -45,19 +45,11 @@ class DepthwiseTileSpec(NamedTuple):
     masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant; 0, none is,
         as rows are packed with their padding.
     store_width: contiguous destination channels, which one store writes.
-    act: an `ActivationKind`.
-    permute: lanes of the source are permuted, as several channels of the destination read one.
     masked: 1, vectors may end past a pixel's elements; 2, or past a block's channels, and then with its weights.
-
-    With 16-bit floats, src is the code of the source's type, and dst as in `Tile`; weights are float32. With bytes, src
-    is the code of the source's type, which elements are counted in. dot is the number of the multiply-accumulate, which
-    takes several taps of the loop axis at once. joined is the taps of that axis. shuffled is the elements from one to
-    the next, where all are found within each 16 bytes, else 0. dst and rounding are as in `Tile`, but dst may be
-    float32; shifted is as in `Epilogue`.
+    joined: taps of the loop axis, of which a dot product takes several at once; 0 where it takes one.
+    shuffled: elements from one of these to the next, where all are found within each 16 bytes; else 0.
     """
 
-    element: int
-    fma: int
     lanes: int
     period: int
     columns: int
@@ -72,16 +64,39 @@ class DepthwiseTileSpec(NamedTuple):
     edges: int
     masks: int
     store_width: int
+    masked: int
+    joined: int = field(default=0, kw_only=True)
+    shuffled: int = field(default=0, kw_only=True)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows of pixels are read where they are packed, with padding."""
+        return bool(self.columns and not self.masks)
+
+
+@dataclass(frozen=True)
+class DepthwiseTileSpec(DepthwiseShape):
+    """The compile-time parameters of a tile.
+
+    element: the code of the type that is computed with.
+    fma: whether multiply-adds round once.
+    act: an `ActivationKind`.
+    permute: lanes of the source are permuted, as several channels of the destination read one.
+    src: the code of the source's type, if it is another: 16-bit floats; bytes, which elements are counted in.
+    dot: the number of the multiply-accumulate of bytes, else 0.
+    dst, rounding: as in `Tile`, but bytes may become float32.
+    shifted: as in `Epilogue`.
+    """
+
+    element: int
+    fma: int
     act: int
     permute: int
-    masked: int
-    src: int = 0
-    dot: int = 0
-    joined: int = 0
-    shuffled: int = 0
-    dst: int = 0
-    rounding: int = 0
-    shifted: int = 0
+    src: int
+    dot: int
+    dst: int
+    rounding: int
+    shifted: int
 
     @property
     def tile(self) -> Tile:
@@ -110,11 +125,6 @@ class DepthwiseTileSpec(NamedTuple):
         """The type of the source's elements where these are floats of 16 bits, which are widened as they are loaded."""
         src = ElementType.of(self.src or self.element)
         return src if src.is_half else None
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether rows of pixels are read where they are packed, with padding."""
-        return bool(self.columns and not self.masks)
 
     @property
     def variants(self) -> list[tuple[int, int, int]]:

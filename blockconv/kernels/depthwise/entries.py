@@ -64,7 +64,7 @@ class _Lanes(NamedTuple):
 
 @inline
 def read_entry(a, k):
-    """Entry number `k`: what is read of it again and again would be loaded each time, as stores could be to it."""
+    """Entry number `k`, in registers."""
     e = Entry(a.table)[k]
     return _Lanes(
         src=e.src,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.gathering import TOGETHER, is_crowded, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond
+from blockconv.kernels.depthwise.kernels import DepthwiseScratch
 from blockconv.machine.machine import Machine
 
 
@@ -58,8 +57,8 @@ def gathered_rows(machine: Machine, problem: Conv2dProblem, pixel: int, rows: in
     return min(rows, max(unit, most // unit * unit))
 
 
-def gathered_words(problem: Conv2dProblem, window: int, pixel: int, rows: int) -> tuple[int, Mapping[str, int]]:
-    """(the end of the scratch, the arguments' words) of tasks of so many rows, whose window begins at `window`."""
-    p = problem
-    words = {"window": window, "row_stride": p.iw * pixel, "gathered_col": pixel}
-    return window + window_rows(p, rows) * p.iw * pixel, words
+def gathered_scratch(problem: Conv2dProblem, window: int, pixel: int, rows: int) -> tuple[int, DepthwiseScratch]:
+    """(the end of the scratch, its parts) of tasks of so many rows, whose window begins at `window`."""
+    row = problem.iw * pixel
+    parts = DepthwiseScratch(window=window, row_stride=row, gathered_col=pixel)
+    return window + window_rows(problem, rows) * row, parts

@@ -5,16 +5,30 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.jit.arguments import word
+from blockconv.jit.arguments import Arguments, group, held, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.copies import gather_window
-from blockconv.kernels.common.geometry import ConvSizes
+from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
-from blockconv.kernels.depthwise.entries import entry_run, following, read_entry
+from blockconv.kernels.depthwise.entries import Entry, entry_run, following, read_entry
+
+
+class DepthwiseScratch(Arguments):
+    """A worker's scratch, from its beginning."""
+
+    stored = word("to a tile that is stored by way of it, and its residual", "bytes", 0)
+    line = word("to a row as it is read, where strides are between its pixels", "bytes", 0)
+    line_bytes = word("of such a row", "bytes", 0)
+    window = word("to packed rows", "bytes", 0)
+    window_rows = word("rows of the destination that are computed of rows packed at once", "pixels", 0)
+    window_bytes = word("of these", "bytes", 0)
+    row_stride = word("from a packed row to the next", "bytes", 0)
+    phase = word("from a packed row's pixels to those one further, of each stride", "bytes", 0)
+    gathered_col = word("from a pixel of a gathered window to the next", "bytes", 0)
 
 
 class DepthwiseArguments(ConvSizes):
@@ -27,13 +41,9 @@ class DepthwiseArguments(ConvSizes):
     residual = word("the residual; the destination where there is none", "address")
     activation = word("the activation's `ActivationArguments`", "address")
     table = word("an `Entry` for each vector of destination channels, then what these point to", "address")
+    source = group(Geometry, "the source's strides")
+    destination = group(Geometry, "the destination's")
     src_width = word("a row of the source", "pixels, or elements where vectors run over pixels")
-    src_n = word("from an image of the source to the next", "bytes")
-    src_row = word("from a row of the source to the next", "bytes")
-    src_col = word("from a pixel of the source to the next", "bytes")
-    dst_n = word("from an image of the destination to the next", "bytes")
-    dst_row = word("from a row of the destination to the next", "bytes")
-    dst_col = word("from a pixel of the destination to the next", "bytes")
     dst_block = word("from the channels that are stored together to the next such", "bytes")
     entries = word("entries of the table", "entries")
     group_entries = word("entries of a task", "entries")
@@ -46,18 +56,10 @@ class DepthwiseArguments(ConvSizes):
     tap = word("from the weights of a tap to those of the next", "bytes")
     tap_row = word("from the weights of a row of taps to those of the next; of bytes, of a group of rows", "bytes")
     scales = word("from a bias to the scale of its channel", "bytes")
-    line = word("from the scratch to a row as it is read, where strides are between its pixels", "bytes")
-    line_bytes = word("of such a row", "bytes")
-    window = word("from the scratch to packed rows", "bytes")
-    window_rows = word("rows of the destination that are computed of rows packed at once", "pixels")
-    window_bytes = word("of these", "bytes")
-    row_stride = word("from a packed row to the next", "bytes")
-    phase = word("from a packed row's pixels to those one further, of each stride", "bytes")
     ahead = word("from a tile's first tap to what is prefetched for later tiles", "bytes")
     ahead_rows = word("of which it is prefetched; 0 where nothing is", "pixels")
-    stored = word("from the scratch to a tile that is stored by way of it, and its residual", "bytes")
-    gathered_col = word("from a pixel of a gathered window to the next", "bytes")
     entry_bytes = word("of a pixel that an entry of the table reads", "bytes")
+    scratch = group(DepthwiseScratch, "a worker's scratch")
 
 
 TWICE = (1 << 32) + 1  # times four bytes: these twice
@@ -71,29 +73,6 @@ def fill_zeros(scratch, value):
         store_i64(scratch, k, value)
 
 
-class _Common(NamedTuple):
-    """Arguments that tiles read again and again: the stores between could be to these, for all LLVM knows."""
-
-    ow: int
-    ih: int
-    src_width: int
-    sh: int
-    sw: int
-    dh: int
-    dw: int
-    pw: int
-    kw: int
-    src_row: int
-    src_col: int
-    dst_row: int
-    dst_col: int
-    dst_block: int
-    tap: int
-    tap_row: int
-    residual: int
-    activation: int
-
-
 class _Row(NamedTuple):
     """A row of tiles: the addresses of the source's first column and the destination's, the row of its first tap."""
 
@@ -103,38 +82,10 @@ class _Row(NamedTuple):
 
 
 @inline
-def _common(a, gathered):
-    """Read the words that tiles share. gathered: whether they read a gathered window."""
-    src_row, src_col = a.src_row, a.src_col
-    if gathered:
-        src_row, src_col = a.row_stride, a.gathered_col
-    return _Common(
-        ow=a.ow,
-        ih=a.ih,
-        src_width=a.src_width,
-        sh=a.sh,
-        sw=a.sw,
-        dh=a.dh,
-        dw=a.dw,
-        pw=a.pw,
-        kw=a.kw,
-        src_row=src_row,
-        src_col=src_col,
-        dst_row=a.dst_row,
-        dst_col=a.dst_col,
-        dst_block=a.dst_block,
-        tap=a.tap,
-        tap_row=a.tap_row,
-        residual=a.residual - a.dst,
-        activation=a.activation,
-    )
-
-
-@inline
 def _prefetch_rows(a, src, count, step):
     """Prefetch so many lines of rows, `step` bytes apart, which later tiles than that at `src` read."""
     for r in range(a.ahead_rows):
-        at = src + a.ahead + r * a.src_row
+        at = src + a.ahead + r * a.source.row
         for j in range(count):
             prefetch(at + j * step)
 
@@ -145,12 +96,12 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
 
     Entries that exist read contiguous memory; those of padding read nothing.
     """
-    e, window = read_entry(a, entry_first), scratch + a.window
+    e, window, s = Entry(a.table)[entry_first], scratch + a.scratch.window, a.source
     if e.valid > 0:
-        size = read_entry(a, entry_last - 1).src + a.entry_bytes - e.src
-        first = src + top * a.src_row + e.src
-        gather_window(window, a.gathered_col, first, a.src_row, a.src_col, bottom - top, a.src_width, size)
-    return window - top * a.row_stride - e.src
+        size = Entry(a.table)[entry_last - 1].src + a.entry_bytes - e.src
+        first = src + top * s.row + e.src
+        gather_window(window, a.scratch.gathered_col, first, s.row, s.col, bottom - top, a.src_width, size)
+    return window - top * a.scratch.row_stride - e.src
 
 
 @inline
@@ -159,29 +110,30 @@ def edge_of(at, outputs, count):
     return 1 if at == 0 else 2 if at + outputs >= count else 0
 
 
-def _tile_at(shape, pixel_bytes):
-    """compute(common, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
+def _tile_at(shape, pixel_bytes, gathered):
+    """compute(a, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
     tile, unrolled = depthwise_tile(shape, pixel_bytes), shape.unrolled
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
 
     @inline
-    def compute(common, row, e, ow_at, i, scratch):
-        ow = min(ow_at, common.ow - unrolled)
-        iw = ow * common.sw - common.pw
-        variant = edge_of(ow_at, unrolled, common.ow)
-        src = row.src + iw * common.src_col + e.src + i * itemsize
-        rows = TileAxis(e.kh, row.ih, common.ih, common.sh, common.dh, common.src_row, common.tap_row)
-        cols = TileAxis(common.kw, iw, common.src_width, common.sw, common.dw, common.src_col, common.tap)
-        run = entry_run(e, variant, src, scratch)
+    def compute(a, row, e, ow_at, i, scratch):
+        ow = min(ow_at, a.ow - unrolled)
+        iw = ow * a.sw - a.pw
+        src_row, src_col = a.source.row, a.source.col
+        if gathered:
+            src_row, src_col = a.scratch.row_stride, a.scratch.gathered_col
+        rows = TileAxis(e.kh, row.ih, a.ih, a.sh, a.dh, src_row, a.tap_row)
+        cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, src_col, a.tap)
+        run = entry_run(e, edge_of(ow_at, unrolled, a.ow), row.src + iw * src_col + e.src + i * itemsize, scratch)
         out = Output(
-            dst=row.dst + ow * common.dst_col + e.dst + i * dst_itemsize,
-            dst_row=common.dst_row,
-            dst_pixel=common.dst_col,
-            dst_block=common.dst_block,
-            residual=common.residual,
+            dst=row.dst + ow * a.destination.col + e.dst + i * dst_itemsize,
+            dst_row=a.destination.row,
+            dst_pixel=a.destination.col,
+            dst_block=a.dst_block,
+            residual=a.residual - a.dst,
             valid=e.valid,
             written=e.written,
-            activation=common.activation,
+            activation=a.activation,
             scratch=scratch + ZEROS,
         )
         tile(run, rows, cols, out)
@@ -190,7 +142,7 @@ def _tile_at(shape, pixel_bytes):
 
 
 @jit.kernel
-def depthwise_channels(along, gathered, pixel_bytes, *spec):
+def depthwise_channels(shape: DepthwiseTileSpec, along, gathered, pixel_bytes):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
     along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 2,
@@ -198,67 +150,66 @@ def depthwise_channels(along, gathered, pixel_bytes, *spec):
     where a pixel has more than a few. In a sequence of entries that differ only by even steps, only the first is read.
     gathered: 1, a task gathers what it reads of the source before its tiles do, see `gathering.py`.
     pixel_bytes: as in `depthwise_tile`.
-    spec: a `DepthwiseTileSpec`.
 
     A task is a chunk of an image's rows and a group of the table's entries.
     """
-    shape = DepthwiseTileSpec(*spec)
     lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
-    compute = _tile_at(shape, pixel_bytes)
+    compute = _tile_at(shape, pixel_bytes, gathered)
 
     def kernel(args, first, last, scratch):
-        a = DepthwiseArguments(args)
+        a = held(DepthwiseArguments(args))
         if dot or taps == 0:
             fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
-        common, oh_count, inner, are_ahead = _common(a, gathered), a.oh, a.inner, a.ahead_rows > 0
+        src_row, src_col, dst_row = a.source.row, a.source.col, a.destination.row
+        if gathered:
+            src_row, src_col = a.scratch.row_stride, a.scratch.gathered_col
         for task in range(first, last):
             chunk, rest = task % a.chunks, task // a.chunks
             group, n = rest % a.groups, rest // a.groups
             entry_first = group * a.group_entries
             entry_last = min(a.entries, entry_first + a.group_entries)
-            oh_first, oh_last = chunk * a.chunk_rows, min(oh_count, (chunk + 1) * a.chunk_rows)
-            image = a.src + n * a.src_n
+            oh_first, oh_last = chunk * a.chunk_rows, min(a.oh, (chunk + 1) * a.chunk_rows)
+            image = a.src + n * a.source.n
             if gathered:
-                top = max(0, min(oh_first, oh_count - loops) * common.sh - a.ph)
-                bottom = min(common.ih, (oh_last - 1) * common.sh - a.ph + (a.kh - 1) * common.dh + 1)
+                top = max(0, min(oh_first, a.oh - loops) * a.sh - a.ph)
+                bottom = min(a.ih, (oh_last - 1) * a.sh - a.ph + (a.kh - 1) * a.dh + 1)
                 image = _gathered_image(a, image, entry_first, entry_last, top, bottom, scratch)
             only = read_entry(a, entry_first)
             for oh_at in range(oh_first, oh_last, loops):
-                oh = min(oh_at, oh_count - loops)
-                ih = oh * common.sh - a.ph
-                src, dst = image + ih * common.src_row, a.dst + n * a.dst_n + oh * common.dst_row
+                oh = min(oh_at, a.oh - loops)
+                ih = oh * a.sh - a.ph
+                src, dst = image + ih * src_row, a.dst + n * a.destination.n + oh * dst_row
                 row = _Row(src, dst, ih)
                 if along == 2:
-                    for ow_at in range(0, common.ow, unrolled):
-                        compute(common, row, only, ow_at, 0, scratch)
+                    for ow_at in range(0, a.ow, unrolled):
+                        compute(a, row, only, ow_at, 0, scratch)
                     continue
                 if along:
                     for k in range(entry_first, entry_last):
                         e = read_entry(a, k)
-                        for ow_at in range(0, common.ow, unrolled):
-                            compute(common, row, e, ow_at, 0, scratch)
+                        for ow_at in range(0, a.ow, unrolled):
+                            compute(a, row, e, ow_at, 0, scratch)
                     continue
-                for ow_at in range(0, common.ow, unrolled):
-                    iw = min(ow_at, common.ow - unrolled) * common.sw - common.pw
+                for ow_at in range(0, a.ow, unrolled):
+                    iw = min(ow_at, a.ow - unrolled) * a.sw - a.pw
                     e = read_entry(a, entry_first)
                     for k in range(entry_first, entry_last):
                         if k > entry_first:
                             e = following(e) if e.like > 1 else read_entry(a, k)
-                        if are_ahead and e.src % LINE == 0:
-                            _prefetch_rows(a, src + iw * common.src_col + e.src, unrolled * common.sw, common.src_col)
-                        for i in range(0, inner, lanes):
-                            compute(common, row, e, ow_at, min(i, inner - lanes), scratch)
+                        if a.ahead_rows > 0 and e.src % LINE == 0:
+                            _prefetch_rows(a, src + iw * src_col + e.src, unrolled * a.sw, src_col)
+                        for i in range(0, a.inner, lanes):
+                            compute(a, row, e, ow_at, min(i, a.inner - lanes), scratch)
 
     return kernel
 
 
 @jit.kernel
-def depthwise_pixels(*spec):
+def depthwise_pixels(shape: DepthwiseTileSpec):
     """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors.
 
-    spec: a `DepthwiseTileSpec`. A task is a chunk of an image's rows and one entry of the table.
+    A task is a chunk of an image's rows and one entry of the table.
     """
-    shape = DepthwiseTileSpec(*spec)
     lanes, loops, unrolled, columns = shape.lanes, shape.loops, shape.unrolled, shape.columns
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
     taps, edges, masks, dot = shape.taps, shape.edges, shape.masks, shape.dot
@@ -266,47 +217,44 @@ def depthwise_pixels(*spec):
     tile = depthwise_tile(shape)
 
     def kernel(args, first, last, scratch):
-        a = DepthwiseArguments(args)
+        a = held(DepthwiseArguments(args))
+        s, d = a.source, a.destination
         if dot:
             fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
         elif taps == 0:
             fill_zeros(scratch, 0)
-        oh_count, src_width, dst_width = a.oh, a.src_width, a.dst_width
-        pixel, src_row, sh, pw = a.pixel, a.src_row, a.sh, a.pw
-        dst_row, kh, kw, tap, tap_row, dw = a.dst_row, a.kh, a.kw, a.tap, a.tap_row, a.dw
-        ih_count, dh, residual, activation = a.ih, a.dh, a.residual - a.dst, a.activation
-        reach = width * columns + (kw - 1) * dw * pixel
-        chunks, entries = a.chunks, a.entries
+        reach = width * columns + (a.kw - 1) * a.dw * a.pixel
         for task in range(first, last):
-            chunk, rest = task % chunks, task // chunks
-            k, n = rest % entries, rest // entries
-            e = read_entry(a, k)
+            chunk, rest = task % a.chunks, task // a.chunks
+            e, n = read_entry(a, rest % a.entries), rest // a.entries
             oh_first = chunk * a.chunk_rows
-            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            oh_last = min(a.oh, oh_first + a.chunk_rows)
             for oh_at in range(oh_first, oh_last, unrolled):
-                oh = min(oh_at, oh_count - unrolled)
-                ih = oh * sh - a.ph
-                edge = edge_of(oh_at, unrolled, oh_count) if edges == 3 else 0
-                src = a.src + n * a.src_n + ih * src_row + e.src
-                dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
-                for at in range(0, dst_width, width):
-                    first_element = at * columns - pw * pixel
+                oh = min(oh_at, a.oh - unrolled)
+                ih = oh * a.sh - a.ph
+                edge = edge_of(oh_at, unrolled, a.oh) if edges == 3 else 0
+                src = a.src + n * s.n + ih * s.row + e.src
+                dst = a.dst + n * d.n + oh * d.row + e.dst
+                for at in range(0, a.dst_width, width):
+                    first_element = at * columns - a.pw * a.pixel
                     variant = edge
                     if masks == 2:
-                        variant = 2 * edge + int(first_element < 0 or first_element + reach > src_width)
-                    _prefetch_rows(a, src + first_element * itemsize, width * itemsize // LINE, LINE)
-                    run = entry_run(e, variant, src + first_element * itemsize, scratch)
-                    cols = TileAxis(kw, first_element, src_width, lanes * columns, dw * pixel, itemsize, tap)
-                    rows = TileAxis(kh, ih, ih_count, sh, dh, src_row, tap_row)
+                        variant = 2 * edge + int(first_element < 0 or first_element + reach > a.src_width)
+                    src_at = src + first_element * itemsize
+                    _prefetch_rows(a, src_at, width * itemsize // LINE, LINE)
+                    run = entry_run(e, variant, src_at, scratch)
+                    step = a.dw * a.pixel
+                    cols = TileAxis(a.kw, first_element, a.src_width, lanes * columns, step, itemsize, a.tap)
+                    rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
                     out = Output(
                         dst=dst + at * dst_itemsize,
-                        dst_row=dst_row,
+                        dst_row=d.row,
                         dst_pixel=0,
                         dst_block=lanes * dst_itemsize,
-                        residual=residual,
+                        residual=a.residual - a.dst,
                         valid=e.valid,
-                        written=dst_width - at,
-                        activation=activation,
+                        written=a.dst_width - at,
+                        activation=a.activation,
                         scratch=scratch + ZEROS,
                     )
                     tile(run, cols, rows, out)

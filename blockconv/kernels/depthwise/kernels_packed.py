@@ -12,6 +12,7 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.core.types import element
+from blockconv.jit.arguments import held
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.copies import copy_bytes, fill_bytes
@@ -47,18 +48,18 @@ def _row_packer(shape: DepthwiseTileSpec) -> Any:
 
     @inline
     def pack_rows(a, scratch, src, ih, rows, fill):
-        row, line, row_stride, phase = scratch + a.window, scratch + a.line, a.row_stride, a.phase
-        left, size, src_row = a.pw * a.pixel, a.src_width, a.src_row
+        parts, left = a.scratch, a.pw * a.pixel
+        row, line = scratch + parts.window, scratch + parts.line
         for r in range(rows):
             if ih + r < 0 or ih + r >= a.ih:
-                fill_bytes(row, row_stride, fill)
+                fill_bytes(row, parts.row_stride, fill)
             elif columns == 1:
-                copy_bytes(row + left, src + r * src_row, size)
+                copy_bytes(row + left, src + r * a.source.row, a.src_width)
             else:
-                copy_bytes(line + left, src + r * src_row, size)
-                for v in range(0, phase, lanes):
-                    separate(row + v, line + v * columns, phase)
-            row += row_stride
+                copy_bytes(line + left, src + r * a.source.row, a.src_width)
+                for v in range(0, parts.phase, lanes):
+                    separate(row + v, line + v * columns, parts.phase)
+            row += parts.row_stride
 
     return pack_rows
 
@@ -71,63 +72,59 @@ def _copy_rows(dst, dst_row, src, src_row, rows, size):
 
 
 @jit.kernel
-def depthwise_packed(*spec):
+def depthwise_packed(shape: DepthwiseTileSpec):
     """Tiles of `unrolled` rows x `loops` vectors of pixels.
 
-    spec: a `DepthwiseTileSpec`. A task is a chunk of an image's rows and one entry of the table.
+    A task is a chunk of an image's rows and one entry of the table.
     """
-    shape = DepthwiseTileSpec(*spec)
     lanes, unrolled, itemsize = shape.lanes, shape.unrolled, shape.finished.itemsize
     width, tile, pack_rows = shape.loops * lanes, depthwise_tile(shape), _row_packer(shape)
 
     def kernel(args, first, last, scratch):
-        a = DepthwiseArguments(args)
-        activation, row_stride, tap_row = a.activation, a.row_stride, a.tap_row
-        fill = EpilogueArguments(activation).src_fill
+        a = held(DepthwiseArguments(args))
+        s, d, parts = a.source, a.destination, a.scratch
+        fill = EpilogueArguments(a.activation).src_fill
         fill_zeros(scratch, fill * TWICE)
-        window, stored, tile_row = scratch + a.window, scratch + a.stored, width * itemsize
-        fill_bytes(window, a.window_bytes, fill)
-        fill_bytes(scratch + a.line, a.line_bytes, fill)
-        oh_count, dst_width, dst_row, sh, kh = a.oh, a.dst_width, a.dst_row, a.sh, a.kh
-        kw, phase, dw, pixel, tap, dh = a.kw, a.phase, a.dw, a.pixel, a.tap, a.dh
-        residual, added = a.residual - a.dst, stored + unrolled * tile_row
-        chunks, entries, window_rows = a.chunks, a.entries, a.window_rows
+        window, stored, tile_row = scratch + parts.window, scratch + parts.stored, width * itemsize
+        fill_bytes(window, parts.window_bytes, fill)
+        fill_bytes(scratch + parts.line, parts.line_bytes, fill)
+        residual, added, window_rows = a.residual - a.dst, stored + unrolled * tile_row, parts.window_rows
         for task in range(first, last):
-            chunk, rest = task % chunks, task // chunks
-            e, n = read_entry(a, rest % entries), rest // entries
+            chunk, rest = task % a.chunks, task // a.chunks
+            e, n = read_entry(a, rest % a.entries), rest // a.entries
             oh_first = chunk * a.chunk_rows
-            oh_last = min(oh_count, oh_first + a.chunk_rows)
+            oh_last = min(a.oh, oh_first + a.chunk_rows)
             for number in range((oh_last - oh_first + window_rows - 1) // window_rows):
                 start = oh_first + number * window_rows
-                top = min(start, oh_count - unrolled)
+                top = min(start, a.oh - unrolled)
                 end = max(min(oh_last, start + window_rows), top + unrolled)
-                ih = top * sh - a.ph
-                at_src = a.src + n * a.src_n + ih * a.src_row + e.src
-                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * sh + (kh - 1) * dh + 1, fill)
+                ih = top * a.sh - a.ph
+                at_src = a.src + n * s.n + ih * s.row + e.src
+                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * a.sh + (a.kh - 1) * a.dh + 1, fill)
                 for oh_at in range(start, end, unrolled):
-                    oh = min(oh_at, oh_count - unrolled)
-                    dst = a.dst + n * a.dst_n + oh * dst_row + e.dst
-                    for at in range(0, dst_width, width):
-                        run = entry_run(e, 0, window + (oh - top) * sh * row_stride + at, scratch)
-                        cols = TileAxis(kw, 0, phase, lanes, dw, pixel, tap)
-                        rows = TileAxis(kh, 0, ALL, sh, dh, row_stride, tap_row)
-                        here, written = dst + at * itemsize, dst_width - at
+                    oh = min(oh_at, a.oh - unrolled)
+                    dst = a.dst + n * d.n + oh * d.row + e.dst
+                    for at in range(0, a.dst_width, width):
+                        run = entry_run(e, 0, window + (oh - top) * a.sh * parts.row_stride + at, scratch)
+                        cols = TileAxis(a.kw, 0, parts.phase, lanes, a.dw, a.pixel, a.tap)
+                        rows = TileAxis(a.kh, 0, ALL, a.sh, a.dh, parts.row_stride, a.tap_row)
+                        here, written = dst + at * itemsize, a.dst_width - at
                         scratched = written < width
                         if scratched and residual != 0:
-                            _copy_rows(added, tile_row, here + residual, dst_row, unrolled, written * itemsize)
+                            _copy_rows(added, tile_row, here + residual, d.row, unrolled, written * itemsize)
                         out = Output(
                             dst=stored if scratched else here,
-                            dst_row=tile_row if scratched else dst_row,
+                            dst_row=tile_row if scratched else d.row,
                             dst_pixel=0,
                             dst_block=lanes * itemsize,
                             residual=added - stored if scratched and residual != 0 else residual,
                             valid=e.valid,
                             written=width if scratched else written,
-                            activation=activation,
+                            activation=a.activation,
                             scratch=scratch + ZEROS,
                         )
                         tile(run, cols, rows, out)
                         if scratched:
-                            _copy_rows(here, dst_row, stored, tile_row, unrolled, written * itemsize)
+                            _copy_rows(here, d.row, stored, tile_row, unrolled, written * itemsize)
 
     return kernel

@@ -25,8 +25,9 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
+from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, ConvSizes, Geometry
+from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
@@ -35,10 +36,11 @@ from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.entries import Entry, find_steps
-from blockconv.kernels.depthwise.gathering import gathered_words
+from blockconv.kernels.depthwise.gathering import gathered_scratch
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,
+    DepthwiseScratch,
     depthwise_channels,
     depthwise_pixels,
 )
@@ -117,8 +119,12 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     images = 1 if at.batched else p.n
     span, rows = at.share(m, p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
-    scratch, packed = _scratch(p, at, types, rows)
-    args = DepthwiseArguments(
+    scratch, parts = _scratch(p, at, types, rows)
+    ahead, ahead_rows = _prefetched(request, at)
+    args = fill(
+        DepthwiseArguments,
+        p,
+        at,
         src=SRC,
         wei=WEI,
         bia=BIA,
@@ -126,14 +132,9 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         residual=RES if epilogue.residual else DST,
         activation=ACT,
         table=OWN_TABLE,
-        **ConvSizes.of(p),
         src_width=p.iw * at.pixel if at.columns else p.iw,
-        src_n=s.n,
-        src_row=s.row,
-        src_col=s.col,
-        dst_n=d.n,
-        dst_row=d.row,
-        dst_col=d.col,
+        source=s,
+        destination=d,
         dst_block=d.block if at.store_width == d.length else at.lanes * itemsize,
         entries=entries,
         group_entries=span,
@@ -142,24 +143,23 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         chunks=chunks,
         inner=max(at.pixel, at.lanes) if at.batched else at.lanes,
         dst_width=p.ow * at.pixel,
-        pixel=at.pixel,
-        entry_bytes=at.entry_bytes,
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
         scales=entries * entry_lanes(at) * types.acc.itemsize,
-        **_prefetched(request, at),
-        **packed,
+        ahead=ahead,
+        ahead_rows=ahead_rows,
+        scratch=parts,
     )
     spec = _spec(p, at, types, epilogue)
     table = _table(request, at)
     if at.whole:
         unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
         columns = row_columns(p, at.pixel, unit, s.row, d.row, tap)
-        return Launch(depthwise_rows(*spec, *columns), args, images * groups * chunks, 1, scratch, table)
+        return Launch(depthwise_rows(spec, columns), args, images * groups * chunks, 1, scratch, table)
     if at.columns:
         tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
-        return Launch(kernel(*spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
-    over_channels = depthwise_channels(*_loop_nest(s, d, types, at), *spec)
+        return Launch(kernel(spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
+    over_channels = depthwise_channels(spec, *_loop_nest(s, d, types, at))
     return Launch(over_channels, args, images * groups * chunks, 1, scratch, table)
 
 
@@ -173,63 +173,52 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) ->
     return along, 0, s.col if s.col == d.col and s.length != NO_BLOCK else 0
 
 
-def _prefetched(request: Request, at: DepthwiseBlocking) -> dict[str, int]:
-    """The words of prefetching. It reads all rows of the source, or only rows that no tile above has read."""
+def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
+    """The words `ahead` and `ahead_rows`. All rows of the source are prefetched, or those that no tile above reads."""
     p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
         # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
         vector = at.lanes * types.src.itemsize
         in_lines = lines_bind(m.isa) and vector == LINE and p.sw == 1 and not (at.whole or at.is_packed)
-        return {"ahead": at.loops * vector + 2 * LINE, "ahead_rows": span if in_lines else 0}
+        return at.loops * vector + 2 * LINE, span if in_lines else 0
     # The processor expects a pixel's lines to be read one after the other, and fetches these. Where pixels are many
     # lines, as in NHWC, a tile reads one line of each. So it prefetches the next line of each, where these are far
     # away.
     wide = is_wide(m, src, p.src_shape, types.src, lines=2)
     if at.gathered or not (wide and is_beyond(m, types.src.nbytes(src.size(p.src_shape)))):
-        return {"ahead": 0, "ahead_rows": 0}
+        return 0, 0
     rows = at.loops * p.sh
-    return {"ahead": (span - rows) * s.row + LINE, "ahead_rows": rows}
+    return (span - rows) * s.row + LINE, rows
 
 
-def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: int) -> tuple[int, dict[str, int]]:
-    """(bytes of scratch, words of the arguments with the offsets in it), of tasks of so many rows."""
+def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: int) -> tuple[int, DepthwiseScratch]:
+    """(bytes of scratch, the offsets in it), of tasks of so many rows."""
     tile = at.loops * at.unrolled * at.lanes * types.acc.itemsize
     stored = ZEROS + tile
-    names = "stored", "line", "line_bytes", "window", "window_rows", "window_bytes", "row_stride", "phase"
-    nothing = dict.fromkeys((*names, "gathered_col"), 0)
     if at.gathered:
-        end, words = gathered_words(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
-        return end, {**nothing, **words}
+        return gathered_scratch(problem, -(-(stored + tile) // LINE) * LINE, at.part, rows)
     if not at.is_packed:
-        return stored, nothing
-    packed, line = at.packed(problem, rows), stored + 2 * tile
-    window = line + packed.line
-    found = stored, line, packed.line, window, packed.rows, packed.window, packed.row_stride, packed.phase
-    return window + packed.window, {**nothing, **dict(zip(names, found, strict=True))}
+        return stored, DepthwiseScratch()
+    line, packed = stored + 2 * tile, at.packed(problem, rows)
+    packed = packed._replace(stored=stored, line=line, window=line + packed.line_bytes)
+    return packed.window + packed.window_bytes, packed
 
 
-REQUIRED = len(DepthwiseTileSpec._fields) - len(DepthwiseTileSpec._field_defaults)  # numbers that every tile has
-
-
-def _spec(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, epilogue: Epilogue) -> tuple[int, ...]:
+def _spec(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, epilogue: Epilogue) -> DepthwiseTileSpec:
     """The spec of a blocking's tile. One type for all has no words for others: it is the same tile."""
-    taken = {name: int(getattr(at, name)) for name in DepthwiseTileSpec._fields[:REQUIRED] if hasattr(at, name)}
-    permute = int(problem.oc > problem.ic and at.period > 1)
-    fma = int(target.isa().fma and types.acc.is_float)
-    spec = DepthwiseTileSpec(element=types.acc.code, fma=fma, act=epilogue.kind(types), permute=permute, **taken)
-    dst = types.dst
-    if types.src.is_half:
-        return spec._replace(src=types.src.code, dst=dst.code if dst != types.acc else 0)
-    if not at.joined:
-        return spec[:REQUIRED]
-    return spec._replace(
-        src=types.src.code,
-        dot=at.dot.number,
+    return fill(
+        DepthwiseTileSpec,
+        at,
+        element=types.acc.code,
+        fma=target.isa().fma and types.acc.is_float,
+        act=epilogue.kind(types),
+        permute=problem.oc > problem.ic and at.period > 1,
+        src=types.src.code if types.src != types.acc else 0,
+        dot=at.dot.number if at.joined else 0,
         joined=at.joined if at.taps else 0,
-        shuffled=at.shuffled,
-        dst=dst.code if dst != types.acc else 0,
-        rounding=epilogue.rounding if dst.itemsize == 1 else 0,
+        dst=types.dst.code if types.dst != types.acc else 0,
+        rounding=epilogue.rounding if types.dst.itemsize == 1 else 0,
         shifted=epilogue.shifted,
     )
 

@@ -19,6 +19,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
+from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
@@ -326,19 +327,17 @@ class PoolBlocking:
         p, v, ((s_row, s_col), (d_row, d_col)) = self.problem, self.view, self.strides
         h, w = axis_of(p, "h"), axis_of(p, "w")
         outer, nearer = ([stride * self.itemsize for stride in loop.strides] for loop in (v.outer, v.nearer))
-        return PoolArgs(
+        return fill(
+            PoolArgs,
+            p,
+            v,
+            self,
             src=SRC,
             dst=DST,
             table=OWN_TABLE,
-            oh=p.oh,
-            ow=p.ow,
-            iw=p.iw,
-            inner=v.inner,
             masks=0,
             mask_bytes=0,
             mask_period=v.period * self.itemsize,
-            blocks=v.blocks,
-            block_planes=v.block_planes,
             planes=v.nearer.size,
             s_outer=outer[0],
             s_plane=nearer[0],
@@ -353,7 +352,4 @@ class PoolBlocking:
             pw=w.begin,
             sw=w.stride,
             kw=w.kernel,
-            task_rows=self.task_rows,
-            plane_tasks=self.plane_tasks,
-            integers=self.integers,
         )

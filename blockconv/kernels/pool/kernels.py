@@ -253,13 +253,13 @@ def _gathered_image(a, image, at, oh_first, oh_last, window, size):
 
 
 @jit.kernel
-def pool_tiles(operation, element, lanes, masked, *tile):
+def pool_tiles(reduction: PoolReduction, tile: PoolTile):
     """A task is rows of outputs, by tiles of some outputs by a vector of channels.
 
-    A row's last tile, or vector, is moved back to be whole. The last integers are a `PoolTile`.
+    A row's last tile, or vector, is moved back to be whole.
     """
-    gathered, pixels, kh, kw, stride, dilation = PoolTile(*tile)
-    reduction = PoolReduction(operation, element, lanes, masked)
+    gathered, pixels, kh, kw, stride, dilation = tile
+    operation, element, lanes, masked = reduction
     itemsize, held_bytes, sums = reduction.itemsize, reduction.held.itemsize, int(sums_integers(operation, element))
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1
     inner_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 0, kh))
@@ -316,13 +316,13 @@ def pool_tiles(operation, element, lanes, masked, *tile):
 
 
 @jit.kernel
-def pool_windows(operation, element, lanes, masked, vectors, unroll):
+def pool_windows(reduction: PoolReduction, vectors, unroll):
     """A task is rows of outputs, or some channels of them; each output by itself, whatever its window's size.
 
     `vectors` vectors of its channels are reduced together, `unroll` columns of its window at a time. The remainder is
     reduced as whole vectors, which overlap with channels before.
     """
-    reduction = PoolReduction(operation, element, lanes, masked)
+    lanes, masked = reduction.lanes, reduction.masked
     itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
     reduce = reduce_window(reduction, vectors, unroll)
 
@@ -354,11 +354,11 @@ def pool_windows(operation, element, lanes, masked, vectors, unroll):
 
 
 @jit.kernel
-def pool_planes(operation, element, lanes, masked, inner):
+def pool_planes(reduction: PoolReduction, inner):
     """A task is a plane of narrow pixels, which becomes one pixel; a vector of pixels at a time, if pixels fill one."""
-    reduction = PoolReduction(operation, element, lanes)
-    itemsize, held = reduction.itemsize, reduction.held.code
-    held_bytes = reduction.held.itemsize
+    operation, element, lanes, masked = reduction
+    reduction = reduction._replace(masked=0)
+    itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     used, size, pixel = lanes // inner * inner, lanes * held_bytes, inner * itemsize
     fold = lanes % inner == 0 and lanes // inner <= MOST_FOLDED
     planes = lanes // inner if fold else 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv import jit
-from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
@@ -79,9 +78,9 @@ def whole_rows(reduction: PoolReduction, known: int = 0) -> Any:
 
 
 @jit.kernel
-def pool_wide_lines(operation, element, lanes, masked):
+def pool_wide_lines(reduction: PoolReduction):
     """A task is rows of outputs, a vector of channels of one at a time: a line of vectors, then the line's columns."""
-    reduction = PoolReduction(operation, element, lanes, masked)
+    operation, lanes, masked = reduction.operation, reduction.lanes, reduction.masked
     itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     size = lanes * held_bytes
     four_rows, one_row = reduce_rows(reduction, 4), reduce_rows(reduction, 1)
@@ -128,14 +127,14 @@ def pool_wide_lines(operation, element, lanes, masked):
 
 
 @jit.kernel
-def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
+def pool_lines(reduction: PoolReduction, kh, kw, inner, stride):
     """A task is rows of outputs: the rows of one row of windows into a line, then the columns of the line before.
 
     (Just stored, a line that is read at any element has to be waited for: 28x28 took 1.3 times as long.)
     kh, kw: of a window that is small enough to be unrolled, or 0. stride 1: a row is one contiguous extent, whatever
     `inner` is. Else vectors hold whole pixels of it.
     """
-    reduction = PoolReduction(operation, element, lanes, masked)
+    operation, lanes, masked = reduction.operation, reduction.lanes, reduction.masked
     itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     used = lanes if stride == 1 else lanes // inner * inner
     whole, vectors = int(used == lanes), 4 if stride < 3 else 1
@@ -183,9 +182,9 @@ def pool_lines(operation, element, lanes, masked, kh, kw, inner, stride):
 
 
 @jit.kernel
-def pool_bins(operation, element, lanes, masked):
+def pool_bins(reduction: PoolReduction):
     """A task is rows of outputs: the windows' rows into a line by vectors, then outputs one by one."""
-    reduction = PoolReduction(operation, element, lanes, masked)
+    operation, element, _, masked = reduction
     itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
     reduce, store = whole_rows(reduction), storing(operation, element)
 
@@ -233,7 +232,7 @@ def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: bool =
     taps, checked, result: as in `TapsSpec`. row: elements after which flags, scales and the mask begin anew; they go
     on for a group more.
     """
-    lanes, itemsize, group = reduction.lanes, ElementType.of(reduction.element).itemsize, GROUP * reduction.lanes
+    lanes, itemsize, group = reduction.lanes, reduction.itemsize, GROUP * reduction.lanes
     several = reduce_taps(reduction, TapsSpec(GROUP, taps, checked, 0, int(result)))
     part = reduce_taps(reduction, TapsSpec(1, taps, checked, 1, int(result)))
 
@@ -260,13 +259,13 @@ def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: bool =
 
 
 @jit.kernel
-def pool_runs(operation, element, lanes, masked, kh, kw, checked):
+def pool_runs(reduction: PoolReduction, kh, kw, checked):
     """Stride 1, and rows of outputs as long as the image's, so that rows that follow one another are one extent.
 
     A task is rows of outputs: the windows' columns are reduced into a buffer of rows, with empty ones beyond the
     image, and the rows from there. checked: as in `TapsSpec`, of the columns.
     """
-    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    operation, element, itemsize = reduction.operation, reduction.element, reduction.itemsize
     columns, rows = extent(reduction, kw, checked), extent(reduction, kh, result=True)
 
     def kernel(args, first, last, scratch):
@@ -311,9 +310,9 @@ class IndexArgs(PoolArgs):
 
 
 @jit.kernel
-def pool_wide_indices(operation, element, lanes, masked):
+def pool_wide_indices(reduction: PoolReduction):
     """Maxima and their indices: a task is rows of outputs, by a vector of channels of one output at a time."""
-    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    lanes, itemsize = reduction.lanes, reduction.itemsize
     maxima = max_with_index(reduction)
 
     def kernel(args, first, last, scratch):
@@ -351,12 +350,12 @@ def pool_wide_indices(operation, element, lanes, masked):
 
 
 @jit.kernel
-def pool_line_indices(operation, element, lanes, masked, inner, stride, dilation):
+def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
     """Maxima and their indices: a task is rows of outputs, by vectors of whole pixels.
 
     Each row of a row of windows goes into a line of its own, with margins, which no maximum is in.
     """
-    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+    operation, lanes, itemsize = reduction.operation, reduction.lanes, reduction.itemsize
     held, held_bytes = reduction.held.code, reduction.held.itemsize
     used, size = lanes // inner * inner, inner * held_bytes
     copy = whole_rows(reduction, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockconv.jit.records import fill
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.pool.blocking import DST, IDX, SRC, PoolBlocking, axis_of
 from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
@@ -13,14 +14,14 @@ def reference_op(b: PoolBlocking, indices: int) -> Launch:
     """The op of a pool from any layout to any other."""
     p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
     s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]
-    args = ReferenceArgs(
+    args = fill(
+        ReferenceArgs,
+        p,
+        b,
         src=SRC,
         dst=DST,
         idx=IDX if indices else 0,
         table=OWN_TABLE,
-        oh=p.oh,
-        ow=p.ow,
-        iw=p.iw,
         channels=p.ic,
         padded=padded,
         row_step=h.dilation * s.row,
@@ -29,7 +30,6 @@ def reference_op(b: PoolBlocking, indices: int) -> Launch:
         dw=w.dilation,
         s=s,
         d=geometry(b.dst, p.dst_shape, b.itemsize),
-        integers=b.integers,
     )
     kernel = pool_reference(*b.reduction[:2], indices)
     return Launch(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))

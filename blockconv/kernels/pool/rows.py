@@ -33,6 +33,7 @@ import blockconv.kernels.pool.kernels_lines as pl
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.jit import Kernel
+from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.request import Reason, Request
@@ -128,9 +129,9 @@ def _tiles(b: PoolBlocking) -> Launch:
         int(b.part > 0), tile_pixels(b.machine.isa, b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw
     )
     part = b.part or b.view.inner
-    args = pk.TilesArgs(**b.args._asdict(), dh=p.dh, part=part, parts=b.view.inner // part)
+    args = fill(pk.TilesArgs, b.args, dh=p.dh, part=part, parts=b.view.inner // part)
     scratch = pk.LINE + window_rows(p, b.task_rows) * p.iw * b.part * b.itemsize
-    return _launch(b, pk.pool_tiles(*b.reduction, *tile), args, b.tasks, scratch, table_of(b))
+    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table_of(b))
 
 
 def _why_not_windows(b: PoolBlocking) -> Reason | None:
@@ -152,7 +153,7 @@ def _windows(b: PoolBlocking) -> Launch:
         wanted = min(v.inner // width, -(-4 * b.threads // tasks))
         split = -(-(v.inner // width) // wanted) * width
         splits = -(-v.inner // split)
-    args = pk.WindowsArgs(**b.args._asdict(), split=split, splits=splits)
+    args = fill(pk.WindowsArgs, b.args, split=split, splits=splits)
     h, w = windows(p, "h"), windows(p, "w")
     pixels = p.ih * p.iw
     cols = max(k for k in range(1, 129) if pixels % k == 0)
@@ -160,13 +161,13 @@ def _windows(b: PoolBlocking) -> Launch:
         row_bytes = cols * args.s_col
         args = args._replace(s_row=row_bytes, row_step=row_bytes, col_step=args.s_col)
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
-    kernel = pk.pool_windows(*b.reduction, vectors, MOST_VECTORS // vectors)
+    kernel = pk.pool_windows(b.reduction, vectors, MOST_VECTORS // vectors)
     return _launch(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
 
 
 def _shuffles(b: PoolBlocking) -> Launch:
     table = table_of(b, scales=LineOfScales(repeat=b.view.inner))
-    return _launch(b, pool_shuffles(*b.reduction, *shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
+    return _launch(b, pool_shuffles(b.reduction, shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
 
 
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
@@ -178,8 +179,8 @@ def _why_not_wide_lines(b: PoolBlocking) -> Reason | None:
 
 def _wide_lines(b: PoolBlocking) -> Launch:
     elements = b.line_columns * b.lanes
-    args = pl.LineArgs(**b.args._asdict(), line_elements=elements, line_bytes=elements * b.held.itemsize)
-    return _launch(b, pl.pool_wide_lines(*b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
+    args = fill(pl.LineArgs, b.args, line_elements=elements, line_bytes=elements * b.held.itemsize)
+    return _launch(b, pl.pool_wide_lines(b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
 
 
 def _why_not_lines(b: PoolBlocking) -> Reason | None:
@@ -197,15 +198,15 @@ def _line_bytes(b: PoolBlocking) -> int:
 
 def _lines(b: PoolBlocking) -> Launch:
     p, inner, line_bytes = b.problem, b.view.inner, _line_bytes(b)
-    args = pl.LineArgs(**b.args._asdict(), line_elements=b.line_columns * inner, line_bytes=line_bytes)
+    args = fill(pl.LineArgs, b.args, line_elements=b.line_columns * inner, line_bytes=line_bytes)
     kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
-    kernel = pl.pool_lines(*b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw)
+    kernel = pl.pool_lines(b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw)
     return _launch(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=LineOfScales(repeat=inner)))
 
 
 def _bins(b: PoolBlocking) -> Launch:
     scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
-    return _launch(b, pl.pool_bins(*b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
+    return _launch(b, pl.pool_bins(b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
 
 
 def _why_not_runs(b: PoolBlocking) -> Reason | None:
@@ -235,8 +236,8 @@ def _runs(b: PoolBlocking) -> Launch:
     flags = np.stack([np.resize(tap, p.iw * inner + more) for tap in inside]).ravel()
     flags = np.resize(flags, -(-flags.size // 8) * 8).view(np.int64)
     table = table_of(b, scales=LineOfScales(inner, more))
-    args = pl.RunsArgs(**b.args._asdict(), ih=p.ih, ph=p.ph, flags=table.nbytes)
-    kernel = pl.pool_runs(*b.reduction, p.kh, p.kw, checked)
+    args = fill(pl.RunsArgs, b.args, ih=p.ih, ph=p.ph, flags=table.nbytes)
+    kernel = pl.pool_runs(b.reduction, p.kh, p.kw, checked)
     buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes
     return _launch(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
 
@@ -258,10 +259,10 @@ def _planes(b: PoolBlocking) -> Launch:
     groups = total // group if lanes % v.inner == 0 else max(0, (total - lanes) // group)
     run = min(groups, 16)
     runs = groups // run if run else 0
-    args = pk.PlaneArgs(**b.args._asdict(), runs=runs, run=run, left=total - runs * run * group)
+    args = fill(pk.PlaneArgs, b.args, runs=runs, run=run, left=total - runs * run * group)
     chunk = chunk_of(v.planes, total * b.itemsize, b.threads, TASK_BYTES)
     scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.held.itemsize
-    kernel = pk.pool_planes(*b.reduction, v.inner)
+    kernel = pk.pool_planes(b.reduction, v.inner)
     return _launch(b, kernel, args, (v.planes, chunk), scratch, table_of(b))
 
 
@@ -280,8 +281,9 @@ def _why_not_indices_by_vectors(b: PoolBlocking) -> Reason | None:
 
 def _index_args(b: PoolBlocking, line_elements: int, line_bytes: int) -> pl.IndexArgs:
     p = b.problem
-    return pl.IndexArgs(
-        **b.args._asdict(),
+    return fill(
+        pl.IndexArgs,
+        b.args,
         line_elements=line_elements,
         line_bytes=line_bytes,
         idx=IDX,
@@ -295,7 +297,7 @@ def _why_not_wide_indices(b: PoolBlocking) -> Reason | None:
 
 
 def _wide_indices(b: PoolBlocking) -> Launch:
-    kernel = pl.pool_wide_indices(*b.reduction)
+    kernel = pl.pool_wide_indices(b.reduction)
     return _launch(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
 
 
@@ -307,7 +309,7 @@ def _line_indices(b: PoolBlocking) -> Launch:
     p, line_bytes = b.problem, _line_bytes(b)
     nbytes = p.kh * line_bytes
     args = _index_args(b, nbytes // b.held.itemsize, line_bytes)
-    kernel = pl.pool_line_indices(*b.reduction, b.view.inner, p.sw, p.dw)
+    kernel = pl.pool_line_indices(b.reduction, b.view.inner, p.sw, p.dw)
     return _launch(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
 

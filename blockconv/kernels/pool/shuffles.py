@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv import jit
-from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import I32, const, emitted, shuffle, splat
 from blockconv.kernels.pool.kernels import PoolArgs, output_row, start
@@ -126,13 +125,9 @@ def _pick(e: Reducer, vectors: list[Any], elements: list[int]) -> Any:
 
 
 @jit.kernel
-def pool_shuffles(operation, element, lanes, masked, *tile):
-    """A task is rows of outputs, by tiles of vectors of them. A row's last tile is moved back to be whole.
-
-    The last integers are a `ShuffledTile`.
-    """
-    shape = ShuffledTile(*tile)
-    reduction, itemsize = PoolReduction(operation, element, lanes, masked), ElementType.of(element).itemsize
+def pool_shuffles(reduction: PoolReduction, shape: ShuffledTile):
+    """A task is rows of outputs, by tiles of vectors of them. A row's last tile is moved back to be whole."""
+    lanes, masked, itemsize = reduction.lanes, reduction.masked, reduction.itemsize
     inner, kh, stride, shift, width = shape.inner, shape.kh, shape.stride, shape.shift, shape.vectors * lanes
     span = shape.columns(lanes) * lanes
     inner_tile, border_tile = (pool_shuffled(reduction, shape, border, kh) for border in (False, True))

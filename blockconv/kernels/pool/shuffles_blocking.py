@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from blockconv.jit.records import fill
 from blockconv.kernels.common.request import Reason
 from blockconv.kernels.pool.blocking import MASK_VECTORS, PoolBlocking
 from blockconv.kernels.pool.shuffles import ShuffledTile, ShufflesArgs
@@ -68,4 +69,4 @@ def shuffles_args(b: PoolBlocking) -> ShufflesArgs:
     p, width = b.problem, shuffled_tile(b).vectors * b.lanes
     outputs, wanted = p.ow * b.view.inner, -(-p.kh * b.row_bytes // MOST_BYTES)
     part = -(-outputs // (width * wanted)) * width
-    return ShufflesArgs(**b.args._asdict(), part=part, parts=-(-outputs // part))
+    return fill(ShufflesArgs, b.args, part=part, parts=-(-outputs // part))

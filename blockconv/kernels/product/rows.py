@@ -88,7 +88,7 @@ def product_words(x: Product, ends: Ends, offsets: int, columns: int) -> kernels
     )
     lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
     return kernels.ProductWords(
-        tile=conv_tile(*spec.prefetching(lines).given).address,
+        tile=conv_tile(spec.prefetching(lines)).address,
         pixels=x.pixels,
         width=x.width,
         columns=columns,

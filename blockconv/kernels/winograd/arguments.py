@@ -39,7 +39,7 @@ class WinogradArgs(Arguments):
     ic = word("input channels of all groups", "channels")
     oc = word("output channels of all groups", "channels")
     oc_padded = word("those, with the destination's padding", "channels")
-    vector_channels = word("input channels of a vector: of one, its lanes are images", "channels")
+    src_channels = word("input channels of a vector: of one, its lanes are images", "channels")
     set_vectors = word("vectors of a set's input channels", "vectors")
     full_steps = word("reduction steps of a group that take a whole block of channels; they come first", "steps")
     tail_steps = word("reduction steps of a group that take fewer", "steps")
@@ -81,7 +81,7 @@ class WinogradArgs(Arguments):
     tile_blocks = word("blocks of tiles", "blocks")
     set_ic = word("input channels of a set", "channels")
     set_oc = word("output channels of a set", "channels")
-    group_ocbs = word("blocks of output channels of a group", "blocks")
+    ocbs = word("blocks of output channels of a group", "blocks")
     group_oc = word("output channels of a group, with the destination's padding if there is only one", "channels")
     group_steps = word("reduction steps of a group", "steps")
     # For layouts whose blocks end within a vector: tables for each vector of channels, one after the other.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.activation import ActivationKind
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types, element
+from blockconv.core.types import element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.interleaved import DENSE
@@ -34,20 +33,53 @@ from blockconv.runtime import OWN_TABLE, Buffer, Launch
 def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Launch:
     """The op. The residual has the destination's memory order."""
     p, types, s, d = request.problem, request.types, request.source, request.destination
-    padded = request.dst.padded_shape(p.dst_shape)[1]
+    padded, ic, oc = request.dst.padded_shape(p.dst_shape)[1], p.ic // p.g, p.oc // p.g
+    steps = -(-ic // at.ic_block)
+    tail = at.elements(ic - (steps - 1) * at.ic_block)
+    has_tail = tail < at.elements(at.ic_block)
     parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
     tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
     src_bytes = types.src.nbytes(request.src.size(p.src_shape))
-    args = _arguments(
+    args = fill(
+        WinogradArgs,
         p,
         at,
-        epilogue,
-        **_kernels(p, at, types, (s, d), epilogue),
-        **_channels(p, at, padded),
+        at.form,
+        at.scratch,
+        src=SRC,
+        wei=WEI,
+        bia=BIA,
+        dst=DST,
+        res=RES if epilogue.residual else DST,
+        act=ACT,
+        offsets=OWN_TABLE,
+        source_kernel=_source_kernel(request, at).address,
+        multiply_kernel=_multiply_kernel(p, at).address,
+        finish_kernel=_finish_kernel(request, at, epilogue).address,
+        tile_kernel=0 if at.shared else _tile_kernel(at).address,
+        tile_images=at.images or 1,
+        last_image=p.n - (at.images or 1),
+        oc_padded=padded,
+        set_ic=at.set_groups * ic,
+        set_oc=at.set_groups * oc,
+        set_vectors=-(-at.set_groups * ic // at.src_channels),
+        group_oc=padded if p.g == 1 else oc,
+        group_steps=steps,
+        full_steps=steps - has_tail,
+        tail_steps=has_tail,
+        tail_channels=tail,
+        wei_position=at.wei_position(p),
+        wei_ocb=at.wei_ocb(p),
         src_strides=s,
         dst_strides=d,
         dst_block=d.block if d.length <= at.lanes else at.lanes * types.dst.itemsize,
         scales=ITEMSIZE * weight_form(request, at).bias,
+        vector=at.src_lanes * at.itemsize,
+        tile_block=at.scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
+        window_rows=at.window.rows,
+        window_cols=at.window.cols,
+        window_leading=at.window.leading,
+        prefetch_lines=_prefetch_lines(p, at),
         prefetch_rows=at.form.side if is_beyond(request.machine, src_bytes) else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
@@ -57,117 +89,37 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     return Launch(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
 
 
-def _arguments(problem: Conv2dProblem, at: WinogradBlocking, epilogue: Epilogue, **others: Any) -> WinogradArgs:
-    p, form, scratch = problem, at.form, at.scratch
-    return WinogradArgs(
-        **others,
-        src=SRC,
-        wei=WEI,
-        bia=BIA,
-        dst=DST,
-        res=RES if epilogue.residual else DST,
-        act=ACT,
-        offsets=OWN_TABLE,
-        tiles=at.tiles,
-        tile_rows=at.tile_rows,
-        tile_cols=at.tile_cols,
-        tile_images=at.images or 1,
-        last_image=p.n - (at.images or 1),
-        block_tiles=at.block_tiles,
-        tile_blocks=at.tile_blocks,
-        tile_pixels=at.tile_pixels,
-        tile_channels=at.tile_channels,
-        splits=at.splits,
-        chunk=at.chunk,
-        positions=form.positions,
-        side=form.side,
-        step=form.step,
-        wei_side=form.wei_side,
-        ih=p.ih,
-        iw=p.iw,
-        oh=p.oh,
-        ow=p.ow,
-        ph=p.ph,
-        pw=p.pw,
-        vector=at.src_lanes * at.itemsize,
-        tile_block=scratch.products_channel if at.images else at.out_lanes * ITEMSIZE,
-        patch=scratch.patch,
-        window_rows=at.window.rows,
-        window_cols=at.window.cols,
-        window_leading=at.window.leading,
-        v=scratch.v,
-        v_position=scratch.v_position,
-        products=scratch.products,
-        products_position=scratch.products_position,
-        products_tile=scratch.products_tile,
-        products_channel=scratch.products_channel,
-        prefetch_lines=_prefetch_lines(p, at),
-    )
+def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
+    """The kernel of the first stage."""
+    (m, stride, exact), src = at.form, request.types.src
+    load_width, has_parts = at.contiguous(request.source, at.src_lanes)
+    part = at.src_lanes if has_parts else at.transform_lanes
+    vectors = m, stride, at.src_lanes, part, int(target.isa().fma and not exact), load_width
+    if reads_windows(request.source, at):
+        return winograd_source_windows(*vectors, window_columns(request.problem, at, src.itemsize), src.code)
+    return winograd_source(*vectors, int(has_parts), src.code)
 
 
-def _channels(problem: Conv2dProblem, at: WinogradBlocking, oc_padded: int) -> dict[str, int]:
-    """The words on channels, their groups and their blocks."""
-    p, ic, oc = problem, problem.ic // problem.g, problem.oc // problem.g
-    steps = -(-ic // at.ic_block)
-    tail = ic - (steps - 1) * at.ic_block
-    has_tail = at.elements(tail) < at.elements(at.ic_block)
-    return {
-        "ic": p.ic,
-        "oc": p.oc,
-        "oc_padded": oc_padded,
-        "sets": at.sets,
-        "set_ic": at.set_groups * ic,
-        "set_oc": at.set_groups * oc,
-        "vector_channels": at.src_channels,
-        "set_vectors": -(-at.set_groups * ic // at.src_channels),
-        "set_ocbs": at.set_ocbs,
-        "group_ocbs": at.ocbs,
-        "group_oc": oc_padded if p.g == 1 else oc,
-        "group_steps": steps,
-        "full_steps": steps - has_tail,
-        "tail_steps": int(has_tail),
-        "tail_channels": at.elements(tail),
-        "width": at.width,
-        "wei_position": at.wei_position(p),
-        "wei_ocb": at.wei_ocb(p),
-    }
-
-
-def _kernels(
-    problem: Conv2dProblem, at: WinogradBlocking, types: Types, lies: tuple[Geometry, Geometry], epilogue: Epilogue
-) -> dict[str, int]:
-    """The addresses of the kernels that are called. lies: of source and destination."""
-    (m, stride, exact), dst = at.form, types.dst
-    fma = int(target.isa().fma and not exact)
-    load_width, src_parts = at.contiguous(lies[0], at.src_lanes)
-    store_width, dst_parts = at.contiguous(lies[1], at.lanes)
-    part = at.src_lanes if src_parts else at.transform_lanes
-    vectors = m, stride, at.src_lanes, part, fma
-    if reads_windows(lies[0], at):
-        columns = window_columns(problem, at, types.src.itemsize)
-        source = winograd_source_windows(*vectors, load_width, columns, types.src.code)
-    else:
-        source = winograd_source(*vectors, load_width, int(src_parts), types.src.code)
+def _finish_kernel(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> jit.Kernel:
+    """The kernel of the third stage."""
+    types, dst = request.types, request.types.dst
+    store_width, has_parts = at.contiguous(request.destination, at.lanes)
     # Which of the types of bytes it is, is a matter of bounds, which are arguments.
     stored = element("uint8") if dst.itemsize == 1 else dst
-    finish = Finish(
-        at.form,
-        at.lanes,
-        fma,
-        store_width,
-        epilogue.kind(types),
-        int(dst_parts),
-        stored.code if types.is_requantized or dst.is_half else 0,
-        epilogue.rounding if dst.itemsize == 1 else 0,
-        epilogue.shifted,
-        int(at.images > 0),
+    return kernels.winograd_finish(
+        fill(
+            Finish,
+            at,
+            fma=target.isa().fma and not at.form.exact,
+            store_width=store_width,
+            act=epilogue.kind(types),
+            has_parts=has_parts,
+            dst=stored.code if types.is_requantized or dst.is_half else 0,
+            rounding=epilogue.rounding if dst.itemsize == 1 else 0,
+            shifted=epilogue.shifted,
+            period=at.images > 0,
+        )
     )
-    return {
-        "source_kernel": source.address,
-        "multiply_kernel": _multiply_kernel(problem, at).address,
-        "finish_kernel": kernels.winograd_finish(m, stride, int(exact), *finish[1:]).address,
-        "tile_kernel": 0 if at.shared else _tile_kernel(at).address,
-    }
 
 
 def _offsets(problem: Conv2dProblem, at: WinogradBlocking) -> list[int]:
@@ -211,12 +163,12 @@ def _tile_kernel(at: WinogradBlocking) -> jit.Kernel:
     if at.images:
         held = at.tile_pixels, at.tile_channels, at.lanes
         given = ActivationKind.NONE, at.ic_block, at.block_tiles * at.lanes * ITEMSIZE, at.width
-        return pixel_tile(*PixelTileSpec(ELEMENT.code, fma, 1, *held, *given))
+        return pixel_tile(PixelTileSpec(ELEMENT.code, fma, 1, *held, *given))
     shape, act = (1, at.tile_pixels, at.vectors, out_lanes), ActivationKind.NONE
     source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
     tile = *shape, *source, out_lanes, act, *DENSE
     element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
-    return conv_tile(*TileSpec(element.code, fma, *tile, dot=dot, burst=1, ahead=1))
+    return conv_tile(TileSpec(element.code, fma, *tile, dot=dot, burst=1, ahead=1))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:

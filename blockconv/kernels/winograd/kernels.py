@@ -56,7 +56,7 @@ def _weights_at(a, header, position):
 @inline
 def _first_channel(a, ocb):
     """The set's output channel that a block begins with."""
-    blocks = a.group_ocbs
+    blocks = a.ocbs
     return ocb // blocks * a.group_oc + ocb % blocks * a.width
 
 
@@ -102,7 +102,7 @@ def winograd_multiply():
             weights = _weights_at(a, header, position)
             for ocb in range(first, last):
                 oc = _first_channel(a, ocb)
-                group = ocb // a.group_ocbs
+                group = ocb // a.ocbs
                 run.offsets = a.offsets + 8 * group * a.group_steps
                 ahead = weights + (ocb + 1) * a.wei_ocb
                 if ocb + 1 == last:
@@ -246,13 +246,9 @@ def _finish_planes(how):
 
 
 @jit.kernel
-def winograd_finish(m, stride, exact, *given):
-    """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels.
-
-    given: the fields of a `Finish` after the form.
-    """
-    how = Finish(Form(m, stride, bool(exact)), *given)
-    channels, finish, most = how.channels, _finish_tile(how), 1
+def winograd_finish(how: Finish):
+    """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels."""
+    m, channels, finish, most = how.form.m, how.channels, _finish_tile(how), 1
     if how.store_width == 1:
         finish, most = _finish_planes(how), row_tiles(m)
 

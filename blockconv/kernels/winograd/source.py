@@ -121,7 +121,7 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
         patch, v_position, length = scratch + a.patch, a.v_position, a.src_strides.length
-        src_row, src_col, channels = a.src_strides.row, a.src_strides.col, a.vector_channels
+        src_row, src_col, channels = a.src_strides.row, a.src_strides.col, a.src_channels
         side, step = a.side, a.step  # not the form's, which are known: no loop over pixels is unrolled
         for tile in range(first, last):
             row, col, n = tile_at(a, tile)

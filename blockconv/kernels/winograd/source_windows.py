@@ -132,7 +132,7 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
         a, header = WinogradArgs(args), Header(scratch)
         window, v_position, border = scratch + a.patch, a.v_position, header.border.address
         src_row, src_col, length = a.src_strides.row, a.src_strides.col, a.src_strides.length
-        side, step, leading, channels = a.side, a.step, a.window_leading * pixel, a.vector_channels
+        side, step, leading, channels = a.side, a.step, a.window_leading * pixel, a.src_channels
         tile = first
         while tile < last:
             row, col, n = tile_at(a, tile)

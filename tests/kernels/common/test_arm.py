@@ -66,7 +66,7 @@ def loop_of_products(text: str) -> list[str]:
 def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, step: int) -> None:
     """Each product is one instruction, which broadcasts the source's scalar itself, and nothing is spilled."""
     spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, 4 * step, step, LANES, 0, 1, 0, 0, 1, 1, 0)
-    loop = loop_of_products(assembly(neoverse, conv_tile, spec.given))
+    loop = loop_of_products(assembly(neoverse, conv_tile, spec))
     products = [line for line in loop if line.startswith("fmla")]
     assert len(products) == vectors * pixels
     assert sum(bool(re.search(r"\.s\[\d\]$", line)) for line in products) >= len(products) - 2 * vectors

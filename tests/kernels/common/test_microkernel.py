@@ -21,12 +21,3 @@ def test_a_turn_prefetches_one_line_where_that_is_enough_for_a_step_and_else_wha
 def test_tiles_that_prefetch_their_own_weights_or_none_are_one_kernel_for_any_number_of_lines():
     for tile in (TILE._replace(pixels=1), TILE._replace(step=1)):
         assert tile.prefetching(1) == tile.prefetching(100) == tile
-
-
-def test_a_tile_is_no_other_kernel_for_numbers_that_it_does_not_have():
-    assert TILE.given == tuple(TILE[:16])
-    assert TILE._replace(dot=3).given == (*TILE[:16], 0, 3)
-    ahead = TILE._replace(ahead=1)
-    assert ahead.given == ahead[: TILE._fields.index("ahead") + 1]
-    last = TILE._replace(**{TILE._fields[-1]: 1})
-    assert last.given == tuple(last)
