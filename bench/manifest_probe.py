@@ -18,6 +18,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.jit import kept
+from blockconv.jit.records import integers_of
 from blockconv.kernels import Row
 from blockconv.network import plan
 from blockconv.network.planning.parameters import Parameters
@@ -78,7 +79,7 @@ class Kernels:
         ask, compile_ = family.__call__, family.compile
 
         @functools.wraps(ask)
-        def asked(this: Any, *params: int) -> jit.Kernel:
+        def asked(this: Any, *params: Any) -> jit.Kernel:
             kernel = ask(this, *params)
             if kernel.address and kernel.address not in self.digests:
                 known = kept.read(f"assembly-{this.entry(*params)}").get("digest")
@@ -86,7 +87,7 @@ class Kernels:
             return kernel
 
         @functools.wraps(compile_)
-        def compiled(this: Any, *params: int) -> jit.Kernel:
+        def compiled(this: Any, *params: Any) -> jit.Kernel:
             kernel = compile_(this, *params)
             found = self._write(kernel)
             kept.write(f"assembly-{this.entry(*params)}", {"digest": found})
@@ -95,9 +96,9 @@ class Kernels:
 
         family.__call__, family.compile = asked, compiled  # type: ignore[assignment, method-assign]
 
-    def _note(self, family: Any, params: Sequence[int], address: int, found: str) -> None:
+    def _note(self, family: Any, params: Sequence[Any], address: int, found: str) -> None:
         self.digests[address] = found
-        name = f"{family.__module__}:{family.__name__}({', '.join(map(str, map(int, params)))})"
+        name = f"{family.__module__}:{family.__name__}({', '.join(map(str, integers_of(params)))})"
         self.names.setdefault(found, set()).add(name)
 
     def _write(self, kernel: jit.Kernel) -> str:

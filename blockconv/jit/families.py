@@ -80,21 +80,21 @@ class KernelFamily:
                 self._kernels[params] = found
         return found
 
-    def name(self, *params: int) -> str:
-        return "__".join([self._build.__name__, "_".join(str(int(p)) for p in params)]).rstrip("_")
+    def name(self, *params: Any) -> str:
+        return "__".join([self._build.__name__, "_".join(map(str, integers_of(params)))]).rstrip("_")
 
-    def entry(self, *params: int) -> str:
+    def entry(self, *params: Any) -> str:
         """The name in the disk cache: builders of one name in two modules have entries of their own."""
         return f"{self._build.__module__}.{self.name(*params)}"
 
-    def compile(self, *params: int) -> Kernel:
+    def compile(self, *params: Any) -> Kernel:
         """Compile now, past every cache, and keep the result on disk."""
         name = self.name(*params)
         if config.DISABLE_JIT:
             raise UnsupportedError(
                 f"kernel {name}: NUMBA_DISABLE_JIT is set, and kernels are LLVM code, with no Python twin"
             )
-        body = self._build(*parameters_of(self._build, params))
+        body = self._build(*parameters_of(self._build, integers_of(params)))
         body.__name__ = body.__qualname__ = name
         with _lock, _told():
             code = generate(name, body)

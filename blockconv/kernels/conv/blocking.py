@@ -11,6 +11,7 @@ from typing import NamedTuple
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
@@ -42,75 +43,83 @@ class TileShape(NamedTuple):
         return self.rows * (self.pixels + self.gap) - self.gap
 
 
-@dataclass(frozen=True)
-class ConvBlocking:
-    """A tile (rows x pixels x vectors of lanes), and how a problem is made of them.
+@dataclass(frozen=True, kw_only=True)
+class ConvTile:
+    """A tile (rows x pixels x vectors of lanes), and how its source is packed.
 
+    gap: as in `TileShape`.
     cb: channels packed together.
     step: channels of a step of the reduction: cb, or those of one element (`Dot`) where a loop over so few costs more
         than it saves.
     store_width: contiguous destination channels that one store writes; 0 where tiles are scattered.
-    task_rows, task_cols: pixels of a task.
-    splits: tasks that share a group's output channels, in `ocbs` blocks.
     in_place: tiles read the source where it is (`is_read_in_place`).
-    panel: output columns of a window, a tile's where windows of tiles do not overlap, so that what a tile reads is
-        contiguous; else the task's.
-    scratch: bytes a worker needs.
-    shared: how groups share a vector; a "group" above is then as many of them as do.
-    pixel_lanes: pixels of a vector where vectors run along these, and each of `vectors` is one channel; 0 where they
-        run along channels.
+    shared: how groups share a vector; a "group" here is then as many of them as do.
     dot: the multiply-accumulate.
     interleaved: packing interleaves the source's channels, which do not fill units of 32 bits there.
-    phases: of a row of a window whose columns are taken by their remainder to the stride, how many remainders;
-        `window_cols` is of each.
-    line: columns of a row of the destination where its rows are one and those of the source are not (`space`, strided);
-        else 0.
-    gap: as in `TileShape`.
-    k_blocks: blocks of the reduction's steps, between which a task's accumulators are kept in the scratch.
-    blocks: how many blocks of `pixel_lanes` pixels are reduced together by matrices whose columns are pixels; else 0.
-    kept: which taps tiles reduce, where some are left out.
     """
 
     rows: int
     pixels: int
     vectors: int
+    gap: int = 0
     lanes: int
     cb: int
-    store_width: int
-    task_rows: int
-    task_cols: int
-    splits: int
-    ocbs: int
-    in_place: bool
-    panel: int
-    window_rows: int
-    window_cols: int
-    scratch: int
     step: int = 1
+    store_width: int
+    in_place: bool
     shared: Shared = DENSE
-    pixel_lanes: int = 0
     dot: Dot = MULTIPLY_ADD
     interleaved: bool = False
-    phases: int = 1
-    line: int = 0
-    gap: int = 0
-    k_blocks: int = 1
-    blocks: int = 0
-    kept: Kept | None = None
 
     @property
     def shape(self) -> TileShape:
         return TileShape(self.rows, self.pixels, self.vectors, self.gap)
 
     @property
-    def lines(self) -> int:
-        """Pixels of a tile whose accumulators the scratch has room for."""
-        return self.blocks * self.pixel_lanes or self.shape.lines
-
-    @property
     def width(self) -> int:
         """Output channels of a tile."""
         return self.vectors * self.lanes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvBlocking(ConvTile):
+    """How a problem is made of tiles.
+
+    task_rows, task_cols: pixels of a task.
+    splits: tasks that share a group's output channels, in `ocbs` blocks.
+    panel: output columns of a window, a tile's where windows of tiles do not overlap, so that what a tile reads is
+        contiguous; else the task's.
+    scratch: bytes a worker needs.
+    pixel_lanes: pixels of a vector where vectors run along these, and each of `vectors` is one channel; 0 where they
+        run along channels.
+    phases: of a row of a window whose columns are taken by their remainder to the stride, how many remainders;
+        `window_cols` is of each.
+    line: columns of a row of the destination where its rows are one and those of the source are not (`space`, strided);
+        else 0.
+    k_blocks: blocks of the reduction's steps, between which a task's accumulators are kept in the scratch.
+    blocks: how many blocks of `pixel_lanes` pixels are reduced together by matrices whose columns are pixels; else 0.
+    kept: which taps tiles reduce, where some are left out.
+    """
+
+    task_rows: int
+    task_cols: int
+    splits: int
+    ocbs: int
+    panel: int
+    window_rows: int
+    window_cols: int
+    scratch: int
+    pixel_lanes: int = 0
+    phases: int = 1
+    line: int = 0
+    k_blocks: int = 1
+    blocks: int = 0
+    kept: Kept | None = None
+
+    @property
+    def lines(self) -> int:
+        """Pixels of a tile whose accumulators the scratch has room for."""
+        return self.blocks * self.pixel_lanes or self.shape.lines
 
     @property
     def has_panels_of_planes(self) -> bool:
@@ -154,8 +163,9 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     packs_planes = in_place and at.axes[2] == "hw" and pays_to_pack_planes(isa, s, -(-oc // (shape.vectors * lanes)))
     # Steps of whole blocks prefetch the next block. For blocks of four it is profitable if these are read in place.
     blocks_are_steps = cb > 4 * dot.channels or (in_place and cb == 4 * dot.channels)
-    inner = Inner(
-        shape=shape,
+    inner = fill(
+        ConvTile,
+        shape,
         lanes=lanes,
         cb=cb,
         step=CHANNELS_OF_PLANES if packs_planes else cb if blocks_are_steps else dot.channels,
@@ -163,9 +173,8 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
         in_place=in_place and not packs_planes,
         dot=dot,
         interleaved=interleaved,
-        packs_planes=packs_planes,
     )
-    return divided(request, inner)
+    return divided(request, inner, packs_planes=packs_planes)
 
 
 def region_blockings(request: Request, vectors: int) -> list[tuple[TapsRegion, ConvBlocking]]:
@@ -187,36 +196,21 @@ def region_blockings(request: Request, vectors: int) -> list[tuple[TapsRegion, C
         if not fit_in_ways(m, s.col, shape.pixels):
             return []
         step = cb if cb >= 4 * dot.channels else dot.channels
-        inner = Inner(shape, lanes, cb, step, stored, in_place=True, dot=dot, interleaved=False)
+        inner = fill(ConvTile, shape, lanes=lanes, cb=cb, step=step, store_width=stored, in_place=True, dot=dot)
         made.append((region, replace(divided(request, inner, region.levels(p)), kept=region.all_kept())))
     return made
 
 
-class Inner(NamedTuple):
-    """A blocking before pixels are divided: the tile's shape, and fields of `ConvBlocking`."""
-
-    shape: TileShape
-    lanes: int
-    cb: int
-    step: int
-    store_width: int
-    in_place: bool
-    dot: Dot
-    interleaved: bool
-    shared: Shared = DENSE
-    packs_planes: bool = False
-
-
-def divided(request: Request, inner: Inner, at: Space | None = None) -> ConvBlocking:
+def divided(request: Request, tile: ConvTile, at: Space | None = None, packs_planes: bool = False) -> ConvBlocking:
     """The blocking whose tasks are as large as caches allow, and as many as threads need.
 
-    at: the pixels, if they are not the problem's.
+    at: the pixels, if they are not the problem's. packs_planes: tiles read what is packed as [channel][pixel].
     """
     p, dst, types, threads, m = request.problem, request.dst, request.types, request.threads, request.machine
-    at, (rows, pixels, vectors, gap) = at or space(p, request.src, dst), inner.shape
-    itemsize, packed = types.acc.itemsize, inner.dot.itemsize or types.src.itemsize
-    width, oc, cb = vectors * inner.lanes, p.oc // p.g, inner.cb
-    ocbs = -(-(oc if inner.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
+    at, (rows, pixels, vectors, _) = at or space(p, request.src, dst), tile.shape
+    itemsize, packed = types.acc.itemsize, tile.dot.itemsize or types.src.itemsize
+    width, oc, cb = vectors * tile.lanes, p.oc // p.g, tile.cb
+    ocbs = -(-(oc if tile.store_width == 0 or p.g > 1 else dst.padded_shape(p.dst_shape)[1]) // width)
     channels = -(-(p.ic // p.g) // cb) * cb * at.depth
     weights = channels * at.kh * at.kw * packed  # of an output channel
     # Threads share the pixels, or the weights where these are more than the source. Each then reads its share once.
@@ -228,45 +222,35 @@ def divided(request: Request, inner: Inner, at: Space | None = None) -> ConvBloc
     sharing = threads if by_pixels else -(-threads // ocbs)
     task_rows, task_cols = pixels_of_task(at, p.g, rows, pixels, channels * packed, sharing, room)
     tasks = max(1, at.images * p.g) * -(-at.oh // task_rows) * -(-at.ow // task_cols)
-    packing = blocks_of_packing(pixels * vectors) if inner.packs_planes else 0.0
+    packing = blocks_of_packing(pixels * vectors) if packs_planes else 0.0
     splits = splits_of_tasks(tasks, ocbs, threads, packing)
     # Each tile of a 1x1 convolution has a contiguous panel, unless whole rows are packed faster than a tile's few
     # pixels.
-    in_blocks = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, inner.dot) and not inner.in_place
-    by_tiles = in_blocks or inner.packs_planes
+    in_blocks = at.kh == at.kw == at.depth == 1 and cb > packed_as_one(types, tile.dot) and not tile.in_place
+    by_tiles = in_blocks or packs_planes
     panel = pixels if by_tiles else task_cols
     w_rows, w_cols = at.window(task_rows, panel)
-    windows = 0 if inner.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
+    windows = 0 if tile.in_place else -(-task_cols // panel) * channels * packed * w_rows * w_cols
     tiles = -(-task_rows // rows) * -(-task_cols // pixels)
-    k_blocks = _k_blocks(cache, weights * width, tiles, inner)
+    k_blocks = _k_blocks(cache, weights * width, tiles, tile)
     kept = 3 + (tiles if k_blocks > 1 else 0)
-    scratch = -(-windows // 128) * 128 + 256 + kept * inner.shape.lines * width * itemsize
-    return ConvBlocking(
-        rows=rows,
-        pixels=pixels,
-        vectors=vectors,
-        lanes=inner.lanes,
-        cb=cb,
-        store_width=inner.store_width,
+    scratch = -(-windows // 128) * 128 + 256 + kept * tile.shape.lines * width * itemsize
+    return fill(
+        ConvBlocking,
+        tile,
         task_rows=task_rows,
         task_cols=task_cols,
         splits=splits,
         ocbs=ocbs,
-        in_place=inner.in_place,
         panel=panel,
         window_rows=w_rows,
         window_cols=w_cols,
         scratch=scratch,
-        step=inner.step,
-        shared=inner.shared,
-        dot=inner.dot,
-        interleaved=inner.interleaved,
-        gap=gap,
         k_blocks=k_blocks,
     )
 
 
-def _k_blocks(cache: int, weights: int, tiles: int, inner: Inner) -> int:
+def _k_blocks(cache: int, weights: int, tiles: int, tile: ConvTile) -> int:
     """How many blocks the steps of a reduction are taken in.
 
     cache: bytes of the second level. weights: bytes that each of the `tiles` reads.
@@ -275,7 +259,7 @@ def _k_blocks(cache: int, weights: int, tiles: int, inner: Inner) -> int:
     which holds the next weights and the windows too.
     """
     most = cache // 8
-    if weights <= most or tiles == 1 or not inner.shared.dense or inner.dot.is_matrix:
+    if weights <= most or tiles == 1 or not tile.shared.dense or tile.dot.is_matrix:
         return 1
     return -(-2 * weights // most)
 

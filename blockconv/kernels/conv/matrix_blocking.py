@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from blockconv.core.problem import Conv2dProblem
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, name_of, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE
@@ -19,7 +20,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.conv.blocking import (
     ConvBlocking,
-    Inner,
+    ConvTile,
     TileShape,
     divided,
     is_read_in_place,
@@ -93,8 +94,9 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     in_place = as_it_is and is_read_in_place(m, p, at, s, held)
     if not (tile or in_place or request.anchor):
         shape = _tile(request, at, d, stored, cb, taps, dot, gap=_gap(at))
-    inner = Inner(
-        shape=shape,
+    inner = fill(
+        ConvTile,
+        shape,
         lanes=COLUMNS,
         cb=cb,
         step=cb,

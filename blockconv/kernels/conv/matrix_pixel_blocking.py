@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, packed_as_one
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.conv import matrix_blocking
-from blockconv.kernels.conv.blocking import ConvBlocking, Inner, TileShape, divided
+from blockconv.kernels.conv.blocking import ConvBlocking, ConvTile, TileShape, divided
 from blockconv.kernels.conv.matrix_blocking import SHAPES, UNITS
 from blockconv.kernels.conv.matrix_tile import COLUMNS, LINES
 from blockconv.kernels.conv.space import Space, space
@@ -39,8 +40,9 @@ def blocking(request: Request) -> ConvBlocking:
     steps = -(-units // UNITS)
     each = -(-units // steps)
     vectors, blocks = _registers(request, at, unit * each, dot)
-    inner = Inner(
-        shape=TileShape(1, min(at.ow, blocks * COLUMNS), vectors * LINES),
+    inner = fill(
+        ConvTile,
+        TileShape(1, min(at.ow, blocks * COLUMNS), vectors * LINES),
         lanes=1,
         cb=unit,
         step=unit * each,

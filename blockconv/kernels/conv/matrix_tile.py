@@ -21,6 +21,7 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.jit.ir import I8, I64, call_llvm, const, emit_prefetch, emitted, pointer
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
@@ -151,7 +152,7 @@ def matrix_tile(spec: TileSpec):
 
 def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
     """Reduce and store a tile."""
-    out = Output(**{name: getattr(run, name) for name in Output._fields})
+    out = fill(Output, run)
     prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
     if spec.dot in INSTRUCTIONS:
         _Reduction(builder, spec, run).reduce()

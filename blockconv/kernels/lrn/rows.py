@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from blockconv.core.types import BYTES, FLOATS, element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.axis import Quantizations, contiguous_axis, cost, strided_axis
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
@@ -34,7 +35,7 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
     params = (kind.code, lanes, THREE_QUARTERS if p.beta == 0.75 else ANY_POWER)
     if axis is not None:
         squares = LINE + -(-(channels + 2 * p.size) * held // LINE) * LINE
-        args = ContiguousLrn(**axis._asdict(), window=window, line=squares)
+        args = fill(ContiguousLrn, axis, window=window, line=squares)
         scratch = squares + (channels * itemsize if axis.gathered else 0)
         chunk = chunk_of(positions, channels * itemsize, threads)
         return [Launch(lrn_lines(*params), args, positions, chunk, scratch=scratch)]

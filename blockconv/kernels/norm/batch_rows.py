@@ -13,6 +13,7 @@ import math
 from typing import NamedTuple
 
 from blockconv.core.types import FLOATS, element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
@@ -75,24 +76,18 @@ def _launches(request: Request, buffers: dict[str, Buffer], is_backward: bool, e
     p, kind, cut = request.problem, request.types.src, _cut(request)
     lanes, held = request.machine.lanes(kind.computed.itemsize), kind.computed.itemsize
     at, padded = cut.at, request.dst.padded_shape(p.shape)[1] - p.shape[1]
-    args = BatchNormArgs(
-        **{name: buffers.get(name, 0) for name in _POINTERS},
+    args = fill(
+        BatchNormArgs,
+        cut,
+        **buffers,
         terms_at=_sizes(request, cut)[0],
         image=at.n,
-        units=cut.units,
-        unit=cut.unit,
-        room=cut.room,
         channels=p.shape[1],
         unit_stride=cut.unit * kind.itemsize if at.length == NO_BLOCK else at.block,
         padded=padded,
-        rows=cut.rows,
         row_stride=at.row,
-        pixels=cut.pixels,
         pixel_stride=at.col,
-        chunk=cut.chunk,
         row_chunks=-(-cut.pixels // cut.chunk),
-        chunks=cut.chunks,
-        splits=cut.splits,
         count=p.shape[0] * p.shape[2] * p.shape[3],
         epsilon=element("float64").bits(p.epsilon),
     )
@@ -114,7 +109,6 @@ def _launches(request: Request, buffers: dict[str, Buffer], is_backward: bool, e
 _RUNNING = "old_mean", "old_variance", "new_mean", "new_variance"
 _FORWARD = "src", "scale", "shift", "dst", "mean", "inverse", "residual", *_RUNNING, "numbers", "work"
 _BACKWARD = "src", "grad", "scale", "shift", "mean", "inverse", "dst", "of_scale", "of_shift", "numbers", "work"
-_POINTERS = {*_FORWARD, *_BACKWARD}
 
 
 def _row(name: str, names: tuple[str, ...]) -> Row:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
@@ -123,38 +124,29 @@ def _args(request: Request, cut: Cut, buffers: tuple[str, ...]) -> NormArgs:
     image, block_of_images = strides[1], strides[images]
     if p.per_pixel:
         images, image, block_of_images = where.images // p.shape[0], where.at.col, strides[1]
-    pointers = dict.fromkeys(_POINTERS, 0) | {name: Buffer(k) for k, name in enumerate(buffers)}
-    return NormArgs(
-        **pointers,
+    return fill(
+        NormArgs,
+        p,
+        cut,
+        where,
+        **{name: Buffer(k) for k, name in enumerate(buffers)},
         image=image,
         images=images,
         image_block=block_of_images,
         all_images=where.images,
-        split=cut.split,
-        splits=cut.splits,
-        groups=p.groups,
-        units=cut.units,
-        unit=cut.unit,
-        room=cut.room,
         channels=p.shape[1],
         group=group,
         block=cut.block,
         block_stride=cut.unit * itemsize if where.block == p.shape[1] else where.at.block,
-        padded=cut.padded,
-        rows=where.rows,
-        row_stride=where.row_stride,
-        pixels=where.pixels,
         pixel_stride=where.at.col,
         partial=PARTIAL * (_lanes(request) // where.period if where.period else 1),
         share=bits(1 / (group * where.rows * where.pixels)),
         epsilon=bits(p.epsilon),
-        centred=int(p.centred),
     )
 
 
 _FORWARD, _STATISTICS = ("src", "scale", "shift", "dst"), ("mean", "inverse")
 _BACKWARD = "src", "grad", "scale", *_STATISTICS, "dst", "of_scale", "of_shift", "work"
-_POINTERS = {*_FORWARD, *_BACKWARD}
 
 
 def _lanes(request: Request) -> int:

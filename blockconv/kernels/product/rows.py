@@ -22,6 +22,7 @@ from blockconv.core import target
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
+from blockconv.jit.records import fill
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.request import Reason, Request
@@ -67,41 +68,32 @@ def product_words(x: Product, ends: Ends, offsets: int, columns: int) -> kernels
     """The words of a product. offsets: where its table begins in the op's, in bytes. columns: that are stored."""
     last = (x.depth - 1) % x.lanes + 1 if x.depth else 0
     full = x.steps - (last < x.lanes)
-    spec = TileSpec(
+    spec = fill(
+        TileSpec,
+        x,
+        ends,
+        DENSE,
         element=x.element.code,
         fma=int(target.isa().fma),
         rows=1,
-        pixels=x.pixels,
-        vectors=x.vectors,
-        lanes=x.lanes,
-        src_pixel=ends.src_pixel,
         step=x.lanes,
         store_width=x.lanes,
         act=0,
-        groups=DENSE.groups,
         group_ic=DENSE.ic,
         group_oc=DENSE.oc,
-        pitch=DENSE.pitch,
-        taps=DENSE.taps,
-        tap_step=DENSE.tap_step,
         dst=ends.dst.code if ends.dst != x.element else 0,
     )
     lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
-    return kernels.ProductWords(
+    return fill(
+        kernels.ProductWords,
+        x,
+        ends,
         tile=conv_tile(spec.prefetching(lines)).address,
-        pixels=x.pixels,
-        width=x.width,
         columns=columns,
-        src_pixel=ends.src_pixel,
-        dst_pixel=ends.dst_pixel,
-        dst_block=ends.dst_block,
-        dst_panel=ends.dst_panel,
         full_steps=full,
         tail_steps=x.steps - full,
         tail_channels=last,
         offsets=offsets,
-        panels=x.panels,
-        panel_bytes=x.panel_bytes,
         prefetch_lines=lines,
     )
 

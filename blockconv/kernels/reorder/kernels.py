@@ -96,12 +96,11 @@ class CopyArgs(NestArgs):
 
 
 @jit.kernel
-def reorder_copy(src_type, dst_type, vector_bytes, one_vector, stream):
+def reorder_copy(moved: Moved, vector_bytes, one_vector, stream):
     """A task copies a strip of x by a strip of y, by vectors of `vector_bytes`: one for an extent, or more.
 
     Bytes of the source; and of the destination, but where elements are converted.
     """
-    moved = Moved(src_type, dst_type)
     converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
     convert = convert_extents(moved, vector_bytes // itemsize, one_vector)
     convert_rest = convert_extents(moved, vector_bytes // itemsize, 0)
@@ -194,13 +193,13 @@ def copy_first(dst, src, elements, inner, count, itemsize):
 
 
 @jit.kernel
-def reorder_transpose(src_type, dst_type, a, b, va, ub, flags):
+def reorder_transpose(shape: TransposeShape):
     """A task transposes a strip of u by a strip of v, in tiles of a x b elements (see `TransposeShape`).
 
     A last tile that would hang over is moved back. Scratch: a line of fill values of each side, a line for rows that
     must not be written, and a tile, if it may be longer than the source.
     """
-    shape = TransposeShape(src_type, dst_type, a, b, va, ub, flags)
+    _, _, a, b, va, ub, flags = shape
     itemsize, dst_bytes = shape.moved.src_bytes, shape.moved.dst_bytes
     whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
     bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
@@ -288,12 +287,11 @@ class ElementArgs(Arguments):
 
 
 @jit.kernel
-def reorder_elements(src_type, dst_type):
+def reorder_elements(moved: Moved):
     """A task writes `task_size` elements of the destination's storage, one by one. Scratch: the logical index.
 
     After the arguments stand the destination's axes, innermost first, the source's, and the sizes of the dimensions.
     """
-    moved = Moved(src_type, dst_type)
     converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
     convert = convert_extents(moved, 1, 1)
 

@@ -132,7 +132,7 @@ def copy_op(nest: Nest, c: Copy, elements: MovedElements, stream: bool = False) 
     vector_bytes = min(most, 1 << (nbytes.bit_length() - 1))
     aligned = all(loop.dst * moved.dst_bytes % 64 == 0 for loop in (c.x, c.y, *c.outer))
     streams = stream and vector_bytes == 64 and aligned and not moved.is_converted
-    kernel = reorder_copy(*moved, vector_bytes, int(vector_bytes == nbytes), int(streams))
+    kernel = reorder_copy(moved, vector_bytes, int(vector_bytes == nbytes), int(streams))
     x, y = (
         CopyLoop(
             size=loop.size,
@@ -160,7 +160,7 @@ def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stre
         ahead=t.ahead * moved.src_bytes,
     )
     return Launch(
-        reorder_transpose(*t.shape),
+        reorder_transpose(t.shape),
         args,
         t.tasks * math.prod(loop.size for loop in t.outer),
         scratch=SCRATCH + (t.shape.nbytes if bounce else 0),
@@ -183,7 +183,7 @@ def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: Move
     axes: list[Arguments] = [DstAxis(dim=a.dim, step=a.step, size=a.size) for a in dst_axes]
     axes += [SrcAxis(dim=a.dim, step=a.step, size=a.size, stride=a.stride) for a in src_axes]
     words = (*args, *itertools.chain(*axes), *shape)
-    return Launch(reorder_elements(*elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
+    return Launch(reorder_elements(elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
 
 
 # ---------------------------------------------------------------- rows of the kernel table

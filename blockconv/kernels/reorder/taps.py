@@ -55,9 +55,8 @@ class TapVector(Arguments):
 
 
 @jit.kernel
-def pack_taps(*spec):
-    """Transpose tiles of channels by taps. spec: a `TransposeShape`."""
-    shape = TransposeShape(*spec)
+def pack_taps(shape: TransposeShape):
+    """Transpose tiles of channels by taps."""
     transpose_tile, itemsize, together = tile_code(shape), shape.moved.src_bytes, shape.b
 
     def kernel(args, first, last, scratch):
@@ -152,7 +151,7 @@ def pack_taps_op(
     )
     code, together = Types.bits(itemsize).src.code, min(most, 1 << (taps.bit_length() - 1))
     tile = TransposeShape(code, code, lanes, together, inner, together, TABLED)
-    kernel = copy_taps(itemsize, lanes) if copies else pack_taps(*tile)
+    kernel = copy_taps(itemsize, lanes) if copies else pack_taps(tile)
     table = np.concatenate([_tap_offsets(pieces, shape, each * itemsize), vectors.ravel()])
     tasks = layout.size(whole) // each
     return Launch(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)

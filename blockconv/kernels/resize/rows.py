@@ -35,6 +35,7 @@ from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import BYTES, FLOATS, ElementType
 from blockconv.jit import Kernel
+from blockconv.jit.records import fill
 from blockconv.kernels.common.axis import Quantizations, element_words
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
@@ -115,8 +116,9 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
         return [Launch(built, args, tasks, chunk, scratch=scratch, table=table)]
     part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
     parts = -(-at.inner // part)
-    some = ResizePartsArgs(
-        **args._asdict(),
+    some = fill(
+        ResizePartsArgs,
+        args,
         parts=parts,
         part=part,
         iw=p.iw,
@@ -162,7 +164,7 @@ def _sums(
     rows = np.stack([above * row, by_row.view(np.int64)], axis=2)
     counts = {"row_taps": above.shape[1], "column_taps": left.shape[1], "columns": elements if part else p.ow}
     kernel = resize_sums(element.code, lanes, wide, part, int(near))
-    return kernel, ResizeSumsArgs(**args._asdict(), **counts), np.concatenate([rows.ravel(), columns.ravel()])
+    return kernel, fill(ResizeSumsArgs, args, **counts), np.concatenate([rows.ravel(), columns.ravel()])
 
 
 def _whole(
@@ -215,20 +217,16 @@ def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: i
 
 def _args(problem: ResizeProblem, at: Storage, element: ElementType, given: Quantizations) -> ResizeArgs:
     p, row = problem, problem.iw * at.inner * element.itemsize
-    return ResizeArgs(
+    return fill(
+        ResizeArgs,
+        p,
+        at,
         src=Buffer(0),
         dst=Buffer(1),
         taps=OWN_TABLE,
-        oh=p.oh,
-        ow=p.ow,
         src_plane=p.ih * at.between * row,
         src_row=row,
-        inner=at.inner,
-        blocks=at.blocks,
-        block=at.block,
-        valid=at.valid,
         **element_words(element, given),
-        between=at.between,
     )
 
 

@@ -53,12 +53,11 @@ class StridedCopyArgs(Arguments):
 
 
 @jit.kernel
-def strided_copy(src_type, dst_type):
+def strided_copy(moved: Moved):
     """A task reads and writes some extents of some columns of one row.
 
     Elements are bits that are copied, or 8-bit integers on both sides that are converted.
     """
-    moved = Moved(src_type, dst_type)
     itemsize, converted, convert = moved.src_bytes, int(moved.is_converted), convert_extents(moved, CONVERTED_LANES, 0)
 
     def kernel(args, first, last, scratch):

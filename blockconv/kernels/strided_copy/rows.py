@@ -132,7 +132,7 @@ def _launch(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Launch
         loops=[PixelLoop(size=x.size, begin=x.begin, count=x.count, src_stride=x.src, dst_stride=x.dst) for x in loops],
     )
     table = np.array(extents, np.int64).ravel()
-    return Launch(strided_copy(*how.moved), args, blocking.tasks, blocking.chunk, table=table)
+    return Launch(strided_copy(how.moved), args, blocking.tasks, blocking.chunk, table=table)
 
 
 def _space(shape: Sequence[int]) -> tuple[int, int, int]:

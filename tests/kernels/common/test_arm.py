@@ -46,7 +46,7 @@ def assembly(machine: Any, family: KernelFamily, given: tuple[int, ...]) -> str:
                 re.sub(r'target datalayout = ".*"', f'target datalayout = "{machine.target_data}"', text)
             )
 
-    body = family._build(*given)
+    body = family._build(given)
     body.__name__ = body.__qualname__ = "tile"
     return compiler._generate(Way, "tile", body).asm()  # type: ignore[arg-type]
 
