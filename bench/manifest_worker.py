@@ -24,6 +24,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.array import empty
 from blockconv.dispatch.packing import packing
 from blockconv.kernels import TABLE, Row
+from blockconv.machine.machine import host
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
 from blockconv.network.planning.binding import bind
@@ -225,7 +226,7 @@ class Worker:
             }
             if node is not None and node.op == "conv2d":
                 row, problem = selection.named(node.op, action.kernel), plan.network.problem(node)
-                types = element_types(plan.network, node)
+                types = element_types(node, plan.network.site(node), host())
                 record["blocking"] = blocking(row, problem, action.reads[0][1], written, types, 1)
             yield record
         record = {"key": f"{self.job.isa} {case.name}", "arena": plan.arena_nbytes}
@@ -320,8 +321,9 @@ def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
     pairs = {(Layout(src), Layout(dst)) for src, dst in case.pairs}
     pricing = Pricing(
         NATIVE,
-        lambda taken, problem, node: taken.seconds,
+        lambda taken, problem, types: taken.seconds,
         lambda tensor, src, dst: 0.0,
+        host(),
         accuracy=math.inf,
         every=True,
         references=True,

@@ -192,6 +192,63 @@ def test_numba_policy_stands_in_few_places() -> None:
         assert {name for name in holders if name.startswith("blockconv")} <= {f"blockconv.{p}" for p in places}, word
 
 
+# Whoever reads the machine of this process decides for no other. Code generation compiles for it, requests name it
+# where their caller names none, and calls on arrays, plans and measurements are made on it.
+BELOW_REQUESTS = ("blockconv.core", "blockconv.jit", "blockconv.machine", "blockconv.runtime")
+GENERATORS = (
+    "codegen",
+    "halves",
+    "microkernel",
+    "requantize",
+    "vectors",
+    "packing_units",
+    "finish_rows",
+    "source_windows",
+)
+# Not yet: these bind argument blocks, and read the instruction set for `fma` and vector sizes.
+BINDERS = {
+    f"blockconv.kernels.{of}" for of in ("conv.binding", "conv.tile_kernels", "depthwise.rows", "winograd.binding")
+}
+BOUNDARIES = {
+    "blockconv.api.functional", "blockconv.dispatch.array", "blockconv.dispatch.measuring",
+    "blockconv.dispatch.measuring_memory", "blockconv.dispatch.packing", "blockconv.dispatch.quantizing",
+    "blockconv.frontends.onnx.contributed",
+    "blockconv.kernels.common.request", "blockconv.network.planning.planned", "blockconv.network.reporting.data",
+    "blockconv.network.reporting.page", "blockconv.onnxruntime.session", "blockconv.cli.doctor",
+}  # fmt: skip
+
+
+def reads_this_machine(text: str) -> bool:
+    """Whether a module imports more of `core.target` than the class `Isa`, or the machine of this process."""
+    given = {
+        (node.module, alias.name) for node in imports(text) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    whole = {("blockconv.core", "target"), ("blockconv.machine.machine", "host"), ("blockconv.machine", "machine")}
+    return bool(given & whole) or any(module == "blockconv.core.target" and name != "Isa" for module, name in given)
+
+
+def test_the_machine_is_handed_down() -> None:
+    """A decision takes the machine of its request."""
+    found = {name for name, path in MODULES.items() if reads_this_machine(path.read_text(encoding="utf-8"))}
+    own = {name for name in found if name.startswith((*BELOW_REQUESTS, "bench"))}
+    kernels = {name for name in found - own - BOUNDARIES - BINDERS if name.startswith("blockconv.kernels.")}
+    assert not {name for name in kernels if not name.rpartition(".")[2].startswith(GENERATORS)}
+    assert found - own - kernels == BOUNDARIES | BINDERS
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("from blockconv.core import target", True),
+        ("def f():\n    from blockconv.core.target import isa", True),
+        ("from blockconv.machine.machine import Machine, host", True),
+        ("from blockconv.core.target import Isa\nfrom blockconv.machine.machine import Machine", False),
+    ],
+)
+def test_readers_of_this_machine_are_seen(text: str, wanted: bool) -> None:
+    assert reads_this_machine(text) == wanted
+
+
 # What may change without notice is everything of these packages but this. Their manuals import it: Numba's on extending
 # it (`infer_getattr` takes nothing but an AttributeTemplate), llvmlite's on IR and the binding.
 PUBLIC = {

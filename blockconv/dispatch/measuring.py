@@ -94,7 +94,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
     """shapes: the tiles that are timed."""
     isa = target.isa()
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
-    dots = {dot_for(types, isa): types for types in (_SIGNED_BYTES, _BYTES, of_narrow(_BYTES), _BRAIN)}
+    dots = {dot_for(types, isa): types for types in (_SIGNED_BYTES, _BYTES, of_narrow(_BYTES, isa), _BRAIN)}
     record = {**identity.describe(), "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "system": platform.platform()}
     # A source tree that is not installed has no metadata.
     record |= {"blockconv": __version__} | {package: version(package) for package in ("numba", "llvmlite", "numpy")}

@@ -21,6 +21,7 @@ from blockconv.kernels.common.fill import FillArgs, fill_extents
 from blockconv.kernels.reorder.taps import pack_taps_op
 from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
+from blockconv.machine.machine import host
 from blockconv.runtime import Buffer, Launch, Program, Scratch, address_of, aligned_empty
 from blockconv.runtime.memory import Empty
 
@@ -63,7 +64,7 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
             launches.append(Launch(fill_extents(), args, 1))
         else:
             some.append((piece, at))
-    whole = pack_taps_op(some, source, shape, itemsize) if some else None
+    whole = pack_taps_op(some, source, shape, itemsize, host()) if some else None
     if whole is not None:
         return Packing(Program([*launches, whole]), end, 0)
     for piece, at in some:

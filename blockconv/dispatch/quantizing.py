@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core import target
 from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization, Requantization
+from blockconv.core.target import Isa
 from blockconv.core.types import LIGHT, ElementType, Types, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
@@ -27,6 +27,7 @@ from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.dot import dot_for
 from blockconv.kernels.common.requantize import EpilogueArguments, Rounding
 from blockconv.kernels.table import Epilogue
+from blockconv.machine.machine import host
 
 Array = npt.NDArray[Any]
 
@@ -109,24 +110,25 @@ def is_finite(weight: Any, type: ElementType) -> bool:
 
 
 def with_weights(types: Types, weight: Array | BlockedArray, padded: bool = True) -> Types:
-    """The types of a convolution by these weights. Narrow weights have a type of their own if this machine multiplies
-    them faster. If images are padded, so have float weights that are known to be finite."""
+    """The types of a call's convolution by these weights. Narrow weights have a type of their own if this machine
+    multiplies them faster. If images are padded, so have float weights that are known to be finite."""
     if types.wei.is_float:
         return types._replace(wei=replace(types.wei, finite=padded and is_finite(weight, types.wei)))
-    narrow = of_narrow(types) != types and (isinstance(weight, BlockedArray) or is_narrow(weight))
-    return known_weights(types, narrow, is_light(weight))
+    isa = host().isa
+    narrow = of_narrow(types, isa) != types and (isinstance(weight, BlockedArray) or is_narrow(weight))
+    return known_weights(types, narrow, is_light(weight), isa)
 
 
-def known_weights(types: Types, narrow: bool, light: bool) -> Types:
+def known_weights(types: Types, narrow: bool, light: bool, isa: Isa) -> Types:
     """The types, where weights are known to be narrow or light (see `ElementType`)."""
-    known = of_narrow(types) if narrow else types
+    known = of_narrow(types, isa) if narrow else types
     return known._replace(wei=replace(known.wei, light=light))
 
 
-def of_narrow(types: Types) -> Types:
-    """The types with narrow weights, if these have a faster multiply-accumulate here; else as they are."""
+def of_narrow(types: Types, isa: Isa) -> Types:
+    """The types with narrow weights, if these have a faster multiply-accumulate; else as they are."""
     narrow = types._replace(wei=replace(types.wei, narrow=types.wei.name == "int8"))
-    return types if dot_for(narrow, target.isa()) == dot_for(types, target.isa()) else narrow
+    return types if dot_for(narrow, isa) == dot_for(types, isa) else narrow
 
 
 def check_zero_point(op: str, argument: str, found: int, given: Quantization | None, name: str | None = None) -> None:

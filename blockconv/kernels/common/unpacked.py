@@ -14,14 +14,14 @@ from typing import Any
 
 from llvmlite import ir
 
-from blockconv.core import target
+from blockconv.core.target import Isa
 from blockconv.jit.ir import I8, I32, call_llvm, join, shuffle
 
 PARTS = 4  # vectors of 32 bits that a vector of bytes becomes
 UNIT = 16  # bytes within which is unpacked, and shuffled
 
 
-def permutes_bytes(isa: target.Isa) -> bool:
+def permutes_bytes(isa: Isa) -> bool:
     """Whether one instruction permutes the bytes of a vector, wherever these are."""
     return isa.vbmi
 

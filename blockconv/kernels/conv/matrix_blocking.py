@@ -107,7 +107,8 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
         shared=DENSE._replace(taps=taps),
     )
     found = divided(request, inner)
-    spare = 0 if found.in_place else spare_bytes(cb // unit, found.window_cols, 0 if interleaved else extent(cb, s))
+    units, at_once = cb // unit, 0 if interleaved else extent(cb, s)
+    spare = 0 if found.in_place else spare_bytes(request.machine.isa, units, found.window_cols, at_once)
     return replace(found, scratch=found.scratch + -(-spare // LINE_BYTES) * LINE_BYTES)
 
 

@@ -23,9 +23,9 @@ from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source
 UNIT = 4  # bytes
 
 
-def spare_bytes(units: int, cols: int, extent: int) -> int:
+def spare_bytes(isa: target.Isa, units: int, cols: int, extent: int) -> int:
     """Bytes past a window's end that are written while windows of so many columns are packed; see `pack_units`."""
-    lanes = target.isa().vector_bytes // UNIT
+    lanes = isa.vector_bytes // UNIT
     row = -(-cols // lanes) * lanes * UNIT
     return units * (lanes * UNIT + (0 if extent else row))
 

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
@@ -157,7 +156,7 @@ def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool
     table = np.array([*whole, *[0] * len(whole), *runs, *rows, *cut, *[0] * len(whole)], np.int64)
     launches = [Launch(kernels.weights_tiles(size), args, tasks, 1, scratch, table)]
     if at.splits > 1:
-        lanes = target.isa().vector_bytes // size
+        lanes = request.machine.lanes(size)
         launches.append(Launch(kernels.add_splits(code, lanes), args, tasks // at.splits * at.task_ocbs, 1, 256, table))
     return launches
 
@@ -284,7 +283,7 @@ def _aligned(nbytes: int) -> int:
 def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     """The microkernel, whose pixels are lines: neighbours in a packed window."""
     acc = request.types.acc
-    fma = int(target.isa().fma)
+    fma = int(request.machine.isa.fma)
     shape = (1, lines, at.vectors, at.lanes)
     spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
     return conv_tile(spec)
@@ -292,9 +291,9 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
 
 def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:
     """The microkernel of a block of one vector; of_ones: the kernel that sums the gradient alone."""
-    p = request.problem
+    p, fma = request.problem, int(request.machine.isa.fma)
     spec = kernels.ColumnsTileSpec(
-        request.types.acc.code, int(target.isa().fma), at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
+        request.types.acc.code, fma, at.lanes, at.tap_rows, at.taps, at.lines // at.taps, at.pixels,
         at.packed_ic, at.packed_oc, at.col_unit, p.dw if at.cols > 1 else 1, *DENSE[:3],
     )  # fmt: skip
     if of_ones:

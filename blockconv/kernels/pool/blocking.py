@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, PoolReduction, held_type
 from blockconv.kernels.pool.tiles import pays_to_gather
-from blockconv.machine.machine import Machine, host
+from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Block, Buffer
 
 SRC, DST, IDX = (Buffer(k) for k in range(3))
@@ -170,10 +170,10 @@ class PoolBlocking:
     src: Layout
     dst: Layout
     element: ElementType
+    machine: Machine
     threads: int = 1
     quantizations: tuple[Quantization, Quantization] | None = None  # of source and destination, of integers
     is_odd: bool = False
-    machine: Machine = field(default_factory=host)
 
     @property
     def in_pairs(self) -> PoolBlocking:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockconv.core import target
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
@@ -64,8 +63,8 @@ class Ends(NamedTuple):
     tiles: int
 
 
-def product_words(x: Product, ends: Ends, offsets: int, columns: int) -> kernels.ProductWords:
-    """The words of a product. offsets: where its table begins in the op's, in bytes. columns: that are stored."""
+def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int) -> kernels.ProductWords:
+    """The words of a product. offsets: of its table in the op's, in bytes. columns: the stored ones."""
     last = (x.depth - 1) % x.lanes + 1 if x.depth else 0
     full = x.steps - (last < x.lanes)
     spec = fill(
@@ -74,7 +73,7 @@ def product_words(x: Product, ends: Ends, offsets: int, columns: int) -> kernels
         ends,
         DENSE,
         element=x.element.code,
-        fma=int(target.isa().fma),
+        fma=int(fma),
         rows=1,
         step=x.lanes,
         store_width=x.lanes,
@@ -244,7 +243,7 @@ class _MatMul:
             splits=splits,
             packed_at=RECORD,
             rows=rows.words(x, self.a),
-            product=product_words(x, ends, 8 * -(-zeros // 8), x.columns),
+            product=product_words(x, request.machine.isa.fma, ends, 8 * -(-zeros // 8), x.columns),
         )
         kernel = kernels.multiply(kind.code, x.lanes, int(rows.packs), int(rows.turned))
         scratch = RECORD + (rows.block_bytes(x) * x.steps if rows.packs else 0)
@@ -353,6 +352,7 @@ class _Attention:
         )
         ends = Ends(vector, kind, self.dst.row, first.lanes * kind.itemsize, second.width * kind.itemsize, tiles)
         scores_at = RECORD + (block * first.steps if rows.packs else 0)
+        fma = request.machine.isa.fma
         args = kernels.AttendArgs(
             src=Buffer(0),
             keys=Buffer(inputs + 1),
@@ -368,8 +368,8 @@ class _Attention:
             mask_row=self.mask_row,
             scale=element("float64").bits(p.scale),
             rows=rows.words(first, self.a),
-            first=product_words(first, of_scores, at, first.panels * first.width),
-            second=product_words(second, ends, at + 8 * first.steps, second.columns),
+            first=product_words(first, fma, of_scores, at, first.panels * first.width),
+            second=product_words(second, fma, ends, at + 8 * first.steps, second.columns),
         )
         flags = rows.packs, rows.turned, inputs > 3, p.causal, p.zero_rows
         kernel = kernels.attend(kind.code, first.lanes, *map(int, flags))

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
 from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeShape, tile_code
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
+from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
@@ -107,7 +107,7 @@ def copy_taps(itemsize, lanes):
 
 
 def pack_taps_op(
-    pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int
+    pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int, machine: Machine
 ) -> Launch | None:
     """The op that packs weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
 
@@ -123,7 +123,7 @@ def pack_taps_op(
         return None
     along = {axis.dim: axis.stride * itemsize for axis in source.axes(shape)}
     steps = [along[k] for k in ((0, 2, 1) if one.turned else (0, 1, 2))]
-    tap, most = along[4], min(16, target.isa().vector_bytes // itemsize)
+    tap, most = along[4], min(16, machine.lanes(itemsize))
     (dim, size), (around, more) = [*reversed(layout.inner), (0, 1), (0, 1)][:2]
     inner = min(most, 1 << (size.bit_length() - 1))
     copies = steps[dim] == itemsize  # channels are contiguous, else taps

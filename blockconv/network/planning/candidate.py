@@ -6,7 +6,7 @@ The op says what it asks of the kernel table (`network.ops.rule`). The table say
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from blockconv.core.types import Types
 from blockconv.dispatch.quantizing import known_weights
 from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
-from blockconv.machine.machine import Machine, host
-from blockconv.network.graph import Network, Node
+from blockconv.machine.machine import Machine
+from blockconv.network.graph import Node
 from blockconv.network.ops.rule import Site, View
 from blockconv.runtime import Launch
 
@@ -86,34 +86,31 @@ class Pricing:
     """The cost of a candidate.
 
     layouts: the layouts to consider.
-    price(taken, problem, node): the seconds of a kernel that takes the problem.
+    price(taken, problem, types): the seconds of a kernel that takes the problem.
     reorder(tensor, src, dst): the seconds of a reorder, or of a copy.
+    machine: the one that the plan is for.
     accuracy: the largest error that a kernel may have; see `selection.ACCURACIES`.
     every: keep each kernel, not the cheapest for its layouts alone.
     references: take reference kernels too where there are others.
-    machine: that costs are for.
     dsts: the layouts that kernels write, if not all of `layouts`.
     predicts: whether `price` is no less than what rows predict: a user gave no costs.
     """
 
     layouts: tuple[Layout, ...]
-    price: Callable[[Taken, Any, Node], float]
+    price: Callable[[Taken, Any, Types], float]
     reorder: Reorder
+    machine: Machine
     accuracy: float | None = None
     every: bool = False
     references: bool = False
-    machine: Machine = field(default_factory=host)
     dsts: tuple[Layout, ...] = ()
     predicts: bool = False
 
 
-def element_types(network: Network, node: Node, site: Site | None = None) -> Types:
-    """The element types of a node's arrays; narrow weights only where this machine multiplies them faster.
-
-    site: the node's, if it is known.
-    """
-    types = node.attributes.types_at(site or network.site(node))
+def element_types(node: Node, site: Site, machine: Machine) -> Types:
+    """The element types of a node's arrays; narrow weights only where the machine multiplies them faster."""
+    types = node.attributes.types_at(site)
     if not (types.wei.narrow or types.wei.light):
         return types
     plain = types._replace(wei=replace(types.wei, narrow=False))
-    return known_weights(plain, types.wei.narrow, types.wei.light)
+    return known_weights(plain, types.wei.narrow, types.wei.light, machine.isa)

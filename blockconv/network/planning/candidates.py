@@ -49,7 +49,7 @@ def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate
         offer(view)
     if isinstance(node.attributes, Foreign):
         return list(best.values())
-    for candidate in _with_kernels(network, node, site, pricing):
+    for candidate in _with_kernels(node, site, pricing):
         offer(candidate)
     if not best:
         raise UnsupportedError(f"{node}: no kernel takes {node.attributes.problem_at(site)}")
@@ -90,11 +90,11 @@ def _copies(network: Network, node: Node, view: View, reorder: Reorder) -> float
     )
 
 
-def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
+def _with_kernels(node: Node, site: Site, pricing: Pricing) -> Iterator[Candidate]:
     """A candidate for each kernel and pair of layouts that it takes; other than four dimensions are row-major alone."""
     a = node.attributes
     src_rank, dst_rank = len(site.inputs[a.leading(site)].shape), len(site.output.shape)
-    types = element_types(network, node)
+    types = element_types(node, site, pricing.machine)
     srcs = pricing.layouts if src_rank == 4 else (row_major(src_rank),)
     dsts = pricing.dsts or pricing.layouts if dst_rank == 4 else (row_major(dst_rank),)
     for op, problem, *layouts in a.asked(site, srcs, dsts):
@@ -106,7 +106,7 @@ def _with_kernels(network: Network, node: Node, site: Site, pricing: Pricing) ->
             dst = one.dst if one.dst.ndim == dst_rank else row_major(dst_rank)
             found = a.src_layouts(site, src, dst)
             if found is not None:
-                yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, node), types=types)
+                yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, types), types=types)
 
 
 @functools.lru_cache(maxsize=4096)

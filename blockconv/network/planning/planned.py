@@ -14,9 +14,10 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.core.progress import Progress
+from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.reorders import reorder_seconds
-from blockconv.machine.machine import host
+from blockconv.machine.machine import Machine, host
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.ops.rule import Tensor
@@ -24,7 +25,7 @@ from blockconv.network.passes.nibbles import widened
 from blockconv.network.passes.shapes import of_kernels
 from blockconv.network.planning import remembered
 from blockconv.network.planning.binding import bind
-from blockconv.network.planning.candidate import Candidate, Pricing, Reorder, Taken, Workspace, element_types
+from blockconv.network.planning.candidate import Candidate, Pricing, Reorder, Taken, Workspace
 from blockconv.network.planning.candidates import candidates, kernel_layouts
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.parameters import Parameters
@@ -216,10 +217,11 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
     if isinstance(options.layouts, tuple):  # which may have no blocks of channels, as packed values need
         network = widened(network, options.layouts)
     accuracy = selection.accuracy_of("compile", options.accuracy)
-    reorder = _ReorderCosts(network, options.costs)
-    price = functools.partial(_predicted, network, options.costs, _weight_rate(network))
+    machine = host()
+    reorder = _ReorderCosts(network, options.costs, machine)
+    price = functools.partial(_predicted, options.costs, _weight_rate(network, machine))
     every, predicts = every or options.measure, not options.costs
-    return network, Pricing(_universe(network, options), price, reorder, accuracy, every, predicts=predicts)
+    return network, Pricing(_universe(network, options), price, reorder, machine, accuracy, every, predicts=predicts)
 
 
 def formulated(network: Network, options: Options, every: bool) -> tuple[Network, Assignment, Found]:
@@ -317,27 +319,24 @@ def _choice(saved: Any) -> tuple[Any, tuple[Layout, ...], Layout] | None:
         return None
 
 
-def _weight_rate(network: Network) -> float:
+def _weight_rate(network: Network, machine: Machine) -> float:
     """Bytes of weights that a core reads in a second, where each run of the network takes them from memory.
 
     All weights together do not stay in the last cache then. Two cores are taken to read at once, because a choice is
     for any number of threads. For 512 channels of 7x7 on one core of a Zen 4, 38 MB of F(4x4) take as long as 17 MB of
     F(2x2). On two cores they take 1.7 times as long.
     """
-    known = host().profile
+    known = machine.profile
     nbytes = sum(array.nbytes for array in network.constants.values())
     return known.reads["memory"] / 2 if nbytes > known.caches["L3"] else math.inf
 
 
-def _predicted(
-    network: Network, costs: Mapping[str, float], weight_rate: float, taken: Taken, problem: Any, node: Node
-) -> float:
+def _predicted(costs: Mapping[str, float], weight_rate: float, taken: Taken, problem: Any, types: Types) -> float:
     """A user's cost; else the row's, but at least the time to load its weights.
 
     The cost is for one thread, so that the choice, and every bit, does not depend on the number of threads.
     """
     if costs:
-        types = element_types(network, node)
         known = costs.get(tuning.key(taken.row, problem, taken.src, taken.dst, types, 1))
         if known is not None:
             return known
@@ -347,9 +346,9 @@ def _predicted(
 class _ReorderCosts:
     """The kernel's prediction on one thread; 0 where the bytes are the same; a user's own by `reorder_key`."""
 
-    def __init__(self, network: Network, costs: Mapping[str, float]) -> None:
+    def __init__(self, network: Network, costs: Mapping[str, float], machine: Machine) -> None:
         self._tensors, self._costs = network.tensors, costs  # not the network, whose weights a plan may give up
-        self._machine = host()
+        self._machine = machine
         self._known: dict[tuple[str, Layout, Layout], float] = {}
 
     def __call__(self, name: str, src: Layout, dst: Layout) -> float:

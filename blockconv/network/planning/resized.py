@@ -61,25 +61,25 @@ def _candidate(network: Network, node: Node, pricing: Pricing, chosen: Mapping[s
         for view in views(network, node, site, (like.dst,)):
             if (view.srcs, view.dst) == (like.srcs, like.dst):
                 return view
-    return next(_by_kernels(network, node, site, pricing, like), None)
+    return next(_by_kernels(node, site, pricing, like), None)
 
 
-def _by_kernels(network: Network, node: Node, site: Site, pricing: Pricing, like: Candidate) -> Iterator[Candidate]:
+def _by_kernels(node: Node, site: Site, pricing: Pricing, like: Candidate) -> Iterator[Candidate]:
     a = node.attributes
     src, dst = like.srcs[a.leading(site)], like.dst
-    srcs, types = a.src_layouts(site, src, dst), element_types(network, node, site)
+    srcs, types = a.src_layouts(site, src, dst), element_types(node, site, pricing.machine)
     if srcs is None:
         return
     for op, problem, (told, *_), (stored, *_) in a.asked(site, (src,), (dst,)):
         anchor = like.problem if type(like.problem) is type(problem) else problem
         request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
-        costs = _costs(op, node, request, like.row, pricing)
+        costs = _costs(op, request, like.row, pricing)
         if costs:
             row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
             yield Candidate(row, problem, srcs, dst, costs[row], None, anchor, types)
 
 
-def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:
+def _costs(op: str, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:
     """The costs of the rows that take a request: the anchor's row, and direct ones if that is not direct.
 
     Small images do not fill Winograd's tiles. If none of these rows takes it, others may, and last the references. A
@@ -88,7 +88,9 @@ def _costs(op: str, node: Node, request: Request, like: Row | None, pricing: Pri
 
     def price(row: Row) -> float | None:
         found = selection.decide(row, request, pricing.accuracy)
-        return None if isinstance(found, Reason) else pricing.price(taken(row, request, found), request.problem, node)
+        if isinstance(found, Reason):
+            return None
+        return pricing.price(taken(row, request, found), request.problem, request.types)
 
     first, usual, every = _rows(op, request.types, like)
     if like and first == (like,) and not isinstance(selection.decide(like, request, pricing.accuracy), Reason):

@@ -14,6 +14,7 @@ from blockconv.dispatch import selection
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.pool.blocking import PoolBlocking
+from blockconv.machine.machine import host
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -36,7 +37,7 @@ PROBLEMS = {
 
 def blocking(name: str, kind: str = "max", threads: int = 1) -> PoolBlocking:
     layout, dtype, numbers = PROBLEMS[name]
-    return PoolBlocking(Pool2dProblem(kind, **numbers), Layout(layout), Layout(layout), element(dtype), threads)
+    return PoolBlocking(Pool2dProblem(kind, **numbers), Layout(layout), Layout(layout), element(dtype), host(), threads)
 
 
 @pytest.mark.isa
@@ -60,9 +61,9 @@ def test_only_where_pixels_push_each_other_out_and_within_the_second_level_cache
     layout = Layout("NHWC")
     for numbers in ({"ic": 1008, **FEW}, {"ic": 512, **FEW}, {"ic": 1024, "kh": 2, "kw": 2, "sh": 2, "sw": 2}):
         problem = Pool2dProblem("max", n=1, ih=20, iw=20, **numbers)
-        assert not PoolBlocking(problem, layout, layout, element("float32")).part
+        assert not PoolBlocking(problem, layout, layout, element("float32"), host()).part
     too_wide = Pool2dProblem("max", n=1, ic=1024, ih=6, iw=target.second_level_cache() // 2048, **FEW)
-    assert not PoolBlocking(too_wide, layout, layout, element("float32")).part
+    assert not PoolBlocking(too_wide, layout, layout, element("float32"), host()).part
 
 
 def test_to_gather_is_priced():
