@@ -27,9 +27,8 @@ from blockconv.kernels import TABLE, Row
 from blockconv.machine.machine import host
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
-from blockconv.network.planning.binding import bind
-from blockconv.network.planning.candidate import OUTPUT, Candidate, Pricing, Workspace, element_types
-from blockconv.network.planning.candidates import candidates
+from blockconv.network.planning.binding import OUTPUT, Workspace, bind
+from blockconv.network.planning.candidates import Candidate, Pricing, candidates, element_types
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Launch, Program, address_of
 from blockconv.runtime.launcher import launch_alone, launch_worker
@@ -321,7 +320,7 @@ def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
     pairs = {(Layout(src), Layout(dst)) for src, dst in case.pairs}
     pricing = Pricing(
         NATIVE,
-        lambda taken, problem, types: taken.seconds,
+        lambda one: one.cost,
         lambda tensor, src, dst: 0.0,
         host(),
         accuracy=math.inf,

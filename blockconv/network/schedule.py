@@ -24,8 +24,8 @@ from blockconv.network import foreign, ops
 from blockconv.network.graph import Network, Node, named_error
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.rule import View
-from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace
-from blockconv.network.planning.candidates import bind_all
+from blockconv.network.planning.binding import OUTPUT, BoundNode, Workspace, bind_all
+from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch, address_of
 

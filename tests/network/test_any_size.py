@@ -31,8 +31,7 @@ from blockconv.machine.profile import committed
 from blockconv.network import ops
 from blockconv.network import plan as plans
 from blockconv.network.passes.fuse import fuse
-from blockconv.network.planning.binding import bind
-from blockconv.network.planning.candidates import bind_all
+from blockconv.network.planning.binding import bind, bind_all
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import Options, Planned, plan_layouts
 from blockconv.network.planning.resized import resized
@@ -218,7 +217,7 @@ def test_convolutions_with_one_problem_share_their_ops(asked: set[Any]) -> None:
     b.output(b.conv2d(y, next(weights), padding=1, stride=2))
     planned = plan_layouts(fuse(b.build()), Options(bc.Layout("NHWC"), "optimal", False, 1, "default"))
     held = Unpacked(planned.network)
-    found = [one.ops for one in bind_all(planned.network, planned.chosen, held, 1) if one is not None]
+    found = [one.launches for one in bind_all(planned.network, planned.chosen, held, 1) if one is not None]
     assert found[0] is found[1]
     assert len({id(ops) for ops in found}) == len(found) - 1
 

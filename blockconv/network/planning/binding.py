@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
+
+from blockconv import jit
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import PLAIN, Quantizations, Requantization
 from blockconv.core.types import element
 from blockconv.dispatch.packing import activation_block
 from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
+from blockconv.jit.compile_processes import compile_together
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue, Primitive
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
-from blockconv.network.planning.candidate import OUTPUT, BoundNode, Candidate, Workspace
+from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch
 
+Array = npt.NDArray[Any]
+OUTPUT = -1  # among a bound node's operands: what it writes
 Known = dict[Any, tuple[Primitive, tuple[Launch, ...]]]
 Prepare = Callable[..., tuple[Primitive, tuple[Launch, ...]]]
+
+
+class Workspace(NamedTuple):
+    """Memory that ops need beside what they read and write, while they run.
+
+    reports: whether it is zero before the plan runs, and read after it; see `Primitive.fails`.
+    """
+
+    nbytes: int
+    reports: bool = False
+
+
+class BoundNode(NamedTuple):
+    """Ops whose k-th buffer is `operands[k]`: the number of an input, OUTPUT, an array of constants, or memory."""
+
+    launches: tuple[Launch, ...]
+    operands: tuple[int | Array | Workspace, ...]
 
 
 def bind(
@@ -43,6 +66,25 @@ def bind(
     last = len(primitive.workspace) - 1
     memory = (Workspace(nbytes, primitive.fails and k == last) for k, nbytes in enumerate(primitive.workspace))
     return BoundNode(primitive.launches(), (*range(len(node.inputs)), *constants, OUTPUT, *memory))
+
+
+def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[BoundNode | None]:
+    """The ops of a candidate for each node; None for a view.
+
+    Kernels that the disk cache does not have are compiled together, on all processors.
+    """
+
+    def bound() -> list[BoundNode | None]:
+        pairs, known = zip(network.nodes, chosen, strict=True), Known()
+        return [bind(network, node, one, held, threads, known) if one.row is not None else None for node, one in pairs]
+
+    with jit.collecting() as wanted:
+        found = bound()
+    if not wanted:
+        return found
+    with jit.telling(wanted) as tell:
+        compile_together(list(wanted), tell)
+        return bound()
 
 
 def _prepared(

@@ -1,18 +1,23 @@
-"""How a node may run: its candidates from the kernel table, with layouts and costs; and a chosen one bound to ops."""
+"""How a node may run: its candidates from the kernel table, with layouts and costs.
+
+The op says what it asks of the kernel table (`network.ops.rule`). The table says the rest.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from blockconv import jit
+import numpy.typing as npt
+
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.jit.compile_processes import compile_together
+from blockconv.dispatch.quantizing import known_weights
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import Primitive
@@ -20,18 +25,70 @@ from blockconv.machine.machine import Machine
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Layouts, Site, View
-from blockconv.network.planning.binding import Known, bind
-from blockconv.network.planning.candidate import (
-    BoundNode,
-    Candidate,
-    Pricing,
-    Reorder,
-    Taken,
-    element_types,
-)
-from blockconv.network.planning.parameters import Parameters
 
+Array = npt.NDArray[Any]
+Reorder = Callable[[str, Layout, Layout], float]
 FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # of a foreign node, and the bytes a second that it moves
+
+
+class Candidate(NamedTuple):
+    """A kernel for a node, or None for a view, and its layouts.
+
+    cost: seconds; NaN of a kernel that was compared with no other.
+    anchor: as in `Request`.
+    types: the element types of the kernel's arrays; None of a view.
+    wei_bytes: of its packed weights.
+    """
+
+    row: Row | None
+    problem: Any
+    srcs: tuple[Layout, ...]
+    dst: Layout
+    cost: float
+    view: View | None = None
+    anchor: Any = None
+    types: Any = None
+    wei_bytes: int = 0
+
+    def prepare(self, src: Layout, dst: Layout, threads: int, **options: Any) -> Primitive:
+        """The kernel, for the layouts that it is told."""
+        assert self.row is not None
+        return self.row.prepare(self.problem, src, dst, self.types, threads, self.anchor, **options)
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """The cost of a candidate.
+
+    layouts: the layouts to consider.
+    price(candidate): the seconds of one whose cost is what its row predicts for one thread.
+    reorder(tensor, src, dst): the seconds of a reorder, or of a copy.
+    machine: the one that the plan is for.
+    accuracy: the largest error that a kernel may have; see `selection.ACCURACIES`.
+    every: keep each kernel, not the cheapest for its layouts alone.
+    references: take reference kernels too where there are others.
+    dsts: the layouts that kernels write, if not all of `layouts`.
+    predicts: whether `price` is no less than what rows predict: a user gave no costs.
+    """
+
+    layouts: tuple[Layout, ...]
+    price: Callable[[Candidate], float]
+    reorder: Reorder
+    machine: Machine
+    accuracy: float | None = None
+    every: bool = False
+    references: bool = False
+    dsts: tuple[Layout, ...] = ()
+    predicts: bool = False
+
+
+def element_types(node: Node, site: Site, machine: Machine) -> Types:
+    """The element types of a node's arrays; narrow weights only where the machine multiplies them faster."""
+    types = node.attributes.types_at(site)
+    if not (types.wei.narrow or types.wei.light):
+        return types
+    plain = types._replace(wei=replace(types.wei, narrow=False))
+    return known_weights(plain, types.wei.narrow, types.wei.light, machine.isa)
 
 
 def candidates(network: Network, node: Node, pricing: Pricing) -> list[Candidate]:
@@ -102,11 +159,11 @@ def _with_kernels(node: Node, site: Site, pricing: Pricing) -> Iterator[Candidat
             pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references
         ):
             # A problem may have other dimensions than the values, such as axes of size 1.
-            src = one.src if one.src.ndim == src_rank else row_major(src_rank)
+            src = one.srcs[0] if one.srcs[0].ndim == src_rank else row_major(src_rank)
             dst = one.dst if one.dst.ndim == dst_rank else row_major(dst_rank)
             found = a.src_layouts(site, src, dst)
             if found is not None:
-                yield Candidate(one.row, problem, found, dst, pricing.price(one, problem, types), types=types)
+                yield one._replace(srcs=found, dst=dst, cost=pricing.price(one))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -118,8 +175,8 @@ def accepted(
     layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]],
     accuracy: float | None,
     references: bool = False,
-) -> tuple[Taken, ...]:
-    """Each row of the table that takes the problem, by its layouts; reference rows only if no other takes any.
+) -> tuple[Candidate, ...]:
+    """Each row of the table that takes the problem, by its kernel's layouts; reference rows only if no other takes any.
 
     Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
     """
@@ -129,14 +186,15 @@ def accepted(
     found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
     if not references:
         found = [item for item in found if not item[0].reference] or found
-    return tuple(taken(row, request, primitive) for row, request, primitive in found)
+    return tuple(predicted(row, request, primitive) for row, request, primitive in found)
 
 
-def taken(row: Row, request: Request, primitive: Primitive) -> Taken:
-    """A row that takes the problem, with its predicted time and the bytes of weights that it reads."""
-    weights = primitive.weights
-    wei_bytes = 0 if weights is None else weights.read_bytes(request.problem, request.types.wei.itemsize)
-    return Taken(row, request.src, request.dst, primitive.seconds, wei_bytes)
+def predicted(row: Row, request: Request, primitive: Primitive) -> Candidate:
+    """A row that takes a request, with its predicted time and the bytes of weights that it reads."""
+    problem, types, weights = request.problem, request.types, primitive.weights
+    wei_bytes = 0 if weights is None else weights.read_bytes(problem, types.wei.itemsize)
+    srcs, seconds = (request.src,), primitive.seconds
+    return Candidate(row, problem, srcs, request.dst, seconds, None, request.anchor, types, wei_bytes)
 
 
 # ---------------------------------------------------------------- chosen candidates
@@ -158,22 +216,3 @@ def on_threads(node: Node, candidate: Candidate, priced: int, threads: int) -> f
         return after
     before = candidate.prepare(src, dst, priced).seconds
     return candidate.cost * after / before if before else candidate.cost
-
-
-def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, threads: int) -> list[BoundNode | None]:
-    """The ops of a candidate for each node; None for a view.
-
-    Kernels that the disk cache does not have are compiled together, on all processors.
-    """
-
-    def bound() -> list[BoundNode | None]:
-        pairs, known = zip(network.nodes, chosen, strict=True), Known()
-        return [bind(network, node, one, held, threads, known) if one.row is not None else None for node, one in pairs]
-
-    with jit.collecting() as wanted:
-        found = bound()
-    if not wanted:
-        return found
-    with jit.telling(wanted) as tell:
-        compile_together(list(wanted), tell)
-        return bound()

@@ -14,7 +14,6 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.core.progress import Progress
-from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.dispatch.reorders import reorder_seconds
 from blockconv.machine.machine import Machine, host
@@ -24,9 +23,8 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.nibbles import widened
 from blockconv.network.passes.shapes import of_kernels
 from blockconv.network.planning import remembered
-from blockconv.network.planning.binding import bind
-from blockconv.network.planning.candidate import Candidate, Pricing, Reorder, Taken, Workspace
-from blockconv.network.planning.candidates import candidates, kernel_layouts
+from blockconv.network.planning.binding import Workspace, bind
+from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, candidates, kernel_layouts
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planner import (
@@ -219,7 +217,7 @@ def prepared(network: Network, options: Options, every: bool) -> tuple[Network, 
     accuracy = selection.accuracy_of("compile", options.accuracy)
     machine = host()
     reorder = _ReorderCosts(network, options.costs, machine)
-    price = functools.partial(_predicted, options.costs, _weight_rate(network, machine))
+    price = functools.partial(_priced, options.costs, _weight_rate(network, machine))
     every, predicts = every or options.measure, not options.costs
     return network, Pricing(_universe(network, options), price, reorder, machine, accuracy, every, predicts=predicts)
 
@@ -331,16 +329,17 @@ def _weight_rate(network: Network, machine: Machine) -> float:
     return known.reads["memory"] / 2 if nbytes > known.caches["L3"] else math.inf
 
 
-def _predicted(costs: Mapping[str, float], weight_rate: float, taken: Taken, problem: Any, types: Types) -> float:
+def _priced(costs: Mapping[str, float], weight_rate: float, one: Candidate) -> float:
     """A user's cost; else the row's, but at least the time to load its weights.
 
     The cost is for one thread, so that the choice, and every bit, does not depend on the number of threads.
     """
     if costs:
-        known = costs.get(tuning.key(taken.row, problem, taken.src, taken.dst, types, 1))
+        assert one.row is not None
+        known = costs.get(tuning.key(one.row, one.problem, one.srcs[0], one.dst, one.types, 1))
         if known is not None:
             return known
-    return max(taken.seconds, taken.wei_bytes / weight_rate)
+    return max(one.cost, one.wei_bytes / weight_rate)
 
 
 class _ReorderCosts:

@@ -17,8 +17,7 @@ from blockconv.kernels import TABLE, Row
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
-from blockconv.network.planning.candidate import Candidate, Pricing, element_types
-from blockconv.network.planning.candidates import taken, views
+from blockconv.network.planning.candidates import Candidate, Pricing, element_types, predicted, views
 from blockconv.network.planning.planned import Options, Planned, ends, prepared
 from blockconv.network.planning.planner import Assignment, Solution
 
@@ -88,9 +87,7 @@ def _costs(op: str, request: Request, like: Row | None, pricing: Pricing) -> dic
 
     def price(row: Row) -> float | None:
         found = selection.decide(row, request, pricing.accuracy)
-        if isinstance(found, Reason):
-            return None
-        return pricing.price(taken(row, request, found), request.problem, request.types)
+        return None if isinstance(found, Reason) else pricing.price(predicted(row, request, found))
 
     first, usual, every = _rows(op, request.types, like)
     if like and first == (like,) and not isinstance(selection.decide(like, request, pricing.accuracy), Reason):

@@ -15,7 +15,7 @@ from blockconv.kernels import TABLE
 from blockconv.machine import identity
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
-from blockconv.network.planning.candidate import Candidate
+from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.planned import Options, Planned
 from blockconv.network.planning.planner import Assignment, optimal
 from blockconv.network.reporting import predict
