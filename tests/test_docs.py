@@ -314,6 +314,38 @@ def test_signatures_are_those_of_the_sources(docstrings: ModuleType) -> None:
 # ---------------------------------------------------------------- records and names inside the package
 
 
+def shared_classes() -> set[str]:
+    """Classes that three or more modules of other folders import; not problems, the ops of networks and errors."""
+    package = Path(bc.__file__).parent
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
+    homes = collections.defaultdict(list)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.endswith("Problem"):
+                homes[node.name].append(path)
+    users = collections.defaultdict(set)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                for home in homes[alias.name]:
+                    module = ".".join(home.relative_to(package.parent).with_suffix("").parts)
+                    if home.parent != path.parent and f"{module}.".startswith(f"{node.module}."):
+                        users[alias.name, home].add(path)
+    own = package / "network" / "ops", package / "core" / "errors.py"
+    return {
+        name for (name, home), paths in users.items() if len(paths) >= 3 and home not in own and home.parent not in own
+    }
+
+
+def test_the_architecture_lists_the_nouns() -> None:
+    """Each with a line. A class that joins or leaves the list is a noun more to learn, or one less."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## Nouns")
+    listed = re.findall(r"^- `(\w+)`: ", section.partition("\n## ")[0], re.MULTILINE)
+    assert listed == sorted(listed)
+    assert {*listed} == shared_classes()
+
+
 @functools.cache
 def classes() -> list[tuple[str, ast.ClassDef]]:
     """Every class of the package, and where it is."""
