@@ -127,6 +127,25 @@ def test_padding_that_depends_on_the_size_follows_it():
         net.with_input_shapes((1, 1, 10**20, 8))
 
 
+@pytest.mark.parametrize(
+    ("ops", "dims", "first", "other"),
+    [
+        (["Softmax"], None, (2, 3), (2, 3, 4)),  # an input whose rank the model does not say
+        (["Squeeze", "Softmax"], ["n", 1, 4], (1, 1, 4), (2, 1, 4)),
+    ],
+)
+def test_ranks_may_change_with_sizes(ops, dims, first, other):
+    names = ["x", *"abc"[: len(ops) - 1], "y"]
+    nodes = [helper.make_node(op, [a], [b]) for op, a, b in zip(ops, names[:-1], names[1:], strict=True)]
+    ends = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", dims), ("y", None))]
+    graph = helper.make_graph(nodes, "ranks", ends[:1], ends[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    x = np.arange(np.prod(other), dtype=np.float32).reshape(other)
+    read = bc.load_onnx(proto, first).with_input_shapes(other), bc.load_onnx(proto, other)
+    found, wanted = (net.evaluate(x)["y"] for net in read)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_an_input_can_be_made_a_constant():
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], "conv1")]
     proto = model(nodes, {"x": [1, 3, 6, 6], "w": [4, 3, 1, 1]}, ["y"])

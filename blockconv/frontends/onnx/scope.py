@@ -64,14 +64,14 @@ class Dequantized(NamedTuple):
 class ReadStep(NamedTuple):
     """The result of a translator that looks at no sizes, for one node of a model.
 
-    flows: the operands that are no constants: their names in the model, and their own.
+    flows: the operands that are no constants: their names in the model, their own, and their ranks.
     alike: pairs of these, by their own names, and whether both have one shape.
     nodes: what came into the scope, each with the value that it made.
     constants, tensors, dequantized, dequantizing: what came too; `tensors` are the constants'.
     gives: the names of the node's values in the model, and their own.
     """
 
-    flows: tuple[tuple[str, str], ...]
+    flows: tuple[tuple[str, str, int], ...]
     alike: tuple[tuple[str, str, bool], ...]
     nodes: tuple[tuple[Node, Tensor], ...]
     constants: dict[str, Array]
@@ -130,8 +130,8 @@ class Scope(Emitter):
     def repeat(self, step: ReadStep) -> bool:
         """Repeat a translator's result from other sizes. If the result may differ, return False and do nothing."""
         values = self.values
-        for name, own in step.flows:
-            if values[name].name != own or self.is_constant(own):
+        for name, own, rank in step.flows:
+            if values[name].name != own or values[name].rank != rank or self.is_constant(own):
                 return False
         for a, b, same in step.alike:
             if (values[a].shape == values[b].shape) != same:
@@ -279,14 +279,17 @@ class Call(Translation):
 
     def note(self) -> None:
         """Keep the node's result, for other sizes."""
-        scope, read = self.scope, [(name, self.scope.values[name].name) for name in self.node.input if name]
+        scope, operands = self.scope, {name: self.scope.values[name] for name in self.node.input if name}
+        if any(isinstance(tensor, Unknown) for tensor in operands.values()):
+            return
+        read = [(name, tensor.name) for name, tensor in operands.items()]
         if self.looks or not {own for _, own in read}.issuperset(name for pair in self._alike for name in pair[:2]):
             return
         nodes, constants, dequantized = self._before
         made, arrays = scope.nodes[nodes:], dict(itertools.islice(scope.constants.items(), constants, None))
         integers = dict(itertools.islice(scope.dequantized.items(), dequantized, None))
         scope.steps[self.node.output[0]] = ReadStep(
-            tuple((name, own) for name, own in read if not scope.is_constant(own)),
+            tuple((name, own, operands[name].rank) for name, own in read if not scope.is_constant(own)),
             tuple(self._alike),
             tuple((node, scope.values[node.output]) for node in made),
             arrays,
