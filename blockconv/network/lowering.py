@@ -120,7 +120,7 @@ class Translation:
         if self.have_one_shape(a, b):
             return self.emit(Binary(kind), a, b)
         shape = self.common_shape(a, b)
-        if shape not in ((1,) * (len(shape) - len(t.shape)) + t.shape for t in (a, b)):
+        if shape not in ((1,) * (len(shape) - t.rank) + t.shape for t in (a, b)):
             known_a, known_b = (self.emitter.array(t.name) for t in (a, b))
             if known_b is not None:
                 b = self.constant(np.broadcast_to(known_b, shape), "operand")
@@ -144,7 +144,7 @@ class Translation:
             return self.inverted(self.pointwise("equal", *operands))
         given = operands[::-1] if kind in _MIRRORED else operands
         rank = len(self.common_shape(*operands))
-        wide = [self.reshape(t, (1,) * (rank - len(t.shape)) + t.shape) for t in given]
+        wide = [self.reshape(t, (1,) * (rank - t.rank) + t.shape) for t in given]
         known: Any = _MIRRORED.get(kind, kind)
         return self.emit(Pointwise(known), *wide)
 
@@ -304,7 +304,7 @@ class Translation:
         """x broadcast to `shape`: by copies if large, floats times ones, others with zeros. Arithmetic reads x."""
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise self.error("shape", shape, f"has to be a shape that {x.shape} broadcasts to")
-        same = (1,) * (len(shape) - len(x.shape)) + x.shape
+        same = (1,) * (len(shape) - x.rank) + x.shape
         if same == shape:
             return self.reshape(x, shape, helps=False)
         if x.type.name not in NUMBERS or 0 in shape:
@@ -320,7 +320,7 @@ class Translation:
 
     def repeated(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x repeated so often along each axis."""
-        if len(counts) != len(x.shape) or min(counts, default=1) < 0:
+        if len(counts) != x.rank or min(counts, default=1) < 0:
             raise self.error("repeats", counts, f"has to hold a number of at least 0 for each axis of {x.shape}")
         if 0 in counts:
             raise Unsupported(f"repeats={tuple(counts)}: none along an axis")
@@ -486,9 +486,9 @@ class Translation:
         """a @ b, by NumPy's rules; a constant that is multiplied from the right goes to `product`."""
         if not a.shape or not b.shape:
             raise self.error("inputs", (a.shape, b.shape), "have to be vectors or matrices")
-        if not a.type.is_float or max(len(a.shape), len(b.shape)) > MOST_DIMENSIONS:
+        if not a.type.is_float or max(a.rank, b.rank) > MOST_DIMENSIONS:
             raise Unsupported(f"matrices of {a.type} of shapes {a.shape} and {b.shape}")
-        is_row, is_column = len(a.shape) == 1, len(b.shape) == 1
+        is_row, is_column = a.rank == 1, b.rank == 1
         left = self.reshape(a, (1, *a.shape)) if is_row else a
         right = self.reshape(b, (*b.shape, 1)) if is_column else b
         y = self.emit(MatMul(), left, right)
@@ -500,25 +500,21 @@ class Translation:
 
         Several heads of q may share one of k and v. A mask of booleans is zeros and minus infinity.
         """
-        if not q.type.is_float or min(len(x.shape) for x in (q, k, v)) < 2:
+        if not q.type.is_float or min(x.rank for x in (q, k, v)) < 2:
             raise Unsupported(f"{q.type} of shapes {q.shape}, {k.shape} and {v.shape}")
         more = [] if mask is None else [self._added_to_scores(mask, q, k.shape[-2])]
         shape, groups = (*q.shape[:-1], v.shape[-1]), 1
-        if (
-            min(len(x.shape) for x in (q, k, v)) > 2
-            and 1 < k.shape[-3] < q.shape[-3]
-            and q.shape[-3] % k.shape[-3] == 0
-        ):
+        if min(x.rank for x in (q, k, v)) > 2 and 1 < k.shape[-3] < q.shape[-3] and q.shape[-3] % k.shape[-3] == 0:
             groups = q.shape[-3] // k.shape[-3]
             q, k, v, *more = (self._in_groups(x, q.shape[-3], groups) for x in (q, k, v, *more))
-        rank = len(k.shape)
+        rank = k.rank
         orders = (None, (*range(rank - 2), rank - 1, rank - 2), None, None)
         y = self.emit(replace(made, orders=orders), q, k, v, *more)
         return y if groups == 1 else self.reshape(y, shape)
 
     def _in_groups(self, x: Tensor, heads: int, groups: int) -> Tensor:
         """The axis of heads as two: the keys' heads, and the `groups` heads that share one (1 for keys and values)."""
-        if len(x.shape) < 3:
+        if x.rank < 3:
             return x
         *outer, count, rows, columns = x.shape
         split = (heads // groups, groups) if count == heads else (count, 1)

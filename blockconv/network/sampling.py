@@ -46,10 +46,10 @@ class _Neighbour(NamedTuple):
 
 def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tensor:
     """x (N, C, H, W) at points (N, OH, OW, 2), which are (x, y) from -1 to 1: (N, C, OH, OW). So with (D, H, W)."""
-    n, c, *sizes = x.shape if len(x.shape) > 2 else (0, 0)
+    n, c, *sizes = x.shape if x.rank > 2 else (0, 0)
     rank = len(sizes)
-    if rank not in (2, 3) or len(points.shape) != len(x.shape):
-        raise Unsupported(f"input={x.shape}: {len(x.shape) - 2}-D images")
+    if rank not in (2, 3) or points.rank != x.rank:
+        raise Unsupported(f"input={x.shape}: {x.rank - 2}-D images")
     if points.shape[0] != x.shape[0] or points.shape[-1] != rank:
         raise call.error("grid", points.shape, f"has to be ({n}, {'OD, ' * (rank - 2)}OH, OW, {rank})")
     if not (x.type.is_float and points.type.is_float) or 0 in (*x.shape, *points.shape):
@@ -86,7 +86,7 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
 
     Points outside the image move to it. In "cubic" mode each of their pixels does, as in PyTorch.
     """
-    given = call.emit(Slice(len(points.shape) - 1, axis, 1), points, helps=True)
+    given = call.emit(Slice(points.rank - 1, axis, 1), points, helps=True)
     given = call.reshape(given, (points.shape[0], math.prod(points.shape[1:-1]), 1))
     at = _with(call, "add", given, 1.0)
     if how.corners:

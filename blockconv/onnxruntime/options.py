@@ -16,8 +16,6 @@ from blockconv.core.errors import reporting
 from blockconv.onnxruntime import errors
 from blockconv.onnxruntime.values import OrtValue
 
-__all__ = ["ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions"]
-
 # Options that sessions read, and options that change nothing here.
 _USED = ("intra_op_num_threads", "dimensions", "denotations", "log_severity_level", "initializers", "external")
 _log = logging.getLogger("blockconv.onnxruntime")

@@ -40,8 +40,6 @@ from blockconv.onnxruntime.values import (
     type_text,
 )
 
-__all__ = ["PROVIDERS", "IOBinding", "InferenceSession"]
-
 Array = npt.NDArray[Any]
 PROVIDERS = ["CPUExecutionProvider"]
 SMALL = 1024  # elements of a tensor on which shapes may depend

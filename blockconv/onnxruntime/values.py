@@ -13,8 +13,6 @@ from onnx import TensorProto, helper
 
 from blockconv.onnxruntime.errors import InvalidArgument
 
-__all__ = ["ModelMetadata", "NodeArg", "OrtValue", "array_at", "check_device", "dtype_named", "type_name", "type_text"]
-
 Array = npt.NDArray[Any]
 
 

@@ -38,7 +38,7 @@ def _channels_first(translate: Translator, last: int = 0) -> Translator:
     def translated(call: Call) -> Tensor | list[Tensor]:
         if not call.attribute("channels_last", last):
             return translate(call)
-        x, rank = call.input(), len(call.input().shape)
+        x, rank = call.input(), call.input().rank
         call.inputs[0] = call.emit(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x, helps=True)
         y = translate(call)
         assert isinstance(y, Tensor)
@@ -117,7 +117,7 @@ def _qlinear_where(call: Call, x: Tensor, y: Tensor) -> Tensor:
 @op("com.microsoft.QLinearConcat", limits=CONSTANT)
 def _qlinear_concat(call: Call) -> Tensor:
     parts = [dequantized(call, at) for at in range(2, len(call.inputs), 3)]
-    axis = call.axis(call.attribute("axis"), len(parts[0].shape))
+    axis = call.axis(call.attribute("axis"), parts[0].rank)
     return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
 
 
@@ -220,7 +220,7 @@ def _skip_layer_norm(call: Call) -> list[Tensor]:
     if call.has(bias_at):
         total = call.binary("add", total, call.input(bias_at))
     gamma, beta = call.array(2, "gamma"), call.array(3, "beta") if centred and call.has(3) else np.zeros(())
-    y = call.normalise_rows(total, len(total.shape) - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
+    y = call.normalise_rows(total, total.rank - 1, gamma, beta, call.attribute("epsilon", 1e-12), centred)
     return [y, y, y, total]
 
 
@@ -244,10 +244,10 @@ def _rotary(call: Call) -> Tensor:
     """Pairs of channels of each head turned by the angles of their positions."""
     x, positions, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
     half = call.input(2).shape[1]
-    if len(x.shape) not in (3, 4) or call.attribute("is_packed_batching", 0) or call.attribute("scale", 1.0) != 1:
+    if x.rank not in (3, 4) or call.attribute("is_packed_batching", 0) or call.attribute("scale", 1.0) != 1:
         raise Unsupported(f"input={x.shape}, packed batches or a scale")
-    wide = call.reshape(x, (*x.shape[:2], heads or x.shape[2] // (2 * half), -1)) if len(x.shape) == 3 else x
-    wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if len(x.shape) == 4 else wide
+    wide = call.reshape(x, (*x.shape[:2], heads or x.shape[2] // (2 * half), -1)) if x.rank == 3 else x
+    wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if x.rank == 4 else wide
     if positions.shape == (1,):
         later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "positions")
         positions = call.pointwise("add", call.reshape(positions, (1, 1)), later)
@@ -263,7 +263,7 @@ def _rotary(call: Call) -> Tensor:
     y = call.reshape(call.emit(ops.Concat(2 + step), *ends, helps=True), (*a.shape[:3], 2 * half))
     rest = wide.shape[3] - 2 * half
     y = call.emit(ops.Concat(3), y, call.emit(ops.Slice(3, 2 * half, rest), wide)) if rest else y
-    return call.emit(ops.Transpose((0, 2, 1, 3)), y) if len(x.shape) == 4 else call.reshape(y, x.shape)
+    return call.emit(ops.Transpose((0, 2, 1, 3)), y) if x.rank == 4 else call.reshape(y, x.shape)
 
 
 @op("com.microsoft.MatMulNBits", limits="floats; constant B of 4 or 8 bits, scales and zero points; no g_idx")
@@ -335,12 +335,12 @@ def _side_by_side(call: Call) -> list[Tensor]:
 
 def _with_biases(call: Call) -> list[Tensor]:
     """Queries, keys and values plus their shares of the biases, which are side by side."""
-    if not (call.has(1) and call.has(2)) or len(call.input().shape) != 3:
+    if not (call.has(1) and call.has(2)) or call.input().rank != 3:
         raise Unsupported("queries, keys and values in one input")
     parts = [call.input(i) for i in range(3)]
     if not call.has(3):
         return parts
-    if any(len(x.shape) != 3 for x in parts):
+    if any(x.rank != 3 for x in parts):
         raise Unsupported("a bias of keys of four dimensions")
     ends = np.cumsum([x.shape[2] for x in parts])[:2]
     shares = np.split(call.array(3, "bias"), ends)
@@ -349,9 +349,9 @@ def _with_biases(call: Call) -> list[Tensor]:
 
 def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
     """The numbers that are added to the scores of each key. Where the mask is positive they are 0."""
-    if len(mask.shape) not in (2, 3):
+    if mask.rank not in (2, 3):
         raise Unsupported(f"a mask of shape {mask.shape}")
-    mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - len(mask.shape)), *mask.shape[1:]))
+    mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - mask.rank), *mask.shape[1:]))
     shown = call.pointwise("less", call.number(0, mask), mask)
     hidden = call.number(call.attribute("mask_filter_value", -10000.0), q)
     return call.pointwise("where", shown, call.number(0, q), hidden)

@@ -74,13 +74,10 @@ def _found_at(call: Call, at: int) -> Tensor | None:
 
 
 @op("ConvInteger", limits=f"1-D to 3-D; constant weight; {_FOUND}")
-def _conv_integer(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3, _convolved)
-
-
 @op("MatMulInteger", limits=f"constant B, whose batch broadcasts with A's; {_FOUND}")
-def _matmul_integer(call: Call) -> Tensor:
-    return _sums(call, call.input(), _source(call, 2), 3, _multiplied)
+def _of_integers(call: Call) -> Tensor:
+    product = _convolved if call.node.op_type == "ConvInteger" else _multiplied
+    return _sums(call, call.input(), _source(call, 2), 3, product)
 
 
 def _convolved(call: Call, x: Tensor, source: _Source) -> Tensor:
@@ -140,7 +137,7 @@ def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, produc
     for name, part in (("weight", (value.astype(np.int32) - middle).astype(np.int8)), ("ones", ones)):
         call.inputs[1] = call.constant(part, name)
         parts.append(call.emit(_WHOLE, product(call, x, source), helps=True))
-    shape, at = parts[0].shape, len(parts[0].shape) - 1 if of_matrix else 1
+    shape, at = parts[0].shape, parts[0].rank - 1 if of_matrix else 1
     flat = [call.reshape(y, _as_image(y.shape, at)) for y in parts]
     offsets = np.broadcast_to(middle - zero_point.astype(np.float32).reshape(-1), (count,))
     weight = call.constant(offsets.reshape(count, 1, 1, 1), "offsets")

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.element_problem import ScatterKind
 from blockconv.core.types import FLOATS, WHOLE
 from blockconv.frontends.onnx.scope import Call, lowered, op
 from blockconv.network import ops
@@ -72,7 +71,7 @@ def _mod(call: Call) -> Tensor:
 def _trilu(call: Call) -> Tensor:
     """Whether an element is kept is a mask of the last two axes: a constant, unless the diagonal flows."""
     x = call.operand()
-    if len(x.shape) < 2:
+    if x.rank < 2:
         raise call.error("input", x.shape, "has to have at least 2 dimensions")
     rows, columns = (np.arange(size, dtype=np.int64) for size in x.shape[-2:])
     above = call.constant(columns[None, :] - rows[:, None], "diagonals")
@@ -88,7 +87,7 @@ def _one_hot(call: Call) -> Tensor:
     indices, depth, values = call.operand(), int(call.array(1, "depth").reshape(-1)[0]), call.operand(2)
     if values.shape != (2,):
         raise call.error("values", values.shape, "have to be two, off and on")
-    rank = len(indices.shape)
+    rank = indices.rank
     axis = call.axis(call.attribute("axis", -1), rank + 1)
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
     negative = call.pointwise("less", wide, call.number(0, wide))
@@ -116,26 +115,15 @@ def _gather_tuples(call: Call) -> Tensor:
     return call.emit(ops.GatherAt("tuples", call.attribute("batch_dims", 0)), call.operand(), _indices(call))
 
 
-@op("ScatterElements", "Scatter", since=9)
-def _scatter_elements(call: Call) -> Tensor:
-    return _scattered(call, ops.ScatterAt("elements", call.along(call.input(), 0), _reduction(call)))
-
-
-@op("ScatterND")
-def _scatter_tuples(call: Call) -> Tensor:
-    return _scattered(call, ops.ScatterAt("tuples", 0, _reduction(call)))
-
-
-def _reduction(call: Call) -> ScatterKind:
+@op("ScatterElements", "Scatter", "ScatterND", since=9)
+def _scatter(call: Call) -> Tensor:
     kind: Any = call.attribute("reduction", "none")
     if kind not in ("none", "add", "mul", "max", "min"):
         raise call.error("reduction", kind, "has to be none, add, mul, max or min")
-    return kind  # type: ignore[no-any-return]
-
-
-def _scattered(call: Call, made: ops.ScatterAt) -> Tensor:
-    types = () if made.kind == "none" else (*FLOATS, *_COUNTED)
-    return call.emit(made, call.operand(0, *types), _indices(call), call.operand(2))
+    x = call.operand(0, *(() if kind == "none" else (*FLOATS, *_COUNTED)))
+    of_tuples = call.node.op_type == "ScatterND"
+    made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along(x, 0), kind)
+    return call.emit(made, x, _indices(call), call.operand(2))
 
 
 @op("GridSample", limits="images and volumes of floats; no cubic mode", since=16)
@@ -156,7 +144,7 @@ def _grid_sample(call: Call) -> Tensor:
 @op("CumSum", limits="a constant axis")
 def _cumulative(call: Call) -> Tensor:
     x = call.operand(0, *FLOATS, *WHOLE)
-    axis = call.axis(int(call.array(1, "axis").reshape(-1)[0]), len(x.shape))
+    axis = call.axis(int(call.array(1, "axis").reshape(-1)[0]), x.rank)
     flags = bool(call.attribute("exclusive", 0)), bool(call.attribute("reverse", 0))
     return call.emit(ops.Scan(axis, "add", *flags), x)
 

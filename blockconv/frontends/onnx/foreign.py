@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper, shape_inference
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
 from blockconv.core.types import FLOATS, INTEGERS, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
-from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, onnx_type, with_defaults
+from blockconv.frontends.onnx.rules import MOST_VALUES, ONNX_ERRORS, Rules, onnx_type, with_defaults
 from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.kernels import TABLE
@@ -31,7 +31,6 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
 
 Array = npt.NDArray[Any]
-_MOST_VALUES = 4096  # the most elements of a constant on which shapes may depend
 # ONNX's numbers of the element types that flow between nodes, by ONNX Runtime's names of such tensors.
 _NUMBERS = "float double float16 bfloat16 bool complex64 complex128"
 _INTEGERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
@@ -404,7 +403,7 @@ class Fallback:
         if all(_is_known(found.get(name)) for name in wanted):
             return found
         arrays = ((name, self._array(name)) for name in reads)
-        known = [name for name, value in arrays if value is not None and value.size <= _MOST_VALUES]
+        known = [name for name, value in arrays if value is not None and value.size <= MOST_VALUES]
         model = self._model(nodes, reads, map(_untyped, wanted), known)
         found |= {name: value for name, value in _by_onnx(model) if name in wanted and not _is_known(found.get(name))}
         if has_onnx_runtime() and not all(_is_known(found.get(name)) for name in wanted):

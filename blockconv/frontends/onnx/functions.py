@@ -9,6 +9,7 @@ from onnx import FunctionProto, defs, helper, inliner
 
 from blockconv.core.errors import NetworkError, UnsupportedError
 from blockconv.frontends.onnx.rules import ONNX_ERRORS, domain_of, onnx_type, with_defaults
+from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.order import topological
@@ -77,9 +78,8 @@ def _nodes(nodes: Any) -> Iterator[Any]:
     """These nodes, and those of graphs in them."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes(graph.node)
+        for graph in graphs_of(node):
+            yield from _nodes(graph.node)
 
 
 def _check_imports(nodes: Any, imports: Any, what: str) -> None:

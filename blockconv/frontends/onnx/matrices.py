@@ -24,7 +24,7 @@ def _gemm(call: Call) -> Tensor:
     if all(call.scope.is_constant(call.input(k).name) for k in range(1, 2 + call.has(2))):
         return gemm(call, call.input(), 1, 2)
     a, b = call.input(), call.input(1)
-    if len(a.shape) != 2 or len(b.shape) != 2:
+    if a.rank != 2 or b.rank != 2:
         raise call.error("inputs", (a.shape, b.shape), "have to be matrices")
     y = _scaled(call, _product(call, a, b), call.attribute("alpha", 1.0))
     return call.binary("add", y, _scaled(call, call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
@@ -40,14 +40,14 @@ def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
     orders = [_order(call, x, side) for x, side in ((a, "A"), (b, "B"))]
     if not any(orders):
         return call.multiplied(a, b)
-    if min(len(a.shape), len(b.shape)) < 2 or not a.type.is_float:
+    if min(a.rank, b.rank) < 2 or not a.type.is_float:
         raise Unsupported(f"matrices of {a.type} of shapes {a.shape} and {b.shape}")
     return call.emit(ops.MatMul((*orders, None)), a, b)
 
 
 def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
     """The order of an operand's axes, or None for its own: "transBatchA" says that its rows are the first axis."""
-    order = list(range(len(x.shape)))
+    order = list(range(x.rank))
     if call.attribute(f"transBatch{side}", 0) and len(order) > 1:
         order = [*order[1:-1], 0, order[-1]]
     if call.attribute(f"trans{side}", 0):
@@ -62,7 +62,7 @@ def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
 def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
     """alpha * A * B + beta * C, of a node whose operands `b_at` and `c_at` are B and C."""
     weight = call.array(b_at, "second matrix")
-    if len(a.shape) != 2 or weight.ndim != 2:
+    if a.rank != 2 or weight.ndim != 2:
         raise call.error("inputs", (a.shape, weight.shape), "have to be matrices")
     if 0 in weight.shape:
         raise Unsupported(f"a second matrix without elements, {weight.shape}")
@@ -106,7 +106,7 @@ def _attention(call: Call) -> Tensor:
     scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
     mask = call.input(3) if call.has(3) else None
     y = call.attended(ops.Attention(scale, bool(call.attribute("is_causal", 0)), True), q, k, v, mask)
-    return y if len(call.input().shape) == 4 else of_rows(call, y)
+    return y if call.input().rank == 4 else of_rows(call, y)
 
 
 def of_rows(call: Call, y: Tensor) -> Tensor:
@@ -117,9 +117,9 @@ def of_rows(call: Call, y: Tensor) -> Tensor:
 
 def of_heads(call: Call, x: Tensor, name: str) -> Tensor:
     """(batch, heads, rows, width) of this or (batch, rows, heads * width)."""
-    if len(x.shape) not in (3, 4):
+    if x.rank not in (3, 4):
         raise call.error("inputs", x.shape, "has to have three or four dimensions")
-    if len(x.shape) == 4:
+    if x.rank == 4:
         return x
     heads = call.attribute(name)
     if not heads or x.shape[2] % heads:
@@ -154,11 +154,9 @@ def _equation(call: Call) -> tuple[list[str], str]:
     if not arrow:
         plain = named.replace("...", "").replace(",", "")
         out = "..." * ("..." in named) + "".join(label for label in sorted({*plain}) if plain.count(label) == 1)
-    more = [len(call.input(k).shape) - len(term.replace("...", "")) for k, term in enumerate(terms)]
+    more = [call.input(k).rank - len(term.replace("...", "")) for k, term in enumerate(terms)]
     if any(count < 0 or (count and "..." not in term) for count, term in zip(more, terms, strict=True)):
-        raise call.error(
-            "equation", equation, f"does not fit operands of {[len(x.shape) for x in call.inputs if x]} axes"
-        )
+        raise call.error("equation", equation, f"does not fit operands of {[x.rank for x in call.inputs if x]} axes")
     own = "".join(chr(0x100 + k) for k in range(max(more)))
     terms = [term.replace("...", own[len(own) - count :]) for term, count in zip(terms, more, strict=True)]
     out = out.replace("...", own)
@@ -209,12 +207,12 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: 
         return _nothing(call, attributes, a, at, others)
     if weight.ndim > 2:
         return _batched(call, attributes, a, at, others)
-    if len(a.shape) < 1 or weight.ndim < 1:
+    if a.rank < 1 or weight.ndim < 1:
         raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
     change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
     wei = call.weight(at, "weight", change, 1)
     y = call.product(attributes, a, wei, None, others)
-    rows = (*a.shape[:-2], -1) if len(a.shape) > 1 else ()
+    rows = (*a.shape[:-2], -1) if a.rank > 1 else ()
     return call.reshape(y, rows if weight.ndim == 1 else (*rows, wei.shape[0]))
 
 
@@ -232,7 +230,7 @@ def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
 def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...]) -> Tensor:
     """Products of matrices whose batches broadcast: a 1x1 convolution over rows, with a group for each matrix of A."""
     *batch, k, n = call.array(at, "second matrix").shape
-    *given, rows = (1, *a.shape[:-1])[-max(2, len(a.shape)) + 1 :]
+    *given, rows = (1, *a.shape[:-1])[-max(2, a.rank) + 1 :]
     try:
         common = np.broadcast_shapes(tuple(given), tuple(batch))
     except ValueError:
@@ -258,7 +256,7 @@ def _batched(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
         y = call.reshape(y, (rows, *(common[axis] for axis in order), n))
         perm = (*(1 + order.index(axis) for axis in axes), 0, len(common) + 1)
         y = call.emit(ops.Transpose(perm), y, helps=True)
-    return call.reshape(y, (*common, rows, n) if len(a.shape) > 1 else (*common, n))
+    return call.reshape(y, (*common, rows, n) if a.rank > 1 else (*common, n))
 
 
 # ---------------------------------------------------------------- recurrent layers
@@ -268,17 +266,11 @@ _LIMITS = "constant weights, whole sequences, layout 0, the default activations;
 
 
 @op("LSTM", limits=f"{_LIMITS}; no input_forget", since=7)
-def _lstm(call: Call) -> list[Tensor]:
-    return _recurrent(call, "lstm")
-
-
 @op("GRU", limits=_LIMITS, since=7)
-def _gru(call: Call) -> list[Tensor]:
-    return _recurrent(call, "gru_of_sums" if call.attribute("linear_before_reset", 0) else "gru")
-
-
-def _recurrent(call: Call, kind: RecurrentKind) -> list[Tensor]:
+def _recurrent(call: Call) -> list[Tensor]:
     """All outputs: the hidden values of each step, the last ones, and an LSTM's last cells."""
+    kind: RecurrentKind = "gru_of_sums" if call.attribute("linear_before_reset", 0) else "gru"
+    kind = "lstm" if call.node.op_type == "LSTM" else kind
     x, reverse = call.input(), _directions(call)
     w, r = call.array(1, "weight"), call.array(2, "recurrence weight")
     gates, d = 4 if kind == "lstm" else 3, len(reverse)
@@ -312,6 +304,6 @@ def _directions(call: Call) -> tuple[bool, ...]:
 
 
 def _check(call: Call, x: Tensor, w: Array, r: Array, shape: tuple[int, int]) -> None:
-    if len(x.shape) != 3 or w.shape != (*shape, x.shape[2]) or r.shape[:2] != shape or r.ndim != 3:
+    if x.rank != 3 or w.shape != (*shape, x.shape[2]) or r.shape[:2] != shape or r.ndim != 3:
         rule = f"with weights of shapes {w.shape} and {r.shape} are no layers of {shape[0]} directions"
         raise call.error("input", x.shape, rule)

@@ -59,7 +59,7 @@ def _elu(call: Call) -> Tensor:
 @op("Pow", since=7, limits="floats; the exponent a constant number")
 def _pow(call: Call) -> Tensor:
     exponent, x = call.array(1, "exponent"), call.floats()
-    if exponent.size != 1 or exponent.ndim > len(x.shape):
+    if exponent.size != 1 or exponent.ndim > x.rank:
         raise Unsupported(f"an exponent of shape {exponent.shape}")
     return call.power(x, float(exponent.item()))
 
@@ -135,7 +135,7 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     axis = call.attribute("axis")
     if axis is None:
         return b
-    after = len(a.shape) - call.axis(axis, len(a.shape)) - len(b.shape)
+    after = a.rank - call.axis(axis, a.rank) - b.rank
     if after < 0:
         raise call.error("axis", axis, f"does not fit an operand of shape {b.shape} into shape {a.shape}")
     shape = (*b.shape, *(1,) * after)
@@ -171,14 +171,14 @@ def _of_channels(call: Call, k: int) -> Tensor:
     x, given = call.input(), call.input(k)
     if given.shape != x.shape[1:2]:
         raise call.error("inputs", given.shape, f"has to have a number for each of {x.shape[1:2]} channels")
-    return call.reshape(call.converted(given, x.type.name), (*given.shape, *(1,) * (len(x.shape) - 2)))
+    return call.reshape(call.converted(given, x.type.name), (*given.shape, *(1,) * (x.rank - 2)))
 
 
 def _batch_norm_by_values(call: Call) -> Tensor:
     """Batch normalisation by parameters that flow: (x - mean) * (scale / deviation) + bias."""
     x = call.floats()
-    if len(x.shape) < 2:
-        raise Unsupported(f"input={x.shape}: {len(x.shape)} dimensions, with parameters that flow")
+    if x.rank < 2:
+        raise Unsupported(f"input={x.shape}: {x.rank} dimensions, with parameters that flow")
     scale, bias, mean, variance = (_of_channels(call, k) for k in range(1, 5))
     shifted = call.binary("add", variance, call.number(call.attribute("epsilon", 1e-5), x))
     factor = call.binary("div", scale, call.apply("sqrt", shifted, helps=True))

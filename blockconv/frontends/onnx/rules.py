@@ -46,7 +46,7 @@ _REPLACED = ("GroupNormalization",)
 # Ops that ONNX Runtime has in ONNX's own domain, in models of any opset.
 RUNTIMES = ("LayerNormalization", "SimplifiedLayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
 # Larger constants are operands whose values no shape depends on.
-_MOST_VALUES = 4096
+MOST_VALUES = 4096
 
 
 def domain_of(item: Any) -> str:
@@ -156,7 +156,7 @@ class Rules:
             dtype = onnx_type(operands[name])
             types[name] = helper.make_tensor_type_proto(dtype, operands[name].shape)
             value = constants.get(operands[name].name)
-            if value is not None and value.size <= _MOST_VALUES:
+            if value is not None and value.size <= MOST_VALUES:
                 values[name] = numpy_helper.from_array(value, name)
         try:
             inferred: dict[str, Any] = shape_inference.infer_node_outputs(

@@ -29,9 +29,7 @@ def _shape(call: Call) -> Tensor:
     return call.constant(np.array(part, np.int64), "shape")
 
 
-@op("Size")
-def _size(call: Call) -> Tensor:
-    return call.constant(np.array(call.input().elements, np.int64), "size")
+op("Size")(lambda call: call.constant(np.array(call.input().elements, np.int64), "size"))
 
 
 @op("Flatten")
@@ -79,7 +77,7 @@ def _squeeze(call: Call) -> Tensor:
         raise Unsupported(
             "axes=(): empty axes, which mean none to ONNX and all to ONNX Runtime; name them, or leave them out"
         )
-    gone = [call.axis(axis, len(x.shape)) for axis in axes]
+    gone = [call.axis(axis, x.rank) for axis in axes]
     if any(x.shape[axis] != 1 for axis in gone):
         raise call.error("axes", axes, f"have to have size 1, and the input has shape {x.shape}")
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if i not in gone), helps=False)
@@ -89,7 +87,7 @@ def _squeeze(call: Call) -> Tensor:
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
     axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
-    rank = len(x.shape) + len(axes)
+    rank = x.rank + len(axes)
     new = call.axes(axes, rank)
     sizes = iter(x.shape)
     return call.reshape(x, tuple(1 if i in new else next(sizes) for i in range(rank)), helps=False)
@@ -174,7 +172,7 @@ def _slice(call: Call) -> Tensor:
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise call.error("starts", starts, f"has to be as long as ends {ends}, axes {axes} and steps {steps}")
-    places = call.axes(axes, len(x.shape))
+    places = call.axes(axes, x.rank)
     if 0 in steps:
         raise call.error("steps", steps, "hold a 0", "steps are 1 or more, or negative")
     for at, start, end, step in zip(places, starts, ends, steps, strict=True):
@@ -192,7 +190,7 @@ def _pad(call: Call) -> Tensor:
     x, mode = call.input(), call.attribute("mode", "constant")
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise call.error("mode", mode, "has to be constant, edge, reflect or wrap")
-    rank = len(x.shape)
+    rank = x.rank
     value, axes = call.attribute("value", 0.0), tuple(range(rank))
     flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call.attribute("paddings"))
     if call.has(2):
@@ -295,7 +293,7 @@ def _keeps(call: Call) -> bool:
 
 def _reduced_axes(call: Call) -> tuple[int, ...] | None:
     """The axes of a reduction, sorted; None if it reduces nothing."""
-    rank = len(call.input().shape)
+    rank = call.input().rank
     axes: Sequence[int] | None = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
     if not axes and call.attribute("noop_with_empty_axes", 0):
         return None
@@ -349,7 +347,7 @@ class _Along(NamedTuple):
 
 def _resampled(call: Call, x: Tensor, made: ops.Resize, wanted: list[_Along]) -> Tensor:
     """H and W of images at once, and any other axis by itself, as a side of images that are reshaped to have it."""
-    rank, shape = len(x.shape), tuple(to.size for to in wanted)
+    rank, shape = x.rank, tuple(to.size for to in wanted)
     if 0 in shape:
         return call.constant(np.zeros(shape, x.type.dtype), "empty")
     changed = [k for k in range(rank) if not wanted[k].is_kept(x.shape[k])]

@@ -167,16 +167,6 @@ def _cut(call: Call, window: _Window) -> Any:
     return tuple(found)
 
 
-@op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")
-def _max_pool(call: Call) -> Tensor:
-    return _pool(call, "max", call.input())
-
-
-@op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")
-def _average_pool(call: Call) -> Tensor:
-    return average(call, call.input())
-
-
 def average(call: Call, x: Tensor) -> Tensor:
     """The averages of `x`, as a node states them."""
     return _pool(call, "avg_include_padding" if call.attribute("count_include_pad", 0) else "avg_exclude_padding", x)
@@ -209,6 +199,12 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     for k in missing:
         y = call.emit(ops.Slice(y.rank - len(window.pads) + k, 0, 0), y)
     return y
+
+
+op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")(lambda call: _pool(call, "max", call.input()))
+op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")(
+    lambda call: average(call, call.input())
+)
 
 
 def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, int], whole: bool) -> tuple[int, int]:

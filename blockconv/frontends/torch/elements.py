@@ -238,8 +238,8 @@ def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
     before = first if named == [*range(first, first + len(named))] else 0  # as many axes are put in front again
     if not before:
         return y
-    k = len(tuples.shape) - 1
-    return call.emit(ops.Transpose((*range(k, k + before), *range(k), *range(k + before, len(y.shape)))), y)
+    k = tuples.rank - 1
+    return call.emit(ops.Transpose((*range(k, k + before), *range(k), *range(k + before, y.rank))), y)
 
 
 def _tuples(call: Call, x: Tensor, given: list[tuple[int, Tensor]]) -> tuple[Tensor, tuple[int, ...], list[int]]:
@@ -250,11 +250,11 @@ def _tuples(call: Call, x: Tensor, given: list[tuple[int, Tensor]]) -> tuple[Ten
     shape = np.broadcast_shapes(*(index.shape for _, index in given))
     wide = [call.reshape(call.expanded(call.converted(index, "int64"), shape), (*shape, 1)) for _, index in given]
     tuples = wide[0] if len(wide) == 1 else call.emit(ops.Concat(len(shape)), *wide, helps=True)
-    return tuples, (*named, *(axis for axis in range(len(x.shape)) if axis not in named)), named
+    return tuples, (*named, *(axis for axis in range(x.rank) if axis not in named)), named
 
 
 def _check_updated(x: Tensor, indices: Tensor, kind: ScatterKind) -> None:
-    if 0 in (len(x.shape), *x.shape, *indices.shape) or (kind != "none" and x.type.name in ("bool", "uint64")):
+    if 0 in (x.rank, *x.shape, *indices.shape) or (kind != "none" and x.type.name in ("bool", "uint64")):
         raise Unsupported(f"{kind} of {x.type} of shape {x.shape}, at indices of shape {indices.shape}")
 
 
@@ -298,7 +298,7 @@ def _put(call: Call) -> Tensor:
     kind: ScatterKind = "add" if call["accumulate"] else "none"
     if [index.type.name for _, index in given] == ["bool"] and math.prod(values.shape) == 1 and kind == "none":
         ((axis, mask),) = given
-        mask = call.reshape(mask, (*mask.shape, *(1,) * (len(x.shape) - axis - len(mask.shape))))
+        mask = call.reshape(mask, (*mask.shape, *(1,) * (x.rank - axis - mask.rank)))
         return call.pointwise("where", mask, call.reshape(values, ()), x)
     tuples, order, named = _tuples(call, x, given)
     _check_updated(x, tuples, kind)
@@ -316,7 +316,7 @@ def _put(call: Call) -> Tensor:
 
 def reduced_axes(call: Call) -> tuple[int, ...]:
     """The axes of a reduction, sorted: all if none is named."""
-    rank, given = len(call.input().shape), call.get("dim")
+    rank, given = call.input().rank, call.get("dim")
     named = [given] if isinstance(given, int) else given or range(rank)
     return tuple(sorted(call.axis(axis, rank) for axis in named))
 
@@ -364,7 +364,7 @@ def _extreme(call: Call) -> Value:
 @of_numbers("argmax", "argmin")
 def _top_one(call: Call) -> Tensor:
     """The index of the first of equal elements, and of the first NaN, if there is one."""
-    x, rank, dim = call.input(), len(call.input().shape), call.get("dim")
+    x, rank, dim = call.input(), call.input().rank, call.get("dim")
     if x.type.name not in (*_COUNTED, "bool") and not x.type.is_float:
         raise Unsupported(f"of {x.type}")
     axis = 0 if dim is None else call.axis(dim, rank)

@@ -74,13 +74,13 @@ def _elu(call: Call) -> Tensor:
 @op("_prelu_kernel", "prelu")
 def _prelu(call: Call) -> Tensor:
     x, slope = call.input(), call.array("weight")
-    return call.leaky(x, slope.reshape(-1, *(1,) * (len(x.shape) - 2)) if slope.ndim == 1 < len(x.shape) else slope)
+    return call.leaky(x, slope.reshape(-1, *(1,) * (x.rank - 2)) if slope.ndim == 1 < x.rank else slope)
 
 
 @op("pow")
 def _pow(call: Call) -> Tensor:
     x, exponent = as_numbers(call, call["self"], call.result), call["exponent"]
-    if isinstance(exponent, Constant) and exponent.array.size == 1 and exponent.array.ndim <= len(x.shape):
+    if isinstance(exponent, Constant) and exponent.array.size == 1 and exponent.array.ndim <= x.rank:
         exponent = exponent.array.item()
     if not isinstance(exponent, (int, float)):
         if not x.type.is_float:
@@ -113,14 +113,14 @@ def _group_norm(call: Call) -> Value:
 @op("native_layer_norm", "layer_norm")
 def _layer_norm(call: Call) -> Value:
     x = call.input()
-    axis = len(x.shape) - len(call["normalized_shape"])
+    axis = x.rank - len(call["normalized_shape"])
     return [call.normalise_rows(x, axis, *_factors(call), call["eps"]), None, None]
 
 
 @op("_fused_rms_norm", "rms_norm")
 def _rms_norm(call: Call) -> Value:
     x = call.input()
-    axis, epsilon = len(x.shape) - len(call["normalized_shape"]), call["eps"]
+    axis, epsilon = x.rank - len(call["normalized_shape"]), call["eps"]
     epsilon = np.finfo(x.type.computed.dtype).eps if epsilon is None else epsilon
     return [call.normalise_rows(x, axis, *_factors(call), epsilon, centred=False), None]
 
@@ -189,7 +189,7 @@ def _variance(call: Call) -> Value:
 @of_numbers("amax")
 def _amax(call: Call) -> Tensor:
     x, axes = call.input(), reduced_axes(call)
-    if len(x.shape) != 4 or axes != (2, 3) or not x.type.is_float:
+    if x.rank != 4 or axes != (2, 3) or not x.type.is_float:
         return reduced(call, x, "max")
     y = call.emit(ops.Pool2d("max"), x)
     return y if call["keepdim"] else call.reshape(y, x.shape[:2])

@@ -27,20 +27,20 @@ def _view(call: Call) -> Tensor:
 @of_numbers("flatten")
 def _flatten(call: Call) -> Tensor:
     x = call.input()
-    first, last = (call.axis(call[end], len(x.shape)) for end in ("start_dim", "end_dim"))
+    first, last = (call.axis(call[end], x.rank) for end in ("start_dim", "end_dim"))
     return call.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
 @of_numbers("unsqueeze")
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
-    at = call["dim"] % (len(x.shape) + 1)
+    at = call["dim"] % (x.rank + 1)
     return call.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
 @of_numbers("squeeze")
 def _squeeze(call: Call) -> Tensor:
-    x, rank = call.input(), len(call.input().shape)
+    x, rank = call.input(), call.input().rank
     given = call.get("dim", range(rank))
     gone = {call.axis(axis, rank) for axis in ([given] if isinstance(given, int) else given)}
     return call.reshape(x, tuple(size for i, size in enumerate(x.shape) if size != 1 or i not in gone))
@@ -49,7 +49,7 @@ def _squeeze(call: Call) -> Tensor:
 @of_numbers("expand")
 def _expand(call: Call) -> Tensor:
     x = call.input()
-    new = len(call["size"]) - len(x.shape)
+    new = len(call["size"]) - x.rank
     shape = tuple(x.shape[i - new] if size == -1 else size for i, size in enumerate(call["size"]))
     return call.expanded(x, shape)
 
@@ -57,7 +57,7 @@ def _expand(call: Call) -> Tensor:
 @of_numbers("repeat")
 def _repeat(call: Call) -> Tensor:
     x, counts = call.input(), tuple(call["repeats"])
-    return call.repeated(call.reshape(x, (1,) * (len(counts) - len(x.shape)) + x.shape), counts)
+    return call.repeated(call.reshape(x, (1,) * (len(counts) - x.rank) + x.shape), counts)
 
 
 @of_numbers("index")
@@ -81,7 +81,7 @@ def _index(call: Call) -> Tensor:
 
 @of_numbers("diagonal")
 def _diagonal(call: Call) -> Tensor:
-    x, rank, offset = call.input(), len(call.input().shape), call["offset"]
+    x, rank, offset = call.input(), call.input().rank, call["offset"]
     last = [call.axis(call[name], rank) for name in ("dim1", "dim2")]
     others = [axis for axis in range(rank) if axis not in last]
     h, w = (x.shape[axis] for axis in last)
@@ -97,7 +97,7 @@ def _turn(call: Call) -> Tensor:
     x = given if call["dims"] or call.kind == "flip" else call.reshape(given, (given.elements,))
     shifts = call.get("shifts", (None,) * len(call["dims"]))
     for axis, shift in zip(call["dims"] or (0,) * len(shifts), shifts, strict=True):
-        at = call.axis(axis, len(x.shape))
+        at = call.axis(axis, x.rank)
         places = np.arange(x.shape[at])
         x = call.gathered(x, at, places[::-1] if shift is None else np.roll(places, shift))
     return call.reshape(x, given.shape)
@@ -154,7 +154,7 @@ def _permute(call: Call) -> Tensor:
 
 @of_numbers("transpose", "t")
 def _transpose(call: Call) -> Tensor:
-    perm = [*range(len(call.input().shape))]
+    perm = [*range(call.input().rank)]
     a, b = call.get("dim0", 0), call.get("dim1", -1)
     if len(perm) > 1:
         perm[a], perm[b] = perm[b], perm[a]
@@ -164,7 +164,7 @@ def _transpose(call: Call) -> Tensor:
 @of_numbers("cat")
 def _cat(call: Call) -> Tensor:
     parts = [as_numbers(call, value, call.result) for value in call["tensors"]]
-    return call.emit(ops.Concat(call.axis(call["dim"], len(parts[0].shape))), *parts)
+    return call.emit(ops.Concat(call.axis(call["dim"], parts[0].rank)), *parts)
 
 
 def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor:
@@ -218,7 +218,7 @@ def _pad_of_pixels(call: Call) -> Tensor:
 def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """(before, after) of each axis; PyTorch begins with the last one."""
     last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]
-    return ((0, 0),) * (len(call.input().shape) - len(last)) + tuple((int(a), int(b)) for a, b in last)
+    return ((0, 0),) * (call.input().rank - len(last)) + tuple((int(a), int(b)) for a, b in last)
 
 
 @of_numbers("as_strided")

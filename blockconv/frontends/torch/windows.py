@@ -28,14 +28,14 @@ def _pair(values: Sequence[int], default: int) -> Pair:
 
 def _image(call: Call, x: Tensor, rank: int) -> Tensor:
     """(N, C, H, W) of images with `rank` dimensions, with or without N; (N, C, D, H, W) of volumes."""
-    shape = x.shape if len(x.shape) == rank + 2 else (1, *x.shape)
+    shape = x.shape if x.rank == rank + 2 else (1, *x.shape)
     return call.reshape(x, shape if rank > 1 else (*shape[:2], 1, shape[2]))
 
 
 def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
     """A result as `x` has its dimensions."""
     shape = y.shape if rank > 1 else (*y.shape[:2], y.shape[3])
-    return call.reshape(y, shape if len(x.shape) == rank + 2 else shape[1:])
+    return call.reshape(y, shape if x.rank == rank + 2 else shape[1:])
 
 
 @op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
@@ -164,7 +164,7 @@ def _adaptive_max_pool(call: Call) -> Value:
 
 def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor", **more: Any) -> Tensor:
     """Scales that the model gives decide where pixels are read; sizes have the scale out / in."""
-    x, size, rank = call.input(), call.get("output_size"), len(call.input().shape) - 2
+    x, size, rank = call.input(), call.get("output_size"), call.input().rank - 2
     if "scale_factors" in call.arguments:  # overload .vec
         scales = call["scale_factors"] or (None,) * rank
     else:
@@ -248,7 +248,7 @@ def _split(call: Call, x: Tensor, axis: int, indices: Any) -> Tensor:
 @of_numbers("unfold")
 def _unfold(call: Call) -> Tensor:
     x = call.input()
-    axis, rank = call.axis(call["dimension"], len(x.shape)), len(x.shape)
+    axis, rank = call.axis(call["dimension"], x.rank), x.rank
     order = (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)
     return call.transposed(_windowed(call, x, axis, call["size"], call["step"]), order)
 
@@ -259,7 +259,7 @@ def _im2col(call: Call) -> Tensor:
     x = call.input()
     size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
     n, c, kh, kw, oh, ow = (y := _windows(call, _image(call, x, 2), size, step, pads, dilation)).shape
-    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - len(x.shape) :])
+    return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - x.rank :])
 
 
 @op("col2im")
@@ -282,7 +282,7 @@ def _col2im(call: Call) -> Tensor:
     y = call.transposed(call.reshape(y, (*padded, n, c)), (2, 3, 0, 1))
     for axis, (extent, first) in enumerate(zip((h, w), pads, strict=True), start=2):
         y = call.emit(ops.Slice(axis, first, extent), y, helps=True) if first else y
-    return call.reshape(y, (n, c, h, w)[3 - len(x.shape) :])
+    return call.reshape(y, (n, c, h, w)[3 - x.rank :])
 
 
 def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation: Pair) -> Tensor:
@@ -301,7 +301,7 @@ def _windows(call: Call, x: Tensor, size: Pair, step: Pair, pads: Pair, dilation
 def _channel_shuffle(call: Call) -> Tensor:
     """Of (N, C, *): axes after the channels are one, if they are not H and W."""
     x = call.input()
-    image = x if len(x.shape) == 4 else call.reshape(x, (*x.shape[:2], 1, math.prod(x.shape[2:])))
+    image = x if x.rank == 4 else call.reshape(x, (*x.shape[:2], 1, math.prod(x.shape[2:])))
     return call.reshape(call.emit(ops.Shuffle(call["groups"]), image), x.shape)
 
 
