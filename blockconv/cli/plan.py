@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from blockconv.cli.arguments import add_model, page, positive, read_model, written
-from blockconv.cli.steps import Steps
+from blockconv.cli.output import Steps
 from blockconv.core.errors import ArgumentError
 from blockconv.core.files import replacing
 from blockconv.core.types import FloatType

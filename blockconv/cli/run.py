@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blockconv.cli.arguments import add_model, page, read_model
-from blockconv.cli.steps import Steps
+from blockconv.cli.output import Steps
 from blockconv.core import text
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.files import packaged
