@@ -139,7 +139,10 @@ class Translation:
             raise self.error("inputs", shapes, "do not broadcast to one shape") from None
 
     def pointwise(self, kind: str, *operands: Tensor) -> Tensor:
-        """An op of each element of operands of any type, broadcast. kind: a `PointwiseKind`, or one of `_MIRRORED`."""
+        """An op of each element of operands of any type, broadcast.
+
+        kind: a `PointwiseKind`, "not_equal", "greater" or "greater_equal".
+        """
         if kind == "not_equal":
             return self.inverted(self.pointwise("equal", *operands))
         given = operands[::-1] if kind in _MIRRORED else operands
@@ -165,9 +168,9 @@ class Translation:
 
     def negated(self, x: Tensor) -> Tensor:
         """-x; integers wrap around."""
-        return (
-            self.binary("mul", x, self.number(-1, x)) if x.type.is_float else self.binary("sub", self.number(0, x), x)
-        )
+        if x.type.is_float:
+            return self.binary("mul", x, self.number(-1, x))
+        return self.binary("sub", self.number(0, x), x)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """|x|; the least integer stays."""
@@ -195,7 +198,7 @@ class Translation:
         return self.binary("sub", a, self.binary("mul", self.pointwise("div", a, b), b))
 
     def clipped(self, x: Tensor, low: float | Tensor | None, high: float | Tensor | None) -> Tensor:
-        """x between bounds. If the lower bound is above the upper one, the upper one. None: no bound."""
+        """x between bounds: numbers or values, not one of each; None: no bound. The upper bound counts last."""
         if not any(isinstance(bound, Tensor) for bound in (low, high)):
             bottom, top = (end if bound is None else bound for bound, end in ((low, -math.inf), (high, math.inf)))
             return self.apply(("clip", min(bottom, top), top), x)  # type: ignore[type-var]
@@ -253,8 +256,8 @@ class Translation:
             squares = self.emit(Binary("mul"), x, x, helps=True)
             return self.apply("sqrt", self.reduced(squares, "sum", axes, keepdims))
         if order == 0:
-            there = self.pointwise("not_equal", x, self.number(0, x))
-            return self.reduced(self.converted(there, x.type.name), "sum", axes, keepdims)
+            nonzero = self.pointwise("not_equal", x, self.number(0, x))
+            return self.reduced(self.converted(nonzero, x.type.name), "sum", axes, keepdims)
         size = self.apply("abs", x, helps=True)
         if math.isinf(order):
             return self.reduced(size, "max" if order > 0 else "min", axes, keepdims)
