@@ -41,14 +41,16 @@ def read_module(module: Any, example_inputs: Any, dynamic_shapes: Any, strict: b
         program = module.run_decompositions(decompositions())
     elif isinstance(module, torch.nn.Module):
         given = tuple(example_inputs) if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
-        for each in given:
-            if isinstance(each, np.ndarray):
-                rule = "has to be tensors, and numbers where the module takes them"
-                raise ArgumentError(OP, "example_inputs", each, rule, "give torch.from_numpy(x)")
+        for each in (x for x in given if isinstance(x, np.ndarray)):
+            rule = "has to be tensors, and numbers where the module takes them"
+            raise ArgumentError(OP, "example_inputs", each, rule, "give torch.from_numpy(x)")
+        held = (x for part in module.modules() for x in vars(part).values())
+        if any(isinstance(x, torch.ScriptObject) and "quantized" in str(x._type()) for x in held):
+            rule = "has weights that PyTorch's quantized kernels packed, and torch.export reads none of them"
+            raise ArgumentError(OP, "module", module, rule, "give the float module, and quantize the network")
         program = _traced(module, given, dynamic_shapes)
     else:
-        rule = "has to be a torch.nn.Module or a torch.export.ExportedProgram"
-        raise ArgumentError(OP, "module", module, rule)
+        raise ArgumentError(OP, "module", module, "has to be a torch.nn.Module or a torch.export.ExportedProgram")
     first = Traced.of(program, "torch" if module is program else type(module).__name__, strict)
     again = (module, given) if given and dynamic_shapes is None else None
     if again is None:  # Dim.AUTO gives at least 2, and PyTorch lets such a program take 1
@@ -118,9 +120,8 @@ class Traces:
         leaves, spec = tree_flatten(given)
         args = [torch.zeros(next(sizes), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
         free = ShapesCollection()
-        for x in args:
-            if isinstance(x, torch.Tensor):
-                free[x] = [torch.export.Dim.AUTO] * x.dim()
+        for x in filter(torch.is_tensor, args):
+            free[x] = [torch.export.Dim.AUTO] * x.dim()
         now = {part: part.training for part in self._modes}
         try:
             for part in now:

@@ -233,6 +233,14 @@ def test_other_tools_read_a_converted_model_as_they_read_its_original(name):
     assert {type(module).__module__.partition(".")[0] for module in own} == {"torch", "blockconv"}
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_from_torch_names_weights_that_other_kernels_packed():
+    x = images(2, 3, 9, 9)
+    for layer in (nn.Conv2d(3, 8, 3), nn.Linear(9, 8)):
+        with pytest.raises(bc.ArgumentError, match=r"quantized kernels packed.*; give the float module"):
+            bc.from_torch(quantized(nn.Sequential(layer, nn.ReLU()).eval(), x), (x,))
+
+
 def test_a_converted_module_is_a_leaf_to_tracers_and_runs_on_blockconv():
     traced = torch.fx.symbolic_trace(bc.torch.convert(made(readable)))
     called = [traced.get_submodule(node.target) for node in traced.graph.find_nodes(op="call_module")]
