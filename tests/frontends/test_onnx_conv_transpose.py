@@ -116,6 +116,7 @@ def test_pads_that_are_an_operand(rank: int) -> None:
     np.testing.assert_array_equal(bc.load_onnx(proto, strict=True).evaluate(x)["y"], theirs(proto, x))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_random_windows(data: Any) -> None:

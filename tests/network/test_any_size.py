@@ -101,6 +101,7 @@ def test_integers_have_the_bits_of_evaluate_at_odd_sizes(integers: bc.Network) -
             assert np.abs(found - right).max() <= 1e-6 * np.abs(right).max()
 
 
+@pytest.mark.slow
 def test_the_bits_of_a_size_do_not_depend_on_what_came_before(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "KEPT", 2)
     asked = sizes(5)

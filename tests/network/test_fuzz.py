@@ -116,6 +116,7 @@ def test_every_op_is_made() -> None:
     assert made >= OPS.keys()
 
 
+@pytest.mark.slow
 def test_a_seed_is_a_model(run_python: Any) -> None:
     code = """
         from fuzz_graphs import generate

@@ -65,6 +65,7 @@ def test_networks_of_other_kinds(name, macs, parameters, shapes):
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "densenet121", "inception_v1", "inception_v2"])
+@pytest.mark.sampled(4)
 def test_light_networks_with_random_weights(name):
     net, light_net = load_onnx(build(name, batch=3)), load_onnx(light(name))
     assert net.shape(net.inputs[0].name) == (3, 3, 224, 224)
@@ -81,6 +82,7 @@ def test_the_same_seed_gives_the_same_network():
     assert first == second != other
 
 
+@pytest.mark.slow
 def test_results_are_neither_lost_nor_even():
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
     for name in ("mobilenetv2", "shufflenet"):

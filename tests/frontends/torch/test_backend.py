@@ -65,6 +65,7 @@ def test_sizes_that_change_are_plans_of_one_graph():
     assert len(report(model)) <= 3
 
 
+@pytest.mark.slow
 def test_an_instance_norm_repeats_its_weight_for_any_batch():
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.Conv2d(8, 4, 3)))
     fast = torch.compile(model, backend=backend, dynamic=True)
@@ -84,6 +85,7 @@ def planned(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_many_sizes_share_the_choices_of_one(monkeypatch):
     class Sized(nn.Module):
         """Numbers and a constant that depend on the size go out beside the convolution, which reads one too."""
@@ -810,6 +812,7 @@ def test_batch_norms_stay_when_sizes_change(sizes, options, monkeypatch):
     assert sum(kind.startswith("aten") and "_backward" in kind for kind in kinds[1]) == 5
 
 
+@pytest.mark.slow
 def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
     sizes = (8, 8), (12, 10), (9, 10)
     for then in (

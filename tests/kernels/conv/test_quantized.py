@@ -130,7 +130,7 @@ def test_every_multiply_accumulate(dot):
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(16)
 def test_every_pair_of_layouts(number):
     """Each pair once, by kinds in turn."""
     for k, (src, dst) in enumerate(PAIRS[number :: len(KINDS)]):

@@ -106,6 +106,7 @@ def test_what_is_refused(descriptor: str, rule: str) -> None:
     assert "finite" in str(refusal(Conv2dProblem.from_descriptor(ASPP), "NHWC", "NHWC", Types.all("float32")))
 
 
+@pytest.mark.slow
 def test_a_pyramid_of_dilations_runs_by_regions() -> None:
     b = bc.NetworkBuilder("pyramid")
     x = b.input("x", (1, 64, 33, 33))
