@@ -205,10 +205,6 @@ GENERATORS = (
     "finish_rows",
     "source_windows",
 )
-# Not yet: these bind argument blocks, and read the instruction set for `fma` and vector sizes.
-BINDERS = {
-    f"blockconv.kernels.{of}" for of in ("conv.binding", "conv.tile_kernels", "depthwise.rows", "winograd.binding")
-}
 BOUNDARIES = {
     "blockconv.api.functional", "blockconv.dispatch.array", "blockconv.dispatch.measuring",
     "blockconv.dispatch.measuring_memory", "blockconv.dispatch.packing", "blockconv.dispatch.quantizing",
@@ -231,9 +227,9 @@ def test_the_machine_is_handed_down() -> None:
     """A decision takes the machine of its request."""
     found = {name for name, path in MODULES.items() if reads_this_machine(path.read_text(encoding="utf-8"))}
     own = {name for name in found if name.startswith((*BELOW_REQUESTS, "bench"))}
-    kernels = {name for name in found - own - BOUNDARIES - BINDERS if name.startswith("blockconv.kernels.")}
+    kernels = {name for name in found - own - BOUNDARIES if name.startswith("blockconv.kernels.")}
     assert not {name for name in kernels if not name.rpartition(".")[2].startswith(GENERATORS)}
-    assert found - own - kernels == BOUNDARIES | BINDERS
+    assert found - own - kernels == BOUNDARIES
 
 
 @pytest.mark.parametrize(

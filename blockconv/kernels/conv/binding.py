@@ -27,15 +27,13 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
-from blockconv.core import target
-from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import SIGNED, Types
+from blockconv.core.types import SIGNED
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
@@ -52,16 +50,10 @@ WORD = 8  # bytes of one in a table
 
 
 def bind_tiles(
-    problem: Conv2dProblem,
-    src: Layout,
-    dst: Layout,
-    types: Types,
-    blocking: ConvBlocking,
-    epilogue: Epilogue,
-    region: TapsRegion | None = None,
+    request: Request, blocking: ConvBlocking, epilogue: Epilogue, region: TapsRegion | None = None
 ) -> list[Launch]:
     """The op. The residual has the destination's memory order. region: the pixels that it computes, if not all."""
-    bound = _Binding(problem, src, dst, types, blocking, region)
+    bound = _Binding(request, blocking, region)
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     reduction = bound.reduction(len(offsets))
@@ -76,7 +68,7 @@ def bind_tiles(
         residual=Buffer((RES if epilogue.residual else DST).index, written),
         activation=ACT,
         offsets=OWN_TABLE,
-        padded_oc=dst.padded_shape(problem.dst_shape)[1],
+        padded_oc=request.dst.padded_shape(request.problem.dst_shape)[1],
         **bound.geometries(),
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
@@ -106,16 +98,9 @@ def _in_units(src: Geometry, unit: int) -> Geometry:
 class _Binding:
     """The words of a convolution's arguments. Where groups share a vector, as many of them as do are one."""
 
-    def __init__(
-        self,
-        problem: Conv2dProblem,
-        src: Layout,
-        dst: Layout,
-        types: Types,
-        blocking: ConvBlocking,
-        region: TapsRegion | None,
-    ) -> None:
-        self.p, self.blocking = problem, blocking
+    def __init__(self, request: Request, blocking: ConvBlocking, region: TapsRegion | None) -> None:
+        problem, src, dst, types = request.problem, request.src, request.dst, request.types
+        self.p, self.blocking, self.isa = problem, blocking, request.machine.isa
         self.at = space(problem, src, dst, blocking.line > 0) if region is None else region.space(problem)
         self.types, self.dot = types, blocking.dot
         # Bytes of a channel: in a window and of a weight; in the source and while windows are packed; in the
@@ -328,6 +313,7 @@ class _Binding:
     def tiles(self) -> Tiles:
         """The kernels of tiles."""
         return Tiles(
+            isa=self.isa,
             types=self.types,
             blocking=self.blocking,
             src_pixel=self.window_sw * self.pixel,
@@ -345,7 +331,7 @@ class _Binding:
             return packing.unpack_pixels(cb, *self.unpacking)
         if self.dot.is_matrix and blocking.pixel_lanes:
             unit, is_float = packed_as_one(self.types, self.dot), int(self.types.acc.is_float)
-            return packing_units.pack_plane_units(unit, is_float, target.isa().vector_bytes)
+            return packing_units.pack_plane_units(unit, is_float, self.isa.vector_bytes)
         if self.dot.is_matrix and self.packs_units:
             return self.unit_packer()
         if self.blocking.interleaved:
@@ -382,14 +368,14 @@ class _Binding:
         """The kernel that packs a window for tiles that load vectors of pixels."""
         blocking, itemsize = self.blocking, self.src_itemsize
         if channels := pixel_blocking.contiguous_channels(self.src, self.at, self.itemsize):
-            lanes = target.isa().vector_bytes // itemsize
+            lanes = self.isa.vector_bytes // itemsize
             channels = min(channels, lanes)
             touching = self.src.along(self.at.axes[2]) == channels * itemsize
             return packing_planes.pack_across(channels, int(touching), blocking.phases, self.at.sw, lanes, itemsize)
         if is_pointwise(self.p):
             lanes = blocking.pixel_lanes
             return packing_planes.pack_planes(blocking.pixels // lanes, lanes * itemsize)
-        lanes = target.isa().vector_bytes // itemsize
+        lanes = self.isa.vector_bytes // itemsize
         if blocking.line:
             return packing_planes.pack_flat(self.p.sw, lanes, itemsize)
         return packing_planes.pack_phases(blocking.phases, self.at.sw, lanes, itemsize)
@@ -398,19 +384,19 @@ class _Binding:
     def unpacking(self) -> tuple[int, int, int, int]:
         """The compile-time parameters of the kernels that unpack pairs: see `unpack_window`."""
         signed, flipped = int(self.types.src.kind == SIGNED), int(self.dot.is_unsigned)
-        return self.dot.itemsize, signed, flipped, target.isa().vector_bytes // 2
+        return self.dot.itemsize, signed, flipped, self.isa.vector_bytes // 2
 
     @property
     def unpacks_pixels(self) -> bool:
         """Whether windows are whole lines of pixels, which are unpacked as they are read."""
         at, chunk = self.at, self.blocking.cb // self.src_each
-        if not self.types.src.is_packed or chunk % (target.isa().vector_bytes // 2):
+        if not self.types.src.is_packed or chunk % (self.isa.vector_bytes // 2):
             return False
         return is_pointwise(self.p) and at.axes[0] != "h" and self.src.along(at.axes[2]) == chunk
 
     def converter(self) -> int:
         """The address of the kernel that converts a packed window; 0 where there is nothing to convert."""
-        src, vector_bytes = self.types.src, target.isa().vector_bytes
+        src, vector_bytes = self.types.src, self.isa.vector_bytes
         if self.blocking.in_place or self.unpacks_pixels or not is_converted(self.types, self.dot):
             return 0
         if src.is_packed:

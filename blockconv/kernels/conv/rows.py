@@ -77,15 +77,14 @@ def _tiled(
         if reason:
             return reason
         found = cut(request, **tile)
-        asked = request.problem, request.src, request.dst, request.types
-        at = space(*asked[:3], found.line > 0)
+        at = space(request.problem, request.src, request.dst, found.line > 0)
         kept = _kept(at, request, found)
         found = replace(found, kept=kept) if kept.rows else found
         # The form has taps along h and w. A space whose images are rows has those along w first.
         ranges = tuple((cols, rows) for rows, cols in kept.ranges) if at.axes[1] == "w" else kept.ranges
         return Primitive(
             cost=lambda: seconds(request, found) / request.threads + request.machine.launch_seconds(),
-            make=lambda epilogue=_NO_EPILOGUE: bind_tiles(*asked, found, epilogue),
+            make=lambda epilogue=_NO_EPILOGUE: bind_tiles(request, found, epilogue),
             weights=weights(found) if request.types.acc.is_float else weights(found)._replace(kept=ranges),
             blocking=found,
         )
@@ -234,11 +233,9 @@ def _cost_regions(request: Request, found: _Regions) -> float:
 
 
 def _make_regions(request: Request) -> Primitive | Reason:
-    p = request.problem
     reason = why_not_regions(request)
     if reason:
         return reason
-    asked = p, request.src, request.dst, request.types
     # Weights are packed once, so that tiles of all regions have as many vectors.
     cuts = [cut for vectors in (1, 2, 3, 4) if (cut := region_blockings(request, vectors))]
     if not cuts:
@@ -247,7 +244,7 @@ def _make_regions(request: Request) -> Primitive | Reason:
     return Primitive(
         cost=lambda: seconds / request.threads + len(found) * request.machine.launch_seconds(),
         make=lambda epilogue=_NO_EPILOGUE: [
-            op for region, one in found for op in bind_tiles(*asked, one, epilogue, region)
+            op for region, one in found for op in bind_tiles(request, one, epilogue, region)
         ],
         weights=_weights_dense(found[0][1]),
         blocking=max((one for _, one in found), key=lambda one: one.task_rows * one.task_cols),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.core import target
+from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
@@ -26,6 +26,7 @@ class Tiles(NamedTuple):
     is_apart: whether tiles read a source where it is, in blocks of channels, each far from the one before.
     """
 
+    isa: Isa
     types: Types
     blocking: ConvBlocking
     src_pixel: int
@@ -74,7 +75,7 @@ class Tiles(NamedTuple):
         blocking, lanes = self.blocking, self.blocking.pixel_lanes
         spec = PixelTileSpec(
             element=self.types.acc.code,
-            fma=int(target.isa().fma),
+            fma=int(self.isa.fma),
             rows=blocking.rows,
             vectors=blocking.pixels // lanes,
             channels=blocking.width,
@@ -111,7 +112,7 @@ class Tiles(NamedTuple):
             blocking,
             shared,
             element=self.types.acc.code,
-            fma=int(target.isa().fma and self.types.acc.is_float),
+            fma=int(self.isa.fma and self.types.acc.is_float),
             step=self.step,
             store_width=blocking.store_width or blocking.lanes,
             act=epilogue.kind(self.types),

@@ -21,7 +21,6 @@ import math
 
 import numpy as np
 
-from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
@@ -150,7 +149,7 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         ahead_rows=ahead_rows,
         scratch=parts,
     )
-    spec = _spec(p, at, types, epilogue)
+    spec = _spec(request, at, epilogue)
     table = _table(request, at)
     if at.whole:
         unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
@@ -205,13 +204,14 @@ def _scratch(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, rows: 
     return packed.window + packed.window_bytes, packed
 
 
-def _spec(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types, epilogue: Epilogue) -> DepthwiseTileSpec:
+def _spec(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> DepthwiseTileSpec:
     """The spec of a blocking's tile. One type for all has no words for others: it is the same tile."""
+    problem, types = request.problem, request.types
     return fill(
         DepthwiseTileSpec,
         at,
         element=types.acc.code,
-        fma=target.isa().fma and types.acc.is_float,
+        fma=request.machine.isa.fma and types.acc.is_float,
         act=epilogue.kind(types),
         permute=problem.oc > problem.ic and at.period > 1,
         src=types.src.code if types.src != types.acc else 0,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from blockconv import jit
-from blockconv.core import target
 from blockconv.core.activation import ActivationKind
 from blockconv.core.problem import Conv2dProblem
+from blockconv.core.target import Isa
 from blockconv.core.types import element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD
@@ -54,9 +54,9 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         act=ACT,
         offsets=OWN_TABLE,
         source_kernel=_source_kernel(request, at).address,
-        multiply_kernel=_multiply_kernel(p, at).address,
+        multiply_kernel=_multiply_kernel(p, at, request.machine.isa).address,
         finish_kernel=_finish_kernel(request, at, epilogue).address,
-        tile_kernel=0 if at.shared else _tile_kernel(at).address,
+        tile_kernel=0 if at.shared else _tile_kernel(at, request.machine.isa).address,
         tile_images=at.images or 1,
         last_image=p.n - (at.images or 1),
         oc_padded=padded,
@@ -94,7 +94,7 @@ def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     (m, stride, exact), src = at.form, request.types.src
     load_width, has_parts = at.contiguous(request.source, at.src_lanes)
     part = at.src_lanes if has_parts else at.transform_lanes
-    vectors = m, stride, at.src_lanes, part, int(target.isa().fma and not exact), load_width
+    vectors = m, stride, at.src_lanes, part, int(request.machine.isa.fma and not exact), load_width
     if reads_windows(request.source, at):
         return winograd_source_windows(*vectors, window_columns(request.problem, at, src.itemsize), src.code)
     return winograd_source(*vectors, int(has_parts), src.code)
@@ -110,7 +110,7 @@ def _finish_kernel(request: Request, at: WinogradBlocking, epilogue: Epilogue) -
         fill(
             Finish,
             at,
-            fma=target.isa().fma and not at.form.exact,
+            fma=request.machine.isa.fma and not at.form.exact,
             store_width=store_width,
             act=epilogue.kind(types),
             has_parts=has_parts,
@@ -143,23 +143,23 @@ def _patch_parts(source: Geometry, at: WinogradBlocking, itemsize: int) -> list[
     return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
 
 
-def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking) -> jit.Kernel:
+def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     """The kernel of the products."""
     if not at.shared:
         return kernels.winograd_multiply()
-    lanes, channels, isa = at.lanes, problem.ic // problem.g, target.isa()
+    lanes, channels = at.lanes, problem.ic // problem.g
     # A broadcast load costs less than a permutation.
     part = channels if 2 * channels == lanes and isa.halves else lanes
     return kernels.winograd_multiply_shared(lanes, part, int(isa.fma), channels)
 
 
-def _tile_kernel(at: WinogradBlocking) -> jit.Kernel:
+def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
 
     Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
     are apart; all tiles of a block are contiguous.
     """
-    fma, out_lanes = int(target.isa().fma and not at.form.exact), at.out_lanes
+    fma, out_lanes = int(isa.fma and not at.form.exact), at.out_lanes
     if at.images:
         held = at.tile_pixels, at.tile_channels, at.lanes
         given = ActivationKind.NONE, at.ic_block, at.block_tiles * at.lanes * ITEMSIZE, at.width
