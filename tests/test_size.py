@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 69_818
+LINES_OF_THE_PACKAGE = 69_566
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -36,16 +36,16 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 3_000, "_pyinstaller": 500, "api": 21_000, "cli": 5_000, "core": 28_500, "dispatch": 18_000,
-    "eager": 9_500, "frontends": 500, "frontends/onnx": 47_000, "frontends/torch": 45_500, "jit": 13_000,
-    "kernels": 6_500, "kernels/common": 30_000, "kernels/conv": 48_500, "kernels/depthwise": 35_500,
-    "kernels/dynamic": 2_500, "kernels/eltwise": 7_000, "kernels/indexed": 3_000, "kernels/lrn": 2_500,
-    "kernels/norm": 13_000, "kernels/pointwise": 3_500, "kernels/pool": 30_000, "kernels/product": 11_500,
-    "kernels/recurrent": 3_000, "kernels/reduce": 4_000, "kernels/reorder": 11_500, "kernels/resize": 8_000,
-    "kernels/shuffle": 2_000, "kernels/softmax": 2_500, "kernels/strided_copy": 6_000, "kernels/winograd": 17_500,
-    "machine": 3_500, "network": 107_000, "onnxruntime": 6_000, "runtime": 6_000, "torch": 500,
+    ".": 2_570, "_pyinstaller": 53, "api": 20_510, "cli": 4_515, "core": 28_179, "dispatch": 17_798,
+    "eager": 0, "frontends": 11, "frontends/onnx": 46_573, "frontends/torch": 45_256, "jit": 12_665,
+    "kernels": 6_292, "kernels/common": 29_679, "kernels/conv": 48_099, "kernels/depthwise": 34_506,
+    "kernels/dynamic": 2_324, "kernels/eltwise": 6_686, "kernels/indexed": 2_760, "kernels/lrn": 2_053,
+    "kernels/norm": 12_651, "kernels/pointwise": 3_140, "kernels/pool": 29_355, "kernels/product": 11_085,
+    "kernels/recurrent": 2_930, "kernels/reduce": 3_991, "kernels/reorder": 11_015, "kernels/resize": 7_731,
+    "kernels/shuffle": 1_616, "kernels/softmax": 2_334, "kernels/strided_copy": 5_806, "kernels/winograd": 17_007,
+    "machine": 3_393, "network": 103_602, "onnxruntime": 5_782, "runtime": 5_735, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 539_051
+TOKENS_OF_THE_PACKAGE = 537_940
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 258
 
