@@ -24,7 +24,7 @@ from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.interop import as_numpy
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.ops import Pool2d
-from blockconv.network.ops.reach import PIXELS
+from blockconv.network.ops.rule import PIXELS
 from blockconv.network.plan import Plan, compile
 from blockconv.network.tiling import USUAL, Tiling, tiling
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array
 from blockconv.api.frame import Computation, Destination, Frame, Result, check_alike, given_array
+from blockconv.core.checks import checked_number
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
-from blockconv.core.problem_checks import checked_number
 from blockconv.core.types import Types, element
 from blockconv.dispatch.array import NCHW, BlockedArray
 

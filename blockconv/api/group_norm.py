@@ -12,12 +12,11 @@ import numpy as np
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.batch_norm import by_channel, computed, computed_type
 from blockconv.api.frame import Computation, Destination, Frame, Result, check_alike
-from blockconv.core.checks import check_flag, read_sizes, whole
+from blockconv.core.checks import check_flag, checked_number, read_sizes, whole
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
-from blockconv.core.problem_checks import checked_number
 from blockconv.core.types import Types
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 

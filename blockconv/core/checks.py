@@ -1,7 +1,9 @@
-"""Rules that arguments share, whichever boundary they come in by: whole numbers, flags, how large an array may be.
+"""Rules that arguments and fields of problems share: whole numbers, flags, shapes, how large an array may be.
 
 Sizes have bounds, so that an absurd number is refused by name where it came in. Later arithmetic stays within 64 bits,
 and no later step works for hours on an array that no machine could hold.
+
+A `checked_` function returns the value as a field holds it. All raise ArgumentError.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from blockconv.core.errors import ArgumentError
 
 MOST_EXTENT = 1 << 31  # of an axis, a window, a stride, a dilation, a padding
 MOST_BYTES = 1 << 47  # of an array: what a process can address on x86-64
+MOST_DIMENSIONS = 6
 
 
 def whole(value: Any) -> int | None:
@@ -77,3 +80,155 @@ def check_shape(
         return
     check_extents(op, argument, shape, shape, error)
     check_bytes(op, argument, shape, itemsize * math.prod(shape), error)
+
+
+# ---------------------------------------------------------------- values of fields
+
+
+def checked_whole(op: str, name: str, value: Any) -> int:
+    number = whole(value)
+    if number is None:
+        raise ArgumentError(op, name, value, "must be a whole number")
+    if not -MOST_EXTENT <= number <= MOST_EXTENT:
+        check_extents(op, name, value, (number,))
+    return number
+
+
+def checked_wholes(op: str, name: str, values: Iterable[Any], length: int | None = None) -> tuple[int, ...]:
+    try:
+        numbers = tuple(map(operator.index, values))
+    except TypeError:
+        raise ArgumentError(op, name, values, "must hold whole numbers") from None
+    if length is not None and len(numbers) != length:
+        raise ArgumentError(op, name, values, f"must hold {length} numbers")
+    return numbers
+
+
+def checked_shape(op: str, name: str, shape: Sequence[int]) -> Shape:
+    sizes = checked_wholes(op, name, shape)
+    if len(sizes) > MOST_DIMENSIONS:
+        raise ArgumentError(op, name, sizes, f"must have at most {MOST_DIMENSIONS} dimensions")
+    if sizes and min(sizes) < 0:
+        raise ArgumentError(op, name, sizes, "must hold sizes of at least 0")
+    return sizes
+
+
+Shape = Annotated[tuple[int, ...], checked_shape]
+
+
+def check_rank(op: str, shape: Shape, rank: int) -> None:
+    """Raise unless a shape has that many dimensions."""
+    if len(shape) != rank:
+        raise ArgumentError(op, "input", shape, f"has to have {rank} dimensions")
+
+
+def check_axis(op: str, axis: int, shape: Shape) -> None:
+    """Raise unless a shape has that axis, counted from the front."""
+    if whole(axis) is None or not 0 <= axis < len(shape):
+        raise ArgumentError(op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")
+
+
+def checked_number(op: str, name: str, value: object) -> float:
+    try:
+        return float(value - 0)  # type: ignore[operator]  # text is no number
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(op, name, value, "must be a number") from None
+
+
+def broadcast(op: str, argument: str, a: Shape, b: Shape) -> Shape:
+    """The shape of two that NumPy broadcasts."""
+    if a == b:
+        return a
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ArgumentError(op, argument, (a, b), "must be shapes that broadcast") from None
+
+
+def checked_word(op: str, name: str, value: Any, words: Any) -> Any:
+    if value not in get_args(words):
+        raise ArgumentError(op, name, value, f"must be one of {', '.join(get_args(words))}")
+    return value
+
+
+# ---------------------------------------------------------------- fields of problems
+
+
+def axis_fields(x: str) -> tuple[str, ...]:
+    return f"i{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}"
+
+
+def set_field(problem: object, name: str, value: object) -> None:
+    object.__setattr__(problem, name, value)  # the one way to complete a frozen dataclass
+
+
+def check_windows(problem: Any, op: str, channels: tuple[str, ...]) -> None:
+    """Make the sizes of images, `channels` and windows whole numbers; raise for a size that cannot be one."""
+    for x in "hw":
+        if getattr(problem, f"p{x}_r") is None:
+            set_field(problem, f"p{x}_r", getattr(problem, f"p{x}"))
+    make_whole(problem, op, ("n", *channels, *axis_fields("h"), *axis_fields("w")))
+    check_name(problem, op)
+    check_least(problem, op, 0, ("n", "ph", "pw"))
+    check_least(problem, op, 1, (*channels, "ih", "iw", "kh", "kw", "sh", "sw", "dh", "dw"))
+
+
+def set_outputs(problem: Any, op: str, ceil_mode: bool = False) -> None:
+    """Set the pixels of the destination; raise where the padded source is smaller than the window."""
+    for x in "hw":
+        set_field(problem, "o" + x, output_size(problem, op, x, ceil_mode))
+
+
+def make_whole(problem: object, op: str, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(problem, name)
+        number = checked_whole(op, name, value)
+        if number is not value:
+            set_field(problem, name, number)
+
+
+def check_arrays(problem: Any, op: str, itemsize: int) -> None:
+    """Raise unless source, weights and destination of elements of so many bytes, at the least, can be."""
+    for name in ("src_shape", "wei_shape", "dst_shape"):
+        if (shape := getattr(problem, name, None)) is not None:
+            check_shape(op, name, shape, itemsize)
+
+
+def check_least(problem: object, op: str, least: int, names: Iterable[str]) -> None:
+    for name in names:
+        if getattr(problem, name) < least:
+            raise ArgumentError(op, name, getattr(problem, name), f"must be at least {least}")
+
+
+def check_name(problem: Any, op: str) -> None:
+    if not isinstance(problem.name, str) or problem.name.splitlines() not in ([], [problem.name]):
+        raise ArgumentError(op, "name", problem.name, "must be a string of one line")
+
+
+def window(problem: Any, x: str) -> int:
+    """Length of the dilated kernel."""
+    length: int = (getattr(problem, f"k{x}") - 1) * getattr(problem, f"d{x}") + 1
+    return length
+
+
+def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
+    size, _, stride, begin, end, _ = (getattr(problem, name) for name in axis_fields(x))
+    slack = size + begin + end - window(problem, x)
+    if ceil_mode:
+        out = -(-slack // stride) + 1
+        if (out - 1) * stride >= size + begin:  # the last window would start in the end padding
+            out -= 1
+    else:
+        out = slack // stride + 1
+    if out < 1:
+        rule = f"is, with padding of {begin} and {end}, smaller than the dilated kernel of {window(problem, x)}"
+        remedy = "give a larger input or more padding, or a smaller kernel or dilation"
+        raise ArgumentError(op, f"i{x}", size, rule, remedy)
+    check_extents(op, f"o{x}", out, (out,))
+    return int(out)
+
+
+def reached_end(problem: Any, x: str) -> int:
+    """End padding that the last window reaches; negative if it stops before the input does."""
+    size, _, stride, begin, _, _ = (getattr(problem, name) for name in axis_fields(x))
+    return int((getattr(problem, f"o{x}") - 1) * stride + window(problem, x) - size - begin)

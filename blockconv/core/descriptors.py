@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from blockconv.core.checks import axis_fields, reached_end, window
 from blockconv.core.errors import ArgumentError, UnsupportedError
-from blockconv.core.problem_fields import axis_fields, reached_end, window
 
 
 def count_in(name: str) -> int:

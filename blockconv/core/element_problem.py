@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from blockconv.core.checks import Shape, broadcast, check_axis, checked_shape, set_field
 from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_checks import Shape, check_word, checked_axis, checked_shape, checked_whole
-from blockconv.core.problem_fields import set_field
+from blockconv.core.problem import OpProblem
 
 PointwiseKind = Literal[
     "where", "convert", "equal", "less", "less_equal", "and", "or", "xor",
@@ -23,26 +23,20 @@ ScanKind = Literal["add", "mul", "max", "min"]
 
 
 @dataclass(frozen=True)
-class PointwiseProblem:
+class PointwiseProblem(OpProblem):
     """kind(operands), broadcast together. Shapes with fewer dimensions get leading ones, as in NumPy."""
 
+    op = "pointwise"
     kind: PointwiseKind
     shapes: tuple[Shape, ...]
 
-    def __post_init__(self) -> None:
-        op = "pointwise"
-        check_word(op, "kind", self.kind, PointwiseKind)
+    def check(self) -> None:
         count = {"where": 3, "convert": 1}.get(self.kind, 2)
         if len(self.shapes) != count:
-            raise ArgumentError(op, "operands", self.shapes, f"must be {count}, for {self.kind}")
-        shapes = [checked_shape(op, "operands", shape) for shape in self.shapes]
-        rank = max(map(len, shapes))
-        shapes = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-        set_field(self, "shapes", tuple(shapes))
-        try:
-            np.broadcast_shapes(*shapes)
-        except ValueError:
-            raise ArgumentError(op, "operands", self.shapes, "must be shapes that broadcast") from None
+            raise ArgumentError(self.op, "operands", self.shapes, f"must be {count}, for {self.kind}")
+        shapes = [checked_shape(self.op, "operands", shape) for shape in self.shapes]
+        rank = len(functools.reduce(functools.partial(broadcast, self.op, "operands"), shapes))
+        set_field(self, "shapes", tuple((1,) * (rank - len(shape)) + shape for shape in shapes))
 
     @property
     def src_shape(self) -> Shape:
@@ -62,7 +56,7 @@ class PointwiseProblem:
 
 
 @dataclass(frozen=True)
-class IndexProblem:
+class IndexProblem(OpProblem):
     """Elements of row-major data at indices that flow: the gathering of them, and the scattering of others there.
 
     shape: of the data.
@@ -75,32 +69,29 @@ class IndexProblem:
     from_end: whether negative indices count from the end. If not, the data does not have them.
     """
 
+    op = "index"
+    sources = ("shape", "indices")
     shape: Shape
     indices: Shape
     form: IndexForm
     axis: int = 0
     from_end: bool = True
 
-    def __post_init__(self) -> None:
-        op = "index"
-        check_word(op, "form", self.form, IndexForm)
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        set_field(self, "indices", checked_shape(op, "indices", self.indices))
-        rank, (axis,) = len(self.shape), checked_whole(op, "axis", (self.axis,), 1)
-        if not 0 <= axis < max(1, rank) or rank == 0:
-            raise ArgumentError(op, "axis", axis, f"must be one of the {rank} axes of {self.shape}")
+    def check(self) -> None:
+        check_axis(self.op, self.axis, self.shape)
+        rank, axis = len(self.shape), self.axis
         if self.form == "elements" and (
             len(self.indices) != rank
             or any(i > s for k, (i, s) in enumerate(zip(self.indices, self.shape, strict=True)) if k != axis)
         ):
-            raise ArgumentError(op, "indices", self.indices, f"must fit into {self.shape}, but for axis {axis}")
+            raise ArgumentError(self.op, "indices", self.indices, f"must fit into {self.shape}, but for axis {axis}")
         if self.form == "tuples" and (
             len(self.indices) <= axis
             or self.indices[:axis] != self.shape[:axis]
             or not 1 <= self.indices[-1] <= rank - axis
         ):
             rule = f"must begin as the data's {axis} axes, and end with at most {rank - axis} indices"
-            raise ArgumentError(op, "indices", self.indices, rule)
+            raise ArgumentError(self.op, "indices", self.indices, rule)
 
     @property
     def components(self) -> tuple[int, ...]:
@@ -117,7 +108,7 @@ class IndexProblem:
         axis = self.axis + component
         size = self.shape[axis]
         rule = f"have to be {self.least(axis)} to {size - 1}, as axis {axis} has {size} elements"
-        return ArgumentError("index", "indices", index, rule)
+        return ArgumentError(self.op, "indices", index, rule)
 
     @property
     def dst_shape(self) -> Shape:
@@ -128,12 +119,7 @@ class IndexProblem:
             return (*self.shape[: self.axis], *self.indices, *self.shape[self.axis + 1 :])
         return (*self.indices[:-1], *self.shape[self.axis + self.indices[-1] :])
 
-    @property
-    def src_shape(self) -> Shape:
-        """The shape of the data."""
-        return self.shape
-
-    @cached_property
+    @functools.cached_property
     def elements(self) -> int:
         """How many contiguous elements one index, or tuple, names."""
         return 1 if self.form == "elements" else math.prod(self.shape[self.components[-1] + 1 :])
@@ -155,20 +141,14 @@ class IndexProblem:
 
 
 @dataclass(frozen=True)
-class _AlongAxis:
+class _AlongAxis(OpProblem):
     """The base of problems that go along one axis of row-major data, element by element."""
 
     shape: Shape
     axis: int
 
-    def __post_init__(self) -> None:
-        set_field(self, "shape", checked_shape("along", "shape", self.shape))
-        set_field(self, "axis", checked_axis("along", self.axis, len(self.shape)))
-
-    @property
-    def src_shape(self) -> Shape:
-        """The shape of the source."""
-        return self.shape
+    def check(self) -> None:
+        check_axis(self.op, self.axis, self.shape)
 
     @property
     def lines(self) -> tuple[int, int, int]:
@@ -188,18 +168,17 @@ class ScanProblem(_AlongAxis):
     total: the result is the last sum alone, which is over all elements.
     """
 
+    op = "scan"
     kind: ScanKind = "add"
     exclusive: bool = False
     reverse: bool = False
     total: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_word("scan", "kind", self.kind, ScanKind)
+    def check(self) -> None:
+        super().check()
         if self.kind in ("max", "min") and (self.exclusive or self.shape[self.axis] == 0):
-            raise ArgumentError(
-                "scan", "shape", self.shape, f"axis {self.axis}: the {self.kind} of nothing is undefined"
-            )
+            rule = f"axis {self.axis}: the {self.kind} of nothing is undefined"
+            raise ArgumentError(self.op, "shape", self.shape, rule)
 
     @property
     def dst_shape(self) -> Shape:
@@ -216,17 +195,17 @@ class TopProblem(_AlongAxis):
     A NaN is larger than all numbers, and for the smallest ones it is smaller.
     """
 
+    op = "top"
     count: int = 1
     smallest: bool = False
     last: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         size = self.shape[self.axis]
-        (count,) = checked_whole("top", "count", (self.count,), 1)
-        if not 0 <= count <= size:
-            raise ArgumentError("top", "count", count, f"must be 0 to {size}, as axis {self.axis} has {size} elements")
-        set_field(self, "count", count)
+        if not 0 <= self.count <= size:
+            rule = f"must be 0 to {size}, as axis {self.axis} has {size} elements"
+            raise ArgumentError(self.op, "count", self.count, rule)
 
     @property
     def dst_shape(self) -> Shape:

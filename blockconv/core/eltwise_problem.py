@@ -16,18 +16,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import check_extents, check_flag
-from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_checks import (
+from blockconv.core.checks import (
     Shape,
     broadcast,
-    check_word,
-    checked_axis,
+    check_axis,
+    check_least,
+    check_rank,
     checked_number,
     checked_shape,
-    checked_whole,
+    checked_wholes,
+    set_field,
 )
-from blockconv.core.problem_fields import set_field
+from blockconv.core.errors import ArgumentError
+from blockconv.core.problem import OpProblem
 
 BinaryKind = Literal["add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2"]
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
@@ -40,103 +41,69 @@ Coordinates = Literal[
 NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
-class _Shaped:
-    """The base of ops whose source has `shape`."""
-
-    shape: Shape
-
-    @property
-    def src_shape(self) -> Shape:
-        """The logical shape of the source."""
-        return self.shape
-
-    def of_images(self, n: int) -> Any:
-        """The same problem with `n` images, the first axis."""
-        return replace(self, shape=(n, *self.shape[1:]))  # type: ignore[type-var]
-
-
-class _OneShape(_Shaped):
-    """The base of ops whose destination has the source's shape."""
-
-    @property
-    def dst_shape(self) -> Shape:
-        """The logical shape of the destination."""
-        return self.shape
-
-
 @dataclass(frozen=True)
-class ActivationProblem(_OneShape):
+class ActivationProblem(OpProblem):
     """An activation of each element of an array of logical `shape`."""
 
+    op = "activation"
     shape: Shape
-
-    def __post_init__(self) -> None:
-        set_field(self, "shape", checked_shape("activation", "shape", self.shape))
 
 
 @dataclass(frozen=True)
-class AffineProblem(_OneShape):
+class AffineProblem(OpProblem):
     """src * scale[c] + shift[c] over axis 1 of an array of logical `shape`; scale and shift have shape (C,)."""
 
+    op = "affine"
     shape: Shape
 
-    def __post_init__(self) -> None:
-        set_field(self, "shape", checked_shape("affine", "shape", self.shape))
-        if len(self.shape) < 2:
-            raise ArgumentError("affine", "shape", self.shape, "must have a channel axis, axis 1")
+    def check(self) -> None:
+        _check_channels(self)
 
 
 @dataclass(frozen=True)
-class BinaryProblem:
+class BinaryProblem(OpProblem):
     """kind(src, other). One operand has the result's shape; the other may have size 1 along any axis.
 
     Shapes with fewer dimensions get leading ones, as in NumPy.
     """
 
+    op = "binary"
+    sources = ("src", "other")
     kind: BinaryKind
     src: Shape
     other: Shape
 
-    def __post_init__(self) -> None:
-        op = "binary"
-        check_word(op, "kind", self.kind, BinaryKind)
-        src, other = checked_shape(op, "src", self.src), checked_shape(op, "other", self.other)
-        rank = len(broadcast(op, "other", src, other))
-        src, other = (1,) * (rank - len(src)) + src, (1,) * (rank - len(other)) + other
+    def check(self) -> None:
+        rank = len(self.dst_shape)
+        src, other = ((1,) * (rank - len(shape)) + shape for shape in (self.src, self.other))
         set_field(self, "src", src)
         set_field(self, "other", other)
         if self.dst_shape not in (src, other):
-            raise ArgumentError(op, "other", other, f"it or {src} must have the result's shape, {self.dst_shape}")
-
-    @property
-    def src_shape(self) -> Shape:
-        """The logical shape of the first operand."""
-        return self.src
+            rule = f"it or {src} must have the result's shape, {self.dst_shape}"
+            raise ArgumentError(self.op, "other", other, rule)
 
     @property
     def dst_shape(self) -> Shape:
         """The logical shape of the result."""
-        return broadcast("binary", "other", self.src, self.other)
+        return broadcast(self.op, "other", self.src, self.other)
 
 
 @dataclass(frozen=True)
-class ConcatProblem:
+class ConcatProblem(OpProblem):
     """The concatenation of sources of logical `shapes` along `axis`."""
 
+    op = "concat"
     shapes: tuple[Shape, ...]
     axis: int = 1
 
-    def __post_init__(self) -> None:
-        op = "concat"
-        shapes = tuple(checked_shape(op, "shapes", shape) for shape in self.shapes)
+    def check(self) -> None:
+        shapes = tuple(checked_shape(self.op, "shapes", shape) for shape in self.shapes)
         if not shapes:
-            raise ArgumentError(op, "shapes", shapes, "must hold at least one shape")
-        axis = checked_axis(op, self.axis, len(shapes[0]))
-        rest = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
-        if len(rest) > 1:
-            raise ArgumentError(op, "shapes", shapes, f"must agree on every axis but {axis}")
+            raise ArgumentError(self.op, "shapes", shapes, "must hold at least one shape")
         set_field(self, "shapes", shapes)
-        set_field(self, "axis", axis)
+        check_axis(self.op, self.axis, shapes[0])
+        if len({shape[: self.axis] + shape[self.axis + 1 :] for shape in shapes}) > 1:
+            raise ArgumentError(self.op, "shapes", shapes, f"must agree on every axis but {self.axis}")
 
     @property
     def src_shape(self) -> Shape:
@@ -157,13 +124,11 @@ class ConcatProblem:
 
 
 @dataclass(frozen=True)
-class FindQuantizationProblem(_Shaped):
+class FindQuantizationProblem(OpProblem):
     """The uint8 scale and zero point for the range of an array of logical `shape`, of any rank."""
 
+    op = "find_quantization"
     shape: Shape
-
-    def __post_init__(self) -> None:
-        set_field(self, "shape", checked_shape("find_quantization", "shape", self.shape))
 
     @property
     def dst_shape(self) -> Shape:
@@ -172,31 +137,25 @@ class FindQuantizationProblem(_Shaped):
 
 
 @dataclass(frozen=True)
-class SliceProblem(_Shaped):
+class SliceProblem(OpProblem):
     """The elements begin, begin + step, ... of each axis, `sizes` of them. A step may be negative."""
 
+    op = "slice"
     shape: Shape
-    begins: Shape
+    begins: tuple[int, ...]
     sizes: Shape
-    steps: Shape
+    steps: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        op = "slice"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        rank = len(self.shape)
-        set_field(self, "sizes", checked_shape(op, "sizes", self.sizes, rank))
-        for name in ("begins", "steps"):
-            set_field(self, name, checked_whole(op, name, getattr(self, name), rank))
+    def check(self) -> None:
+        for name in ("begins", "sizes", "steps"):
+            if len(getattr(self, name)) != len(self.shape):
+                raise ArgumentError(self.op, name, getattr(self, name), f"must hold {len(self.shape)} numbers")
         if 0 in self.steps:
-            raise ArgumentError(op, "steps", self.steps, "must not be zero")
+            raise ArgumentError(self.op, "steps", self.steps, "must not be zero")
         for extent, begin, size, step in zip(self.shape, self.begins, self.sizes, self.steps, strict=True):
             if size and not (0 <= begin < extent and 0 <= begin + (size - 1) * step < extent):
-                raise ArgumentError(
-                    op,
-                    "sizes",
-                    self.sizes,
-                    f"with begins {self.begins} and steps {self.steps} must stay inside {self.shape}",
-                )
+                rule = f"with begins {self.begins} and steps {self.steps} must stay inside {self.shape}"
+                raise ArgumentError(self.op, "sizes", self.sizes, rule)
 
     @property
     def dst_shape(self) -> Shape:
@@ -205,22 +164,20 @@ class SliceProblem(_Shaped):
 
 
 @dataclass(frozen=True)
-class GatherProblem(_Shaped):
+class GatherProblem(OpProblem):
     """The elements of these `indices`, 0 or more, along an axis."""
 
+    op = "gather"
     shape: Shape
     axis: int
     indices: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        op = "gather"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
+    def check(self) -> None:
+        check_axis(self.op, self.axis, self.shape)
         size = self.shape[self.axis]
-        set_field(self, "indices", checked_whole(op, "indices", self.indices, len(self.indices)))
         if not all(0 <= k < size for k in self.indices):
             rule = f"must be 0 to {size - 1}, as axis {self.axis} has {size} elements"
-            raise ArgumentError(op, "indices", self.indices, rule)
+            raise ArgumentError(self.op, "indices", self.indices, rule)
 
     @property
     def dst_shape(self) -> Shape:
@@ -241,22 +198,20 @@ class GatherProblem(_Shaped):
 
 
 @dataclass(frozen=True)
-class PadProblem(_Shaped):
+class PadProblem(OpProblem):
     """An array padded with `value`: `pads` holds (before, after) for each axis. Negative numbers crop."""
 
+    op = "pad"
     shape: Shape
     pads: tuple[tuple[int, int], ...]
     value: float = 0.0
 
-    def __post_init__(self) -> None:
-        op = "pad"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        set_field(self, "value", checked_number(op, "value", self.value))
+    def check(self) -> None:
         if len(self.pads) != len(self.shape):
-            raise ArgumentError(op, "pads", self.pads, f"must hold a pair for each of {len(self.shape)} axes")
-        set_field(self, "pads", tuple(checked_whole(op, "pads", pair, 2) for pair in self.pads))
+            raise ArgumentError(self.op, "pads", self.pads, f"must hold a pair for each of {len(self.shape)} axes")
+        set_field(self, "pads", tuple(checked_wholes(self.op, "pads", pair, 2) for pair in self.pads))
         if any(size + min(pair[0], 0) + min(pair[1], 0) < 0 for size, pair in zip(self.shape, self.pads, strict=True)):
-            raise ArgumentError(op, "pads", self.pads, f"crops more than there is in {self.shape}")
+            raise ArgumentError(self.op, "pads", self.pads, f"crops more than there is in {self.shape}")
 
     @property
     def dst_shape(self) -> Shape:
@@ -265,110 +220,97 @@ class PadProblem(_Shaped):
 
 
 @dataclass(frozen=True)
-class ShuffleProblem(_OneShape):
+class ShuffleProblem(OpProblem):
     """ShuffleNet's channel shuffle of (N, C, H, W): output channel k * groups + i is channel i * (C / groups) + k."""
 
+    op = "shuffle"
     shape: Shape
     groups: int
 
-    def __post_init__(self) -> None:
-        op = "shuffle"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
-        (groups,) = checked_whole(op, "groups", (self.groups,), 1)
-        if groups < 1 or self.shape[1] % groups:
-            raise ArgumentError(op, "groups", groups, f"must divide the {self.shape[1]} channels")
-        set_field(self, "groups", groups)
+    def check(self) -> None:
+        check_rank(self.op, self.shape, 4)
+        _check_channels(self, self.groups)
 
 
 @dataclass(frozen=True)
-class LrnProblem(_OneShape):
+class LrnProblem(OpProblem):
     """Local response normalisation across the channels of (N, C, H, W), as in ONNX and, for odd sizes, PyTorch.
 
     src / (bias + alpha / size * sum of squares of the channels from c - floor((size - 1) / 2) to
     c + ceil((size - 1) / 2)) ** beta.
     """
 
+    op = "lrn"
     shape: Shape
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
     bias: float = 1.0
 
-    def __post_init__(self) -> None:
-        op = "lrn"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape, 4))
-        (size,) = checked_whole(op, "size", (self.size,), 1)
-        if size < 1:
-            raise ArgumentError(op, "size", size, "must be at least 1")
-        check_extents(op, "size", size, (size,))
-        set_field(self, "size", size)
-        for name in ("alpha", "beta", "bias"):
-            set_field(self, name, checked_number(op, name, getattr(self, name)))
+    def check(self) -> None:
+        check_rank(self.op, self.shape, 4)
+        check_least(self, self.op, 1, ("size",))
 
 
 @dataclass(frozen=True)
-class SoftmaxProblem(_OneShape):
+class SoftmaxProblem(OpProblem):
     """exp(src - max) / sum over one axis; with `log`, the logarithm of this.
 
     zero_rows: what is minus infinity throughout gives zeros and not NaN.
     """
 
+    op = "softmax"
     shape: Shape
     axis: int = 1
     log: bool = False
     zero_rows: bool = False
 
-    def __post_init__(self) -> None:
-        op = "softmax"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        set_field(self, "axis", checked_axis(op, self.axis, len(self.shape)))
-        for name in ("log", "zero_rows"):
-            set_field(self, name, check_flag(op, name, getattr(self, name)))
+    def check(self) -> None:
+        check_axis(self.op, self.axis, self.shape)
 
 
 @dataclass(frozen=True)
-class GroupNormProblem(_OneShape):
+class GroupNormProblem(OpProblem):
     """Mean 0 and variance 1 over each of `groups` groups of channels (axis 1), with all axes after them.
 
     per_pixel: over the channels alone, at each index of the axes after them.
     centred: False: the mean stays, and the mean of squares is 1 (RMS normalisation).
     """
 
+    op = "group_norm"
     shape: Shape
     groups: int
     epsilon: float = 1e-5
     per_pixel: bool = False
     centred: bool = True
 
-    def __post_init__(self) -> None:
-        op = "group_norm"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        if len(self.shape) < 2:
-            raise ArgumentError(op, "shape", self.shape, "must have a channel axis, axis 1")
-        (groups,) = checked_whole(op, "groups", (self.groups,))
-        set_field(self, "groups", groups)
-        if groups < 1 or self.shape[1] % groups:
-            raise ArgumentError(op, "groups", groups, f"must divide the {self.shape[1]} channels")
-        set_field(self, "epsilon", checked_number(op, "epsilon", self.epsilon))
+    def check(self) -> None:
+        _check_channels(self, self.groups)
 
 
 @dataclass(frozen=True)
-class BatchNormProblem(_OneShape):
+class BatchNormProblem(OpProblem):
     """Mean 0 and variance 1 of each channel (axis 1) of (n, c, h, w) over all images and pixels; and its gradient."""
 
+    op = "batch_norm"
     shape: Shape
     epsilon: float = 1e-5
 
-    def __post_init__(self) -> None:
-        op = "batch_norm"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
+    def check(self) -> None:
         if len(self.shape) != 4 or 0 in self.shape:
-            raise ArgumentError(op, "shape", self.shape, "must be (n, c, h, w), each at least 1")
-        set_field(self, "epsilon", checked_number(op, "epsilon", self.epsilon))
+            raise ArgumentError(self.op, "shape", self.shape, "must be (n, c, h, w), each at least 1")
+
+
+def _check_channels(problem: Any, groups: int = 1) -> None:
+    """Raise unless a problem has channels, in so many groups."""
+    if len(problem.shape) < 2:
+        raise ArgumentError(problem.op, "shape", problem.shape, "must have a channel axis, axis 1")
+    if groups < 1 or problem.shape[1] % groups:
+        raise ArgumentError(problem.op, "groups", groups, f"must divide the {problem.shape[1]} channels")
 
 
 @dataclass(frozen=True)
-class ResizeProblem:
+class ResizeProblem(OpProblem):
     """A resampling of (n, c, ih, iw) to (n, c, oh, ow).
 
     Output o reads the source at this coordinate, where s is the scale (default: out / in):
@@ -385,6 +327,7 @@ class ResizeProblem:
     A scale means the simplest fraction that rounds to it: 0.6 is 3/5. Coordinates are exact.
     """
 
+    op = "resize"
     n: int
     c: int
     ih: int
@@ -402,28 +345,20 @@ class ResizeProblem:
     roi_h: tuple[float, float] = (0.0, 1.0)
     roi_w: tuple[float, float] = (0.0, 1.0)
 
-    def __post_init__(self) -> None:
-        op = "resize"
-        for name in ("n", "c", "ih", "iw", "oh", "ow"):
-            (value,) = checked_whole(op, name, (getattr(self, name),), 1)
-            set_field(self, name, value)
-            if value < (name != "n"):
-                raise ArgumentError(op, name, value, f"must be at least {int(name != 'n')}")
-        check_word(op, "mode", self.mode, ResizeMode)
-        check_word(op, "coordinates", self.coordinates, Coordinates)
-        check_word(op, "nearest", self.nearest, NearestMode)
+    def check(self) -> None:
+        check_least(self, self.op, 0, ("n",))
+        check_least(self, self.op, 1, ("c", "ih", "iw", "oh", "ow"))
         for name, size, out in (("scale_h", self.ih, self.oh), ("scale_w", self.iw, self.ow)):
             given = getattr(self, name)
-            scale = checked_number(op, name, out / size if given is None else given)
+            scale = checked_number(self.op, name, out / size if given is None else given)
             set_field(self, name, scale)
-            exact_scale(op, name, scale)
+            exact_scale(self.op, name, scale)
             if self.antialias and 2 * scale * size < 1:
-                raise ArgumentError(
-                    op, name, scale, f"is too small for antialias: {size} elements become less than half"
-                )
+                rule = f"is too small for antialias: {size} elements become less than half"
+                raise ArgumentError(self.op, name, scale, rule)
         for name in ("cubic", "roi_h", "roi_w"):
             if not np.isfinite(getattr(self, name)).all():
-                raise ArgumentError(op, name, getattr(self, name), "must be finite")
+                raise ArgumentError(self.op, name, getattr(self, name), "must be finite")
 
     @property
     def src_shape(self) -> Shape:
@@ -566,18 +501,16 @@ def simplest_fraction(value: float, within: float) -> Fraction:
 
 
 @dataclass(frozen=True)
-class TransposeProblem(_Shaped):
+class TransposeProblem(OpProblem):
     """A permutation of a row-major array: the result's axis i is the source's axis perm[i]."""
 
+    op = "transpose"
     shape: Shape
-    perm: Shape
+    perm: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        op = "transpose"
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        set_field(self, "perm", checked_whole(op, "perm", self.perm))
+    def check(self) -> None:
         if sorted(self.perm) != list(range(len(self.shape))):
-            raise ArgumentError(op, "perm", self.perm, f"must permute the {len(self.shape)} axes")
+            raise ArgumentError(self.op, "perm", self.perm, f"must permute the {len(self.shape)} axes")
 
     @property
     def dst_shape(self) -> Shape:
@@ -586,23 +519,21 @@ class TransposeProblem(_Shaped):
 
 
 @dataclass(frozen=True)
-class ReduceMeanProblem(_Shaped):
+class ReduceMeanProblem(OpProblem):
     """The mean of an array over `axes`, which keep size 1 in the result; or its sum, maximum, minimum or product."""
 
+    op = "reduce_mean"
     shape: Shape
-    axes: Shape
+    axes: tuple[int, ...]
     kind: ReduceKind = "mean"
 
-    def __post_init__(self) -> None:
-        op = "reduce_mean"
-        check_word(op, "kind", self.kind, ReduceKind)
-        set_field(self, "shape", checked_shape(op, "shape", self.shape))
-        axes = sorted({checked_axis(op, axis, len(self.shape)) for axis in checked_whole(op, "axes", self.axes)})
-        set_field(self, "axes", tuple(axes))
-        if any(self.shape[axis] == 0 for axis in axes):
-            raise ArgumentError(
-                op, "axes", self.axes, f"must not be empty in {self.shape}: the {self.kind} of no elements is undefined"
-            )
+    def check(self) -> None:
+        set_field(self, "axes", tuple(sorted({*self.axes})))
+        for axis in self.axes:
+            check_axis(self.op, axis, self.shape)
+        if any(self.shape[axis] == 0 for axis in self.axes):
+            rule = f"must not be empty in {self.shape}: the {self.kind} of no elements is undefined"
+            raise ArgumentError(self.op, "axes", self.axes, rule)
 
     @property
     def dst_shape(self) -> Shape:
@@ -611,7 +542,7 @@ class ReduceMeanProblem(_Shaped):
 
 
 @dataclass(frozen=True)
-class RecurrentProblem:
+class RecurrentProblem(OpProblem):
     """All steps of an LSTM or a GRU.
 
     kind: "lstm"; "gru", whose reset gate multiplies the hidden values; "gru_of_sums", whose reset gate multiplies their
@@ -622,22 +553,18 @@ class RecurrentProblem:
     reverse: for each direction, whether it begins with the last step.
     """
 
+    op = "recurrent"
     kind: RecurrentKind
     steps: int
     batch: int
     hidden: int
     reverse: tuple[bool, ...] = (False,)
 
-    def __post_init__(self) -> None:
-        op = "recurrent"
-        check_word(op, "kind", self.kind, RecurrentKind)
-        for name, least in (("steps", 1), ("batch", 0), ("hidden", 1)):
-            (value,) = checked_whole(op, name, (getattr(self, name),), 1)
-            set_field(self, name, value)
-            if value < least:
-                raise ArgumentError(op, name, value, f"must be at least {least}")
+    def check(self) -> None:
+        check_least(self, self.op, 0, ("batch",))
+        check_least(self, self.op, 1, ("steps", "hidden"))
         if not 1 <= len(self.reverse) <= 2:
-            raise ArgumentError(op, "reverse", self.reverse, "must hold a flag for each of 1 or 2 directions")
+            raise ArgumentError(self.op, "reverse", self.reverse, "must hold a flag for each of 1 or 2 directions")
 
     @property
     def gates(self) -> int:

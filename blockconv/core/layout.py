@@ -26,8 +26,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from blockconv.core.errors import LayoutError
-from blockconv.core.layout_grammar import LETTERS, read_name, refused_name
-from blockconv.core.layout_names import IMAGE_HEIGHT_AXES, KNOWN, WEIGHT_NAMES, KnownLayout
+from blockconv.core.layout_names import (
+    IMAGE_HEIGHT_AXES,
+    KNOWN,
+    LETTERS,
+    WEIGHT_NAMES,
+    KnownLayout,
+    read_name,
+    refused_name,
+)
 
 
 class Axis(NamedTuple):

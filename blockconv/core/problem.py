@@ -16,29 +16,99 @@ Dilation is PyTorch's in every field (1 = dense) and benchdnn's in a descriptor 
 
 from __future__ import annotations
 
+import functools
 import math
-import operator
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints, overload
 
-from blockconv.core.checks import check_flag
-from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
-from blockconv.core.errors import ArgumentError, UnsupportedError
-from blockconv.core.problem_fields import (
+from blockconv.core.checks import (
+    Shape,
     check_arrays,
+    check_flag,
     check_least,
     check_name,
     check_windows,
+    checked_number,
+    checked_whole,
+    checked_wholes,
+    checked_word,
     make_whole,
     reached_end,
     set_field,
     set_outputs,
 )
+from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
+from blockconv.core.errors import ArgumentError, UnsupportedError
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
+
+
+class OpProblem:
+    """The base of problems that have an op's attributes beside the shapes of its inputs.
+
+    The fields are checked by their types; a type that is not in `_CHECKED` is left to `check`.
+
+    op: the op's name in errors.
+    sources: the fields that hold the shapes of the op's inputs, in their order.
+    """
+
+    op: ClassVar[str]
+    sources: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, checked in _checks(kind):
+            value = getattr(self, name)
+            if (made := checked(self.op, name, value)) is not value:
+                set_field(self, name, made)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ArgumentError for a value that no such op may have, or for fields that contradict each other."""
+
+    @property
+    def src_shape(self) -> Shape:
+        """The logical shape of the first source."""
+        shape: Shape = getattr(self, self.sources[0])
+        return shape
+
+    @property
+    def dst_shape(self) -> Shape:
+        """The logical shape of the destination: the source's, unless a problem says otherwise."""
+        return self.src_shape
+
+    def of_images(self, n: int) -> Any:
+        """The same problem with `n` images, the first axis."""
+        return replace(self, **{self.sources[0]: (n, *self.src_shape[1:])})  # type: ignore[type-var]
+
+
+_CHECKED: dict[Any, Callable[[str, str, Any], Any]] = {
+    int: checked_whole,
+    float: checked_number,
+    bool: check_flag,
+    tuple[int, ...]: checked_wholes,
+}
+
+
+@functools.cache
+def _checks(problem: Any) -> list[tuple[str, Callable[[str, str, Any], Any]]]:
+    """The names of the fields that have a check by their type, and the checks."""
+    hints = get_type_hints(problem, include_extras=True)
+    found = [(one.name, _check_of(hints[one.name])) for one in fields(problem)]
+    return [(name, check) for name, check in found if check is not None]
+
+
+def _check_of(hint: Any) -> Callable[[str, str, Any], Any] | None:
+    if get_origin(hint) is Literal:
+        return functools.partial(checked_word, words=hint)
+    if get_origin(hint) is Annotated:
+        check: Callable[[str, str, Any], Any] = hint.__metadata__[0]
+        return check
+    return _CHECKED.get(hint)
 
 
 class _Images:
@@ -397,13 +467,9 @@ class ReorderProblem:
 
     def __post_init__(self) -> None:
         op = "to_layout"
-        try:
-            shape = tuple(operator.index(size) for size in self.shape)
-        except TypeError:
-            raise ArgumentError(op, "shape", self.shape, "must be a sequence of whole numbers") from None
-        if any(size < 0 for size in shape):
+        set_field(self, "shape", checked_wholes(op, "shape", self.shape))
+        if any(size < 0 for size in self.shape):
             raise ArgumentError(op, "shape", self.shape, "must hold sizes of at least 0")
-        set_field(self, "shape", shape)
         for argument in ("src", "dst"):
             if not isinstance(getattr(self, argument), str) or not getattr(self, argument):
                 raise ArgumentError(op, argument, getattr(self, argument), "must be the name of a layout")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import Activation, ActivationKind
+from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import ElementType, Types, element
 
@@ -110,10 +110,7 @@ def _checked_scale(op: str, scale: Any) -> npt.NDArray[np.float32]:
 
 
 def _checked_zero_point(op: str, zero_point: Any) -> int:
-    try:
-        number = None if isinstance(zero_point, (bool, np.bool_)) else operator.index(zero_point)
-    except TypeError:
-        number = None
+    number = whole(zero_point)
     if number is None:
         raise ArgumentError(op, "zero_point", zero_point, "has to be a whole number")
     if not -128 <= number <= 255:

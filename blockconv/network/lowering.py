@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import activation
+from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.element_problem import IndexProblem, ScanKind
 from blockconv.core.eltwise_problem import BinaryKind, ReduceKind
 from blockconv.core.errors import NetworkError
-from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NUMBERS, WHOLE, FloatType
 from blockconv.network.emitter import Emitter, Unsupported

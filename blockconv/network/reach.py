@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from blockconv.core.errors import UnsupportedError
-from blockconv.network.ops.reach import PIXELS, Reach, Windows
+from blockconv.network.ops.rule import PIXELS, Reach, Windows
 
 
 class ReceptiveField(NamedTuple):

@@ -21,7 +21,7 @@ from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.progress import Progress
 from blockconv.network.graph import Network
-from blockconv.network.ops.reach import PIXELS, Reach
+from blockconv.network.ops.rule import PIXELS, Reach
 from blockconv.network.reach import reaches, windows
 
 Array = npt.NDArray[Any]

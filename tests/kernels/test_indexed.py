@@ -263,7 +263,7 @@ def test_largest_of_nothing(shape: tuple[int, ...]) -> None:
 
 def test_what_is_no_problem() -> None:
     for make, said in (
-        (lambda: IndexProblem((3,), (2,), "along", 1), "must be one of the 1 axes"),
+        (lambda: IndexProblem((3,), (2,), "along", 1), "has to be one of the 1 axes"),
         (lambda: IndexProblem((3, 4), (4, 2), "elements", 1), "must fit into"),
         (lambda: IndexProblem((3, 4), (2, 3), "tuples"), "at most 2 indices"),
         (lambda: TopProblem((3,), 0, 4), "must be 0 to 3"),

@@ -13,9 +13,8 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.core.checks import read_sizes
+from blockconv.core.checks import MOST_DIMENSIONS, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
-from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.types import ieee
 from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename

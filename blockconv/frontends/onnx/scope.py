@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import helper
 
-from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.quantization import real
 from blockconv.core.types import NUMBERS, element
 from blockconv.network.emitter import Emitter, Unsupported

@@ -15,9 +15,8 @@ from torch.nn import functional as torch_functional
 
 from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import check_flag
+from blockconv.core.checks import check_flag, checked_number
 from blockconv.core.errors import ArgumentError
-from blockconv.core.problem_checks import checked_number
 from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.frontends.torch.library import calls
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from blockconv import jit
+from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.element_problem import ScanKind, ScatterKind
-from blockconv.core.problem_checks import MOST_DIMENSIONS
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.compiler import inline

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from blockconv.core.problem_checks import MOST_DIMENSIONS
+from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.types import NUMBERS, UNSIGNED, ElementType
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Reason, Request

@@ -25,7 +25,7 @@ from blockconv.network.ops import (
     windows,
 )
 from blockconv.network.ops.axes import *  # noqa: F403
-from blockconv.network.ops.base import Op, Shape, Solved
+from blockconv.network.ops.base import Op, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
 from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
@@ -35,6 +35,7 @@ from blockconv.network.ops.norm import *  # noqa: F403
 from blockconv.network.ops.products import *  # noqa: F403
 from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.recurrent import *  # noqa: F403
+from blockconv.network.ops.rule import Shape
 from blockconv.network.ops.windows import *  # noqa: F403
 
 __all__ = ["Op", "PoolKind", "Shape", "Solved"]

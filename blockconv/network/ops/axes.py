@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from blockconv.core.checks import check_rank
 from blockconv.core.eltwise_problem import (
     Coordinates,
     LrnProblem,
@@ -23,21 +23,8 @@ from blockconv.core.eltwise_problem import (
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import (
-    Array,
-    Arrays,
-    ElementTypes,
-    Pair,
-    Shape,
-    Shapes,
-    Solved,
-    check_axis,
-    check_rank,
-    each_pixel,
-    framed,
-)
-from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Windows
-from blockconv.network.ops.rule import Site
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Pair, Shapes, Solved, each_pixel, framed
+from blockconv.network.ops.rule import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Shape, Site, Windows
 
 __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 
@@ -45,24 +32,20 @@ __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 class _OfFloats(Solved):
     """An op that computes with floats. For integers, `Quantized` says what they stand for."""
 
-    takes: ClassVar[Sequence[str]] = FLOATS
-    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
+    takes = FLOATS
+    effect = "computes"
 
 
 @dataclass(frozen=True)
 class Lrn(_OfFloats):
-    """src / (bias + alpha / size * sum of squares over the channels from c - floor((size-1)/2) to
-    c + ceil((size-1)/2)) ** beta: ONNX's, and PyTorch's, for odd sizes."""
+    """Local response normalisation across the channels; see `LrnProblem`."""
 
-    op: ClassVar[str] = "lrn"
-    keeps_pixels: ClassVar[bool] = True
+    solves = LrnProblem
+    keeps_pixels = True
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
     bias: float = 1.0
-
-    def problem(self, src: Shape) -> LrnProblem:
-        return LrnProblem(src, self.size, self.alpha, self.beta, self.bias)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (src,) = inputs
@@ -88,14 +71,10 @@ class Softmax(_OfFloats):
     zero_rows: see `SoftmaxProblem`.
     """
 
-    op: ClassVar[str] = "softmax"
+    solves = SoftmaxProblem
     axis: int
     zero_rows: bool = False
     log: bool = False
-
-    def problem(self, src: Shape) -> SoftmaxProblem:
-        check_axis(self, self.axis, src)
-        return SoftmaxProblem(src, self.axis, self.log, self.zero_rows)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (x,) = inputs
@@ -110,24 +89,13 @@ class Softmax(_OfFloats):
 
 @dataclass(frozen=True)
 class Resize(_OfFloats):
-    """H and W of (N, C, H, W) resampled to `size`, or by `scale`.
+    """H and W of (N, C, H, W) resampled to `size`, or by `scale`. `ResizeProblem` has the coordinates and the filters.
 
     `size` without `scale` has the scale out / in. `scale` without `size` gives floor(in * s) pixels.
-    With scale s, output pixel o reads at source coordinate
-    half_pixel: (o + 0.5) / s - 0.5; pytorch_half_pixel: that, or 0 where out is 1; half_pixel_symmetric: that plus
-    (in - out / s) / 2; asymmetric: o / s;
-    align_corners: o * (in - 1) / (s * in - 1), or 0 where out is 1;
-    tf_crop_and_resize: the same between the ends of `roi`, or their middle where out is 1.
-    mode: linear blends the two pixels around the coordinate along each axis. cubic blends four, by the cubic
-    convolution with the parameter `cubic`. nearest takes one, rounded as `nearest` says (round_prefer_floor rounds
-    x.5 down, round_prefer_ceil up). Coordinates outside read the border pixel.
-    antialias: where a scale is below 1, linear and cubic blend 1 / s times as many pixels.
-    exclude_outside: pixels outside the image have no weight, and the weights are divided by their sum.
     roi: (top, left, bottom, right), as fractions of H - 1 and W - 1.
-    A scale means the simplest fraction that rounds to it, so 0.6 is 3/5, and coordinates are exact.
     """
 
-    op: ClassVar[str] = "resize"
+    solves = ResizeProblem
     mode: ResizeMode
     size: Pair | None = None
     scale: tuple[float, float] | None = None
@@ -144,24 +112,24 @@ class Resize(_OfFloats):
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.mode == "nearest" else "computes"
 
-    def problem(self, src: Shape) -> ResizeProblem:
-        check_rank(self, src, 4)
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        check_rank(self.op, shapes[0], 4)
         if self.size is None and self.scale is None:
             raise ArgumentError(self.op, "size", self.size, "is required, or `scale`")
-        n, c, ih, iw = src
+        n, c, ih, iw = shapes[0]
         oh, ow = self.size or (
             math.floor(size * exact_scale(self.op, "scale", by))
             for size, by in zip((ih, iw), self.scale or (), strict=True)
         )
         (top, left, bottom, right), (scale_h, scale_w) = self.roi, self.scale or (None, None)
-        how = self.antialias, self.exclude_outside, self.cubic, (top, bottom), (left, right)
-        return ResizeProblem(n, c, ih, iw, oh, ow, self.mode, self.coordinates, self.nearest, scale_h, scale_w, *how)
+        found = {"n": n, "c": c, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "scale_h": scale_h, "scale_w": scale_w}
+        return {**found, "roi_h": (top, bottom), "roi_w": (left, right)}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (x,) = inputs
         problem = self.problem(x.shape)
         for axis, name in ((2, "h"), (3, "w")):
-            indices, weights = problem.taps(name)  # type: ignore[arg-type]
+            indices, weights = problem.taps(name)
             parts = (x.take(index, axis) for index in indices.T)
             if self.mode == "nearest":
                 (x,) = parts
@@ -186,7 +154,7 @@ class Resize(_OfFloats):
                 return "aligns the centers of the whole images (half_pixel_symmetric)"
             # Output o is at source coordinate o / by + shift, between pixels.
             shift = Fraction(0) if p.coordinates == "asymmetric" or by == 1 else (1 / by - 1) / 2
-            wide = Fraction(0) if by == 1 else p.reach(x)  # type: ignore[arg-type]
+            wide = Fraction(0) if by == 1 else p.reach(x)
             found[axis] = axis, Reach(1 / by, shift - wide, shift + wide)
         return [found]
 
@@ -195,25 +163,17 @@ class Resize(_OfFloats):
 class _OverAxes(Solved):
     """One element of those along `axes` (0 or more), which stay as 1 if `keepdims`."""
 
-    op: ClassVar[str] = "reduce_mean"
+    solves = ReduceMeanProblem
     axes: tuple[int, ...]
     keepdims: bool = True
-
-    @property
-    def reduction(self) -> ReduceKind:
-        return "mean"
-
-    def problem(self, src: Shape) -> ReduceMeanProblem:
-        for axis in self.axes:
-            check_axis(self, axis, src)
-        return ReduceMeanProblem(src, self.axes, self.reduction)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         kept = super().infer(inputs, parameters)
         return tuple(size for i, size in enumerate(kept) if self.keepdims or i not in self.axes)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(getattr(inputs[0], self.reduction)(axis=self.axes, keepdims=self.keepdims))
+        kind = self.problem(inputs[0].shape).kind
+        return np.asarray(getattr(inputs[0], kind)(axis=self.axes, keepdims=self.keepdims))
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         return each_pixel(site, axes, *self.axes) if self.keepdims else ALL_PIXELS
@@ -229,7 +189,3 @@ class Reduce(_OverAxes):
     """The sum, maximum, minimum or product over axes (0 or more), which stay as 1 if `keepdims`."""
 
     kind: ReduceKind = "sum"
-
-    @property
-    def reduction(self) -> ReduceKind:
-        return self.kind

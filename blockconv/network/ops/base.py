@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.reach import ALL_PIXELS, Windows, same_pixels
-from blockconv.network.ops.rule import Asked, Layouts, Rule, Shape, Site
-
-__all__ = [
-    "Array",
-    "Arrays",
-    "BetweenTypes",
-    "ElementTypes",
-    "Op",
-    "Pads",
-    "Pair",
-    "RowMajor",
-    "Scaled",
-    "Shape",
-    "Shapes",
-    "Solved",
-    "check_axis",
-    "check_rank",
-    "check_type",
-    "each_pixel",
-    "framed",
-]
+from blockconv.network.ops.rule import ALL_PIXELS, Asked, Layouts, Shape, Site, View, Windows, same_pixels
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
@@ -47,7 +26,7 @@ Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
 
 @dataclass(frozen=True)
-class Op(Rule):
+class Op:
     """An op of a network: its attributes are the fields, and all that is known of it its methods.
 
     op: its name, under which the kernel table has its kernels.
@@ -109,14 +88,76 @@ class Op(Rule):
             given = [[x if self.is_exact else _wide(x) for x in operands] for operands in (inputs, parameters)]
             return self.compute(*given)
 
+    # -- The planning rule: kernels that the table has under the op's name, one layout for all inputs, no views. Kernels
+    # see values of other than four dimensions in row-major order. No kernel and no machine is known here.
+
+    def problem_at(self, site: Site) -> Any:
+        """The problem that kernels solve; None if there are only views."""
+        return None
+
+    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+        """The requests for these layouts of source and destination."""
+        problem = self.problem_at(site)
+        if problem is not None:
+            srcs, dsts = (
+                layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
+                for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
+            )
+            yield Asked(self.op, problem, srcs, dsts)
+
+    def leading(self, site: Site) -> int:
+        """The number of the input whose layout is a kernel's source layout."""
+        return 0
+
+    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
+        """The layout of each input for a kernel from `src` to `dst`; None if there is none."""
+        return (src,) * len(site.inputs)
+
+    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
+        """The source and the destination layout as a kernel is told them."""
+        src, dst = (
+            layout if layout.ndim == len(shape) else row_major(len(shape))
+            for layout, shape in ((srcs[0], problem.src_shape), (dst, problem.dst_shape))
+        )
+        return src, dst
+
+    def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
+        """The views among these layouts of four dimensions."""
+        yield from ()
+
+    def types_at(self, site: Site) -> Types:
+        """The element types of a kernel's arrays."""
+        return Types.all(site.output.type.array_dtype)
+
+    def options(self) -> dict[str, Any]:
+        """The options of a row's primitive."""
+        activation = getattr(self, "activation", None)
+        return {} if activation is None else {"activation": activation}
+
 
 class Solved(Op):
     """An op with the rules and sizes of its problem, which kernels solve.
 
-    problem(*shapes): the problem of inputs of these shapes. Raises ArgumentError.
+    solves: the problem's class. It gives the op its name, unless the op has one of its own.
     """
 
-    problem: ClassVar[Callable[..., Any]]
+    solves: ClassVar[type[Any]]
+
+    def __init_subclass__(cls) -> None:
+        if "solves" in vars(cls) and "op" not in vars(cls):
+            cls.op = getattr(cls.solves, "op", "")
+
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        """The fields of the problem of inputs of these shapes, besides the op's attributes of the same names."""
+        return dict(zip(self.solves.sources, shapes, strict=False))
+
+    def problem(self, *shapes: Shape) -> Any:
+        """The problem of inputs of these shapes. Raises ArgumentError."""
+        op: Any = type(self)
+        fields = self.sizes(shapes)
+        for name in _shared(op):
+            fields[name] = getattr(self, name)
+        return self.solves(**fields)
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         shape: Shape = self.problem(*inputs).dst_shape
@@ -124,6 +165,13 @@ class Solved(Op):
 
     def problem_at(self, site: Site) -> Any:
         return self.problem(*(tensor.shape for tensor in site.inputs))
+
+
+@functools.cache
+def _shared(op: Any) -> list[str]:
+    """The names of fields that an op has, and its problem too."""
+    names = {one.name for one in fields(op)}
+    return [one.name for one in fields(op.solves) if one.init and one.name in names]
 
 
 class Scaled(Solved):
@@ -199,18 +247,6 @@ def check_type(attributes: Op, argument: str, type: ElementType, *wanted: str) -
     """Raise DtypeError unless an element type is one of the wanted ones, which are named."""
     if type.name not in wanted:
         raise DtypeError(attributes.op, argument, type.name, f"has to be {' or '.join(wanted)}")
-
-
-def check_rank(attributes: Op, shape: Shape, rank: int) -> None:
-    """Raise ArgumentError unless a shape has that many dimensions."""
-    if len(shape) != rank:
-        raise ArgumentError(attributes.op, "input", shape, f"has to have {rank} dimensions")
-
-
-def check_axis(attributes: Op, axis: int, shape: Shape) -> None:
-    """Raise ArgumentError unless a shape has that axis, counted from the front."""
-    if whole(axis) is None or not 0 <= axis < len(shape):
-        raise ArgumentError(attributes.op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")
 
 
 def _wide(x: Array) -> Array:

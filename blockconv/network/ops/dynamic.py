@@ -5,9 +5,8 @@ The quantization found is a value like others: a float32 array of the scale and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes, Solved, check_type
-from blockconv.network.ops.reach import ALL_PIXELS, Windows
-from blockconv.network.ops.rule import Layouts, Site
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shapes, Solved, check_type
+from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Shape, Site, Windows
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -34,12 +32,9 @@ class FindQuantization(Solved):
     neighbour, from 0 to 255: as ONNX's DynamicQuantizeLinear has it. A NaN is no part of the range.
     """
 
-    op: ClassVar[str] = "find_quantization"
-    is_exact: ClassVar[bool] = True
-    takes: ClassVar[Sequence[str]] = ("float32",)
-
-    def problem(self, src: Shape) -> FindQuantizationProblem:
-        return FindQuantizationProblem(src)
+    solves = FindQuantizationProblem
+    is_exact = True
+    takes = ("float32",)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         x = inputs[0].astype(np.float32)
@@ -56,13 +51,14 @@ class DynamicQuantize(Solved):
     inputs: src, float32, and what was found.
     """
 
-    op: ClassVar[str] = "dynamic_quantize"
-    is_exact: ClassVar[bool] = True
-    inputs: ClassVar[range] = range(2, 3)
+    op = "dynamic_quantize"
+    solves = ActivationProblem
+    is_exact = True
+    inputs = range(2, 3)
 
-    def problem(self, src: Shape, found: Shape) -> ActivationProblem:
-        _check_found(self, found)
-        return ActivationProblem(src)
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        _check_found(self, inputs[1])
+        return super().infer(inputs, parameters)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         for argument, type in zip(("input", "found"), inputs, strict=True):
@@ -90,7 +86,7 @@ class DynamicConv2d(IntegerConvolution):
         residual), each step rounded by itself.
     """
 
-    inputs: ClassVar[range] = range(2, 4)
+    inputs = range(2, 4)
     dtype: Literal["int32", "float32"] = "int32"
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:

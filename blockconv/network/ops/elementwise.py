@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
+from blockconv.core.checks import broadcast, checked_shape, checked_word
 from blockconv.core.element_problem import PointwiseKind, PointwiseProblem
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
 from blockconv.core.errors import DtypeError
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.problem_checks import broadcast, check_word, checked_shape
 from blockconv.core.types import INTEGERS, NUMBERS, WHOLE, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
     Array,
@@ -22,14 +21,12 @@ from blockconv.network.ops.base import (
     BetweenTypes,
     ElementTypes,
     Scaled,
-    Shape,
     Shapes,
     Solved,
     check_type,
     each_pixel,
 )
-from blockconv.network.ops.reach import Windows
-from blockconv.network.ops.rule import Asked, Layouts, Site
+from blockconv.network.ops.rule import Asked, Layouts, Shape, Site, Windows
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Pointwise"]
 
@@ -38,7 +35,7 @@ __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Poi
 class Cast(BetweenTypes):
     """Floats as those of another type, rounded to the nearest, a half to the even one."""
 
-    op: ClassVar[str] = "cast"
+    op = "cast"
     dtype: FloatType
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
@@ -50,21 +47,14 @@ class Cast(BetweenTypes):
         return inputs[0]
 
 
-_activation = functools.lru_cache(maxsize=256)(ActivationProblem)  # networks repeat shapes
-_affine = functools.lru_cache(maxsize=256)(AffineProblem)
-
-
 @dataclass(frozen=True)
 class Activate(Solved):
     """An activation of each element."""
 
-    op: ClassVar[str] = "activation"
-    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
-    keeps_pixels: ClassVar[bool] = True
+    solves = ActivationProblem
+    effect = "computes"
+    keeps_pixels = True
     activation: Activation
-
-    def problem(self, src: Shape) -> ActivationProblem:
-        return _activation(src)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(inputs[0])
@@ -75,14 +65,11 @@ class Affine(Scaled):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
     parameters: scale (C,), shift (C,); of floats of 16 bits these may be float32, as which they are computed with."""
 
-    op: ClassVar[str] = "affine"
-    names: ClassVar[tuple[str, str]] = ("scale", "shift")
-    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
-    keeps_pixels: ClassVar[bool] = True
+    solves = AffineProblem
+    names = "scale", "shift"
+    effect = "computes"
+    keeps_pixels = True
     activation: Activation = IDENTITY
-
-    def problem(self, src: Shape) -> AffineProblem:
-        return _affine(src)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         along = (-1,) + (1,) * (inputs[0].ndim - 2)
@@ -130,18 +117,15 @@ class Binary(_Broadcast):
     `Pointwise` has arithmetic of other integers.
     """
 
-    op: ClassVar[str] = "binary"
-    inputs: ClassVar[range] = range(2, 3)
-    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
+    solves = BinaryProblem
+    inputs = range(2, 3)
+    effect = "computes"
     kind: BinaryKind
     activation: Activation = IDENTITY
 
-    def problem(self, src: Shape, other: Shape) -> BinaryProblem:
-        return BinaryProblem(self.kind, src, other)
-
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         """The shape that NumPy gives; not every such shape has a kernel: see `BinaryProblem`."""
-        check_word(self.op, "kind", self.kind, BinaryKind)
+        checked_word(self.op, "kind", self.kind, BinaryKind)
         return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", *inputs))
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
@@ -162,13 +146,13 @@ class Pointwise(_Broadcast):
     integers that wrap around. "div" rounds towards zero, "mod" has the divisor's sign; by zero both are 0.
     """
 
-    op: ClassVar[str] = "pointwise"
-    inputs: ClassVar[range] = range(2, 4)
-    is_exact: ClassVar[bool] = True
+    solves = PointwiseProblem
+    inputs = range(2, 4)
+    is_exact = True
     kind: PointwiseKind
 
-    def problem(self, *operands: Shape) -> PointwiseProblem:
-        return PointwiseProblem(self.kind, operands)
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        return {"shapes": shapes}
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         first, second = inputs[-2:]
@@ -197,12 +181,12 @@ class Convert(_Broadcast):
     whether a number is not zero.
     """
 
-    op: ClassVar[str] = "pointwise"
-    is_exact: ClassVar[bool] = True
+    solves = PointwiseProblem
+    is_exact = True
     dtype: str
 
-    def problem(self, src: Shape) -> PointwiseProblem:
-        return PointwiseProblem("convert", (src,))
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        return {"kind": "convert", "shapes": shapes}
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "input", inputs[0], *NUMBERS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import ElementType, element
 from blockconv.network.foreign import runner
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shapes
+from blockconv.network.ops.rule import Shape
 
 __all__ = ["Foreign"]
 
@@ -30,10 +31,10 @@ class Foreign(Op):
     library: "onnx" or "pytorch".
     """
 
-    op: ClassVar[str] = "foreign"
-    inputs: ClassVar[range] = range(1 << 30)
-    folds: ClassVar[bool] = False  # some are random
-    is_exact: ClassVar[bool] = True
+    op = "foreign"
+    inputs = range(1 << 30)
+    folds = False  # some are random
+    is_exact = True
     model: bytes = field(repr=False)
     output: int
     kinds: tuple[str, ...]

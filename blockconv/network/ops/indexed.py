@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from blockconv.core.checks import checked_word
 from blockconv.core.element_problem import (
     IndexForm,
     IndexProblem,
@@ -18,10 +19,9 @@ from blockconv.core.element_problem import (
     TopProblem,
 )
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.problem_checks import check_word
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, RowMajor, Shape, Shapes, check_axis, check_type
-from blockconv.network.ops.rule import Site
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, RowMajor, Shapes, check_type
+from blockconv.network.ops.rule import Shape, Site
 
 __all__ = ["GatherAt", "Scan", "ScatterAt", "Top"]
 
@@ -36,12 +36,10 @@ class _OfAnyType(RowMajor):
 
 @dataclass(frozen=True)
 class _Indexed(_OfAnyType):
+    solves = IndexProblem
     form: IndexForm
     axis: int = 0
     from_end: bool = field(default=True, kw_only=True)
-
-    def problem(self, data: Shape, indices: Shape, *updates: Shape) -> IndexProblem:
-        return IndexProblem(data, indices, self.form, self.axis, self.from_end)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "indices", inputs[1], "int64", "int32")
@@ -49,7 +47,8 @@ class _Indexed(_OfAnyType):
 
     def failure(self, inputs: Shapes, report: Sequence[int]) -> ArgumentError:
         _, index, component = report
-        return self.problem(*inputs).outside(index, component)
+        p: IndexProblem = self.problem(*inputs)
+        return p.outside(index, component)
 
     def places(self, data: Array, indices: Array) -> tuple[Array, ...]:
         """An index of each axis of the data for each element that is named. Raises ArgumentError."""
@@ -85,9 +84,9 @@ class GatherAt(_Indexed):
     when the network runs.
     """
 
-    op: ClassVar[str] = "gather_at"
-    inputs: ClassVar[range] = range(2, 3)
-    is_exact: ClassVar[bool] = True
+    op = "gather_at"
+    inputs = range(2, 3)
+    is_exact = True
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         data, indices = inputs
@@ -104,12 +103,12 @@ class ScatterAt(_Indexed):
     when the network runs.
     """
 
-    op: ClassVar[str] = "scatter_at"
-    inputs: ClassVar[range] = range(3, 4)
+    op = "scatter_at"
+    inputs = range(3, 4)
     kind: ScatterKind = "none"
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        check_word(self.op, "kind", self.kind, ScatterKind)
+        checked_word(self.op, "kind", self.kind, ScatterKind)
         wanted = self.problem(*inputs).dst_shape
         if inputs[2] != wanted:
             raise ArgumentError(self.op, "updates", inputs[2], f"has to have shape {wanted}")
@@ -142,16 +141,12 @@ _COMBINED: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximu
 class Scan(_OfAnyType):
     """Sums, products, maxima or minima of the elements up to each one along an axis; see `ScanProblem`."""
 
-    op: ClassVar[str] = "scan"
+    solves = ScanProblem
     axis: int
     kind: ScanKind = "add"
     exclusive: bool = False
     reverse: bool = False
     total: bool = False
-
-    def problem(self, src: Shape) -> ScanProblem:
-        check_axis(self, self.axis, src)
-        return ScanProblem(src, self.axis, self.kind, self.exclusive, self.reverse, self.total)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (x,), ufunc = inputs, _COMBINED[self.kind]
@@ -170,16 +165,12 @@ class Scan(_OfAnyType):
 class Top(_OfAnyType):
     """The indices, int64, of the largest or smallest elements along an axis; see `TopProblem`."""
 
-    op: ClassVar[str] = "top"
-    is_exact: ClassVar[bool] = True
+    solves = TopProblem
+    is_exact = True
     axis: int
     count: int = 1
     smallest: bool = False
     last: bool = False
-
-    def problem(self, src: Shape) -> TopProblem:
-        check_axis(self, self.axis, src)
-        return TopProblem(src, self.axis, self.count, self.smallest, self.last)
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         return element("int64")

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from blockconv.core.checks import check_axis, check_rank
 from blockconv.core.eltwise_problem import (
     ConcatProblem,
     GatherProblem,
@@ -21,21 +22,8 @@ from blockconv.core.eltwise_problem import (
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
-from blockconv.network.ops.base import (
-    Array,
-    Arrays,
-    Op,
-    Pair,
-    Shape,
-    Shapes,
-    Solved,
-    check_axis,
-    check_rank,
-    each_pixel,
-    framed,
-)
-from blockconv.network.ops.reach import NOT_IMAGES, PIXELS, Reach, Windows
-from blockconv.network.ops.rule import Layouts, Site, View
+from blockconv.network.ops.base import Array, Arrays, Op, Pair, Shapes, Solved, each_pixel, framed
+from blockconv.network.ops.rule import NOT_IMAGES, PIXELS, Layouts, Reach, Shape, Site, View, Windows
 
 __all__ = ["Concat", "Gather", "Pad", "PixelShuffle", "Reshape", "Shuffle", "Slice", "Transpose"]
 
@@ -57,21 +45,20 @@ def part(layout: Layout, shape: Shape, axis: int, begin: int, size: int) -> int 
 class _Moves(Solved):
     """Elements, of any type, in another order or fewer of them."""
 
-    is_exact: ClassVar[bool] = True
-    effect: ClassVar[Literal["moves", "computes"] | None] = "moves"
+    is_exact = True
+    effect = "moves"
 
 
 @dataclass(frozen=True)
 class Concat(_Moves):
     """Inputs one after the other along an axis (0 or more)."""
 
-    op: ClassVar[str] = "concat"
-    inputs: ClassVar[range] = range(1, 1 << 30)
+    solves = ConcatProblem
+    inputs = range(1, 1 << 30)
     axis: int = 1
 
-    def problem(self, *srcs: Shape) -> ConcatProblem:
-        check_axis(self, self.axis, srcs[0])
-        return ConcatProblem(srcs, self.axis)
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        return {"shapes": shapes}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(np.concatenate(inputs, self.axis))
@@ -93,12 +80,9 @@ class Concat(_Moves):
 class Pad(Solved):
     """A constant written around: `pads` has (before, after) for each axis; negative ends crop."""
 
-    op: ClassVar[str] = "pad"
+    solves = PadProblem
     pads: tuple[Pair, ...]
     value: float = 0.0
-
-    def problem(self, src: Shape) -> PadProblem:
-        return PadProblem(src, self.pads, self.value)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return framed(inputs[0], self.pads, self.value)
@@ -117,17 +101,18 @@ class Pad(Solved):
 class Slice(_Moves):
     """Elements begin, begin + step, ... (`size` of them) of one axis. A Split becomes one Slice per output."""
 
-    op: ClassVar[str] = "slice"
+    solves = SliceProblem
     axis: int
     begin: int
     size: int
     step: int = 1
 
-    def problem(self, src: Shape) -> SliceProblem:
-        check_axis(self, self.axis, src)
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        (src,) = shapes
+        check_axis(self.op, self.axis, src)
         begins, sizes, steps = [0] * len(src), [*src], [1] * len(src)
         begins[self.axis], sizes[self.axis], steps[self.axis] = self.begin, self.size, self.step
-        return SliceProblem(src, tuple(begins), tuple(sizes), tuple(steps))
+        return {"shape": src, "begins": begins, "sizes": sizes, "steps": steps}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].take(self.begin + self.step * np.arange(self.size), self.axis))
@@ -147,13 +132,9 @@ class Slice(_Moves):
 class Gather(_Moves):
     """The elements of these indices, 0 or more, along one axis."""
 
-    op: ClassVar[str] = "gather"
+    solves = GatherProblem
     axis: int
     indices: tuple[int, ...]
-
-    def problem(self, src: Shape) -> GatherProblem:
-        check_axis(self, self.axis, src)
-        return GatherProblem(src, self.axis, self.indices)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].take(self.indices, self.axis))
@@ -166,11 +147,8 @@ class Gather(_Moves):
 class Transpose(_Moves):
     """dst's axis i is src's axis perm[i]."""
 
-    op: ClassVar[str] = "transpose"
+    solves = TransposeProblem
     perm: tuple[int, ...]
-
-    def problem(self, src: Shape) -> TransposeProblem:
-        return TransposeProblem(src, self.perm)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].transpose(self.perm))
@@ -197,25 +175,25 @@ class PixelShuffle(_Moves):
     inverse: whether pixels become channels.
     """
 
-    op: ClassVar[str] = "transpose"
+    solves = TransposeProblem
     block: Pair
     by_channel: bool = True
     inverse: bool = False
 
-    def problem(self, src: Shape) -> TransposeProblem:
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
         """The order of axes, with the blocks as axes of their own."""
-        check_rank(self, src, 4)
-        (n, c, h, w), (rows, columns) = src, self.block
+        check_rank(self.op, shapes[0], 4)
+        (n, c, h, w), (rows, columns) = shapes[0], self.block
         if rows < 1 or columns < 1 or (h % rows or w % columns if self.inverse else c % (rows * columns)):
             divided = f"the {h}x{w} pixels" if self.inverse else f"the {c} channels"
             raise ArgumentError(self.op, "block", self.block, f"has to be at least 1x1, and to divide {divided}")
         if self.inverse:
             perm = (0, 1, 3, 5, 2, 4) if self.by_channel else (0, 3, 5, 1, 2, 4)
-            return TransposeProblem((n, c, h // rows, rows, w // columns, columns), perm)
+            return {"shape": (n, c, h // rows, rows, w // columns, columns), "perm": perm}
         each = c // (rows * columns)
         if self.by_channel:
-            return TransposeProblem((n, each, rows, columns, h, w), (0, 1, 4, 2, 5, 3))
-        return TransposeProblem((n, rows, columns, each, h, w), (0, 3, 4, 1, 5, 2))
+            return {"shape": (n, each, rows, columns, h, w), "perm": (0, 1, 4, 2, 5, 3)}
+        return {"shape": (n, rows, columns, each, h, w), "perm": (0, 3, 4, 1, 5, 2)}
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         n, a, b, c, d, e = self.problem(inputs[0]).dst_shape
@@ -231,11 +209,8 @@ class PixelShuffle(_Moves):
             return NOT_IMAGES
         found = Windows()
         for axis, size in zip(axes, self.block, strict=True):  # pixel o is of the channels at floor(o / size), or back
-            last = Fraction(size - 1)
-            found[axis] = (
-                axis,
-                Reach(Fraction(size), high=last) if self.inverse else Reach(Fraction(1, size), -last / size),
-            )
+            reach = Reach(Fraction(size), high=Fraction(size - 1))
+            found[axis] = axis, reach if self.inverse else reach.inverse()
         return [found]
 
 
@@ -246,9 +221,9 @@ class Reshape(Op):
     A 0 in `shape` is the input's size at that place, one -1 is what remains.
     """
 
-    op: ClassVar[str] = "reshape"
-    is_exact: ClassVar[bool] = True
-    effect: ClassVar[Literal["moves", "computes"] | None] = "moves"
+    op = "reshape"
+    is_exact = True
+    effect = "moves"
     shape: Shape
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
@@ -281,12 +256,9 @@ class Reshape(Op):
 class Shuffle(_Moves):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 
-    op: ClassVar[str] = "shuffle"
-    keeps_pixels: ClassVar[bool] = True
+    solves = ShuffleProblem
+    keeps_pixels = True
     groups: int
-
-    def problem(self, src: Shape) -> ShuffleProblem:
-        return ShuffleProblem(src, self.groups)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         n, c, h, w = inputs[0].shape

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.types import FLOATS
-from blockconv.network.ops.base import Array, Arrays, Scaled, Shape, each_pixel
-from blockconv.network.ops.reach import ALL_PIXELS, Windows
-from blockconv.network.ops.rule import Site
+from blockconv.network.ops.base import Array, Arrays, Scaled, each_pixel
+from blockconv.network.ops.rule import ALL_PIXELS, Site, Windows
 
 __all__ = ["GroupNorm"]
 
@@ -29,15 +26,12 @@ class GroupNorm(Scaled):
     parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, the type of the computation.
     """
 
-    takes: ClassVar[Sequence[str]] = FLOATS
-    op: ClassVar[str] = "group_norm"
+    solves = GroupNormProblem
+    takes = FLOATS
     groups: int
     epsilon: float = 1e-5
     per_pixel: bool = False
     centred: bool = True
-
-    def problem(self, src: Shape) -> GroupNormProblem:
-        return GroupNormProblem(src, self.groups, self.epsilon, self.per_pixel, self.centred)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         src, along = inputs[0], (-1,) + (1,) * (inputs[0].ndim - 2)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from blockconv.core.product_problem import AttentionProblem, MatMulProblem, Order
 from blockconv.core.types import FLOATS
 from blockconv.network.ops.axes import softmax
-from blockconv.network.ops.base import Array, Arrays, RowMajor, Shape
+from blockconv.network.ops.base import Array, Arrays, RowMajor
 
 __all__ = ["Attention", "MatMul"]
 
@@ -19,7 +18,7 @@ __all__ = ["Attention", "MatMul"]
 class _Product(RowMajor):
     """The base of products."""
 
-    takes: ClassVar[Sequence[str]] = FLOATS
+    takes = FLOATS
     orders: tuple[Order, ...]
 
     def options(self) -> dict[str, Any]:
@@ -33,12 +32,9 @@ class MatMul(_Product):
     orders: those of the axes of a, b and the result, as `Transpose` has them, or None; see `MatMulProblem`.
     """
 
-    op: ClassVar[str] = "matmul"
-    inputs: ClassVar[range] = range(2, 3)
+    solves = MatMulProblem
+    inputs = range(2, 3)
     orders: tuple[Order, ...] = (None, None, None)
-
-    def problem(self, a: Shape, b: Shape) -> MatMulProblem:
-        return MatMulProblem(a, b, self.orders)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         a, b = (_ordered(x, order) for x, order in zip(inputs, self.orders, strict=False))
@@ -58,15 +54,12 @@ class Attention(_Product):
     orders: those of the axes of a, b, c and the result, as `Transpose` has them, or None; see `AttentionProblem`.
     """
 
-    op: ClassVar[str] = "attention"
-    inputs: ClassVar[range] = range(3, 5)
+    solves = AttentionProblem
+    inputs = range(3, 5)
     scale: float = 1.0
     causal: bool = False
     zero_rows: bool = False
     orders: tuple[Order, ...] = (None, None, None, None)
-
-    def problem(self, a: Shape, b: Shape, c: Shape, mask: Shape | None = None) -> AttentionProblem:
-        return AttentionProblem(a, b, c, mask, self.scale, self.causal, self.zero_rows, self.orders)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         a, b, c = (_ordered(x, order) for x, order in zip(inputs[:3], self.orders, strict=False))

@@ -6,11 +6,12 @@ Real numbers are float32 here, and so are the steps from integers to integers, i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY
+from blockconv.core.checks import check_axis
 from blockconv.core.eltwise_problem import ActivationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
@@ -24,20 +25,9 @@ from blockconv.core.quantization import (
     real,
 )
 from blockconv.core.types import BYTES, INTEGERS, ElementType, IntegerType, Types, element
-from blockconv.network.ops.base import (
-    Array,
-    Arrays,
-    BetweenTypes,
-    ElementTypes,
-    Op,
-    Shape,
-    Shapes,
-    check_axis,
-    check_type,
-)
+from blockconv.network.ops.base import Array, Arrays, BetweenTypes, ElementTypes, Op, Shapes, check_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary
-from blockconv.network.ops.reach import Windows
-from blockconv.network.ops.rule import Layouts, Site
+from blockconv.network.ops.rule import Layouts, Shape, Site, Windows
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
@@ -58,8 +48,8 @@ class _GivesIntegers(BetweenTypes):
 class Quantize(_GivesIntegers):
     """dst = saturate(round(src / scale) + zero_point) of float32, a half to the even neighbour."""
 
-    op: ClassVar[str] = "quantize"
-    is_exact: ClassVar[bool] = True
+    op = "quantize"
+    is_exact = True
     dst: Quantization
     dtype: IntegerType = "uint8"
 
@@ -79,14 +69,14 @@ class Dequantize(BetweenTypes):
     the integers in its place, or fold it.
     """
 
-    op: ClassVar[str] = "dequantize"
-    is_exact: ClassVar[bool] = True
+    op = "dequantize"
+    is_exact = True
     src: Quantization
     axis: int = 0
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         if self.src.scale.ndim:
-            check_axis(self, self.axis, inputs[0])
+            check_axis(self.op, self.axis, inputs[0])
             if self.src.scale.size != inputs[0][self.axis]:
                 rule = f"has to have one scale, or one for each of {inputs[0][self.axis]} indices of axis {self.axis}"
                 raise ArgumentError(self.op, "src", self.src, rule)
@@ -105,8 +95,8 @@ class Dequantize(BetweenTypes):
 class Requantize(_GivesIntegers):
     """Integers of 8 or 4 bits as others that stand for the same: dst = quantize(dequantize(src))."""
 
-    op: ClassVar[str] = "requantize"
-    is_exact: ClassVar[bool] = True
+    op = "requantize"
+    is_exact = True
     src: Quantization
     dst: Quantization
     dtype: IntegerType = "uint8"
@@ -128,9 +118,9 @@ class Lookup(Op):
     dst, dtype: of the output.
     """
 
-    op: ClassVar[str] = "lookup"
-    keeps_pixels: ClassVar[bool] = True
-    is_exact: ClassVar[bool] = True
+    op = "lookup"
+    keeps_pixels = True
+    is_exact = True
     table: bytes = field(repr=False)
     dst: Quantization
     dtype: IntegerType = "uint8"
@@ -168,7 +158,7 @@ class QuantizedConv2d(IntegerConvolution):
     dtype: of dst: of int32 the sums are given as they are.
     """
 
-    parameters: ClassVar[range] = range(1, 5)
+    parameters = range(1, 5)
     src: Quantization = PLAIN
     dtype: Literal["uint8", "int8", "int4", "uint4", "int32", "float32"] = "int32"
     dst: Quantization | None = None
@@ -242,9 +232,9 @@ class Quantized(Op):
     dst, dtype: of the output.
     """
 
-    op: ClassVar[str] = "quantized"
-    is_exact: ClassVar[bool] = True
-    inputs: ClassVar[range] = range(1, 3)
+    op = "quantized"
+    is_exact = True
+    inputs = range(1, 3)
     of: Op
     srcs: tuple[Quantization, ...]
     dst: Quantization

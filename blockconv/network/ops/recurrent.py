@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from blockconv.core.checks import check_rank
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shape, Shapes, check_rank, check_type
-from blockconv.network.ops.rule import Site
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shapes, Solved, check_type
+from blockconv.network.ops.rule import Shape
 
 __all__ = ["Recurrent", "blocks_of_columns"]
 
@@ -26,7 +27,7 @@ def blocks_of_columns(matrices: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Recurrent(Op):
+class Recurrent(Solved):
     """An LSTM or a GRU over T steps of N sequences in D directions, with ONNX's order of gates.
 
     inputs: the products of all inputs with their weights, plus biases: (T, N, D * gates * H). Then the first hidden
@@ -39,23 +40,23 @@ class Recurrent(Op):
     The output has shape (T, D * N, H): the hidden values of each step. An LSTM's last cells follow as step T.
     """
 
-    op: ClassVar[str] = "recurrent"
-    inputs: ClassVar[range] = range(2, 3)
-    parameters: ClassVar[range] = range(2, 4)
+    solves = RecurrentProblem
+    inputs = range(2, 3)
+    parameters = range(2, 4)
     kind: RecurrentKind
     reverse: tuple[bool, ...] = (False,)
 
-    def problem(self, src: Shape, states: Shape) -> RecurrentProblem:
-        check_rank(self, src, 3)
-        check_rank(self, states, 3)
-        problem = RecurrentProblem(self.kind, src[0], src[1], states[2], self.reverse)
-        for name, given, wanted in (("input", src, problem.src_shape), ("states", states, problem.states_shape)):
-            if given != wanted:
-                raise ArgumentError(self.op, name, given, f"has to have shape {wanted}")
-        return problem
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        for shape in shapes:
+            check_rank(self.op, shape, 3)
+        src, states = shapes
+        return {"steps": src[0], "batch": src[1], "hidden": states[2]}
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        p = self.problem(inputs[0], inputs[1])
+        p: RecurrentProblem = self.problem(*inputs)
+        for name, given, shape in zip(("input", "states"), inputs, (p.src_shape, p.states_shape), strict=True):
+            if given != shape:
+                raise ArgumentError(self.op, name, given, f"has to have shape {shape}")
         d, h = len(p.reverse), p.hidden
         first, second = ((d, -(-count * h // COLUMNS), h, COLUMNS) for count in p.columns)
         wanted = first, (d, p.gates * h), *[second] * bool(second[1])
@@ -72,7 +73,7 @@ class Recurrent(Op):
         return src
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        p = self.problem(inputs[0].shape, inputs[1].shape)
+        p: RecurrentProblem = self.problem(inputs[0].shape, inputs[1].shape)
         d, h = len(p.reverse), p.hidden
         weights = [w.swapaxes(1, 2).reshape(d, h, -1) for w in (parameters[0], *parameters[2:])]
         src, bias = inputs[0].reshape(p.steps, p.batch, d, p.gates * h), parameters[1]
@@ -98,9 +99,6 @@ class Recurrent(Op):
             if self.kind == "lstm":
                 found[p.steps, k] = cell
         return found.reshape(p.dst_shape)
-
-    def problem_at(self, site: Site) -> Any:
-        return self.problem(*(tensor.shape for tensor in site.inputs))
 
 
 def _logistic(x: Array) -> Array:

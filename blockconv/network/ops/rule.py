@@ -1,23 +1,20 @@
-"""An op's planning rule: the problem that kernels solve, the layouts of its operands, types and options.
+"""The words of an op's planning rule: values, requests to the kernel table, views, and the pixels that an op reads.
 
-No kernel and no machine is known here. The planner asks the kernel table, and gets the rows that take the problem. An
-op offers a *view*, which needs no kernel, if the bytes of its output exist already. Views are a reshape, a contiguous
-slice, and a concatenation whose inputs are written straight into its output.
+An op offers a *view*, which needs no kernel, if the bytes of its output exist already. Views are a reshape, a
+contiguous slice, and a concatenation whose inputs are written straight into its output.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.layout import Layout, row_major
-from blockconv.core.types import ElementType, Types
-
-__all__ = ["Asked", "Layouts", "Rule", "Shape", "Site", "Tensor", "View"]
+from blockconv.core.layout import Layout
+from blockconv.core.types import ElementType
 
 Shape = tuple[int, ...]
 Layouts = tuple[Layout, ...]
@@ -87,53 +84,51 @@ class View(NamedTuple):
     starts: tuple[int, ...] | None = None
 
 
-class Rule:
-    """The common rule: kernels that the table has under the op's name, one layout for all inputs, no views.
+# ---------------------------------------------------------------- the pixels that an op reads
 
-    Kernels see values of other than four dimensions in row-major order.
-    """
+PIXELS = 2, 3  # the axes of an image that are pixels
+NOT_IMAGES = f"needs its pixels along the axes {PIXELS}"
+ALL_PIXELS = "reads all pixels of an image for each pixel of its output"
 
-    op: ClassVar[str]
 
-    def problem_at(self, site: Site) -> Any:
-        """The problem that kernels solve; None if there are only views."""
-        return None
+@dataclass(frozen=True)
+class Reach:
+    """An output's pixel `o` along one axis reads pixels `step * o + low` to `step * o + high`."""
 
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
-        """The requests for these layouts of source and destination."""
-        problem = self.problem_at(site)
-        if problem is not None:
-            srcs, dsts = (
-                layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
-                for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
-            )
-            yield Asked(self.op, problem, srcs, dsts)
+    step: Fraction = Fraction(1)
+    low: Fraction = Fraction(0)
+    high: Fraction = Fraction(0)
 
-    def leading(self, site: Site) -> int:
-        """The number of the input whose layout is a kernel's source layout."""
-        return 0
+    def through(self, window: Reach) -> Reach:
+        """The reach, in this value's own source, of an op that reads this value by `window`."""
+        return Reach(self.step * window.step, self.step * window.low + self.low, self.step * window.high + self.high)
 
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        """The layout of each input for a kernel from `src` to `dst`; None if there is none."""
-        return (src,) * len(site.inputs)
+    def inverse(self) -> Reach:
+        """The pixels whose reach has a pixel `o`."""
+        return Reach(1 / self.step, -self.high / self.step, -self.low / self.step)
 
-    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
-        """The source and the destination layout as a kernel is told them."""
-        src, dst = (
-            layout if layout.ndim == len(shape) else row_major(len(shape))
-            for layout, shape in ((srcs[0], problem.src_shape), (dst, problem.dst_shape))
-        )
-        return src, dst
+    def shifted(self, by: int) -> Reach:
+        """The same, of pixels `by` further."""
+        return Reach(self.step, self.low + by, self.high + by)
 
-    def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
-        """The views among these layouts of four dimensions."""
-        yield from ()
+    def joined(self, other: Reach) -> Reach:
+        """The reach of two paths to one value together, if their steps agree."""
+        return Reach(self.step, min(self.low, other.low), max(self.high, other.high))
 
-    def types_at(self, site: Site) -> Types:
-        """The element types of a kernel's arrays."""
-        return Types.all(site.output.type.array_dtype)
 
-    def options(self) -> dict[str, Any]:
-        """The options of a row's primitive."""
-        activation = getattr(self, "activation", None)
-        return {} if activation is None else {"activation": activation}
+Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis, and what is read along it
+
+
+def same_pixels(axes: tuple[int, ...]) -> Windows:
+    """The pixel at the same position."""
+    return {axis: (axis, Reach()) for axis in axes}
+
+
+def windows_of(problem: Any) -> Windows:
+    """The windows of a convolution's or a pool's problem."""
+    p = problem
+    along = ((p.sh, p.ph, p.kh, p.dh), (p.sw, p.pw, p.kw, p.dw))
+    return {
+        axis: (axis, Reach(Fraction(stride), Fraction(-begin), Fraction((size - 1) * dilation - begin)))
+        for axis, (stride, begin, size, dilation) in zip(PIXELS, along, strict=True)
+    }

@@ -6,13 +6,12 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.checks import whole
+from blockconv.core.checks import check_rank, whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import (
@@ -24,22 +23,19 @@ from blockconv.core.problem import (
 )
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import (
-    Array,
-    Arrays,
-    ElementTypes,
-    Op,
-    Pads,
-    Pair,
+from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Pads, Pair, Shapes, Solved, check_type, framed
+from blockconv.network.ops.rule import (
+    ALL_PIXELS,
+    NOT_IMAGES,
+    PIXELS,
+    Asked,
+    Layouts,
     Shape,
-    Shapes,
-    Solved,
-    check_rank,
-    check_type,
-    framed,
+    Site,
+    Windows,
+    same_pixels,
+    windows_of,
 )
-from blockconv.network.ops.reach import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Windows, same_pixels, windows_of
-from blockconv.network.ops.rule import Asked, Layouts, Site
 
 __all__ = ["AdaptivePool2d", "Conv2d", "ConvTranspose2d", "Convolution", "IntegerConvolution", "Pool2d", "Weighted"]
 
@@ -59,7 +55,7 @@ class Weighted(Op):
     parameters: the weight, and perhaps a bias.
     """
 
-    parameters: ClassVar[range] = range(1, 3)
+    parameters = range(1, 3)
     stride: Pair = (1, 1)
     pads: Pads = ((0, 0), (0, 0))
     dilation: Pair = (1, 1)
@@ -70,17 +66,44 @@ class Weighted(Op):
         if (whole(self.groups) or 0) < 1:
             raise ArgumentError(self.op, "groups", self.groups, "has to be an int of at least 1")
 
+    def problem(self, src: Shape, wei: Shape) -> Any:
+        """The problem that kernels are chosen for."""
+        raise NotImplementedError
+
+    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+        shape: Shape = self.problem(inputs[0], parameters[0]).dst_shape
+        if len(parameters) > 1 and parameters[1] != shape[1:2]:
+            raise ArgumentError(self.op, "bias", parameters[1], f"has to have shape ({shape[1]},)")
+        if len(inputs) > 1 and inputs[1] != shape:
+            raise ArgumentError(self.op, "residual", inputs[1], f"has to have the output's shape, {shape}")
+        return shape
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        src, (wei, *bias) = inputs[0], parameters
+        if not src.is_half:
+            return super().infer_type(inputs, parameters)
+        check_type(self, "weight", wei, src.name)
+        for type in bias:
+            check_type(self, "bias", type, src.name, "float32")
+        return src
+
+    def problem_at(self, site: Site) -> Any:
+        return self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
+
+    def types_at(self, site: Site) -> Types:
+        src, dst = site.inputs[0].type, site.output.type
+        return Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+
 
 @dataclass(frozen=True)
 class Convolution(Weighted):
     """The common base of float and integer convolutions."""
 
-    op: ClassVar[str] = "conv2d"
-    inputs: ClassVar[range] = range(1, 3)
+    op = "conv2d"
+    inputs = range(1, 3)
 
     def problem(self, src: Shape, wei: Shape) -> Conv2dProblem:
-        """The problem that kernels are chosen for."""
-        check_rank(self, src, 4)
+        check_rank(self.op, src, 4)
         if len(wei) != 4 or src[1] != wei[1] * self.groups:
             rule = f"has to be (O, I/groups, KH, KW), with I = {src[1]} input channels and groups = {self.groups}"
             is_last = len(wei) == 4 and src[3] == wei[1] * self.groups
@@ -92,18 +115,6 @@ class Convolution(Weighted):
         return _conv2d_problem(
             n, ic, ih, iw, oc, kh, kw, *self.stride, top, left, bottom, right, *self.dilation, self.groups
         )
-
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        problem = self.problem(inputs[0], parameters[0])
-        if len(parameters) > 1 and parameters[1] != (problem.oc,):
-            raise ArgumentError(self.op, "bias", parameters[1], f"has to have shape ({problem.oc},)")
-        if len(inputs) > 1 and inputs[1] != problem.dst_shape:
-            raise ArgumentError(self.op, "residual", inputs[1], f"has to have the output's shape, {problem.dst_shape}")
-        return problem.dst_shape
-
-    def problem_at(self, site: Site) -> Conv2dProblem:
-        named: Conv2dProblem = self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
-        return named
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout
@@ -133,7 +144,7 @@ class IntegerConvolution(Convolution):
         result.
     """
 
-    is_exact: ClassVar[bool] = True
+    is_exact = True
     wei: Quantization = PLAIN
     narrow: bool = False
     light: bool = False
@@ -185,16 +196,10 @@ class Conv2d(Convolution):
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         src, *residual = inputs
-        wei, *bias = parameters
-        halves = src.is_half
-        if self.dtype is not None and not halves:
+        if self.dtype is not None and not src.is_half:
             raise ArgumentError(self.op, "dtype", self.dtype, f"is for 16-bit inputs, and the input is {src}")
+        super().infer_type(inputs, parameters)
         dst = src if self.dtype is None else element(self.dtype)
-        if not halves:
-            return super().infer_type(inputs, parameters)
-        check_type(self, "weight", wei, src.name)
-        for type in bias:
-            check_type(self, "bias", type, src.name, "float32")
         for type in residual:
             check_type(self, "residual", type, dst.name)
         return dst
@@ -207,8 +212,7 @@ class Conv2d(Convolution):
         return self.activation.reference(sums)
 
     def types_at(self, site: Site) -> Types:
-        src, dst = site.inputs[0].type, site.output.type
-        types = Types.converted(src.array_dtype, dst.array_dtype) if src.is_half else super().types_at(site)
+        types = super().types_at(site)
         return _finite(types) if self.finite else types
 
 
@@ -222,11 +226,11 @@ class ConvTranspose2d(Weighted):
     that are cut from the output. A negative end adds pixels, which is output_padding.
     """
 
-    op: ClassVar[str] = "conv_transpose2d"
+    op = "conv_transpose2d"
 
     def problem(self, src: Shape, wei: Shape) -> Conv2dBackwardDataProblem:
-        """The problem that kernels are chosen for: the convolution whose input has the shape of this op's output."""
-        check_rank(self, src, 4)
+        """The convolution whose input has the shape of this op's output."""
+        check_rank(self.op, src, 4)
         if len(wei) != 4 or src[1] != wei[0] or src[1] % self.groups:
             rule = (
                 f"has to be (I, O/groups, KH, KW), with I = {src[1]} input channels, a multiple of {self.groups} groups"
@@ -247,20 +251,6 @@ class ConvTranspose2d(Weighted):
         given = zip(sizes, kernel, self.stride, self.dilation, strict=True)
         return [(size - 1) * stride + (taps - 1) * dilation + 1 for size, taps, stride, dilation in given]
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        problem = self.problem(inputs[0], parameters[0])
-        if len(parameters) > 1 and parameters[1] != (problem.ic,):
-            raise ArgumentError(self.op, "bias", parameters[1], f"has to have shape ({problem.ic},)")
-        return problem.dst_shape
-
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        if not inputs[0].is_half:
-            return super().infer_type(inputs, parameters)
-        check_type(self, "weight", parameters[0], inputs[0].name)
-        for type in parameters[1:]:
-            check_type(self, "bias", type, inputs[0].name, "float32")
-        return inputs[0]
-
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (src,), (wei, *bias), g = inputs, parameters, self.groups
         n, ic, ih, iw = src.shape
@@ -277,40 +267,21 @@ class ConvTranspose2d(Weighted):
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
         return self.activation.reference(sum((b[:, None, None] for b in bias), dst))
 
-    def problem_at(self, site: Site) -> Conv2dBackwardDataProblem:
-        named: Conv2dBackwardDataProblem = self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
-        return named
-
     def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
         yield Asked("conv2d_backward_data", self.problem_at(site), srcs, dsts)
-
-    def types_at(self, site: Site) -> Types:
-        type = site.output.type.array_dtype
-        return Types.converted(type, type) if site.output.type.is_half else super().types_at(site)
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         if axes != PIXELS:
             return NOT_IMAGES
-        p = self.problem_at(site)
-        along = ((p.sh, p.ph, p.kh, p.dh), (p.sw, p.pw, p.kw, p.dw))
-        return [
-            {
-                axis: (
-                    axis,
-                    Reach(
-                        Fraction(1, stride), Fraction(begin - (size - 1) * dilation, stride), Fraction(begin, stride)
-                    ),
-                )
-                for axis, (stride, begin, size, dilation) in zip(PIXELS, along, strict=True)
-            }
-        ]
+        return [{axis: (axis, reach.inverse()) for axis, (_, reach) in windows_of(self.problem_at(site)).items()}]
 
 
 @dataclass(frozen=True)
 class Pool2d(Solved):
     """Pooling by windows; `kernel` None is one window over the whole image. Fields as in Pool2dProblem."""
 
-    op: ClassVar[str] = "pool2d"
+    op = "pool2d"
+    solves = Pool2dProblem
     kind: PoolKind
     kernel: Pair | None = None
     stride: Pair = (1, 1)
@@ -319,13 +290,12 @@ class Pool2d(Solved):
     ceil_mode: bool = False
     divisor: int | None = None
 
-    def problem(self, src: Shape) -> Pool2dProblem:
-        check_rank(self, src, 4)
-        (top, bottom), (left, right) = self.pads
-        n, ic, ih, iw = src
-        kernel, pads = self.kernel or (ih, iw), (top, left, bottom, right)
-        rest = self.ceil_mode, self.divisor
-        return Pool2dProblem(self.kind, n, ic, ih, iw, *kernel, *self.stride, *pads, *self.dilation, *rest)
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        check_rank(self.op, shapes[0], 4)
+        (n, ic, ih, iw), (sh, sw), (dh, dw) = shapes[0], self.stride, self.dilation
+        (kh, kw), ((ph, ph_r), (pw, pw_r)) = self.kernel or (ih, iw), self.pads
+        rows = {"ih": ih, "kh": kh, "sh": sh, "ph": ph, "ph_r": ph_r, "dh": dh}
+        return {"n": n, "ic": ic, **rows, "iw": iw, "kw": kw, "sw": sw, "pw": pw, "pw_r": pw_r, "dw": dw}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (src,) = inputs
@@ -352,14 +322,14 @@ class Pool2d(Solved):
 class AdaptivePool2d(Solved):
     """The average over windows that together cover the image: PyTorch's adaptive_avg_pool2d."""
 
-    op: ClassVar[str] = "pool2d"
-    effect: ClassVar[Literal["moves", "computes"] | None] = "computes"
+    op = "pool2d"
+    solves = AdaptivePool2dProblem
+    effect = "computes"
     size: Pair
 
-    def problem(self, src: Shape) -> AdaptivePool2dProblem:
-        check_rank(self, src, 4)
-        n, ic, ih, iw = src
-        return AdaptivePool2dProblem(n, ic, ih, iw, *self.size)
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        check_rank(self.op, shapes[0], 4)
+        return dict(zip(("n", "ic", "ih", "iw", "oh", "ow"), (*shapes[0], *self.size), strict=True))
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (src,) = inputs
