@@ -17,8 +17,8 @@ in their order. Python fills a block by keyword, and a kernel reads it by name:
         for h in range(window.rows):  # one load
             zero(window.src + h * window.row, window.row)
 
-A field may be a block itself (`group`), or several blocks of one kind (`table`). A class that inherits from another
-begins with the words of that one. `Window.load` loads all words at once, for code that is written as LLVM IR.
+A field may be a block itself (`group`), or several blocks of one kind (`table`). A class that inherits from others
+begins with their words. `Window.load` loads all words at once, for code that is written as LLVM IR.
 
 In LLVM a view is the address, an int64. A read or write of a word through it compiles to the same code as `load_i64` or
 `store_i64` with the word's index. Functions take and return views like any value, and branches may give different
@@ -34,6 +34,7 @@ has the words in registers, for a block that nobody writes to while the kernel r
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import itertools
@@ -182,16 +183,20 @@ class _Fields(dict[str, Any]):
 class _Block(type):
     """The type of `Arguments` and of the classes that inherit from it: it gives the fields their words."""
 
+    fields: dict[str, Word]
+
     @classmethod
     def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> _Fields:
         return _Fields()
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Block:
         own = {key: field for key, field in body.items() if isinstance(field, Word)}
+        for fields in [base.fields for base in bases if isinstance(base, _Block)][1:]:  # they come after the first's
+            own = {key: copy.copy(field) for key, field in fields.items()} | own
         for key in own:
             if key.startswith("_") or key in _RESERVED:
                 raise TypeError(f"{name}: no word can be called {key!r}")
-        made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
+        made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body, **own})
         if own:
             made._lay_out(own)
         return made  # type: ignore[no-any-return]

@@ -29,7 +29,7 @@ from blockconv.core.types import FLOATS, HALVES, Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
-from blockconv.kernels.common.operands import ACT, BIA, DST, SRC, WEI
+from blockconv.kernels.common.operands import ACT, BIA, CONV, DST, SRC, WEI
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Row, TapsPiece, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
@@ -208,7 +208,7 @@ def _of_parts(parts: Parts, inner: Primitive, request: Request) -> Primitive:
     return replace(
         inner,
         cost=lambda: parts.seconds(request.machine, inner.seconds, request.types),
-        make=lambda *epilogue: parts.launches(inner.launches(*epilogue), "conv2d_backward_data", request.types, 0),
+        make=lambda *epilogue: parts.launches(inner.launches(*epilogue), request.types, 0, CONV),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.types import Types
 from blockconv.kernels.common.fill import FillArgs, fill_extents
-from blockconv.kernels.common.operands import ACT, DST, RES, SRC
+from blockconv.kernels.common.operands import ConvOperands, Operands, PoolOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Launch
@@ -56,30 +56,33 @@ class Parts(NamedTuple):
         first = range(0, problem.n, max(1, images))
         return Parts(problem, (src, dst), part, _held(src, problem.n, images), _held(dst, problem.n, images), first)
 
-    def launches(self, part: Sequence[Launch], op: str, types: Types, fill: int) -> list[Launch]:
+    def launches(
+        self, part: Sequence[Launch], types: Types, fill: int, operands: Operands | None = None
+    ) -> list[Launch]:
         """The ops of every part, and ops that fill up the destination's blocks of images.
 
         fill: the value that stands for zero, if it is known now; an integer convolution has it in its
             `EpilogueArguments`.
+        operands: the op's; by default those of its launch.
         """
+        if not part:
+            return []
+        of = operands or next(one.args for one in part if isinstance(one.args, Operands))
         p, (src, dst) = self.whole, self.layouts
-        if op in ("conv2d", "conv2d_backward_data"):
-            given: int | Buffer = Buffer(ACT.index, 8 * EpilogueArguments.dst_fill.first) if types.is_requantized else 0
-            written = {DST.index: types.dst.itemsize, RES.index: types.dst.itemsize}
-        else:
-            last = max((k for one in part for k in _buffers(one)), default=0)
-            given, written = 0, {last: types.dst.itemsize}
-            if op == "pool2d_indices":
-                written = {1: types.dst.itemsize, 2: INDEX_BYTES}
+        written = {of.dst.index: (types.dst.itemsize, fill)}  # of each buffer: bytes of an element, what is zero
+        given: int | Buffer = 0
+        if isinstance(of, ConvOperands) and types.is_requantized:
+            given = Buffer(of.activation.index, 8 * EpilogueArguments.dst_fill.first)
+        if isinstance(of, PoolOperands) and of.idx:
+            written[of.idx.index] = INDEX_BYTES, 0
+        alike = {of.residual.index: (types.dst.itemsize, 0)} if isinstance(of, ConvOperands) else {}
         found = []
         for first in self.first:
-            moved = {k: _offset(dst, p.dst_shape, first, size) for k, size in written.items()}
-            moved[SRC.index] = _offset(src, p.src_shape, first, types.src.itemsize)
+            moved = {k: _offset(dst, p.dst_shape, first, size) for k, (size, _) in (alike | written).items()}
+            moved[of.src.index] = _offset(src, p.src_shape, first, types.src.itemsize)
             found += [one.with_offsets(moved) for one in part]
-        for buffer, itemsize in written.items():
-            if buffer != RES.index and any(buffer in _buffers(one) for one in part):
-                where = op == "pool2d_indices" and buffer == 2
-                found += fill_images(dst, p.dst_shape, itemsize, buffer, 0 if where else fill, given)
+        for buffer, (itemsize, zero) in written.items():
+            found += fill_images(dst, p.dst_shape, itemsize, buffer, zero, given)
         return found
 
     def seconds(self, machine: Machine, part: float, types: Types) -> float:
@@ -99,10 +102,6 @@ def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -
     """From the first image to this one, and to the end of the array, in bytes."""
     first = layout.offset(shape, (image, 0, 0, 0)) if math.prod(shape) else 0
     return first * itemsize, layout.size(shape) * itemsize
-
-
-def _buffers(op: Launch) -> set[int]:
-    return {value.index for value in op.args if isinstance(value, Buffer)}
 
 
 def fill_images(

@@ -15,6 +15,7 @@ from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
+from blockconv.kernels.common.operands import CONV
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.taps import TapRange, reached_problem, reached_taps
@@ -27,7 +28,7 @@ from blockconv.kernels.transposed import (
 )
 from blockconv.runtime import Launch
 
-CONVOLUTIONS = ("conv2d", "conv2d_backward_data")  # whose buffers are those of `operands`
+CONVOLUTIONS = ("conv2d", "conv2d_backward_data")
 TRANSPOSABLE = (*CONVOLUTIONS, "pool2d")  # ops that are the same of a transposed image
 WINDOWS = (*TRANSPOSABLE, "pool2d_indices")  # whose kernels address pixels and channels by strides and one block
 
@@ -278,7 +279,9 @@ class Row:
         return lambda part: replace(
             part,
             cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
-            make=lambda *epilogue: parts.launches(part.launches(*epilogue), self.op, request.types, fill),
+            make=lambda *epilogue: parts.launches(
+                part.launches(*epilogue), request.types, fill, CONV if self.op in CONVOLUTIONS else None
+            ),
         )
 
 

@@ -3,15 +3,14 @@
 A *position* is an index of all dimensions but the axis. Two loops go over the positions, `outer` around `inner`.
 """
 
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import group, word
 from blockconv.kernels.common.conversion import ConversionArguments
+from blockconv.kernels.common.operands import Operands
 
 
-class ContiguousAxis(Arguments):
+class ContiguousAxis(Operands):
     """An axis whose elements are contiguous, at least those of a block; a task is a position."""
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
     inner = word("positions in the inner loop")
     inner_stride = word("from a position of the inner loop to the next", "bytes")
     outer_stride = word("from a position of the outer loop to the next", "bytes")
@@ -24,11 +23,9 @@ class ContiguousAxis(Arguments):
     integers = group(ConversionArguments, "what elements of 8 bits stand for")
 
 
-class StridedAxis(Arguments):
+class StridedAxis(Operands):
     """An axis whose elements are as far apart as `inner` positions; a task is a vector of contiguous positions."""
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
     inner = word("contiguous positions")
     outer_stride = word("from a position of the outer loop to the next", "bytes")
     size = word("the axis's elements at a position", "elements")

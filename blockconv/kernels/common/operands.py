@@ -1,5 +1,36 @@
-"""The buffers of a convolution, by number."""
+"""The operands of ops: the words that kernels have them by, and their buffers by number."""
 
+from blockconv.jit.arguments import Arguments, word
 from blockconv.runtime import Buffer
 
+
+class Operands(Arguments):
+    """What an op reads, and what it writes."""
+
+    src = word("the source", "address")
+    dst = word("the destination", "address")
+
+
+class PoolOperands(Operands):
+    """The operands of a pool."""
+
+    idx = word("the indices of maxima, int64s in the destination's order; 0: there are none", "address", 0)
+
+
+class ConvOperands(Operands):
+    """The operands of a convolution."""
+
+    wei = word("packed weights", "address")
+    bia = word("packed bias", "address")
+    residual = word("the residual, with the destination's strides; the destination where there is none", "address")
+    activation = word("the activation's `ActivationArguments`; of integers `EpilogueArguments`", "address")
+
+
 SRC, WEI, BIA, DST, RES, ACT = (Buffer(k) for k in range(6))
+CONV = ConvOperands(src=SRC, wei=WEI, bia=BIA, dst=DST, residual=RES, activation=ACT)
+POOL = PoolOperands(src=Buffer(0), dst=Buffer(1), idx=Buffer(2))
+
+
+def conv_operands(residual: bool) -> ConvOperands:
+    """The operands of a convolution, with a residual or without."""
+    return CONV if residual else CONV._replace(residual=DST)

@@ -2,10 +2,11 @@
 
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.tile_record import TileRecord
 
 
-class TilesArguments(Arguments):
+class TilesArguments(ConvOperands):
     """A convolution by tiles: what `conv_tiles` is called with, and the kernels that it calls.
 
     Pixels have the three axes of a `Space`: images of rows of columns. A group here is as many groups of the problem as
@@ -14,12 +15,6 @@ class TilesArguments(Arguments):
     the scratch, its rows are [channel block][level of depth][row].
     """
 
-    src = word("the source", "address")
-    wei = word("packed weights", "address")
-    bia = word("packed bias", "address")
-    dst = word("the destination", "address")
-    residual = word("the residual; the destination where there is none", "address")
-    activation = word("the activation's `ActivationArguments`; of integers `EpilogueArguments`", "address")
     offsets = word("from a pixel's source to what each step of its reduction reads: a table, in bytes", "address")
     ic = word("input channels", "channels, or packed pairs of these")
     oc = word("output channels", "channels")

@@ -32,7 +32,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
-from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
@@ -55,18 +55,17 @@ def bind_tiles(
     """The op. The residual has the destination's memory order. region: the pixels that it computes, if not all."""
     bound = _Binding(request, blocking, region)
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
+    operands = conv_operands(epilogue.residual)
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
     reduction = bound.reduction(len(offsets))
     args = fill(
         TilesArguments,
+        operands,
         bound.at,
         blocking,
-        src=Buffer(SRC.index, read),
-        wei=WEI,
-        bia=BIA,
-        dst=Buffer(DST.index, written),
-        residual=Buffer((RES if epilogue.residual else DST).index, written),
-        activation=ACT,
+        src=Buffer(operands.src.index, read),
+        dst=Buffer(operands.dst.index, written),
+        residual=Buffer(operands.residual.index, written),
         offsets=OWN_TABLE,
         padded_oc=request.dst.padded_shape(request.problem.dst_shape)[1],
         **bound.geometries(),

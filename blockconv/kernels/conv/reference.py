@@ -6,17 +6,12 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_f, store_f
 from blockconv.kernels.common.activation import activate_scalar
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
+from blockconv.kernels.common.operands import ConvOperands
 
 
-class ReferenceArguments(ConvSizes):
-    """The arguments of `conv_reference`."""
+class ReferenceArguments(ConvOperands, ConvSizes):
+    """The arguments of `conv_reference`. Weights are (O, I/G, KH, KW)."""
 
-    src = word("the source", "address")
-    wei = word("weights (O, I/G, KH, KW)", "address")
-    bia = word("a bias for each output channel", "address")
-    dst = word("the destination", "address")
-    residual = word("the residual; the destination where there is none", "address")
-    activation = word("the activation's `ActivationArguments`", "address")
     kind = word("its `ActivationKind`")
     ic = word("input channels", "channels")
     oc = word("output channels", "channels")

@@ -29,7 +29,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.nibbles import why_not_packed
-from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.register_tiles import are_far
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import Kept, kept_along, kept_taps
@@ -400,13 +400,8 @@ def _make_reference(request: Request) -> Primitive:
         padded = dst.padded_shape(p.dst_shape)[1]
         args = fill(
             ReferenceArguments,
+            conv_operands(epilogue.residual),
             p,
-            src=SRC,
-            wei=WEI,
-            bia=BIA,
-            dst=DST,
-            residual=RES if epilogue.residual else DST,
-            activation=ACT,
             kind=epilogue.activation,
             padded_oc=padded,
             source=request.source,

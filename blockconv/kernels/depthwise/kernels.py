@@ -10,6 +10,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import prefetch, store_i64
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
+from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
@@ -31,15 +32,9 @@ class DepthwiseScratch(Arguments):
     gathered_col = word("from a pixel of a gathered window to the next", "bytes", 0)
 
 
-class DepthwiseArguments(ConvSizes):
+class DepthwiseArguments(ConvOperands, ConvSizes):
     """The arguments of both kernels. An image's rows are shared in chunks, and entries of the table in groups."""
 
-    src = word("the source", "address")
-    wei = word("packed weights", "address")
-    bia = word("a bias for each channel", "address")
-    dst = word("the destination", "address")
-    residual = word("the residual; the destination where there is none", "address")
-    activation = word("the activation's `ActivationArguments`", "address")
     table = word("an `Entry` for each vector of destination channels, then what these point to", "address")
     source = group(Geometry, "the source's strides")
     destination = group(Geometry, "the destination's")

@@ -27,7 +27,7 @@ from blockconv.core.types import HALVES, INT8, Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
-from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
@@ -122,14 +122,9 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     ahead, ahead_rows = _prefetched(request, at)
     args = fill(
         DepthwiseArguments,
+        conv_operands(epilogue.residual),
         p,
         at,
-        src=SRC,
-        wei=WEI,
-        bia=BIA,
-        dst=DST,
-        residual=RES if epilogue.residual else DST,
-        activation=ACT,
         table=OWN_TABLE,
         src_width=p.iw * at.pixel if at.columns else p.iw,
         source=s,

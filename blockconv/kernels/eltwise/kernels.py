@@ -5,6 +5,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.eltwise.codegen import (
     EltwiseQuantization,
     ExtentsRun,
@@ -24,16 +25,14 @@ class EltwiseLoop(Arguments):
     channels = word("from one to the next", "channels")
 
 
-class EltwiseArgs(Arguments):
+class EltwiseArgs(Operands):
     """dst = activation(op(src, operands)) over a storage: contiguous extents in loops; `extents` is the last.
 
     A task is a part of an extent, or of each of several neighbouring extents.
     """
 
-    src = word("the source's first element", "address")
     other = word("the operand's first element", "address")
     second = word("the second operand's first element", "address")
-    dst = word("the destination's first element", "address")
     activation = word("its `ActivationArguments`", "address")
     extent = word("in an extent", "elements")
     task_size = word("of an extent in a task", "elements")

@@ -10,6 +10,7 @@ from blockconv.jit.ir import as_float64, store_bits, store_f
 from blockconv.kernels.common.axis_arguments import ContiguousAxis
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.lrn.codegen import LrnRun, normalisation, squares
 
 LINE = 64  # bytes
@@ -38,11 +39,9 @@ class ContiguousLrn(ContiguousAxis):
     line = word("from the scratch to a pixel's channels, where they are gathered", "bytes")
 
 
-class StridedLrn(Arguments):
+class StridedLrn(Operands):
     """Channels that are planes of contiguous positions; a task is `task_pixels` of them, in all channels."""
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
     pixels = word("in a plane")
     task_pixels = word("pixels in a task")
     channels = word("in an image")

@@ -21,22 +21,21 @@ from llvmlite import ir
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, call_llvm, const, emitted, fill_memory, load_f, load_i64, shuffle, store_f
 from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.norm.codegen import UNROLL, each_column
 
 TERMS = 6  # arrays by channel: means, slope and shift of the output; slope, shift and factor of a gradient
 
 
-class BatchNormArgs(Arguments):
+class BatchNormArgs(Operands):
     """A unit is some channels: a block, or all, or as many of them. A chunk is pixels of an image."""
 
-    src = word("the source", "address")
     grad = word("the gradient of the output; 0: forward", "address", 0)
-    dst = word("the result", "address")
     scale = word("the scale of each channel", "address")
     shift = word("the bias of each channel, of the forward op", "address", 0)
     mean = word("the mean of each channel, which the forward op writes", "address")

@@ -6,9 +6,10 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.norm.codegen import (
     Groups,
     PixelSpan,
@@ -25,11 +26,9 @@ from blockconv.kernels.norm.codegen_rows import RowSpan, gradient_of_row, normal
 ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
 
-class NormArgs(Arguments):
+class NormArgs(Operands):
     """A unit is some groups of an image whose channels begin with a block of channels, or with a vector."""
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
     grad = word("the first element of the gradient of the output", "address", 0)
     scale = word("the scale of each channel", "address")
     shift = word("the bias of each channel", "address", 0)

@@ -4,6 +4,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import store_bits
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.pointwise.codegen import KINDS, PointwiseRun, pointwise_extent
 
 
@@ -18,13 +19,11 @@ class PointwiseLoop(Arguments):
     channels = word("from one to the next, where the last block of channels has a tail", "channels")
 
 
-class PointwiseArgs(Arguments):
+class PointwiseArgs(Operands):
     """dst = kind(operands). A task is a piece of each of several neighbouring extents."""
 
-    first = word("the first operand", "address")
     second = word("the second operand", "address")
     third = word("the third operand", "address")
-    dst = word("the destination", "address")
     extent = word("in an extent", "elements")
     piece = word("of an extent in a task", "elements")
     pieces = word("tasks that an extent makes")
@@ -51,7 +50,7 @@ def pointwise(kind, src, dst, full, lanes):
             start, rest = (task % a.pieces) * a.piece, task // a.pieces
             begin, rest = (rest % a.row_tasks) * a.task_rows, rest // a.row_tasks
             d, channel = a.dst + start * itemsize, 0
-            x, y, z = a.first + one * start * first_size, a.second + two * start * size, a.third + three * start * size
+            x, y, z = a.src + one * start * first_size, a.second + two * start * size, a.third + three * start * size
             loop = a.loops
             for _ in range(a.depth):
                 i, rest = rest % loop.size, rest // loop.size

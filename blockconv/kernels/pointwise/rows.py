@@ -62,7 +62,7 @@ def _launches(request: Request) -> list[Launch]:
     full = sum(1 << k for k, stride in enumerate(inner.strides[1:]) if stride)
     count = len(p.shapes)
     args = PointwiseArgs(
-        **{name: Buffer(min(k, count - 1)) for k, name in enumerate(("first", "second", "third"))},
+        **{name: Buffer(min(k, count - 1)) for k, name in enumerate(("src", "second", "third"))},
         dst=Buffer(count),
         extent=inner.size,
         piece=piece,

@@ -23,15 +23,15 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, PoolReduction, held_type
 from blockconv.kernels.pool.tiles import pays_to_gather
 from blockconv.machine.machine import Machine
-from blockconv.runtime import OWN_TABLE, Block, Buffer
+from blockconv.runtime import OWN_TABLE, Block
 
-SRC, DST, IDX = (Buffer(k) for k in range(3))
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
 TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
@@ -332,8 +332,8 @@ class PoolBlocking:
             p,
             v,
             self,
-            src=SRC,
-            dst=DST,
+            src=POOL.src,
+            dst=POOL.dst,
             table=OWN_TABLE,
             masks=0,
             mask_bytes=0,

@@ -18,6 +18,7 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_f, move, store_bits
 from blockconv.kernels.common.copies import gather_window
+from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import (
     PoolTileRun,
     PoolTileSpec,
@@ -41,11 +42,9 @@ MOST_FOLDED = 16  # planes whose vectors are folded together
 # ---------------------------------------------------------------- argument blocks
 
 
-class PoolArgs(Arguments):
+class PoolArgs(PoolOperands):
     """A pool of planes: the image, its outputs, and the tasks. Windows' rows and columns are a dilation apart."""
 
-    src = word("the image's first plane", "address")
-    dst = word("the outputs' first plane", "address")
     table = word("a WindowRow for each row of outputs, a WindowColumn for each column, then scales", "address")
     oh = word("rows of outputs of a plane", "rows")
     ow = word("outputs of a row", "columns")

@@ -304,7 +304,6 @@ class IndexArgs(PoolArgs):
 
     line_elements = word("elements of all lines; 0 if there are none", "elements")
     line_bytes = word("from a line to the next", "bytes")
-    idx = word("the first plane of indices, int64s laid out as the outputs", "address")
     index_row = word("from an index to that of a window's next row", "pixels")
     index_col = word("from an index to that of a window's next column", "pixels")
 

@@ -2,21 +2,19 @@
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import combine, identity
 from blockconv.kernels.pool.kernels import WindowRow, reading, storing, window_column
 from blockconv.kernels.pool.reduction import PoolQuantization, held_type
 
 
-class ReferenceArgs(Arguments):
+class ReferenceArgs(PoolOperands):
     """A pool from any layout to any other."""
 
-    src = word("the source", "address")
-    dst = word("the destination", "address")
-    idx = word("the indices, int64s laid out as the destination, or 0", "address")
     table = word("as `PoolArgs.table`", "address")
     oh = word("rows of outputs", "rows")
     ow = word("columns of outputs", "columns")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from blockconv.jit.records import fill
 from blockconv.kernels.common.geometry import geometry
-from blockconv.kernels.pool.blocking import DST, IDX, SRC, PoolBlocking, axis_of
+from blockconv.kernels.common.operands import POOL
+from blockconv.kernels.pool.blocking import PoolBlocking, axis_of
 from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
 from blockconv.kernels.pool.tables import table_of
 from blockconv.runtime import OWN_TABLE, Launch
@@ -18,9 +19,9 @@ def reference_op(b: PoolBlocking, indices: int) -> Launch:
         ReferenceArgs,
         p,
         b,
-        src=SRC,
-        dst=DST,
-        idx=IDX if indices else 0,
+        src=POOL.src,
+        dst=POOL.dst,
+        idx=POOL.idx if indices else 0,
         table=OWN_TABLE,
         channels=p.ic,
         padded=padded,

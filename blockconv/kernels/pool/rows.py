@@ -36,11 +36,11 @@ from blockconv.jit import Kernel
 from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import window_rows
 from blockconv.kernels.common.nibbles import why_not_packed
+from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
-    IDX,
     TASK_BYTES,
     PoolBlocking,
     windows,
@@ -286,7 +286,7 @@ def _index_args(b: PoolBlocking, line_elements: int, line_bytes: int) -> pl.Inde
         b.args,
         line_elements=line_elements,
         line_bytes=line_bytes,
-        idx=IDX,
+        idx=POOL.idx,
         index_row=p.dh * p.iw,
         index_col=p.dw,
     )

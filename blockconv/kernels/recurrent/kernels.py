@@ -2,22 +2,21 @@
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, fill_memory
 from blockconv.kernels.common.floats import narrower, widener
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.recurrent.codegen import RecurrentStep, add_products, reset_hidden, update
 
 
-class RecurrentArgs(Arguments):
+class RecurrentArgs(Operands):
     """A recurrent layer. Gates of one image and direction are contiguous, and so are its hidden values."""
 
-    src = word("the source's first element", "address")
     states = word("the first hidden values, then an LSTM's first cells", "address")
     weight = word("the weights of the gates that read hidden values", "address")
     bias = word("what is added to the gates beside products of hidden values", "address")
     other = word("the weights of the gate that reads reset hidden values", "address")
-    dst = word("the destination's first element", "address")
     steps = word("of a sequence")
     batch = word("images")
     groups = word("of images, each of which is a task in each direction")

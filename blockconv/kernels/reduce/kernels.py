@@ -5,6 +5,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows
 
 LOOPS = 3  # of one sort, kept or reduced, that six dimensions make
@@ -18,11 +19,9 @@ class MeanLoop(Arguments):
     stride = word("from one to the next in the source", "bytes")
 
 
-class Means(Arguments):
+class Means(Operands):
     """The words that kernels of means share. The innermost kept axes are contiguous, and no loop."""
 
-    src = word("the source's first element", "address")
-    dst = word("the first mean", "address")
     inner = word("contiguous elements whose means are results", "elements")
     partial = word("rows of a partial sum, which is then added to the total")
     row_steps = word("steps of the innermost summed axis that are a row of elements")

@@ -7,6 +7,7 @@ from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, copy_memory, load_bits, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.resize.codegen import SummedRow, blend, make_columns, sums_of_columns, sums_of_rows
 
 
@@ -25,14 +26,12 @@ class Weight(Arguments):
     weight = word("its weight", "bits of a float64")
 
 
-class ResizeArgs(Arguments):
+class ResizeArgs(Operands):
     """A storage of planes of rows of pixels, which hold `inner` contiguous elements: of channels, or of the batch.
 
     Planes may be interleaved row by row.
     """
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
     taps = word("a `Tap` for each row of results, then for each column", "address")
     oh = word("rows of results in a plane")
     ow = word("pixels in a row of results")

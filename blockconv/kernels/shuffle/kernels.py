@@ -3,6 +3,7 @@
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.shuffle.codegen import planes_to_tile, tile_to_planes
 
 
@@ -19,11 +20,9 @@ class ShuffleResult(Arguments):
     offset = word("from the pixel's first channel", "bytes")
 
 
-class ShuffleArgs(Arguments):
+class ShuffleArgs(Operands):
     """A permutation of the channels of every pixel, where neighbouring channels, a tile's at least, are contiguous."""
 
-    src = word("the source's first element", "address")
-    dst = word("the destination's first element", "address")
     table = word("a `ShuffleSource` for each vector of these; then a `ShuffleResult` for each", "address")
     image = word("from an image, or a row of pixels that are equally far apart, to the next", "bytes")
     pixels = word("in an image, or in such a row")

@@ -11,6 +11,7 @@ from blockconv.kernels.common.conversion import (
     convert_extents,
 )
 from blockconv.kernels.common.copies import copy_bytes, copy_pixels
+from blockconv.kernels.common.operands import Operands
 
 COPY, FILL, ZERO = range(3)  # what is done with an extent
 
@@ -34,11 +35,9 @@ class PixelLoop(Arguments):
     dst_stride = word("from a pixel to the next in the destination", "bytes")
 
 
-class StridedCopyArgs(Arguments):
+class StridedCopyArgs(Operands):
     """A copy of all extents of all pixels of a loop nest. A task is some extents of some columns of one row."""
 
-    src = word("of the source, the first pixel that is copied", "address")
-    dst = word("of the destination, the first pixel", "address")
     extents = word("a `CopyExtent` for each of a pixel", "address")
     fill = word("what filled elements are", "bits of an element")
     zero = word("what elements are of channels that do not exist", "bits of an element")

@@ -2,23 +2,19 @@
 
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 
 
-class WinogradArgs(Arguments):
+class WinogradArgs(ConvOperands):
     """The arguments of the kernel `winograd` and of its three stages.
 
     A set is the groups whose channels are transformed together; they are whole vectors. A block of tiles is what a task
-    transforms at once. A position is one of the `side`² products of a tile.
+    transforms at once. A position is one of the `side`² products of a tile. Transformed weights are [group][block of
+    output channels][position][input channel].
     """
 
-    src = word("the source", "address")
-    wei = word("transformed weights: [group][block of output channels][position][input channel]", "address")
-    bia = word("a bias for each output channel", "address")
-    dst = word("the destination", "address")
-    res = word("the residual, which lies as the destination does; the destination where there is none", "address")
-    act = word("the activation's number and parameters; of integers their `EpilogueArguments`", "address")
     scales = word("from the biases to the scales of integer products, as many", "bytes")
     offsets = word(
         "for each group of a set, a table: from a tile's transformed source to each reduction step, in bytes", "address"

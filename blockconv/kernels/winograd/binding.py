@@ -14,7 +14,7 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
-from blockconv.kernels.common.operands import ACT, BIA, DST, RES, SRC, WEI
+from blockconv.kernels.common.operands import SRC, conv_operands
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.waiting import is_beyond
@@ -42,16 +42,11 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     src_bytes = types.src.nbytes(request.src.size(p.src_shape))
     args = fill(
         WinogradArgs,
+        conv_operands(epilogue.residual),
         p,
         at,
         at.form,
         at.scratch,
-        src=SRC,
-        wei=WEI,
-        bia=BIA,
-        dst=DST,
-        res=RES if epilogue.residual else DST,
-        act=ACT,
         offsets=OWN_TABLE,
         source_kernel=_source_kernel(request, at).address,
         multiply_kernel=_multiply_kernel(p, at, request.machine.isa).address,

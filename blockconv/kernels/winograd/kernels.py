@@ -172,10 +172,10 @@ def _output(dst_block, how):
             dst_row=a.dst_strides.row,
             dst_pixel=a.dst_strides.col,
             dst_block=dst_block(a, oc),
-            residual=a.res - a.dst,
+            residual=a.residual - a.dst,
             valid=a.oc - oc,
             written=images or a.oc_padded - oc,
-            activation=a.act,
+            activation=a.activation,
             scratch=scratch + HEADER_BYTES,
         )
 
@@ -191,7 +191,7 @@ def _finish_tile(how):
     @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         bia = a.bia + oc * ITEMSIZE
-        given = Products(products, a.products_position, bia, bia + a.scales, a.act)
+        given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
         transform(given, rows, cols, output(a, scratch, oc, dst))
 
     return finish
@@ -236,7 +236,7 @@ def _finish_planes(how):
     def finish(a, scratch, products, oc, dst, rows, cols):
         patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
         for k in range((cols + m - 1) // m):
-            given = Products(products, a.products_position, bia, bia + a.scales, a.act)
+            given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
             transform(given, patch + k * m * pixel, row)
             products += a.products_tile
         for r in range(rows):
@@ -289,7 +289,7 @@ def _zero(a):
 @inline
 def _zero_point(a):
     """The border around a source of bytes: the zero point in each of eight."""
-    four = EpilogueArguments(a.act).src_fill
+    four = EpilogueArguments(a.activation).src_fill
     return four | four << 32
 
 
