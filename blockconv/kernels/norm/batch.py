@@ -25,48 +25,28 @@ from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, call_llvm, const, emitted, fill_memory, load_f, load_i64, shuffle, store_f
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.norm.arguments import NormWords
 from blockconv.kernels.norm.codegen import UNROLL, each_column
 
 TERMS = 6  # arrays by channel: means, slope and shift of the output; slope, shift and factor of a gradient
 
 
-class BatchNormArgs(Operands):
+class BatchNormArgs(NormWords):
     """A unit is some channels: a block, or all, or as many of them. A chunk is pixels of an image."""
 
-    grad = word("the gradient of the output; 0: forward", "address", 0)
-    scale = word("the scale of each channel", "address")
-    shift = word("the bias of each channel, of the forward op", "address", 0)
-    mean = word("the mean of each channel, which the forward op writes", "address")
-    inverse = word("1 / sqrt(variance + epsilon), likewise", "address")
-    of_scale = word("the gradient of the scale of each channel", "address", 0)
-    of_shift = word("the gradient of the bias", "address", 0)
     residual = word("what is added to the result; 0: nothing", "address", 0)
     old_mean = word("the running mean of each channel; 0: there is none", "address", 0)
     old_variance = word("the running variance; 0: there is none", "address", 0)
     new_mean = word("what the running mean becomes", "address", 0)
     new_variance = word("what the running variance becomes", "address", 0)
     numbers = word("three float64: the momentum of running statistics, the lower and the upper bound", "address")
-    work = word("two sums of each split and channel, in float64; then `TERMS` arrays", "address")
     terms_at = word("from there to the arrays", "bytes")
-    image = word("from an image to the next", "bytes")
-    units = word("of the channels")
-    unit = word("channels of a unit; the last may have fewer")
-    room = word("channels of a unit's arrays")
-    channels = word("of an image")
     unit_stride = word("from a unit to the next", "bytes")
-    padded = word("channels that the last unit lacks, and that are written")
-    rows = word("stretches of pixels that are evenly apart")
-    row_stride = word("from one of these to the next", "bytes")
-    pixels = word("of one of these")
-    pixel_stride = word("from a pixel to the next", "bytes")
     chunk = word("pixels of a chunk, at the most")
     row_chunks = word("chunks of a stretch")
     chunks = word("of all images")
-    splits = word("shares of the chunks")
     count = word("elements of a channel")
-    epsilon = word("what is added to a variance", "bits of a float64")
 
 
 class BatchSpan(NamedTuple):

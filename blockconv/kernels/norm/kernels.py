@@ -9,7 +9,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
-from blockconv.kernels.common.operands import Operands
+from blockconv.kernels.norm.arguments import NormWords
 from blockconv.kernels.norm.codegen import (
     Groups,
     PixelSpan,
@@ -26,39 +26,19 @@ from blockconv.kernels.norm.codegen_rows import RowSpan, gradient_of_row, normal
 ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
 
-class NormArgs(Operands):
+class NormArgs(NormWords):
     """A unit is some groups of an image whose channels begin with a block of channels, or with a vector."""
 
-    grad = word("the first element of the gradient of the output", "address", 0)
-    scale = word("the scale of each channel", "address")
-    shift = word("the bias of each channel", "address", 0)
-    mean = word("the mean of each group; 0: it is not kept", "address", 0)
-    inverse = word("1 / sqrt(variance + epsilon) of each group", "address", 0)
-    of_scale = word("the gradient of the scale of each channel", "address", 0)
-    of_shift = word("the gradient of the bias", "address", 0)
-    work = word("of each split and unit, its part of the gradients of bias and scale", "address", 0)
-    image = word("from an image to the next, in a block of images", "bytes")
     images = word("in a block of images")
     image_block = word("from a block of images to the next", "bytes")
     all_images = word("whose statistics are apart")
     split = word("images of a split; the last may have fewer")
-    splits = word("shares of the images")
     groups = word("of an image")
-    units = word("in an image")
-    unit = word("channels of a unit; the last may have fewer")
-    room = word("of a unit's arrays: channels with those that a last block lacks")
-    channels = word("of an image")
     group = word("channels of a group")
     block = word("channels of a block; of a unit, where all channels are contiguous")
     block_stride = word("from a block of channels to the next", "bytes")
-    padded = word("channels of a last block that have room in the destination")
-    rows = word("stretches of pixels that are evenly apart")
-    row_stride = word("from one of these to the next", "bytes")
-    pixels = word("of one of these")
-    pixel_stride = word("from a pixel to the next", "bytes")
     partial = word("pixels whose sum is added to the total at once")
     share = word("1 / elements of a group", "bits of a float64")
-    epsilon = word("what is added to a variance", "bits of a float64")
     centred = word("0: means stay 0, so that the variance is the mean of squares")
 
 

@@ -42,13 +42,21 @@ MOST_FOLDED = 16  # planes whose vectors are folded together
 # ---------------------------------------------------------------- argument blocks
 
 
-class PoolArgs(PoolOperands):
-    """A pool of planes: the image, its outputs, and the tasks. Windows' rows and columns are a dilation apart."""
+class PoolWords(PoolOperands):
+    """A pool: the sizes of a plane, and its windows, whose rows and columns are a dilation apart."""
 
     table = word("a WindowRow for each row of outputs, a WindowColumn for each column, then scales", "address")
     oh = word("rows of outputs of a plane", "rows")
     ow = word("outputs of a row", "columns")
     iw = word("pixels of a row of the image", "columns")
+    row_step = word("from a row of a window to the next", "bytes")
+    col_step = word("from a column of a window to the next", "bytes")
+    integers = group(PoolQuantization, "where the image is of integers")
+
+
+class PoolArgs(PoolWords):
+    """A pool of planes: the image, its outputs, and the tasks."""
+
     inner = word("elements of a pixel", "elements")
     masks = word("from the table to a mask of ones over a pixel's elements; that of the last block follows", "bytes")
     mask_bytes = word("from a mask to the next", "bytes")
@@ -64,14 +72,11 @@ class PoolArgs(PoolOperands):
     d_plane = word("from a plane of outputs to the next of the inner loop", "bytes")
     d_row = word("from a row of outputs to the next", "bytes")
     d_col = word("from an output to the next", "bytes")
-    row_step = word("from a row of a window to the next", "bytes")
-    col_step = word("from a column of a window to the next", "bytes")
     pw = word("columns of padding at the beginning of a row", "columns")
     sw = word("columns from a window to the next", "columns")
     kw = word("columns of a window, padding included", "columns")
     task_rows = word("rows of outputs of a task, of which a plane's last task may have fewer", "rows")
     plane_tasks = word("tasks of a plane", "tasks")
-    integers = group(PoolQuantization, "where the image is of integers")
 
 
 class WindowsArgs(PoolArgs):

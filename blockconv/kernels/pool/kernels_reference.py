@@ -6,28 +6,20 @@ from blockconv.jit.arguments import group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import combine, identity
-from blockconv.kernels.pool.kernels import WindowRow, reading, storing, window_column
-from blockconv.kernels.pool.reduction import PoolQuantization, held_type
+from blockconv.kernels.pool.kernels import PoolWords, WindowRow, reading, storing, window_column
+from blockconv.kernels.pool.reduction import held_type
 
 
-class ReferenceArgs(PoolOperands):
+class ReferenceArgs(PoolWords):
     """A pool from any layout to any other."""
 
-    table = word("as `PoolArgs.table`", "address")
-    oh = word("rows of outputs", "rows")
-    ow = word("columns of outputs", "columns")
-    iw = word("columns of the image", "columns")
     channels = word("channels", "channels")
     padded = word("channels of the destination, padding included", "channels")
-    row_step = word("from a row of a window to the next", "bytes")
-    col_step = word("from a column of a window to the next", "bytes")
     dh = word("rows from a row of a window to the next", "rows")
     dw = word("columns from a column of a window to the next", "columns")
     s = group(Geometry, "of the source")
     d = group(Geometry, "of the destination")
-    integers = group(PoolQuantization, "where the image is of integers")
 
 
 @inline

@@ -9,6 +9,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, call_kernel, load_i64
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
@@ -102,17 +103,20 @@ class PairWords(Arguments):
     dst = word("from the first result to this one", "bytes")
 
 
-class MultiplyArgs(Arguments):
+class ProductOperands(Operands):
+    """The operands of a product of matrices, and how tasks share it."""
+
+    wei = word("the right matrices: packed, or of few rows as they are", "address")
+    splits = word("tasks that share the panels, or the columns")
+    rows = group(RowWords, "the rows of the left matrices")
+
+
+class MultiplyArgs(ProductOperands):
     """A product of matrices."""
 
-    src = word("the first element of the left matrices", "address")
-    wei = word("the packed right matrices", "address")
-    dst = word("the first element of the result", "address")
     table = word("the op's table; it begins with a tile's columns of zeros", "address")
     matrices = word("from the table to the `PairWords` of each product", "bytes")
-    splits = word("tasks that share the panels")
     packed_at = word("from the scratch to packed rows", "bytes")
-    rows = group(RowWords, "the rows of the left matrices")
     product = group(ProductWords, "the product")
 
 
@@ -232,14 +236,10 @@ def multiply(element, lanes, packs, turned):
     return kernel
 
 
-class FewArgs(Arguments):
+class FewArgs(ProductOperands):
     """A product of few rows, whose right matrices are read where they are."""
 
-    src = word("the first element of the left matrices", "address")
-    wei = word("the first element of the right matrices", "address")
-    dst = word("the first element of the result", "address")
     matrices = word("a table of `PairWords`, one for each product", "address")
-    splits = word("tasks that share the columns")
     width = word("columns of a task")
     columns = word("of the product")
     wei_row = word("from a row of a right matrix to the next, as it is in memory", "bytes")
@@ -247,7 +247,6 @@ class FewArgs(Arguments):
     dst_row = word("from a row of the result to the next", "bytes")
     itemsize = word("of an element of the result", "bytes")
     sums_at = word("from the scratch to the sums; the packed rows come first", "bytes")
-    rows = group(RowWords, "the rows of the left matrices")
 
 
 @jit.kernel
@@ -297,23 +296,26 @@ class HeadWords(Arguments):
     dst = word("from the first result to this one", "bytes")
 
 
-class AttendArgs(Arguments):
-    """Attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
+class AttentionWords(Operands):
+    """Attention."""
 
-    src = word("the first element of the left matrices", "address")
-    keys = word("the packed matrices that these are multiplied by", "address")
-    values = word("the packed matrices that the softmax of scores is multiplied by", "address")
+    keys = word("the matrices that the left ones are multiplied by: packed, or of few rows as they are", "address")
+    values = word("the matrices that the softmax of scores is multiplied by, likewise", "address")
     mask = word("what is added to scores; 0: nothing", "address")
-    dst = word("the first element of the result", "address")
-    table = word("the op's table; it begins with a tile's columns of zeros", "address")
-    matrices = word("from the table to the `HeadWords` of each", "bytes")
-    packed_at = word("from the scratch to packed rows", "bytes")
-    scores_at = word("from the scratch to the scores", "bytes")
+    scores_at = word("from the scratch to the scores; the packed rows come first", "bytes")
     score_block = word("from a vector of a row of scores to the next", "bytes")
-    columns = word("of scores")
     mask_row = word("from a row of the mask to the next", "bytes")
     scale = word("what scores are multiplied by", "bits of a float64")
     rows = group(RowWords, "the rows of the left matrices")
+
+
+class AttendArgs(AttentionWords):
+    """Attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
+
+    table = word("the op's table; it begins with a tile's columns of zeros", "address")
+    matrices = word("from the table to the `HeadWords` of each", "bytes")
+    packed_at = word("from the scratch to packed rows", "bytes")
+    columns = word("of scores")
     first = group(ProductWords, "the product that gives the scores")
     second = group(ProductWords, "the product of their softmax; its tiles have as many rows")
 
@@ -355,26 +357,16 @@ def attend(element, lanes, packs, turned, masked, causal, zero_rows):
     return kernel
 
 
-class AttendFewArgs(Arguments):
+class AttendFewArgs(AttentionWords):
     """Attention of few rows. The other matrices are read where they are."""
 
-    src = word("the first element of the left matrices", "address")
-    keys = word("the first element of the matrices that these are multiplied by", "address")
-    values = word("the first element of the matrices that the softmax of scores is multiplied by", "address")
-    mask = word("what is added to scores; 0: nothing", "address")
-    dst = word("the first element of the result", "address")
     matrices = word("a table of `HeadWords`, one for each", "address")
     keys_row = word("from a row of the keys to the next, as it is in memory", "bytes")
     values_row = word("likewise of the values", "bytes")
-    mask_row = word("from a row of the mask to the next", "bytes")
     dst_row = word("from a row of the result to the next", "bytes")
-    scores_at = word("from the scratch to the scores; the packed rows come first", "bytes")
-    score_block = word("from a vector of a row of scores to the next", "bytes")
     sums_at = word("from the scratch to the rows of the result", "bytes")
     seen = word("columns of scores")
     columns = word("of the result")
-    scale = word("what scores are multiplied by", "bits of a float64")
-    rows = group(RowWords, "the rows of the left matrices")
 
 
 @jit.kernel
