@@ -76,6 +76,12 @@ def run(body: Any, block: np.ndarray) -> None:
 # ---------------------------------------------------------------- in Python
 
 
+class Entry2(Arguments):
+    """A block that shares a word's name with `Entry`."""
+
+    weight = word("another")
+
+
 def test_words_are_in_the_order_of_the_declaration() -> None:
     assert Copy(**dict(reversed(BLOCK.items()))) == (10, 11, 12, 20, 21, 30, 31, 2, 40, 3, 50)
     assert Copy.nbytes == 8 * 11
@@ -125,6 +131,24 @@ def test_names_are_checked() -> None:
         LongerCopy(**BLOCK, more=1, loops=[Entry(weight=1, value=2)])
     with pytest.raises(TypeError, match=r"Copy: outer is 2 of Loop\(\.\.\.\); it is given \[\]"):
         Copy(**{**BLOCK, "outer": []})
+
+
+class Both(Pixels, Entry):
+    """The words of two blocks, and one more."""
+
+    more = word("one more")
+
+
+def test_a_block_may_inherit_from_several() -> None:
+    both = Both(row=1, col=2, weight=3, value=4, more=5)
+    assert both == (1, 2, 3, 4, 5)
+    assert (both.value, Both.value.first, Entry.value.first) == (4, 3, 1)
+    assert isinstance(both, Entry)
+    assert fill(Both, Pixels(row=1, col=2), Entry(weight=3, value=4), more=5) == both
+    with pytest.raises(TypeError, match=r"Same: word 'weight' is declared by the class that it inherits from"):
+
+        class Same(Entry, Entry2):
+            """Two blocks with a word of one name."""
 
 
 class Default(Arguments):

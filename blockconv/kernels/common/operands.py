@@ -1,7 +1,7 @@
 """The operands of ops: the words that kernels have them by, and their buffers by number."""
 
 from blockconv.jit.arguments import Arguments, word
-from blockconv.runtime import Buffer
+from blockconv.runtime.launcher import Buffer
 
 
 class Operands(Arguments):
