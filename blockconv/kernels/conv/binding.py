@@ -88,6 +88,11 @@ def _in_bytes(lies: Geometry) -> Geometry:
     return lies._replace(n=lies.n // 2, block=lies.block // 2, row=lies.row // 2, col=lies.col // 2)
 
 
+def _in_pairs(lies: Geometry) -> Geometry:
+    """The geometry of a source of 4-bit elements with its packed pairs as channels."""
+    return _in_bytes(lies)._replace(length=lies.length // 2)
+
+
 def _in_units(src: Geometry, unit: int) -> Geometry:
     """The geometry of a source with `unit` neighbouring channels as one."""
     length = src.length if src.length == NO_BLOCK else src.length // unit
@@ -99,24 +104,21 @@ class _Binding:
 
     def __init__(self, request: Request, blocking: ConvBlocking, region: TapsRegion | None) -> None:
         problem, src, dst, types = request.problem, request.src, request.dst, request.types
-        self.p, self.blocking, self.isa = problem, blocking, request.machine.isa
+        self.blocking, self.types, self.dot, self.isa = blocking, types, blocking.dot, request.machine.isa
         self.at = space(problem, src, dst, blocking.line > 0) if region is None else region.space(problem)
-        self.types, self.dot = types, blocking.dot
-        # Bytes of a channel: in a window and of a weight; in the source and while windows are packed; in the
-        # destination.
-        self.itemsize, self.src_itemsize = self.dot.itemsize or types.src.itemsize, types.src.itemsize
-        self.dst_itemsize = types.dst.itemsize
-        self.src = geometry(src, problem.src_shape, self.src_itemsize)
-        self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
         self.src_each = 2 if types.src.is_packed else 1  # channels of the source that are moved as one, a packed pair
         self.dst_shift = int(types.dst.is_packed)
-        if types.src.is_packed:
-            self.src = _in_bytes(self.src)._replace(length=self.src.length // 2)
         shared, self.is_shared = blocking.shared, not blocking.shared.dense
-        unit = packed_as_one(types, self.dot)
-        if self.is_shared and unit > 1:  # four bytes are a channel, and all is as it is of floats
-            self.p, self.src = replace(problem, ic=problem.ic // unit), _in_units(self.src, unit)
-            self.itemsize, self.src_itemsize = unit * self.itemsize, unit * self.src_itemsize
+        # Where groups share a vector, four bytes are a channel, and all is as it is of floats.
+        unit = packed_as_one(types, self.dot) if self.is_shared else 1
+        self.p = replace(problem, ic=problem.ic // unit)
+        # Bytes of a channel: in a window and of a weight; in the source and while windows are packed; in the
+        # destination.
+        self.itemsize, self.src_itemsize = unit * (self.dot.itemsize or types.src.itemsize), unit * types.src.itemsize
+        self.dst_itemsize = types.dst.itemsize
+        lies = geometry(src, problem.src_shape, types.src.itemsize)
+        self.src = _in_pairs(lies) if types.src.is_packed else _in_units(lies, unit)
+        self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
         self.groups = -(-problem.g // shared.groups)
         self.ic, self.oc = (shared.groups * (channels // problem.g) for channels in (self.p.ic, self.p.oc))
         groups_of = self.oc if self.groups > 1 else 0
