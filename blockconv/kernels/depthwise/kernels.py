@@ -105,6 +105,13 @@ def edge_of(at, outputs, count):
     return 1 if at == 0 else 2 if at + outputs >= count else 0
 
 
+@inline
+def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
+    """The `Output` of an entry's tile, whose first element is at `dst`."""
+    residual = a.residual - a.dst
+    return Output(dst, a.destination.row, dst_pixel, dst_block, residual, e.valid, written, a.activation, scratch)
+
+
 def _tile_at(shape, pixel_bytes, gathered):
     """compute(a, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
     tile, unrolled = depthwise_tile(shape, pixel_bytes), shape.unrolled
@@ -120,17 +127,8 @@ def _tile_at(shape, pixel_bytes, gathered):
         rows = TileAxis(e.kh, row.ih, a.ih, a.sh, a.dh, src_row, a.tap_row)
         cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, src_col, a.tap)
         run = entry_run(e, edge_of(ow_at, unrolled, a.ow), row.src + iw * src_col + e.src + i * itemsize, scratch)
-        out = Output(
-            dst=row.dst + ow * a.destination.col + e.dst + i * dst_itemsize,
-            dst_row=a.destination.row,
-            dst_pixel=a.destination.col,
-            dst_block=a.dst_block,
-            residual=a.residual - a.dst,
-            valid=e.valid,
-            written=e.written,
-            activation=a.activation,
-            scratch=scratch + ZEROS,
-        )
+        dst = row.dst + ow * a.destination.col + e.dst + i * dst_itemsize
+        out = output_of(a, e, dst, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
         tile(run, rows, cols, out)
 
     return compute
@@ -241,17 +239,7 @@ def depthwise_pixels(shape: DepthwiseTileSpec):
                     step = a.dw * a.pixel
                     cols = TileAxis(a.kw, first_element, a.src_width, lanes * columns, step, itemsize, a.tap)
                     rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
-                    out = Output(
-                        dst=dst + at * dst_itemsize,
-                        dst_row=d.row,
-                        dst_pixel=0,
-                        dst_block=lanes * dst_itemsize,
-                        residual=a.residual - a.dst,
-                        valid=e.valid,
-                        written=a.dst_width - at,
-                        activation=a.activation,
-                        scratch=scratch + ZEROS,
-                    )
-                    tile(run, cols, rows, out)
+                    to, written = dst + at * dst_itemsize, a.dst_width - at
+                    tile(run, cols, rows, output_of(a, e, to, 0, lanes * dst_itemsize, written, scratch + ZEROS))
 
     return kernel

@@ -2,13 +2,12 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import held
-from blockconv.kernels.common.tile import Output
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
 from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
-from blockconv.kernels.depthwise.kernels import DepthwiseArguments, edge_of
+from blockconv.kernels.depthwise.kernels import DepthwiseArguments, edge_of, output_of
 
 
 @jit.kernel
@@ -40,17 +39,7 @@ def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
                     run = entry_run(e, variant, src_image + ih * s.row + e.src, 0)
                     cols = TileAxis(0, 0, 0, 0, 0, 0, a.tap)
                     rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
-                    out = Output(
-                        dst=dst_image + oh * d.row + e.dst,
-                        dst_row=d.row,
-                        dst_pixel=0,
-                        dst_block=lanes * itemsize,
-                        residual=a.residual - a.dst,
-                        valid=e.valid,
-                        written=0,
-                        activation=a.activation,
-                        scratch=scratch,
-                    )
+                    out = output_of(a, e, dst_image + oh * d.row + e.dst, 0, lanes * itemsize, 0, scratch)
                     tile(run, cols, rows, out)
                     oh_at += unrolled
                     if oh_at >= oh_last:
