@@ -37,12 +37,12 @@ PUBLIC = {
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
     ".": 2_570, "_pyinstaller": 53, "api": 20_510, "cli": 4_515, "core": 28_179, "dispatch": 17_798,
-    "eager": 0, "frontends": 11, "frontends/onnx": 46_573, "frontends/torch": 45_256, "jit": 12_665,
-    "kernels": 6_292, "kernels/common": 29_679, "kernels/conv": 48_099, "kernels/depthwise": 34_506,
-    "kernels/dynamic": 2_324, "kernels/eltwise": 6_686, "kernels/indexed": 2_760, "kernels/lrn": 2_053,
-    "kernels/norm": 12_651, "kernels/pointwise": 3_140, "kernels/pool": 29_355, "kernels/product": 11_085,
-    "kernels/recurrent": 2_930, "kernels/reduce": 3_991, "kernels/reorder": 11_015, "kernels/resize": 7_731,
-    "kernels/shuffle": 1_616, "kernels/softmax": 2_334, "kernels/strided_copy": 5_806, "kernels/winograd": 17_007,
+    "eager": 0, "frontends": 11, "frontends/onnx": 46_573, "frontends/torch": 45_256, "jit": 12_724,
+    "kernels": 6_271, "kernels/common": 29_773, "kernels/conv": 47_961, "kernels/depthwise": 34_395,
+    "kernels/dynamic": 2_324, "kernels/eltwise": 6_670, "kernels/indexed": 2_760, "kernels/lrn": 2_037,
+    "kernels/norm": 12_473, "kernels/pointwise": 3_124, "kernels/pool": 29_250, "kernels/product": 10_947,
+    "kernels/recurrent": 2_914, "kernels/reduce": 3_975, "kernels/reorder": 11_015, "kernels/resize": 7_715,
+    "kernels/shuffle": 1_600, "kernels/softmax": 2_334, "kernels/strided_copy": 5_790, "kernels/winograd": 16_936,
     "machine": 3_393, "network": 103_602, "onnxruntime": 5_782, "runtime": 5_735, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 536_283
