@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.api.bound import BoundConv
 from blockconv.core.activation import Activation
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.interop import as_numpy
@@ -19,6 +18,7 @@ from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias
+from blockconv.kernels import WeightForm
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.table import Epilogue
 
@@ -42,14 +42,15 @@ class QuantizedOptions(NamedTuple):
     def quantizations(self) -> Quantizations:
         return Quantizations(*(PLAIN if given is None else given for given in self[:4]))
 
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """All that types and kernel depend on: the quantizations given, whether they are small, dtype and rounding."""
-        if self is NOTHING_QUANTIZED:
-            return ()
+    def kind(self, blocked: bool) -> tuple[Any, ...]:
+        """All that types and kernel depend on: the quantizations given, whether they are small, dtype and rounding.
+
+        blocked: whether zero points count, because BlockedArrays have them.
+        """
         dtype, checked = self.out_dtype if self.out_dtype is None else str(self.out_dtype), self.quantizations
         is_small = all(isinstance(given, Quantization) for given in checked) and are_small(checked)
-        return *(given is None for given in self[:4]), is_small, dtype, str(self.rounding)
+        zero_points = (getattr(given, "zero_point", None) for given in self[:4]) if blocked else ()
+        return *(given is None for given in self[:4]), is_small, dtype, str(self.rounding), *zero_points
 
 
 NOTHING_QUANTIZED = QuantizedOptions()
@@ -70,12 +71,16 @@ class Arithmetic:
     given: the name of the argument that is convolved.
     """
 
-    given = "input"
-
     def __init__(
-        self, op: str, weight: Weight, bias: Array | None, activation: Activation, options: QuantizedOptions
+        self,
+        op: str,
+        weight: Weight,
+        bias: Array | None,
+        activation: Activation,
+        options: QuantizedOptions,
+        given: str = "input",
     ) -> None:
-        self.op, self.options, self.activation = op, options, activation
+        self.op, self.options, self.activation, self.given = op, options, activation, given
         self.wei = weight.dtype
         self.is_float = str(self.wei) in FLOATS
         if not self.is_float and not isinstance(weight, BlockedArray) and weight.dtype != np.int8:
@@ -241,18 +246,22 @@ class Arithmetic:
         return epilogue_of(self._after(types, types.dst if residual else None))
 
     def beside_weights(
-        self, bound: BoundConv, weight: Array, bias: Array | None, residual: np.dtype[Any] | str | None
+        self,
+        problem: Conv2dProblem,
+        types: Types,
+        form: WeightForm,
+        weight: Array,
+        bias: Array | None,
+        residual: np.dtype[Any] | str | None,
     ) -> tuple[Array, Array]:
         """The kernel's operands besides weights: biases, with any scales after them, and the epilogue's parameters.
 
         weight: of integers its sums will do, (O,). residual: its dtype; None: there is none.
         """
-        assert bound.plan is not None
-        form, types = bound.plan.form, bound.types
         if self.is_float:
-            return pack_bias(bound.problem, bias, form, types.acc.dtype), self._activation
+            return pack_bias(problem, bias, form, types.acc.dtype), self._activation
         after = self._after(types, None if residual is None else element(residual))
-        return quantized_bias(bound.problem, weight, bias, form, after), epilogue_block(after)
+        return quantized_bias(problem, weight, bias, form, after), epilogue_block(after)
 
     def _after(self, types: Types, residual: ElementType | None) -> Requantization:
         return Requantization(self.activation, types, self.options.quantizations, residual, self.away)

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array
-from blockconv.api.frame import Computation, Destination, Frame, Result, check_alike, given_array
+from blockconv.api.frame import Call, Computation, Frame, Result, check_alike, chosen, given_array
 from blockconv.core.checks import checked_number
 from blockconv.core.eltwise_problem import BatchNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import Types, element
-from blockconv.dispatch.array import NCHW, BlockedArray
+from blockconv.dispatch.array import NCHW
 
 UNBOUNDED = -math.inf, math.inf
 _RUNNING = "running_mean", "running_var"
@@ -168,40 +168,33 @@ def computed(op: str, name: str, array: npt.NDArray[Any], x: Any) -> npt.NDArray
 
 
 def _solve(
-    op: str, given: dict[str, BlockedArray], buffers: tuple[str, ...], options: Any, results: int, extra: bool
+    op: str, call: Call, buffers: tuple[str, ...], epsilon: tuple[float, ...], results: int, extra: bool
 ) -> Computation:
-    """options: epsilon. results: how many, each with a number for each channel, there are beside the first."""
-    x = check_alike(op, given)
+    """results: how many, each with a number for each channel, there are beside the first."""
+    x = check_alike(op, call.arrays)
     if x.shape[0] * x.shape[2] * x.shape[3] < 2 or x.shape[1] < 1:
         raise ArgumentError(op, "input", x.shape, "has to have at least two elements of each channel")
     with raised_by(op):
-        problem = BatchNormProblem(x.shape, *options)
+        problem = BatchNormProblem(x.shape, *epsilon)
     layout = x.layout if x.layout.blocks[0] == 1 else NCHW
     return Computation(
-        row=op,
-        problem=problem,
-        src=layout,
-        dst=layout,
-        types=Types.all(x.dtype),
-        read=(layout,) * len(given),
+        *chosen(op, problem, layout, layout, Types.all(x.dtype), extra=extra),
+        read=(layout,) * len(call.arrays),
         results=(Result(x.shape, layout, x.dtype), *[Result(x.shape[1:2], None, computed_type(x))] * results),
         buffers=buffers,
-        options={"extra": extra},
     )
 
 
-def _solve_forward(
-    given: dict[str, BlockedArray], _: Destination, options: Any, running: tuple[bool, bool]
-) -> Computation:
-    """running: whether mean and variance are given, to be updated."""
+def _solve_forward(call: Call) -> Computation:
+    running = call.kind  # whether mean and variance are given, to be updated
     new = ["out3" if running[0] else "", f"out{3 + running[0]}" if running[1] else ""]
     buffers = "input", "weight", "bias", "out", "out1", "out2", "residual", *_RUNNING, *new, "numbers"
-    return _solve("batch_norm", given, buffers, options, 2 + sum(running), "residual" in given)
+    return _solve("batch_norm", call, buffers, call.options, 2 + sum(running), "residual" in call.arrays)
 
 
-def _solve_gradients(given: dict[str, BlockedArray], _: Destination, __: Any, bounded: bool) -> Computation:
+def _solve_gradients(call: Call) -> Computation:
     buffers = "input", "grad", *_GIVEN, "out", "out1", "out2", "numbers"
-    return _solve("batch_norm_backward", given, buffers, (0.0,), 2, bounded)
+    return _solve("batch_norm_backward", call, buffers, (0.0,), 2, call.kind)
 
 
 _GIVEN = "weight", "bias", "mean", "inverse"

@@ -1,6 +1,6 @@
 """The frame of a drop-in call: the first of calls that are alike checks and binds, and each is one launch.
 
-A function is a `Frame` with a `solve`, which checks its arrays and names the problem. The frame remembers what `solve`
+A function is a `Frame` with a `solve`, which checks its arrays and names the program. The frame remembers what `solve`
 finds for the shapes, strides and types of the arrays, the function's options and the number of threads.
 """
 
@@ -21,6 +21,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, Types, as_float
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, BlockedArray, allocate, is_channels_last, storage_of, to_layout
+from blockconv.dispatch.array_checks import require_movable
 from blockconv.dispatch.boundary import (
     cache_key,
     check_array_layout,
@@ -36,9 +37,10 @@ from blockconv.dispatch.boundary import (
 from blockconv.runtime import Program, address_of, get_num_threads
 from blockconv.runtime.memory import AlignedLike, Scratch
 
-workspace = Scratch()  # of the thread that calls
+_workspace = Scratch()  # of the thread that calls
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_ARRAY = np.ndarray
 
 
 class Result(NamedTuple):
@@ -55,76 +57,97 @@ class Result(NamedTuple):
     is_plain: bool = False
 
 
+# From the operands and the `values` of a call: addresses, and the memory there that the call has to keep.
+Derive = Callable[[Sequence[Any], Any], tuple[Sequence[int], Any]]
+
+
 class Computation(NamedTuple):
     """The work of a function on arrays of certain shapes, layouts and types.
 
-    row: the op of the table's rows.
-    problem: None if there is nothing to compute, so that all results are zeros.
-    src, dst: layouts of the request.
+    program: None if there is nothing to compute, so that all results are zeros.
+    workspace: bytes that the program needs, whose buffer is the last one.
     read: the layout in which the kernel reads each array.
     results: the first one goes to `out`.
-    buffers: names in the kernel's order: of arrays, of what is beside them, and "out", "out1", ... for the results. A
-        name of none of these is a null.
-    options: of the row.
+    buffers: names in the kernel's order: of arrays, of what is beside them, of what is derived, and "out", "out1", ...
+        for the results. A name of none of these is a null.
+    layout: the first result's, if the caller names none; None: the first array's.
+    derive: makes the buffers named in `derived`, at each call.
     """
 
-    row: str
-    problem: Any
-    src: Layout
-    dst: Layout
-    types: Types
+    program: Program | None
+    workspace: int
     read: Sequence[Layout]
     results: tuple[Result, ...]
     buffers: tuple[str, ...]
-    options: Mapping[str, Any] = _NOTHING
+    layout: Layout | None = None
+    derived: tuple[str, ...] = ()
+    derive: Derive | None = None
 
 
-class Destination(NamedTuple):
-    """Where the first result has to go.
+class Call(NamedTuple):
+    """What `solve` is given.
 
-    layout: the layout of `out`, or the argument `out_layout`; None without either.
+    arrays: by name, in native layouts.
+    operands: as they were given.
+    options, kind, values: as in `Frame.__call__`.
+    layout: that the caller wants of the first result; None for any.
     dtype: the dtype of `out`; None without it.
+    is_blocked: whether the first result is to be a BlockedArray.
     """
 
+    arrays: dict[str, BlockedArray]
+    operands: Sequence[Any]
+    options: tuple[Any, ...]
+    kind: Any
+    values: Any
     layout: Layout | None
     dtype: Any
-
-
-# From arrays by name, the destination, the options of a call and its `kind`.
-Solve = Callable[[dict[str, BlockedArray], Destination, Any, Any], Computation]
+    is_blocked: bool
 
 
 class Bound(NamedTuple):
     """A program for calls whose arrays are of one kind.
 
-    order: takes the kernel's buffers from the arrays, the results, those beside them, and a null; None if those are
-        the buffers.
-    workspace: bytes that the program needs, whose buffer is the last one.
+    order: takes the kernel's buffers from the arrays, the results, those beside them, those derived, and a null; None
+        if those are the buffers.
+    is_plain: see `Result`, of the first.
+    is_simple: whether the kernel reads the arrays in place, and writes the only result.
+    read: the layouts of the arrays if any of them is copied; else None.
+    final: the layout that the first result is reordered to; None if the kernel writes it.
     room: makes the first result.
     others: make the other ones.
-    is_plain: see `Result`, of the first.
-    is_simple: whether one array is read and another one written, and nothing else.
     """
 
-    program: Program
+    program: Program | None
     threads: int
-    order: Callable[[list[int]], tuple[int, ...]] | None
+    order: Callable[[Sequence[int]], Sequence[int]] | None
     workspace: int
+    derive: Derive | None
     is_plain: bool
-    is_simple: bool = False
-    room: Callable[[], Any] = tuple
-    others: tuple[Callable[[], Any], ...] = ()
+    is_simple: bool
+    read: Sequence[Layout] | None
+    final: Layout | None
+    room: Callable[[], Any]
+    others: tuple[Callable[[], Any], ...]
 
-    def launch(self, memory: Iterable[Any]) -> None:
-        """Run on arrays, results, and what is beside them; None for what is left out."""
-        starts = [*map(start_of, memory)]
-        addresses: Sequence[int] = starts if self.order is None else self.order([*starts, 0])
-        if self.workspace:
-            addresses = (*addresses, workspace.of(self.workspace))
-        self.program.run(addresses, self.threads)
+    def launch(self, memory: Iterable[Any], operands: Sequence[Any], values: Any) -> None:
+        """Run on arrays, results, and what is beside them, in `memory`; None for what is left out."""
+        program, threads, order, workspace, derive = self[:5]
+        assert program is not None
+        starts = [address_of(x) if type(x) is _ARRAY else 0 if x is None else start_of(x) for x in memory]
+        if derive is not None:
+            derived, _held = derive(operands, values)  # is kept till the program has run
+            starts += derived
+        if order is not None:
+            starts.append(0)
+            starts = order(starts)  # type: ignore[assignment]
+        if workspace:
+            starts = [*starts, _workspace.of(workspace)]
+        program.run(starts, threads)
 
 
-_bound: dict[Any, Bound] = {}
+Kept = dict[Any, Bound]
+_kept: Kept = {}
 
 
 class Frame:
@@ -132,26 +155,30 @@ class Frame:
 
     op: its name in the texts of errors.
     names: of the arguments that are arrays; the results are of the kind of the first.
+    operands: the names of further arrays, which the kernel reads in a form that `Computation.derive` makes.
     beside: names of further buffers, which calls give as the kernel reads or writes them.
     optional: arguments that may be None.
-    types: the element types of the arguments that take others than `FLOATS`.
+    types: the element types of the arguments that take others than `FLOATS`; None if `solve` checks them.
     takes_one: whether (C, H, W) is one image.
     """
 
-    __slots__ = ("_beside", "_names", "_optional", "_solve", "_takes_one", "_types", "op")
+    __slots__ = ("_all", "_beside", "_may_miss", "_names", "_solve", "_takes_one", "_types", "op")
 
     def __init__(
         self,
         op: str,
         names: tuple[str, ...],
-        solve: Solve,
+        solve: Callable[[Call], Computation],
         beside: tuple[str, ...] = (),
         optional: tuple[str, ...] = (),
-        types: Mapping[str, Sequence[str]] = _NOTHING,
+        types: Mapping[str, Sequence[str] | None] = _NOTHING,
         takes_one: bool = False,
+        operands: tuple[str, ...] = (),
     ) -> None:
         self.op, self._names, self._solve, self._beside = op, names, solve, beside
-        self._optional, self._types, self._takes_one = optional, types, takes_one
+        self._types, self._takes_one = types, takes_one
+        self._all = names + operands
+        self._may_miss = [name in optional for name in self._all]
 
     def __call__(
         self,
@@ -161,108 +188,91 @@ class Frame:
         beside: tuple[Any, ...] = (),
         out: Any = None,
         out_layout: Any = None,
+        values: Any = None,
+        kept: Kept | None = None,
     ) -> list[Any]:
         """The results.
 
-        given: the arrays; None for one that is left out.
+        given: the arrays, and the operands; None for one that is left out.
         options: further arguments, as the caller gave them.
         kind: hashable facts on which `solve` depends, too.
         beside: arrays; None for one that is left out.
+        values: an argument of which only `kind` decides the program.
+        kept: remembers what is bound; None: the memory of all functions.
 
         Raises ArgumentError, or a subclass, for a bad argument, before it writes anything.
         """
         op, first = self.op, given[0]
-        if len(given) == 1:  # spares lists, a tenth of a small call's time
-            x = first if type(first) is np.ndarray else given_array(op, self._names[0], first)
-            arrays: tuple[Any, ...] = (x,)
-            key: tuple[Any, ...] = (op, cache_key(options), kind, get_num_threads(), memory_order(x))
-        else:
-            named = zip(self._names, given, strict=True)
-            arrays = tuple(
-                [None if x is None and name in self._optional else given_array(op, name, x) for name, x in named]
-            )
-            key = (op, cache_key(options), kind, get_num_threads(), *map(memory_order, arrays))
-        wanted = written = None
-        if out is not None or out_layout is not None:
-            wanted = None if out_layout is None else native_layout(out_layout, op, "out_layout")
+        arrays: Sequence[Any] = given
+        key: list[Any] = [op, cache_key((*options, out_layout)), kind, get_num_threads()]
+        for k, x in enumerate(given):
+            if type(x) is _ARRAY:
+                key.append((x.shape, x.strides, x.dtype, x.flags.aligned))
+            elif x is None and self._may_miss[k]:
+                key.append(None)
+            else:
+                arrays = [*arrays[:k], given_array(op, self._all[k], x), *arrays[k + 1 :]]
+                key.append(memory_order(arrays[k]))
+        written = None
+        if out is not None:
             is_held = isinstance(out, BlockedArray) and isinstance(first, BlockedArray)
-            written = out if out is None or is_held else as_numpy(out, op, "out", write=True)
-            key = *key, memory_order(written), wanted
-        bound = _bound.get(key)
-        if bound is None:
-            bound, made, is_alike = self._first(arrays, (options, kind), beside, written, wanted)
-            if is_alike:
-                keep(_bound, key, bound)
+            written = out if is_held else as_numpy(out, op, "out", write=True)
+            key += memory_order(written), memory_of(written).flags.writeable
+        kept, known = _kept if kept is None else kept, tuple(key)
+        bound = kept.get(known)
+        if bound is None or bound.read is not None:
+            call = self._call(arrays, (options, kind, values), written, out_layout)
+            if bound is None:
+                bound = keep(kept, known, self._bind(arrays, call, written))
+            layouts: Iterable[Any] = bound.read or itertools.repeat(None)
+            read = {name: self._as_read(name, x, to) for (name, x), to in zip(call.arrays.items(), layouts)}  # noqa: B905
+            images: Sequence[Any] = [*map(read.get, self._names)]
         elif bound.is_simple and written is None:
-            y = bound.room()
-            bound.program.run((start_of(arrays[0]), start_of(y)), bound.threads)
+            y, count = bound.room(), len(self._names)
+            if bound.order is None and count == 1:  # the shortest calls
+                x = arrays[0]
+                start = address_of(x) if type(x) is _ARRAY else start_of(x)
+                bound.program.run((start, address_of(y) if type(y) is _ARRAY else start_of(y)), bound.threads)  # type: ignore[union-attr]
+            else:
+                bound.launch((*arrays[:count], y), arrays[count:], values)
             return [like(first, y)]
         else:
-            made = [bound.room() if written is None else written]
-            if bound.others:
-                made += [room() for room in bound.others]
-            if written is not None:
-                for name, x in zip(self._names, arrays, strict=True):
-                    if x is not None:
-                        checked_alias(op, memory_of(x), memory_of(written), name)
-            bound.launch(itertools.chain(arrays, made, beside))
-        for k in range(1, len(made)):
-            made[k] = like_any(given, made[k])
+            images = arrays[: len(self._names)]
+        made = [bound.room()] if written is None or bound.final is not None else [written]
+        if bound.others:
+            made += [room() for room in bound.others]
+        if written is not None:
+            for name, x in zip(self._names, images, strict=True):
+                if x is not None:
+                    checked_alias(op, memory_of(x), memory_of(written), name)
+        if bound.program is None:
+            for y in made:
+                memory_of(y)[...] = 0
+        else:
+            bound.launch((*images, *made, *beside), arrays[len(images) :], values)
+        if bound.final is not None:
+            made = self._finish(made, bound.final, first, written)
+        if len(made) > 1:
+            made[1:] = [like_any(given, x) for x in made[1:]]
         if out is not None:
             made[0] = out
         else:
             made[0] = like_any(given, made[0]) if bound.is_plain else like(first, made[0])
         return made
 
-    # -- the first of calls that are alike
+    # -- the first of calls that are alike, and calls that copy arrays
 
-    def _first(
-        self, given: Sequence[Any], about: tuple[Any, Any], beside: tuple[Any, ...], out: Any, wanted: Layout | None
-    ) -> tuple[Bound, list[Any], bool]:
-        """The bound program, the results, and whether the next call needs no checks, because nothing was copied.
+    def _call(self, arrays: Sequence[Any], about: tuple[Any, Any, Any], out: Any, out_layout: Any) -> Call:
+        """about: options, kind, values."""
+        wanted = None if out_layout is None else native_layout(out_layout, self.op, "out_layout")
+        sources = {name: self._read(name, x) for name, x in zip(self._names, arrays, strict=False) if x is not None}
+        written = out[None] if out is not None and self._is_one(arrays[0]) else out
+        final = self._layout_of(arrays[0], written, wanted)
+        is_blocked = isinstance(arrays[0], BlockedArray)
+        return Call(sources, arrays[len(self._names) :], *about, final, getattr(out, "dtype", None), is_blocked)
 
-        about: the options and the kind of the call.
-        """
-        first, named = given[0], dict(zip(self._names, given, strict=True))
-        is_one = self._takes_one and len(first.shape) == 3
-        sources = {name: self._read(name, x) for name, x in named.items() if x is not None}
-        written = out[None] if is_one and out is not None else out
-        final = self._layout_of(first, written, wanted)
-        solution = self._solve(sources, Destination(final, getattr(out, "dtype", None)), *about)
-        if final is None and not solution.results[0].is_plain:
-            final = first.layout if isinstance(first, BlockedArray) else sources[self._names[0]].layout
-        read = {name: to_layout(x, to) for (name, x), to in zip(sources.items(), solution.read, strict=True)}
-        made: list[Any] = [
-            np.zeros(r.shape, r.dtype) if r.layout is None else allocate(r.shape, r.layout, r.dtype, r.zero_point)
-            for r in solution.results
-        ]
-        held = None if written is None else self._held(first, written, solution.results[0], final)
-        if held is not None:
-            for name, x in read.items():
-                checked_alias(self.op, x.storage, held.storage, name)
-            if held.layout is made[0].layout:
-                made[0] = held
-        bound = self._bind(solution)
-        if solution.problem is None:
-            for x in made:
-                memory_of(x)[...] = 0
-        else:
-            bound.launch((*map(read.get, named), *made, *beside))
-        for k, x in enumerate(made):
-            if final is not None and isinstance(x, BlockedArray):
-                made[k] = to_layout(x, final, out=held if k == 0 else None) if x.layout is not final else x
-        is_alike = solution.problem is not None and all(
-            start_of(x) == start_of(read[name]) for name, x in named.items() if x is not None
-        )
-        is_alike = is_alike and all(r.layout in (None, final or r.layout) for r in solution.results)
-        are_arrays = not isinstance(first, BlockedArray)
-        seen = [
-            _logical(x, is_one) if isinstance(x, BlockedArray) and (are_arrays or r.is_plain) else x
-            for x, r in zip(made, solution.results, strict=True)
-        ]
-        room, *others = map(_room, seen, solution.results)
-        is_simple = len(read) == len(made) == 1 and bound.order is None and not bound.workspace
-        return bound._replace(is_simple=is_simple, room=room, others=tuple(others)), seen, is_alike
+    def _is_one(self, x: Any) -> bool:
+        return self._takes_one and len(x.shape) == 3
 
     def _read(self, name: str, x: Any) -> BlockedArray:
         """An array in a native layout, without a copy if it is dense in one."""
@@ -270,48 +280,91 @@ class Frame:
             x = given_images(self.op, x, name)[0]
         return as_blocked(self.op, name, x, self._types.get(name, FLOATS))
 
+    def _as_read(self, name: str, x: BlockedArray, to: Layout | None) -> BlockedArray:
+        if to is None or x.layout is to:
+            return x
+        return reordered(self.op, x, to) if name == self._names[0] else to_layout(x, to)
+
     def _layout_of(self, first: Any, out: Any, wanted: Layout | None) -> Layout | None:
         """The layout that the caller wants of the first result; None for any."""
         if isinstance(out, BlockedArray):
             return wanted or out.layout
-        if out is None and isinstance(first, BlockedArray):
+        if isinstance(first, BlockedArray) and (out is None or wanted is not None):
             return wanted
         check_array_layout(self.op, wanted)
         return wanted if out is None else dense_layout(self.op, out, is_channels_last(out), wanted)
 
-    def _held(self, first: Any, out: Any, target: Result, layout: Layout | None) -> BlockedArray:
-        """`out` as a BlockedArray of its memory. Raises ArgumentError if it does not fit."""
-        is_blocked = isinstance(first, BlockedArray) and not target.is_plain
+    def _bind(self, arrays: Sequence[Any], call: Call, written: Any) -> Bound:
+        solution, first, is_one = self._solve(call), arrays[0], self._is_one(arrays[0])
+        target = solution.results[0]
+        final = call.layout or solution.layout
+        if final is None and not target.is_plain:
+            final = first.layout if call.is_blocked else call.arrays[self._names[0]].layout
+        final = None if final is target.layout else final
+        if written is not None:
+            self._check_out(call, written[None] if is_one else written, target, final or target.layout)
+        copies = any(
+            x.layout is not to or start_of(x) != start_of(given)
+            for (_, x), to, given in zip(
+                call.arrays.items(), solution.read, [x for x in arrays if x is not None], strict=False
+            )
+        )
+        results = [f"out{k}" if k else "out" for k in range(len(solution.results))]
+        names = [*self._names, *results, *self._beside, *solution.derived]
+        positions = tuple(names.index(name) if name in names else len(names) for name in solution.buffers)
+        is_empty = solution.program is None
+        in_order = positions == tuple(range(len(names)))
+        room, *others = (_room(r, call.is_blocked or final is not None, is_one) for r in solution.results)
+        return Bound(
+            program=solution.program,
+            threads=get_num_threads(),
+            order=None if in_order else operator.itemgetter(*positions),
+            workspace=solution.workspace,
+            derive=solution.derive,
+            is_plain=target.is_plain,
+            is_simple=not (copies or final or is_empty or others or self._beside or target.is_plain),
+            read=solution.read if copies else None,
+            final=final,
+            room=room,
+            others=tuple(others),
+        )
+
+    def _check_out(self, call: Call, out: Any, target: Result, layout: Layout | None) -> None:
+        """Raise ArgumentError unless the first result fits into `out`."""
+        is_blocked = call.is_blocked and not target.is_plain
         kind = BlockedArray if is_blocked else np.ndarray
         check_out(self.op, out, kind, target.shape, target.dtype, layout if is_blocked else None)
-        if isinstance(out, BlockedArray):
-            if out.zero_point != target.zero_point:
-                rule = f"has to have the output's zero point, {target.zero_point}"
-                raise ArgumentError(self.op, "out", out, rule)
-            return out
-        assert layout is not None
-        return BlockedArray(out.transpose(layout.outer), layout, target.shape)
+        if is_blocked and out.zero_point != target.zero_point:
+            raise ArgumentError(self.op, "out", out, f"has to have the output's zero point, {target.zero_point}")
 
-    def _bind(self, solution: Computation) -> Bound:
-        results = [f"out{k}" if k else "out" for k in range(len(solution.results))]
-        names = [*self._names, *results, *self._beside]
-        program, room, threads = Program(()), 0, get_num_threads()
-        if solution.problem is not None:
-            request = solution.row, solution.problem, solution.src, solution.dst, solution.types, threads
-            program, room = selection.program_of(*request, **solution.options)
-        positions = tuple(names.index(name) if name in names else len(names) for name in solution.buffers)
-        in_order = positions == tuple(range(len(names)))
-        order = None if in_order else operator.itemgetter(*positions)
-        return Bound(program, threads, order, room, solution.results[0].is_plain)
+    def _finish(self, made: list[Any], final: Layout, first: Any, out: Any) -> list[Any]:
+        """The results, reordered from the kernel's layout; the first one to `out`, if that is given."""
+        is_one, held = self._is_one(first), out
+        if isinstance(out, np.ndarray):
+            images = out[None] if is_one else out
+            held = BlockedArray(images.transpose(final.outer), final, images.shape)
+        for k, x in enumerate(made):
+            if isinstance(x, BlockedArray):
+                found = to_layout(x, final, out=None if k else held)
+                made[k] = found if isinstance(first, BlockedArray) else _logical(found, is_one)
+        return made
 
 
-def _room(seen: Any, result: Result) -> Callable[[], Any]:
-    """Makes results like one that a caller has seen."""
-    if isinstance(seen, BlockedArray):
-        return functools.partial(allocate, seen.shape, seen.layout, seen.dtype, seen.zero_point)
+def chosen(op: str, problem: Any, src: Layout, dst: Layout, types: Types, **options: Any) -> tuple[Program | None, int]:
+    """The program of the row that is chosen, and the bytes of its workspace; none without a problem."""
+    if problem is None:
+        return None, 0
+    return selection.program_of(op, problem, src, dst, types, get_num_threads(), **options)
+
+
+def _room(result: Result, is_blocked: bool, is_one: bool) -> Callable[[], Any]:
+    """Makes a result."""
     if result.layout is None:
-        return functools.partial(np.zeros, seen.shape, seen.dtype)
-    return AlignedLike(seen)
+        return functools.partial(np.zeros, result.shape, result.dtype)
+    blocked = functools.partial(allocate, result.shape, result.layout, result.dtype, result.zero_point)
+    if is_blocked and not result.is_plain:
+        return blocked
+    return AlignedLike(_logical(blocked(), is_one))
 
 
 def _logical(x: BlockedArray, is_one: bool) -> Any:
@@ -332,7 +385,7 @@ def memory_order(x: Any) -> tuple[Any, ...]:
     """The properties of an array that decide its kernel, without its address. Calls with equal ones are bound once."""
     if type(x) is np.ndarray:
         return x.shape, x.strides, x.dtype, x.flags.aligned
-    return () if x is None else (x.layout, x.shape, x.dtype, x.zero_point)
+    return x.layout, x.shape, x.dtype, x.zero_point
 
 
 def check_alike(op: str, given: Mapping[str, BlockedArray]) -> BlockedArray:
@@ -348,20 +401,20 @@ def check_alike(op: str, given: Mapping[str, BlockedArray]) -> BlockedArray:
 
 
 def start_of(x: Any) -> int:
-    """The address of an array's first byte; 0 for None."""
-    if type(x) is np.ndarray:
-        return address_of(x)
-    return 0 if x is None else address_of(memory_of(x))
+    """The address of the first byte of an array, or of a BlockedArray."""
+    return address_of(memory_of(x))
 
 
-def as_blocked(op: str, argument: str, given: Any, types: Sequence[str] = FLOATS) -> BlockedArray:
+def as_blocked(op: str, argument: str, given: Any, types: Sequence[str] | None = FLOATS) -> BlockedArray:
     """An array in a native layout, without a copy if it is dense in one."""
     x = given_array(op, argument, given)
     if len(x.shape) != 4:
         raise ArgumentError(op, argument, x, "has to be (N, C, H, W)")
-    if str(x.dtype) not in types:
+    if types is None and isinstance(x, np.ndarray):
+        require_movable(op, argument, x.dtype)
+    elif types is not None and str(x.dtype) not in types:
         rule = "has to be " + " or ".join(filter(None, (", ".join(types[:-1]), types[-1])))
         raise DtypeError(op, argument, str(x.dtype), rule, as_float(argument, x.dtype))
     if isinstance(x, BlockedArray):
-        return x if x.layout.is_native else reordered(op, x, NCHW)
+        return x if x.layout.is_native else reordered(op, x, NCHW, argument)
     return BlockedArray(*storage_of(x, is_channels_last(x)), x.shape)

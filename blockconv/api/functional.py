@@ -7,16 +7,14 @@ without a copy. A BlockedArray has the source's layout, unless `out_layout` name
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
-from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions, Weight, as_weight
-from blockconv.api.modules import Conv1dCall, Conv2d, Conv2dCall
-from blockconv.api.repeated import Repeated, repeatable
+from blockconv.api.arithmetic import NOTHING_QUANTIZED, QuantizedOptions
+from blockconv.api.convolution import convolution_frame
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_autocast, as_numpy, like, with_gradient
@@ -33,8 +31,8 @@ from blockconv.core.problem import (
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import BlockedArray, allocate
-from blockconv.dispatch.boundary import cache_key, keep, single
+from blockconv.dispatch.array import BlockedArray
+from blockconv.dispatch.boundary import single
 from blockconv.dispatch.selection import Explanation
 from blockconv.machine.machine import host, named
 from blockconv.runtime import get_num_threads
@@ -161,86 +159,14 @@ def conv2d(
             )
             return kept
         input, weight, bias, residual = as_autocast(input, weight, bias, residual)
-    w, b = as_weight(weight, "conv2d"), None if bias is None else as_numpy(bias, "conv2d", "bias")
-    options = (stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
+    options = (stride, padding, dilation, groups, activation, algorithm, accuracy)
     asked: Any = input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding
     is_plain = input_quantization is weight_quantization is out_quantization is residual_quantization is out_dtype
     is_plain = is_plain and out_dtype is None and rounding is NOTHING_QUANTIZED.rounding
     quantized = NOTHING_QUANTIZED if is_plain else QuantizedOptions(*asked)
-    if quantized is NOTHING_QUANTIZED and residual is None and out is None and not isinstance(input, BlockedArray):
-        result: Array = convolved(Conv2dCall, input, w, b, options)
-        return result
-    return conv2d_like(Conv2dCall, w, b, options, quantized)(input, residual=residual, out=out)
-
-
-def convolved(
-    kind: Callable[..., Conv2d], input: Any, w: Weight, b: npt.NDArray[Any] | None, options: tuple[Any, ...]
-) -> Any:
-    """The convolution of an array into a new one, checked only if no such arrays were convolved before.
-
-    kind, options: as in `conv2d_like`.
-    """
-    x = as_numpy(input, "conv2d", "input")
-    if isinstance(w, BlockedArray) or not x.flags.aligned:
-        return conv2d_like(kind, w, b, options)(input)
-    about_bias = None if b is None else (b.shape, b.dtype)
-    lie = kind, x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype
-    key = (lie, about_bias, cache_key(options), get_num_threads())
-    known = _repeated.get(key)
-    if known is not None:
-        return known(input, x, w, b)
-    conv = conv2d_like(kind, w, b, options)
-    result = conv(input)
-    if (made := repeatable(conv, x, as_numpy(result, "conv2d", "out"))) is not None:
-        keep(_repeated, key, made)
+    kind = () if is_plain else quantized.kind(isinstance(input, BlockedArray))
+    result: Array = CONV2D((input, residual, weight, bias), options, kind, (), out, out_layout, quantized)[0]
     return result
-
-
-def conv2d_like(
-    kind: Callable[..., Conv2d],
-    w: Weight,
-    b: npt.NDArray[Any] | None,
-    options: tuple[Any, ...],
-    quantized: QuantizedOptions = NOTHING_QUANTIZED,
-) -> Conv2d:
-    """A convolution of a kind, made anew only if none of these shapes and options was called before.
-
-    options: what the kind takes before the weight, and the arguments of `Conv2d` from stride to accuracy.
-    """
-    about_bias = None if b is None else (b.shape, b.dtype)
-    lies = w.layout if isinstance(w, BlockedArray) else w.strides
-    key = (kind, w.shape, lies, w.dtype, about_bias, cache_key(options), quantized.kind)
-    known = _called.get(key)
-    if known is not None:
-        return known._with(w, b, quantized)
-    *first, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy = options
-    conv = kind(
-        *first,
-        w,
-        b,
-        stride,
-        padding,
-        dilation,
-        groups,
-        out_layout=out_layout,
-        activation=activation,
-        algorithm=algorithm,
-        accuracy=accuracy,
-        **quantized._asdict(),
-    )
-    keep(_called, key, conv._with(_without_values(w), None, quantized))
-    return conv
-
-
-def _without_values(w: Weight) -> Weight:
-    """An array of the shape and type of weights that takes no memory; of packed weights, pages that nothing touches."""
-    if isinstance(w, BlockedArray):
-        return allocate(w.shape, w.layout, w.dtype)
-    return np.broadcast_to(np.zeros((), w.dtype), w.shape)
-
-
-_called: dict[Any, Conv2d] = {}
-_repeated: dict[Any, Repeated] = {}
 
 
 def conv1d(
@@ -292,19 +218,14 @@ def conv1d(
         rule = f"has to be (N, C, L) or (C, L) with C = {channels}, which follows from weight and groups"
         raise ArgumentError("conv1d", "input", x, rule)
     wide = padding if isinstance(padding, str) else (0, single(padding))
-    conv = Conv1dCall(
-        w[:, :, None],
-        bias,
-        (1, single(stride)),
-        wide,
-        (1, single(dilation)),
-        groups,
-        out_layout="NCHW",
-        activation=activation,
-        algorithm=algorithm,
-    )
-    result: DenseArray = like(input, conv(x[..., None, :])[..., 0, :])
+    options = (1, single(stride)), wide, (1, single(dilation)), groups, activation, algorithm, "default"
+    given = x[..., None, :], w[:, :, None], bias
+    y = _CONV1D(given, options, out_layout="NCHW", values=NOTHING_QUANTIZED)[0]
+    result: DenseArray = like(input, y[..., 0, :])
     return result
+
+
+CONV2D, _CONV1D = convolution_frame("conv2d"), convolution_frame("conv1d", names=("input",))
 
 
 def explain(

@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
-from blockconv.api.frame import Computation, Destination, Frame, Result
-from blockconv.api.functional import conv2d_like, convolved
-from blockconv.api.modules import Conv2d
+from blockconv.api.convolution import Convolution, convolution_frame
+from blockconv.api.frame import Call, Computation, Frame, Result, chosen
 from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
-from blockconv.core.interop import as_autocast, as_numpy, with_gradient
+from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem
 from blockconv.core.types import FLOATS, Types, element
-from blockconv.dispatch.array import NCHW, BlockedArray
+from blockconv.dispatch.array import NCHW
 from blockconv.dispatch.boundary import (
     output_paddings,
     pads,
@@ -25,11 +24,10 @@ from blockconv.dispatch.boundary import (
 )
 
 
-class _Transposed(Conv2d):
-    """A convolution from the output's pixels of another to its input's, made for one call. It packs weights then."""
+class _Transposed(Convolution):
+    """A convolution from the output's pixels of another to its input's, of floats."""
 
     _row_op: ClassVar[str] = "conv2d_backward_data"
-    _packs_at_each_call = True
 
     def _check_parameters(self, groups: Any) -> int:
         if str(self.weight.dtype) not in FLOATS:
@@ -76,7 +74,6 @@ class _ConvTranspose2d(_Transposed):
 class _BackwardData(_Transposed):
     _op = "conv2d_backward_data"
     _given = "grad"
-    _follows_autocast = False
 
     def __init__(self, input_shape: Any, *given: Any, **options: Any) -> None:
         self._shape = checked_shape(self._op, "input_shape", input_shape)
@@ -148,8 +145,9 @@ def conv_transpose2d(
         )
         return kept
     input, weight, bias = as_autocast(input, weight, bias)
-    options = (output_padding, stride, padding, dilation, groups, out_layout, activation, algorithm, accuracy)
-    result: Array = _convolved(_ConvTranspose2d, input, weight, bias, options, out)
+    options = (output_padding, stride, padding, dilation, groups, activation, algorithm, accuracy)
+    given = input, weight, bias
+    result: Array = _CONV_TRANSPOSE2D(given, options, out=out, out_layout=out_layout)[0]
     return result
 
 
@@ -189,8 +187,9 @@ def conv2d_backward_data(
         raise ArgumentError(
             "conv2d_backward_data", "grad", grad, "has to be (N, O, OH, OW)", "for an image give grad[None]"
         )
-    options = (input_shape, stride, padding, dilation, groups, out_layout, None, algorithm, accuracy)
-    result: Array = _convolved(_BackwardData, grad, weight, None, options, out)
+    options = (input_shape, stride, padding, dilation, groups, None, algorithm, accuracy)
+    given = grad, weight, None
+    result: Array = _BACKWARD_DATA(given, options, out=out, out_layout=out_layout)[0]
     return result
 
 
@@ -198,8 +197,12 @@ def biased_backward_data(
     input_shape: tuple[int, ...], weight: Any, grad: Any, bias: Any, windows: tuple[Any, ...], out_layout: str
 ) -> Any:
     """`conv2d_backward_data` and a bias, (C,), or None. windows: stride, padding, dilation, groups."""
-    options = (input_shape, *windows, out_layout, None, "auto", "default")
-    return _convolved(_BackwardData, grad, weight, bias, options, None)
+    options = (input_shape, *windows, None, "auto", "default")
+    return _BACKWARD_DATA((grad, weight, bias), options, out_layout=out_layout)[0]
+
+
+_CONV_TRANSPOSE2D = convolution_frame("conv_transpose2d", _ConvTranspose2d, ("input",), 1)
+_BACKWARD_DATA = convolution_frame("conv2d_backward_data", _BackwardData, ("grad",), 1)
 
 
 def conv2d_backward_weights(
@@ -245,29 +248,24 @@ def conv2d_backward_weights(
     return tuple(found) if bias else found[0]
 
 
-def _solve_weights(given: dict[str, BlockedArray], to: Destination, options: Any, bias: bool) -> Computation:
-    op, x, y = _WEIGHTS.op, given["input"], given["grad"]
-    problem = _weights_problem(op, x.shape, *options)
+def _solve_weights(call: Call) -> Computation:
+    op, x, y, bias = _WEIGHTS.op, call.arrays["input"], call.arrays["grad"], call.kind
+    problem = _weights_problem(op, x.shape, *call.options)
     if y.shape != problem.dst_shape:
         raise ArgumentError(op, "grad", y.shape, f"has to have the shape of the output, {problem.dst_shape}")
     if y.dtype != x.dtype:
         raise DtypeError(op, "grad", str(y.dtype), f"has to have the input's dtype, {x.dtype}")
-    dtype: Any = np.float32 if element(x.dtype).is_half and to.dtype == np.float32 else x.dtype
+    dtype: Any = np.float32 if element(x.dtype).is_half and call.dtype == np.float32 else x.dtype
     types = Types.converted(x.dtype, dtype) if element(x.dtype).is_half else Types.all(x.dtype)
-    layout = to.layout or NCHW
+    layout = call.layout or NCHW
     return Computation(
-        row=op,
-        problem=problem if problem.n else None,
-        src=x.layout,
-        dst=y.layout,
-        types=types,
+        *chosen(op, problem if problem.n else None, x.layout, y.layout, types, weights=layout, bias=bias),
         read=(x.layout, y.layout),
         results=(
             Result(problem.wei_shape, layout, types.dst.dtype, is_plain=True),
             Result((problem.oc,), None, types.dst.dtype),
         )[: 2 if bias else 1],
         buffers=("input", "grad", "out", "out1"),
-        options={"weights": layout, "bias": bias},
     )
 
 
@@ -290,14 +288,6 @@ def _weights_problem(
     windows = *strides, top, left, bottom, right, *dilations, number
     with raised_by(op):
         return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *windows)
-
-
-def _convolved(kind: type[Conv2d], input: Any, weight: Any, bias: Any, options: tuple[Any, ...], out: Any) -> Any:
-    op = kind._op
-    w, b = as_numpy(weight, op, "weight"), None if bias is None else as_numpy(bias, op, "bias")
-    if out is None and not isinstance(input, BlockedArray):
-        return convolved(kind, input, w, b, options)
-    return conv2d_like(kind, w, b, options)(input, out=out)
 
 
 def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:

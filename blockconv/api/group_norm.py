@@ -11,7 +11,7 @@ import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.batch_norm import by_channel, computed, computed_type
-from blockconv.api.frame import Computation, Destination, Frame, Result, check_alike
+from blockconv.api.frame import Call, Computation, Frame, Result, check_alike, chosen
 from blockconv.core.checks import check_flag, checked_number, read_sizes, whole
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
@@ -213,25 +213,21 @@ def _gradients(
     return frame(arrays, (*grouping, 0.0), False, (by_channel(op, "weight", weight, x, 1), *known), out)
 
 
-def _solve(op: str, given: dict[str, BlockedArray], _: Destination, options: Any, is_forward: bool) -> Computation:
+def _solve(op: str, call: Call) -> Computation:
     """options: groups, whether each pixel is normalised on its own, epsilon."""
-    x, (groups, per_pixel, eps) = check_alike(op, given), options
+    x, (groups, per_pixel, eps), is_forward = check_alike(op, call.arrays), call.options, call.kind
     with raised_by(op):
         problem = GroupNormProblem(x.shape, groups, eps, per_pixel)
     layout = x.layout if x.layout.blocks[0] == 1 else NCHW
     layout = _of_pixels(layout) if per_pixel else layout
     held, count = computed_type(x), math.prod(_statistics_shape(x, groups, per_pixel)) if is_forward else x.shape[1]
+    row, asked = ("group_norm", {"statistics": True}) if is_forward else ("group_norm_backward", {})
     forward, backward = ("input", "weight", "bias", "out"), ("input", "grad", "weight", "mean", "inverse", "out")
     return Computation(
-        row="group_norm" if is_forward else "group_norm_backward",
-        problem=None if 0 in x.shape else problem,
-        src=layout,
-        dst=layout,
-        types=Types.all(x.dtype),
-        read=(layout,) * len(given),
+        *chosen(row, None if 0 in x.shape else problem, layout, layout, Types.all(x.dtype), **asked),
+        read=(layout,) * len(call.arrays),
         results=(Result(x.shape, layout, x.dtype), *[Result((count,), None, held)] * 2),
         buffers=(*(forward if is_forward else backward), "out1", "out2"),
-        options={"statistics": True} if is_forward else {},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
-from blockconv.api.frame import Computation, Destination, Frame, Result, as_blocked, given_array
+from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, chosen, given_array
 from blockconv.api.gradients import checked_shape
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.api.pooling import max_pool2d
@@ -17,7 +17,6 @@ from blockconv.core.errors import ArgumentError, raised_by
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Pool2dBackwardProblem
 from blockconv.core.types import Types
-from blockconv.dispatch.array import BlockedArray
 
 
 def max_pool2d_backward(
@@ -133,23 +132,20 @@ def _gradient(
     return _FRAMES[op]((grad, indices), (pool, shape, parameters), out=wanted[0], out_layout=wanted[1])[0]
 
 
-def _solve(op: str, given: dict[str, BlockedArray], to: Destination, options: Any, _: None) -> Computation:
-    (pool, shape, parameters), y = options, given["grad"]
+def _solve(op: str, call: Call) -> Computation:
+    (pool, shape, parameters), y = call.options, call.arrays["grad"]
     named = "input" if pool == "max_pool2d" else "input_shape"
     sizes = checked_shape(op, named, shape)
     with raised_by(op):
         problem = Pool2dBackwardProblem(PROBLEMS[pool](sizes, *parameters))
-    for name, x in given.items():
+    for name, x in call.arrays.items():
         if x.shape != problem.src_shape:
             raise ArgumentError(op, name, x.shape, f"has to have the shape of the output, {problem.src_shape}")
-    layout = to.layout if to.layout is not None and to.layout.is_native else y.layout
+    layout = call.layout if call.layout is not None and call.layout.is_native else y.layout
+    some = None if 0 in problem.src_shape else problem
     return Computation(
-        row="pool2d_backward",
-        problem=None if 0 in problem.src_shape else problem,
-        src=y.layout,
-        dst=layout,
-        types=Types.all(y.dtype),
-        read=(y.layout,) * len(given),
+        *chosen("pool2d_backward", some, y.layout, layout, Types.all(y.dtype)),
+        read=(y.layout,) * len(call.arrays),
         results=(Result(problem.dst_shape, layout, y.dtype),),
         buffers=("grad", "out", "indices"),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.api.frame import Computation, Destination, Frame, Result
+from blockconv.api.frame import Call, Computation, Frame, Result, chosen
 from blockconv.core.checks import MOST_EXTENT, check_extents, check_flag, whole
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.layout import Layout
@@ -128,11 +128,9 @@ def _check_sums(op: str, problem: Problem) -> None:
         raise ArgumentError(op, "input", problem.src_shape, rule, "average smaller windows first, or give floats")
 
 
-def _solve(
-    op: str, given: dict[str, BlockedArray], _: Destination, parameters: Any, kind: tuple[bool, Quantizations] | None
-) -> Computation:
-    """kind: whether the call gives indices, and its quantizations; None: neither. Kernels write the input's layout."""
-    x, (indices, quantizations) = given["input"], kind or (False, NOT_QUANTIZED)
+def _solve(op: str, call: Call) -> Computation:
+    """Kernels write the input's layout. The call's kind: whether it gives indices, and its quantizations, or None."""
+    x, (indices, quantizations) = call.arrays["input"], call.kind or (False, NOT_QUANTIZED)
     if isinstance(x.dtype, str) and (indices or x.layout != Layout("NCHW64")):
         raise LayoutError(
             op, "input", str(x.layout), f"pools of packed {x.dtype} need NCHW64, and give no indices", "see to_layout"
@@ -142,22 +140,19 @@ def _solve(
     if x.shape[1] < least or min(x.shape[2:]) < 1:
         raise ArgumentError(op, "input", x.shape, f"has to have H and W of at least 1, and C of at least {least}")
     with raised_by(op):
-        problem = PROBLEMS[op](x.shape, *parameters)
+        problem = PROBLEMS[op](x.shape, *call.options)
     if is_quantized(x.dtype) and not (isinstance(problem, Pool2dProblem) and problem.kind == "max"):
         _check_sums(op, problem)
     results = [Result(problem.dst_shape, x.layout, x.dtype, dst.zero_point if dst is not None and not indices else 0)]
     if indices:
         results.append(Result(problem.dst_shape, x.layout, np.dtype(np.int64)))
+    row, some = "pool2d_indices" if indices else "pool2d", None if 0 in problem.dst_shape else problem
+    asked = {} if src is None else {"quantizations": (src, dst)}
     return Computation(
-        row="pool2d_indices" if indices else "pool2d",
-        problem=None if 0 in problem.dst_shape else problem,
-        src=x.layout,
-        dst=x.layout,
-        types=Types.all(x.dtype),
+        *chosen(row, some, x.layout, x.layout, Types.all(x.dtype), **asked),
         read=(x.layout,),
         results=tuple(results),
         buffers=("input", "out", "out1")[: 1 + len(results)],
-        options={} if src is None else {"quantizations": (src, dst)},
     )
 
 

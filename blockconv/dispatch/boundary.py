@@ -38,7 +38,7 @@ def given_images(op: str, input: Any, argument: str = "input") -> tuple[Array, b
     if x.ndim != 4:
         alone = ONE_IMAGE if "conv" in op else "for one 2-D image give image[None], and take [0] of the result"
         rule = "has to be (N, C, H, W) or (C, H, W)"
-        raise ArgumentError(op, argument, x, rule, alone if x.ndim == 2 else "")
+        raise ArgumentError(op, argument, x, rule, alone if x.ndim == 2 and argument == "input" else "")
     return x, unbatched
 
 
@@ -79,13 +79,13 @@ def dense_layout(op: str, out: Array, channels_last: bool, wanted: Layout | None
     raise LayoutError(op, "out", out, f"has to be dense in {wanted or 'NCHW or NHWC'} order")
 
 
-def reordered(op: str, x: BlockedArray, layout: Layout) -> BlockedArray:
+def reordered(op: str, x: BlockedArray, layout: Layout, argument: str = "input") -> BlockedArray:
     """`x` in another layout, by a reorder that the first caller outside blockconv is warned of."""
     caller, level = sys._getframe(1), 2
     while caller.f_back is not None and caller.f_globals["__name__"].startswith("blockconv."):
         caller, level = caller.f_back, level + 1
-    text = f"blockconv: {op} reorders its input from {x.layout} to {layout} at every call"
-    warn(text + f"; give the input in {layout}", level)
+    text = f"blockconv: {op} reorders its {argument} from {x.layout} to {layout} at every call"
+    warn(text + f"; give it in {layout}", level)
     return to_layout(x, layout)
 
 

@@ -23,7 +23,7 @@ from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.machine.machine import host
 from blockconv.runtime import Buffer, Launch, Program, Scratch, address_of, aligned_empty
-from blockconv.runtime.memory import Empty
+from blockconv.runtime.memory import ALIGNMENT, Empty
 
 _PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
@@ -162,26 +162,21 @@ def _unpacking(problem: Conv2dProblem, source: Layout, form: WeightForm) -> tupl
     return Program((unpack_op(problem.wei_shape, source, problem.g, form.layout, itemsize),)), nbytes
 
 
-# Fresh pages cost more than packing into them. A thread keeps at most so many bytes of each.
+# Fresh pages cost more than packing into them. A thread keeps at most so many bytes.
 KEPT = 32 << 20
-_packed, _between = Scratch(), Scratch()
+_room = Scratch()
 
 
-def room_for(how: Packing) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Memory to pack into, and by way of: this thread's own, till it asks again."""
-    sizes = ((_packed, how.nbytes), (_between, how.between))
-    packed, between = (kept.array(n) if n <= KEPT else aligned_empty(n) for kept, n in sizes)
-    return packed, between
-
-
-def is_kept(how: Packing) -> bool:
-    """Whether all that `room_for` gives is kept by the thread."""
-    return max(how.nbytes, how.between) <= KEPT
-
-
-def kept_room(how: Packing) -> tuple[int, int]:
-    """The addresses of `room_for`, where `is_kept`."""
-    return _packed.of(how.nbytes), _between.of(how.between)
+def room_for(how: Packing) -> tuple[int, int, Any]:
+    """The addresses of memory to pack into, and by way of, and that memory. If none, it is the thread's own."""
+    _, nbytes, between = how
+    first = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    if first + between <= KEPT:
+        start, room = _room.of(first + between), None
+    else:
+        room = aligned_empty(first + between)
+        start = address_of(room)
+    return start, start + first, room
 
 
 def pack_bias(

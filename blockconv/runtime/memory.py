@@ -98,8 +98,3 @@ class Scratch(threading.local):
         if nbytes > self.size:
             self.keep(aligned_empty(nbytes))
         return self.address
-
-    def array(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """So many bytes, which the next call gives again."""
-        self.of(nbytes)
-        return self.memory[:nbytes]

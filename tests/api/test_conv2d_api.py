@@ -29,7 +29,7 @@ from conv_arrays import (
 
 import blockconv as bc
 from blockconv import jit, runtime
-from blockconv.api import functional, prepared
+from blockconv.api import convolution
 from blockconv.core.problem import Conv2dBackwardDataProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
@@ -432,7 +432,7 @@ def test_threads_may_change_between_calls():
 # ---------------------------------------------------------------- algorithms and the table
 
 
-@pytest.mark.parametrize("algorithm", prepared.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", convolution.ALGORITHMS)
 def test_algorithms(algorithm):
     close(bc.conv2d(X, W, B, padding=1, algorithm=algorithm), WANTED)
     close(logical(bc.Conv2d(W, B, padding=1, algorithm=algorithm)(blocked(X, "NCHW8"))), WANTED)
@@ -444,14 +444,12 @@ def test_a_fall_to_the_reference_warns_of_what_was_missing(monkeypatch):
         for row in selection.TABLE
     )
     monkeypatch.setattr(selection, "TABLE", table)
-    prepared.prepared.cache_clear()
-    functional._called.clear()
+    convolution._prepared.cache_clear()
     try:
         with pytest.warns(bc.SlowPathWarning, match=r"NCHW to NCHW .*reference.*conv_direct: is switched off"):
             close(bc.Conv2d(W, B, padding=1)(X), WANTED)
     finally:
-        prepared.prepared.cache_clear()
-        functional._called.clear()
+        convolution._prepared.cache_clear()
 
 
 def test_explain_names_every_row_and_why_not(monkeypatch):
@@ -500,7 +498,7 @@ def test_depthwise_calls_of_any_size_share_few_kernels(name, op, layout, monkeyp
     for h, w in np.random.default_rng(0).integers(8, 250, (100, 2)).tolist():
         problem = made(1, 32, h, w, 32, k, k, step, step, k // 2, k // 2, g=32)
         row = selection.choose(op, problem, layout, layout, types)
-        prepared.prepared.__wrapped__(row, problem, layout, layout, types, 1, Epilogue(), None)
+        convolution._prepared.__wrapped__(row, problem, layout, layout, types, 1, Epilogue(), None)
     assert len(found) <= 30
 
 

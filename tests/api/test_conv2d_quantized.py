@@ -12,7 +12,7 @@ from quantized_oracle import Steps
 
 import blockconv as bc
 from blockconv import Quantization
-from blockconv.api.functional import _called
+from blockconv.api import convolution, frame
 from blockconv.core import target
 from blockconv.dispatch.quantizing import MOST_PRODUCTS, is_narrow, pair_sums
 from blockconv.kernels.common.dot import DOTS
@@ -279,9 +279,11 @@ FITTING, OTHERS = ((64, 64), (127, 1), (-64, -64), (-128, 127)), ((64, 65), (127
 @pytest.mark.isa
 @pytest.mark.parametrize("src", [np.uint8, np.int8])
 @pytest.mark.parametrize("pair", FITTING + OTHERS)
-def test_nothing_saturates(pair, src):
+def test_nothing_saturates(pair, src, monkeypatch):
     """Weights of a single pair, the rest zero, so that all hangs on this one; and of that pair all through."""
-    _called.clear()
+    monkeypatch.setattr(frame, "_kept", {})
+    forms, prepare = [], convolution._prepared
+    monkeypatch.setattr(convolution, "_prepared", lambda *given: forms.append(prepare(*given)) or forms[-1])
     for channels in (8, 9):
         w = np.zeros((3, channels), np.int8)
         w[0, 4:6], w[2] = pair, np.resize(pair, channels)
@@ -296,12 +298,9 @@ def test_nothing_saturates(pair, src):
         even = x[:, :8].astype(np.int64) + (128 if src is np.int8 else 0), w[:, :8]
         assert (in_pairs(*even) == even[0] @ even[1].T.astype(np.int64)).all() == (pair in FITTING)
         # Only what was proved takes the instruction that saturates; a function's weights change from call to call.
-        (bound, *_) = conv._bound.values()
-        fast = target.isa().ssse3 and not target.isa().vnni and pair in FITTING
-        assert (bound.plan.form.dot == DOTS["vpmaddubsw"]) == fast
-        functions = [bound for conv in _called.values() for bound in conv._bound.values() if bound.plan is not None]
-        assert functions
-        assert all(bound.plan.form.dot != DOTS["vpmaddubsw"] for bound in functions)
+        of_class, of_function = (prepared.form.dot == DOTS["vpmaddubsw"] for prepared in forms[-2:])
+        assert of_class == (target.isa().ssse3 and not target.isa().vnni and pair in FITTING)
+        assert not of_function
 
 
 def test_narrow_weights():

@@ -10,14 +10,13 @@ import pytest
 from conv_arrays import RNG, SHAPE, B, F, W, X, channels_last, close, like_torch, torch, unaligned
 
 import blockconv as bc
-from blockconv.api import frame, functional
+from blockconv.api import frame
 from blockconv.dispatch import boundary, packing
 
 
 @pytest.fixture(autouse=True)
 def nothing_called(monkeypatch):
-    monkeypatch.setattr(functional, "_repeated", {})
-    monkeypatch.setattr(frame, "_bound", {})
+    monkeypatch.setattr(frame, "_kept", {})
 
 
 def fresh(like):
@@ -32,7 +31,7 @@ def test_each_call_has_the_values_of_its_own_arrays(source, weight, bias):
         x, w, b = fresh(X), fresh(W), None if bias is None else fresh(bias)
         got = bc.conv2d(source(x), weight(w), b, padding=1)
         close(got, like_torch(x, w, b, padding=1))
-        assert len(functional._repeated) == 1
+        assert len(frame._kept) == 1
     assert bc.conv2d(source(X), weight(W), bias, padding=1).strides == got.strides
 
 
@@ -45,7 +44,7 @@ def test_tensors_and_arrays_share_what_is_kept():
         alike = bc.conv2d(given[0].numpy(), given[1].numpy(), padding=1)
         assert isinstance(alike, np.ndarray)
         np.testing.assert_array_equal(alike, got.numpy())
-    assert len(functional._repeated) == 1
+    assert len(frame._kept) == 1
 
 
 def test_arrays_that_lie_otherwise_are_told_apart():
@@ -54,7 +53,7 @@ def test_arrays_that_lie_otherwise_are_told_apart():
             got = bc.conv2d(x, w, B, padding=1)
             close(got, like_torch(X, W, B, padding=1))
             assert bc.is_channels_last(got) == (x is not X or w is not W)
-    assert len(functional._repeated) == 4
+    assert len(frame._kept) == 4
 
 
 def test_images_without_a_batch():
@@ -79,7 +78,7 @@ def test_arrays_that_are_copied_are_looked_at_each_time():
         x = wide[..., ::2]
         x[...] = fresh(X)
         close(bc.conv2d(x, flipped[:, :, ::-1], padding=1), like_torch(np.ascontiguousarray(x), W, padding=1))
-    assert not functional._repeated
+    assert len(frame._kept) == 1
     close(bc.conv2d(X, W, padding=1), like_torch(X, W, padding=1))
     close(bc.conv2d(unaligned(X), W, padding=1), like_torch(X, W, padding=1))
 
@@ -115,7 +114,7 @@ def test_the_number_of_threads_counts():
             close(bc.conv2d(X, W, padding=1), like_torch(X, W, padding=1))
     finally:
         bc.set_num_threads(held)
-    assert len(functional._repeated) == len({1, held})
+    assert len(frame._kept) == len({1, held})
 
 
 def test_weights_beyond_what_a_thread_keeps(monkeypatch):
@@ -124,7 +123,6 @@ def test_weights_beyond_what_a_thread_keeps(monkeypatch):
     for _ in range(2):
         x, w = fresh(X), fresh(W)
         close(bc.conv2d(x, w, padding=1), like_torch(x, w, padding=1))
-    assert not functional._repeated
 
 
 def test_problems_are_kept_by_the_hundred_and_no_more(monkeypatch):
@@ -135,7 +133,7 @@ def test_problems_are_kept_by_the_hundred_and_no_more(monkeypatch):
             x = RNG.standard_normal((1, 3, 5, width), dtype=np.float32)
             w = RNG.standard_normal((4, 3, 1, 1), dtype=np.float32)
             close(bc.conv2d(x, w), like_torch(x, w))
-            assert len(functional._repeated) <= 4
+            assert len(frame._kept) <= 4
 
 
 @pytest.mark.parametrize("source", [lambda x: x, channels_last, torch.from_numpy], ids=["NCHW", "NHWC", "tensor"])
@@ -146,7 +144,7 @@ def test_each_pool_has_the_values_of_its_own_array(source):
         close(np.asarray(got), F.max_pool2d(torch.from_numpy(x), 2).numpy())
         assert type(got) is type(source(x))
         assert bc.is_channels_last(np.asarray(got)) == (source is channels_last)
-        assert len(frame._bound) == 1
+        assert len(frame._kept) == 1
 
 
 def test_pools_of_images_without_a_batch_and_of_copied_arrays():
@@ -154,7 +152,7 @@ def test_pools_of_images_without_a_batch_and_of_copied_arrays():
         x = fresh(X)
         wanted = F.avg_pool2d(torch.from_numpy(x), 2).numpy()
         close(bc.avg_pool2d(np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1], 2), wanted)
-        assert not frame._bound
+        assert all(bound.read for bound in frame._kept.values())
     for _ in range(2):
         close(bc.avg_pool2d(x[0], 2), wanted[0])
         close(bc.avg_pool2d(unaligned(x), 2), wanted)

@@ -25,13 +25,12 @@ from typing import Any
 import torch
 
 from blockconv.api.batch_norm import UNBOUNDED, gradients, normalized
-from blockconv.api.functional import convolved
+from blockconv.api.functional import CONV2D
 from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
 from blockconv.api.group_norm import group_norm, group_norm_backward, layer_norm, layer_norm_backward
-from blockconv.api.modules import Conv2dCall
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from blockconv.core.interop import as_numpy, followed, follows_tangents, has_tangent
+from blockconv.core.interop import followed, follows_tangents, has_tangent
 
 calls: Any = SimpleNamespace()
 _library = torch.library.Library("blockconv", "DEF")
@@ -230,9 +229,8 @@ def _laid_out(grad: Any, layout: str) -> Any:
 
 
 def _conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:
-    weight, b = as_numpy(w, "conv2d", "weight"), None if bias is None else as_numpy(bias, "conv2d", "bias")
-    options = tuple(stride), tuple(padding), tuple(dilation), groups, _layout(x, w), None, "auto", "default"
-    return convolved(Conv2dCall, x, weight, b, options)
+    options = tuple(stride), tuple(padding), tuple(dilation), groups, None, "auto", "default"
+    return CONV2D((x, None, w, bias), options, (), out_layout=_layout(x, w))[0]
 
 
 def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Any:

@@ -1,0 +1,339 @@
+"""The convolutions behind the drop-in functions and `Conv2d`: arguments that are checked once, and their programs.
+
+A kernel reads the weights packed, biases in its own order, and a block of parameters. A call of a function makes these
+operands; a `Conv2d` keeps them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOptions, Weight, as_weight
+from blockconv.api.frame import Call, Computation, Derive, Frame, Result
+from blockconv.core.activation import Activation, activation
+from blockconv.core.checks import whole
+from blockconv.core.errors import ArgumentError, DtypeError, raised_by
+from blockconv.core.interop import as_numpy
+from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
+from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
+from blockconv.dispatch.boundary import ONE_IMAGE, pads, pair
+from blockconv.dispatch.packing import (
+    Packing,
+    pack_bias,
+    pack_weights,
+    packing,
+    room_for,
+    unpacked_weights,
+    weights_as_read,
+    widened,
+)
+from blockconv.dispatch.quantizing import check_zero_point, with_weights
+from blockconv.kernels import Row, WeightForm
+from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Epilogue
+from blockconv.runtime import Program, address_of, get_num_threads
+
+Array = npt.NDArray[Any]
+
+# The kernels of the table that each algorithm may take.
+ALGORITHMS: dict[str, Callable[[Row], bool]] = {
+    "auto": lambda row: True,
+    "direct": lambda row: row.algorithm == "direct" and not row.reference,
+    "winograd": lambda row: row.algorithm == "winograd",
+    "reference": lambda row: row.reference,
+}
+
+
+TYPES: Mapping[str, None] = dict.fromkeys(("input", "grad", "residual"))  # for a frame: `Arithmetic` checks them
+
+
+class Convolution:
+    """The checked arguments of a convolution: those of `Conv2d`. op: the function's name in the texts of errors."""
+
+    _op = "Conv2d"  # the name in the texts of errors
+    _given = "input"  # likewise, of the array that is convolved
+    _row_op: ClassVar[str] = "conv2d"  # of the rows of the table
+    _weight_axes = "(O, I/groups, KH, KW)"
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: Any,
+        activation: Any,
+        algorithm: Any,
+        accuracy: Any,
+        quantized: QuantizedOptions,
+        op: str | None = None,
+    ) -> None:
+        self._op = op = op or self._op
+        self.weight: Weight = as_weight(weight, op)
+        self.bias = None if bias is None else as_numpy(bias, op, "bias")
+        self.groups, self.padding = self._check_parameters(groups), padding
+        self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
+        kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
+        self._pads = pads(op, padding, kernel, self.stride, self.dilation)
+        self.activation = _activation(activation, op)
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+            raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
+        self.algorithm, self.accuracy = algorithm, selection.accuracy_of(op, accuracy)
+        self._options = quantized
+        self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, quantized, self._given)
+        self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
+
+    def computation(self, call: Call, packed: dict[Any, Array] | None = None, src: Layout | None = None) -> Computation:
+        """The work of a call.
+
+        packed: where the packed weights are kept by their form; None to pack them at each call.
+        src: the layout in which the kernel reads the input; None for the input's.
+        """
+        x, residual, arithmetic = call.arrays[self._given], call.arrays.get("residual"), self.arithmetic
+        types, problem = arithmetic.types(x.dtype), self._problem(x.shape)
+        if isinstance(types.dst.array_dtype, str) and not call.is_blocked:
+            rule = "only a BlockedArray holds packed 4-bit integers"
+            raise DtypeError(self._op, "out_dtype", types.dst.array_dtype, rule, "give a BlockedArray as input")
+        dst = call.layout or (x.layout if call.is_blocked else self._memory_format(x.layout))
+        src, dst = src or x.layout, dst if dst.is_native else NCHW
+        arithmetic.check_layouts(types, problem, src, dst)
+        check_zero_point(self._op, self._given, x.zero_point, self._options.input_quantization)
+        shape = problem.dst_shape if x.shape[1] else (problem.n, 0, problem.oh, problem.ow)
+        if residual is not None:
+            self._check_residual(residual, shape, types)
+        found: _Prepared | None = None
+        derive: Derive | None = None
+        if 0 not in (problem.n, x.shape[1]):
+            packs = packed is None and not isinstance(self.weight, BlockedArray)
+            types = types if packs else with_weights(types, self.weight, any(map(any, self._pads)))
+            found = self._prepare(problem, src, dst, types, residual is not None, packs)
+            derive = self._derive(found, call, packed)
+        added = "residual" if residual is not None else "out"
+        return Computation(
+            None if found is None else found.program,
+            0 if found is None else found.workspace,
+            read=(src,) if residual is None else (src, dst),
+            results=(Result(shape, dst, types.dst.array_dtype, arithmetic.dst_zero_point),),
+            buffers=(self._given, "packed", "biases", "out", added, "parameters", "weights", "between")[
+                : 6 if found is None or found.packing is None else 8
+            ],
+            layout=None if call.is_blocked else dst,
+            derived=("packed", "biases", "parameters", "weights", "between"),
+            derive=derive,
+        )
+
+    # -- what is read and written
+
+    def _memory_format(self, src: Layout) -> Layout:
+        return NHWC if src is NHWC or self._weight_is_channels_last else NCHW
+
+    def _check_residual(self, residual: BlockedArray, shape: tuple[int, ...], types: Types) -> None:
+        if residual.shape != shape:
+            raise ArgumentError(self._op, "residual", residual.shape, f"has to have the output's shape, {shape}")
+        self.arithmetic.check_residual(residual.dtype, types.dst.array_dtype)
+        check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
+
+    def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
+        oc, per_group, kh, kw = self.weight.shape
+        self._check_channels(shape, per_group * self.groups)
+        (top, bottom), (left, right) = self._pads
+        n, ic, ih, iw = (int(k) for k in shape)
+        sizes = n, ic or self.groups, ih, iw, int(oc), int(kh), int(kw)
+        with raised_by(self._op):
+            return Conv2dProblem(*sizes, *self.stride, top, left, bottom, right, *self.dilation, self.groups)
+
+    # -- the program
+
+    def _prepare(
+        self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, residual: bool, packs: bool
+    ) -> _Prepared:
+        if self.algorithm == "auto":
+            row = selection.choose(self._row_op, problem, src, dst, types, self.accuracy, once=packs)
+        else:
+            row = self._by_algorithm(Request(problem, src, dst, types, anchor=selection.anchor_of(problem)))
+        epilogue = self.arithmetic.epilogue(types, residual)
+        weights = weights_as_read(self.weight)[1] if packs and not isinstance(self.weight, BlockedArray) else None
+        return _prepared(row, problem, src, dst, types, get_num_threads(), epilogue, weights)
+
+    def _by_algorithm(self, request: Request) -> Row:
+        """The cheapest kernel of the algorithm that the caller names."""
+        found = selection.decisions(self._row_op, request, self.accuracy)
+        found = [c for c in found if ALGORITHMS[self.algorithm](c.row)]
+        best = selection.cheapest(found)
+        if best is None:
+            said = "; ".join(f"{c.row.name} {c.why_not}" for c in found)
+            rule = f"no kernel of this algorithm takes the problem: {said}"
+            raise ArgumentError(self._op, "algorithm", self.algorithm, rule, "give 'auto'")
+        return best.row
+
+    # -- the operands of a kernel besides arrays
+
+    def _derive(self, to: _Prepared, call: Call, packed: dict[Any, Array] | None) -> Derive:
+        """Makes packed weights, biases, parameters, weights, and memory to pack by way of.
+
+        A program that does not pack takes the first three.
+        """
+        src, residual = call.arrays[self._given].dtype, getattr(call.arrays.get("residual"), "dtype", None)
+        if packed is not None:
+            lasting = self._operands(to, residual, packed)
+            addresses = *map(address_of, lasting), 0, 0
+            return lambda operands, values: (addresses, lasting)
+        if self.arithmetic.is_float:
+            return self._derive_floats(to, call.operands[0])
+        op, given, activation = self._op, self._given, self.activation
+
+        def derive(operands: Any, values: QuantizedOptions | None) -> tuple[Sequence[int], Any]:
+            weight, bias = as_weight(operands[0], op), operands[1]
+            arithmetic = Arithmetic(op, weight, bias, activation, values or NOTHING_QUANTIZED, given)
+            arithmetic.types(src)
+            if isinstance(weight, BlockedArray):
+                made, sums = unpacked_weights(to.problem, weight, to.form)
+                held = made, *arithmetic.beside_weights(*to[:3], sums, bias, residual)
+                return (*map(address_of, held), 0, 0), held
+            assert to.packing is not None
+            start, between, room = room_for(to.packing)
+            held = (
+                *arithmetic.beside_weights(*to[:3], weight, bias, residual),
+                widened(weights_as_read(weight)[0], to.form),
+            )
+            return (start, *map(address_of, held), between), (held, room)
+
+        return derive
+
+    def _derive_floats(self, to: _Prepared, given: Array) -> Derive:
+        how, form, wei = to.packing, to.form, to.types.wei.dtype
+        assert how is not None
+        zeros, parameters = self.arithmetic.beside_weights(*to[:3], given, None, None)
+        # For each packed bias, its number among a zero and the given biases.
+        numbers = None if self.bias is None else np.arange(1, 1 + self.bias.size)
+        positions = zeros if numbers is None else pack_bias(to.problem, numbers, form, numbers.dtype)
+        in_place = given.dtype == wei and widened(weights_as_read(given)[0], form) is given
+        no_bias, at = address_of(zeros), address_of(parameters)
+
+        def derive(operands: Any, values: Any) -> tuple[Sequence[int], Any]:
+            weight, bias = operands
+            start, between, room = room_for(how)
+            if not in_place:  # a conversion keeps the order of dense weights, and of no others
+                weight = widened(weights_as_read(weight)[0].astype(wei, copy=False), form)
+            if bias is None:
+                return (start, no_bias, at, address_of(weight), between), (room, weight, zeros)
+            numbered = np.zeros(1 + bias.size, zeros.dtype)
+            numbered[1:] = bias
+            biases = numbered[positions]
+            return (start, address_of(biases), at, address_of(weight), between), (room, weight, biases, parameters)
+
+        return derive
+
+    def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
+        """Packed weights, biases, parameters."""
+        weight = self.weight
+        if isinstance(weight, BlockedArray):
+            packed, sums = unpacked_weights(to.problem, weight, to.form)
+        else:
+            # In the type that they are multiplied in: float32 ones are rounded for an input of 16 bits.
+            sums = weight if weight.dtype == to.types.wei.dtype else weight.astype(to.types.wei.dtype)
+            key = to.form, to.types
+            if key not in kept:
+                kept[key] = pack_weights(to.problem, sums, to.form)
+            packed = kept[key]
+        return packed, *self.arithmetic.beside_weights(*to[:3], sums, self.bias, residual)
+
+    # -- checks
+
+    def _check_channels(self, shape: tuple[int, ...], channels: int) -> None:
+        if len(shape) != 4 or shape[1] != channels:
+            rule = f"has to be (N, C, H, W) with C = {channels}, which follows from weight and groups"
+            last = "where channels are the last axis, give x.transpose(0, 3, 1, 2), of one image image[None] for x"
+            raise ArgumentError(self._op, self._given, shape, rule, last if shape[-1] == channels else "")
+
+    def _out_channels(self, groups: int) -> int:
+        return int(self.weight.shape[0])
+
+    def _check_parameters(self, groups: Any) -> int:
+        """The groups, as an int."""
+        weight, bias = self.weight, self.bias
+        if weight.ndim != 4:
+            remedy = ONE_IMAGE if weight.ndim == 2 else ""
+            raise ArgumentError(self._op, "weight", weight, f"has to be {self._weight_axes}", remedy)
+        number = whole(groups)
+        if number is None or number < 1 or weight.shape[0] % number:
+            which = "output" if self._weight_axes.startswith("(O") else "input"
+            rule = f"has to be a positive int that divides the {weight.shape[0]} {which} channels"
+            raise ArgumentError(self._op, "groups", groups, rule)
+        channels = self._out_channels(number)
+        if bias is not None and bias.shape != (channels,):
+            raise ArgumentError(self._op, "bias", bias, f"has to have shape ({channels},)")
+        return number
+
+
+def _activation(spec: Any, op: str) -> Activation:
+    return spec if isinstance(spec, Activation) else activation(spec, op)
+
+
+class _Prepared(NamedTuple):
+    """A problem's program, without the weights. All convolutions of the problem share it.
+
+    packing: of the weights, which the program begins with; None if they come packed.
+    """
+
+    problem: Conv2dProblem
+    types: Types
+    form: WeightForm
+    program: Program
+    packing: Packing | None
+    workspace: int
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(
+    row: Row,
+    problem: Conv2dProblem,
+    src: Layout,
+    dst: Layout,
+    types: Types,
+    threads: int,
+    epilogue: Epilogue,
+    weights: Layout | None,
+) -> _Prepared:
+    """weights: the layout that they are given in, if the program is to pack them."""
+    prepare = functools.partial(row.prepare, problem, src, dst, types, anchor=selection.anchor_of(problem))
+    primitive = prepare(threads=threads)
+    alone = primitive if threads == 1 else prepare(threads=1)
+    form, seconds, launches, how = primitive.form, alone.seconds, primitive.launches(epilogue), None
+    if weights is not None:
+        # One program, so that threads are woken once. The weights' buffers come after those of the convolution, and the
+        # workspace after them.
+        how = packing(problem, weights, form, form.dot.itemsize or types.wei.itemsize)
+        first = [launch.with_buffers({0: 6, 2: 7}) for launch in how.program.launches]
+        seconds += selection.packing_seconds(alone, Request(problem, src, dst, types))
+        launches = (*first, *(launch.with_buffers({6: 8}) for launch in launches))
+    return _Prepared(problem, types, form, Program(launches, seconds), how, sum(primitive.workspace))
+
+
+def convolution_frame(
+    op: str,
+    kind: Callable[..., Convolution] = Convolution,
+    names: tuple[str, ...] = ("input", "residual"),
+    extra: int = 0,
+) -> Frame:
+    """The frame of a function that packs its weights at each call. Its arrays have these names; weight and bias follow.
+
+    extra: how many of a call's options come before the arguments of a `Convolution`.
+    """
+
+    def solve(call: Call) -> Computation:
+        first, options = call.options[:extra], call.options[extra:]
+        quantized = call.values or NOTHING_QUANTIZED
+        return kind(*first, *call.operands, *options, quantized, op=op).computation(call)
+
+    optional, operands = ("residual", "bias"), ("weight", "bias")
+    return Frame(op, names, solve, (), optional, TYPES, takes_one=True, operands=operands)
