@@ -92,7 +92,9 @@ class Convolution:
         self.arithmetic = Arithmetic(op, self.weight, self.bias, self.activation, quantized, self._given)
         self._weight_is_channels_last = not isinstance(self.weight, BlockedArray) and is_channels_last(self.weight)
 
-    def computation(self, call: Call, packed: dict[Any, Array] | None = None, src: Layout | None = None) -> Computation:
+    def _computation(
+        self, call: Call, packed: dict[Any, Array] | None = None, src: Layout | None = None
+    ) -> Computation:
         """The work of a call.
 
         packed: where the packed weights are kept by their form; None to pack them at each call.
@@ -333,7 +335,7 @@ def convolution_frame(
     def solve(call: Call) -> Computation:
         first, options = call.options[:extra], call.options[extra:]
         quantized = call.values or NOTHING_QUANTIZED
-        return kind(*first, *call.operands, *options, quantized, op=op).computation(call)
+        return kind(*first, *call.operands, *options, quantized, op=op)._computation(call)
 
     optional, operands = ("residual", "bias"), ("weight", "bias")
     return Frame(op, names, solve, (), optional, TYPES, takes_one=True, operands=operands)

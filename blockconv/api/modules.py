@@ -149,7 +149,7 @@ class Conv2d(Convolution):
 
 def _solve(call: Call) -> Computation:
     conv: Conv2d = call.values
-    return conv.computation(call, conv._packed, conv.layout)
+    return conv._computation(call, conv._packed, conv.layout)
 
 
 _FRAME = Frame("Conv2d", ("input", "residual"), _solve, (), ("residual",), TYPES, takes_one=True)

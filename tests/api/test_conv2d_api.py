@@ -12,6 +12,7 @@ import pytest
 from conv_arrays import (
     RNG,
     SHAPE,
+    STRIDED,
     WANTED,
     B,
     F,
@@ -22,9 +23,7 @@ from conv_arrays import (
     close,
     like_torch,
     logical,
-    read_only,
     torch,
-    unaligned,
 )
 
 import blockconv as bc
@@ -138,23 +137,6 @@ def test_the_memory_format_is_torchs(shapes, x_format, w_format):
     for memory_format in FORMATS:
         assert found.is_contiguous(memory_format=memory_format) == wanted.is_contiguous(memory_format=memory_format)
     assert bc.conv2d(x.numpy(), w.numpy()).strides == tuple(4 * s for s in found.stride())
-
-
-STRIDED = {
-    "every second row": lambda a: np.repeat(a, 2, axis=2)[:, :, ::2],
-    "every second channel": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
-    "cropped": lambda a: np.pad(a, ((0, 0), (1, 2), (2, 1), (1, 1)))[:, 1:-2, 2:-1, 1:-1],
-    "backwards": lambda a: np.ascontiguousarray(a[::-1, ::-1, ::-1, ::-1])[::-1, ::-1, ::-1, ::-1],
-    "columns backwards": lambda a: np.ascontiguousarray(a[..., ::-1])[..., ::-1],
-    "rows and columns exchanged": lambda a: np.ascontiguousarray(a.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2),
-    "Fortran order": np.asfortranarray,
-    "channels last": channels_last,
-    "channels last, cropped": lambda a: channels_last(np.pad(a, ((0, 0), (1, 1), (1, 1), (0, 0))))[:, 1:-1, 1:-1],
-    "read-only": lambda a: read_only(a.copy()),
-    "other byte order": lambda a: a.astype(a.dtype.newbyteorder()),
-    "channels last, other byte order": lambda a: channels_last(a.astype(a.dtype.newbyteorder())),
-    "unaligned": lambda a: unaligned(a),
-}
 
 
 @pytest.mark.parametrize("how", STRIDED)

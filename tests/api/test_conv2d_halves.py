@@ -6,6 +6,7 @@ import conv_oracle
 import ml_dtypes
 import numpy as np
 import pytest
+from conv_arrays import STRIDED
 
 import blockconv as bc
 
@@ -78,6 +79,16 @@ def test_weights_of_float32_are_rounded_to_the_inputs_type(dtype):
     conv = bc.Conv2d(w, padding=1)
     assert (conv(x) == half(wanted, dtype)).all()
     assert conv(X.astype(np.float32)).dtype == np.float32, "and of float32 inputs it is what it was"
+
+
+@pytest.mark.parametrize("how", STRIDED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_any_strides_are_rounded(dtype, how):
+    x, w = half(X, dtype), STRIDED[how](W.astype(np.float32))
+    for _ in range(2):
+        assert (bc.conv2d(x, w, padding=1) == bc.conv2d(x, W.astype(np.float32), padding=1)).all()
+        transposed = bc.conv_transpose2d(half(R, dtype), w, padding=1)
+        assert (transposed == bc.conv_transpose2d(half(R, dtype), W.astype(np.float32), padding=1)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

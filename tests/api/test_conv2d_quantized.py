@@ -272,6 +272,15 @@ def in_pairs(x, w):
     return np.clip(products[..., ::2] + products[..., 1::2], -(2**15), 2**15 - 1).sum(axis=2)
 
 
+def test_each_call_checks_its_quantizations():
+    x, w = np.ones((1, 4, 2, 2), np.uint8), np.ones((8, 4, 1, 1), np.int8)
+    given = {"input_quantization": bc.Quantization(0.5, 128), "out_quantization": bc.Quantization(0.25, 10)}
+    for name, wrong in (("input_quantization", -3), ("out_quantization", -5)):
+        bc.conv2d(x, w, **given)
+        with pytest.raises(bc.ArgumentError, match=name):
+            bc.conv2d(x, w, **{**given, name: bc.Quantization(0.5, wrong)})
+
+
 # Two neighbouring weights that fit into an int16 with whatever they are multiplied by, or just do not.
 FITTING, OTHERS = ((64, 64), (127, 1), (-64, -64), (-128, 127)), ((64, 65), (127, 127), (-64, -65), (-128, -1))
 

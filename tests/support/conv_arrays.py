@@ -61,3 +61,21 @@ def unaligned(array):
     placed[...] = array
     assert not placed.flags.aligned
     return placed
+
+
+# From an array, one that is equal and lies otherwise.
+STRIDED = {
+    "every second row": lambda a: np.repeat(a, 2, axis=2)[:, :, ::2],
+    "every second channel": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "cropped": lambda a: np.pad(a, ((0, 0), (1, 2), (2, 1), (1, 1)))[:, 1:-2, 2:-1, 1:-1],
+    "backwards": lambda a: np.ascontiguousarray(a[::-1, ::-1, ::-1, ::-1])[::-1, ::-1, ::-1, ::-1],
+    "columns backwards": lambda a: np.ascontiguousarray(a[..., ::-1])[..., ::-1],
+    "rows and columns exchanged": lambda a: np.ascontiguousarray(a.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2),
+    "Fortran order": np.asfortranarray,
+    "channels last": channels_last,
+    "channels last, cropped": lambda a: channels_last(np.pad(a, ((0, 0), (1, 1), (1, 1), (0, 0))))[:, 1:-1, 1:-1],
+    "read-only": lambda a: read_only(a.copy()),
+    "other byte order": lambda a: a.astype(a.dtype.newbyteorder()),
+    "channels last, other byte order": lambda a: channels_last(a.astype(a.dtype.newbyteorder())),
+    "unaligned": lambda a: unaligned(a),
+}
