@@ -56,7 +56,11 @@ TYPES: Mapping[str, None] = dict.fromkeys(("input", "grad", "residual"))  # for 
 
 
 class Convolution:
-    """The checked arguments of a convolution: those of `Conv2d`. op: the function's name in the texts of errors."""
+    """The checked arguments of a convolution, which are those of `Conv2d`.
+
+    options: stride, padding, dilation, groups, activation, algorithm, accuracy.
+    op: the function's name in the texts of errors.
+    """
 
     _op = "Conv2d"  # the name in the texts of errors
     _given = "input"  # likewise, of the array that is convolved
@@ -67,16 +71,11 @@ class Convolution:
         self,
         weight: Any,
         bias: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: Any,
-        activation: Any,
-        algorithm: Any,
-        accuracy: Any,
+        options: tuple[Any, ...],
         quantized: QuantizedOptions,
         op: str | None = None,
     ) -> None:
+        stride, padding, dilation, groups, activation, algorithm, accuracy = options
         self._op = op = op or self._op
         self.weight: Weight = as_weight(weight, op)
         self.bias = None if bias is None else as_numpy(bias, op, "bias")
@@ -335,7 +334,7 @@ def convolution_frame(
     def solve(call: Call) -> Computation:
         first, options = call.options[:extra], call.options[extra:]
         quantized = call.values or NOTHING_QUANTIZED
-        return kind(*first, *call.operands, *options, quantized, op=op)._computation(call)
+        return kind(*first, *call.operands, options, quantized, op)._computation(call)
 
     optional, operands = ("residual", "bias"), ("weight", "bias")
     return Frame(op, names, solve, (), optional, TYPES, takes_one=True, operands=operands)

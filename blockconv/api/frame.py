@@ -219,16 +219,9 @@ class Frame:
             written = out if is_held else as_numpy(out, op, "out", write=True)
             key += memory_order(written), memory_of(written).flags.writeable
         kept, known = _kept if kept is None else kept, tuple(key)
-        bound = kept.get(known)
-        if bound is None or bound.read is not None:
-            call = self._call(arrays, (options, kind, values), written, out_layout)
-            if bound is None:
-                bound = keep(kept, known, self._bind(arrays, call, written))
-            layouts: Iterable[Any] = bound.read or itertools.repeat(None)
-            read = {name: self._as_read(name, x, to) for (name, x), to in zip(call.arrays.items(), layouts)}  # noqa: B905
-            images: Sequence[Any] = [*map(read.get, self._names)]
-        elif bound.is_simple and written is None:
-            y, count = bound.room(), len(self._names)
+        bound, count = kept.get(known), len(self._names)
+        if bound is not None and bound.is_simple and written is None:
+            y = bound.room()
             if bound.order is None and count == 1:  # the shortest calls
                 x = arrays[0]
                 start = address_of(x) if type(x) is _ARRAY else start_of(x)
@@ -236,20 +229,15 @@ class Frame:
             else:
                 bound.launch((*arrays[:count], y), arrays[count:], values)
             return [like(first, y)]
-        else:
-            images = arrays[: len(self._names)]
-        made = [bound.room()] if written is None or bound.final is not None else [written]
-        if bound.others:
-            made += [room() for room in bound.others]
-        if written is not None:
-            for name, x in zip(self._names, images, strict=True):
-                if x is not None:
-                    checked_alias(op, memory_of(x), memory_of(written), name)
-        if bound.program is None:
-            for y in made:
-                memory_of(y)[...] = 0
-        else:
-            bound.launch((*images, *made, *beside), arrays[len(images) :], values)
+        images = arrays[:count]
+        if bound is None or bound.read is not None:
+            call = self._call(arrays, (options, kind, values), written, out_layout)
+            if bound is None:
+                bound = keep(kept, known, self._bind(arrays, call, written))
+            layouts: Iterable[Any] = bound.read or itertools.repeat(None)
+            read = {name: self._as_read(name, x, to) for (name, x), to in zip(call.arrays.items(), layouts)}  # noqa: B905
+            images = [*map(read.get, self._names)]
+        made = self._run(bound, images, (arrays[count:], values), beside, written)
         if bound.final is not None:
             made = self._finish(made, bound.final, first, written)
         if len(made) > 1:
@@ -258,6 +246,24 @@ class Frame:
             made[0] = out
         else:
             made[0] = like_any(given, made[0]) if bound.is_plain else like(first, made[0])
+        return made
+
+    def _run(
+        self, bound: Bound, images: Sequence[Any], about: tuple[Any, Any], beside: tuple[Any, ...], out: Any
+    ) -> list[Any]:
+        """The results as the kernel writes them; the first one is `out`, if that can be. about: operands, values."""
+        made = [bound.room()] if out is None or bound.final is not None else [out]
+        if bound.others:
+            made += [room() for room in bound.others]
+        if out is not None:
+            for name, x in zip(self._names, images, strict=True):
+                if x is not None:
+                    checked_alias(self.op, memory_of(x), memory_of(out), name)
+        if bound.program is None:
+            for y in made:
+                memory_of(y)[...] = 0
+        else:
+            bound.launch((*images, *made, *beside), *about)
         return made
 
     # -- the first of calls that are alike, and calls that copy arrays

@@ -98,7 +98,8 @@ class Conv2d(Convolution):
     ) -> None:
         quantizations = (input_quantization, weight_quantization, out_quantization, residual_quantization)
         quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
-        super().__init__(weight, bias, stride, padding, dilation, groups, activation, algorithm, accuracy, quantized)
+        options = stride, padding, dilation, groups, activation, algorithm, accuracy
+        super().__init__(weight, bias, options, quantized)
         op = self._op
         self.layout = None if isinstance(layout, str) and layout == "auto" else native_layout(layout, op, "layout")
         self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
