@@ -229,24 +229,15 @@ class Frame:
             else:
                 bound.launch((*arrays[:count], y), arrays[count:], values)
             return [like(first, y)]
-        images = arrays[:count]
         if bound is None or bound.read is not None:
             call = self._call(arrays, (options, kind, values), written, out_layout)
             if bound is None:
                 bound = keep(kept, known, self._bind(arrays, call, written))
-            layouts: Iterable[Any] = bound.read or itertools.repeat(None)
-            read = {name: self._as_read(name, x, to) for (name, x), to in zip(call.arrays.items(), layouts)}  # noqa: B905
-            images = [*map(read.get, self._names)]
-        made = self._run(bound, images, (arrays[count:], values), beside, written)
-        if bound.final is not None:
-            made = self._finish(made, bound.final, first, written)
-        if len(made) > 1:
-            made[1:] = [like_any(given, x) for x in made[1:]]
-        if out is not None:
-            made[0] = out
+            images = self._read_all(call, bound)
         else:
-            made[0] = like_any(given, made[0]) if bound.is_plain else like(first, made[0])
-        return made
+            images = arrays[:count]
+        made = self._run(bound, images, (arrays[count:], values), beside, written)
+        return self._finish(bound, made, given, written, out)
 
     def _run(
         self, bound: Bound, images: Sequence[Any], about: tuple[Any, Any], beside: tuple[Any, ...], out: Any
@@ -286,10 +277,15 @@ class Frame:
             x = given_images(self.op, x, name)[0]
         return as_blocked(self.op, name, x, self._types.get(name, FLOATS))
 
-    def _as_read(self, name: str, x: BlockedArray, to: Layout | None) -> BlockedArray:
-        if to is None or x.layout is to:
-            return x
-        return reordered(self.op, x, to) if name == self._names[0] else to_layout(x, to)
+    def _read_all(self, call: Call, bound: Bound) -> Sequence[Any]:
+        """The arrays in the layouts in which the kernel reads them."""
+        read: dict[str, BlockedArray] = {}
+        for (name, x), to in zip(call.arrays.items(), bound.read or itertools.repeat(None), strict=False):
+            if to is None or x.layout is to:
+                read[name] = x
+            else:
+                read[name] = to_layout(x, to) if read else reordered(self.op, x, to)
+        return [*map(read.get, self._names)]
 
     def _layout_of(self, first: Any, out: Any, wanted: Layout | None) -> Layout | None:
         """The layout that the caller wants of the first result; None for any."""
@@ -343,16 +339,24 @@ class Frame:
         if is_blocked and out.zero_point != target.zero_point:
             raise ArgumentError(self.op, "out", out, f"has to have the output's zero point, {target.zero_point}")
 
-    def _finish(self, made: list[Any], final: Layout, first: Any, out: Any) -> list[Any]:
-        """The results, reordered from the kernel's layout; the first one to `out`, if that is given."""
-        is_one, held = self._is_one(first), out
-        if isinstance(out, np.ndarray):
-            images = out[None] if is_one else out
-            held = BlockedArray(images.transpose(final.outer), final, images.shape)
-        for k, x in enumerate(made):
-            if isinstance(x, BlockedArray):
-                found = to_layout(x, final, out=None if k else held)
-                made[k] = found if isinstance(first, BlockedArray) else _logical(found, is_one)
+    def _finish(self, bound: Bound, made: list[Any], given: tuple[Any, ...], written: Any, out: Any) -> list[Any]:
+        """The results as the caller gets them: in its layout, and of its kind."""
+        first = given[0]
+        if (final := bound.final) is not None:
+            is_one, held = self._is_one(first), written
+            if isinstance(written, np.ndarray):
+                images = written[None] if is_one else written
+                held = BlockedArray(images.transpose(final.outer), final, images.shape)
+            for k, x in enumerate(made):
+                if isinstance(x, BlockedArray):
+                    found = to_layout(x, final, out=None if k else held)
+                    made[k] = found if isinstance(first, BlockedArray) else _logical(found, is_one)
+        if len(made) > 1:
+            made[1:] = [like_any(given, x) for x in made[1:]]
+        if out is not None:
+            made[0] = out
+        else:
+            made[0] = like_any(given, made[0]) if bound.is_plain else like(first, made[0])
         return made
 
 
