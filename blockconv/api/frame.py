@@ -146,8 +146,8 @@ class Bound(NamedTuple):
         program.run(starts, threads)
 
 
-Kept = dict[Any, Bound]
-_kept: Kept = {}
+BoundCalls = dict[Any, Bound]
+_kept: BoundCalls = {}
 
 
 class Frame:
@@ -189,7 +189,7 @@ class Frame:
         out: Any = None,
         out_layout: Any = None,
         values: Any = None,
-        kept: Kept | None = None,
+        kept: BoundCalls | None = None,
     ) -> list[Any]:
         """The results.
 

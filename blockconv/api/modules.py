@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import QuantizedOptions
 from blockconv.api.convolution import TYPES, Convolution
-from blockconv.api.frame import Call, Computation, Frame, Kept
+from blockconv.api.frame import Call, Computation, Frame, BoundCalls
 from blockconv.core.interop import as_autocast
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
@@ -104,7 +104,7 @@ class Conv2d(Convolution):
         self.layout = None if isinstance(layout, str) and layout == "auto" else native_layout(layout, op, "layout")
         self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
         self._packed: dict[Any, npt.NDArray[Any]] = {}
-        self._bound: Kept = {}
+        self._bound: BoundCalls = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy holds what the convolution was made of. It packs and binds for itself, in any process."""

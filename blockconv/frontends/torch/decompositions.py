@@ -33,7 +33,7 @@ _KEPT = frozenset(
 
 # Ops whose results PyTorch traces as contiguous. Their kernels give an image's memory format, or the strides of a sum.
 _OF_IMAGES = frozenset({"roll", "channel_shuffle", "reflection_pad3d", "replication_pad3d", "max_unpool2d"})
-_OF_SUMS = frozenset({"div", "copysign", "xlogy"})
+_OF_SUMS = frozenset({"div", "copysign", "xlogy", "logical_and", "logical_or", "logical_xor"})
 
 
 def decompositions() -> dict[Any, Any]:

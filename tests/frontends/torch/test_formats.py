@@ -68,6 +68,12 @@ KINDS = {
     "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "softmax": lambda x: x.softmax(1),
     "where": lambda x: torch.where(x > 0, x, torch.zeros(4, 1, 1)),
+    "maximum of a number": lambda x: x.sum().max(0).values,
+    "sum of a number": lambda x: x.amax().sum(-1),
+    **{  # whose first operand is broadcast
+        name: lambda x, name=name: getattr(torch, name)(torch.ones(1, 1, 1, x.shape[3]), x)
+        for name in ("logical_and", "logical_or", "logical_xor", "gt", "true_divide", "maximum", "atan2", "fmod")
+    },
 }
 WEIGHTS = {"3x3": ((4, 4, 3, 3), 1), "1x1": ((4, 4, 1, 1), 1), "depthwise": ((4, 1, 3, 3), 4)}
 
