@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOptions, Weight, as_weight
 from blockconv.api.frame import Call, Computation, Derive, Frame, Result
-from blockconv.core.activation import Activation, activation
+from blockconv.core.activation import Activation
+from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
@@ -83,7 +84,7 @@ class Convolution:
         self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
         self._pads = pads(op, padding, kernel, self.stride, self.dilation)
-        self.activation = _activation(activation, op)
+        self.activation = activation if isinstance(activation, Activation) else read_activation(activation, op)
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
         self.algorithm, self.accuracy = algorithm, selection.accuracy_of(op, accuracy)
@@ -274,10 +275,6 @@ class Convolution:
         if bias is not None and bias.shape != (channels,):
             raise ArgumentError(self._op, "bias", bias, f"has to have shape ({channels},)")
         return number
-
-
-def _activation(spec: Any, op: str) -> Activation:
-    return spec if isinstance(spec, Activation) else activation(spec, op)
 
 
 class _Prepared(NamedTuple):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import QuantizedOptions
 from blockconv.api.convolution import TYPES, Convolution
-from blockconv.api.frame import Call, Computation, Frame, BoundCalls
+from blockconv.api.frame import BoundCalls, Call, Computation, Frame
 from blockconv.core.interop import as_autocast
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization

@@ -318,9 +318,8 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
     """The axes of a reduction, sorted: all if none is named."""
     rank, given = call.input().rank, call.get("dim")
     named = [given] if isinstance(given, int) else given or range(rank)
-    if not rank:  # PyTorch takes dim=0 of a number, too
-        return ()
-    return tuple(sorted(call.axis(axis, rank) for axis in named))
+    axes = {call.axis(axis, rank) for axis in named} if rank else ()  # PyTorch takes dim=0 of a number, too
+    return tuple(sorted(axes))
 
 
 def reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
