@@ -56,7 +56,7 @@ ALGORITHMS: dict[str, Callable[[Row], bool]] = {
 TYPES: Mapping[str, None] = dict.fromkeys(("input", "grad", "residual"))  # for a frame: `Arithmetic` checks them
 
 
-class Convolution:
+class CheckedConvolution:
     """The checked arguments of a convolution, which are those of `Conv2d`.
 
     options: stride, padding, dilation, groups, activation, algorithm, accuracy.
@@ -105,7 +105,7 @@ class Convolution:
         if isinstance(types.dst.array_dtype, str) and not call.is_blocked:
             rule = "only a BlockedArray holds packed 4-bit integers"
             raise DtypeError(self._op, "out_dtype", types.dst.array_dtype, rule, "give a BlockedArray as input")
-        dst = call.layout or (x.layout if call.is_blocked else self._memory_format(x.layout))
+        dst = call.layout or (x.layout if call.is_blocked or not self._weight_is_channels_last else NHWC)
         src, dst = src or x.layout, dst if dst.is_native else NCHW
         arithmetic.check_layouts(types, problem, src, dst)
         check_zero_point(self._op, self._given, x.zero_point, self._options.input_quantization)
@@ -134,9 +134,6 @@ class Convolution:
         )
 
     # -- what is read and written
-
-    def _memory_format(self, src: Layout) -> Layout:
-        return NHWC if src is NHWC or self._weight_is_channels_last else NCHW
 
     def _check_residual(self, residual: BlockedArray, shape: tuple[int, ...], types: Types) -> None:
         if residual.shape != shape:
@@ -319,13 +316,13 @@ def _prepared(
 
 def convolution_frame(
     op: str,
-    kind: Callable[..., Convolution] = Convolution,
+    kind: Callable[..., CheckedConvolution] = CheckedConvolution,
     names: tuple[str, ...] = ("input", "residual"),
     extra: int = 0,
 ) -> Frame:
     """The frame of a function that packs its weights at each call. Its arrays have these names; weight and bias follow.
 
-    extra: how many of a call's options come before the arguments of a `Convolution`.
+    extra: how many of a call's options come before the arguments of a `CheckedConvolution`.
     """
 
     def solve(call: Call) -> Computation:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
-from blockconv.api.convolution import Convolution, convolution_frame
+from blockconv.api.convolution import CheckedConvolution, convolution_frame
 from blockconv.api.frame import Call, Computation, Frame, Result, chosen
 from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
@@ -24,7 +24,7 @@ from blockconv.dispatch.boundary import (
 )
 
 
-class _Transposed(Convolution):
+class _Transposed(CheckedConvolution):
     """A convolution from the output's pixels of another to its input's, of floats."""
 
     _row_op: ClassVar[str] = "conv2d_backward_data"
@@ -184,9 +184,8 @@ def conv2d_backward_data(
     array([32., 48., 48., 48., 32.], dtype=float32)
     """
     if len(getattr(grad, "shape", range(4))) != 4:
-        raise ArgumentError(
-            "conv2d_backward_data", "grad", grad, "has to be (N, O, OH, OW)", "for an image give grad[None]"
-        )
+        rule, remedy = "has to be (N, O, OH, OW)", "for an image give grad[None]"
+        raise ArgumentError("conv2d_backward_data", "grad", grad, rule, remedy)
     options = (input_shape, stride, padding, dilation, groups, None, algorithm, accuracy)
     given = grad, weight, None
     result: Array = _BACKWARD_DATA(given, options, out=out, out_layout=out_layout)[0]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, Padding, Sizes
 from blockconv.api.arithmetic import QuantizedOptions
-from blockconv.api.convolution import TYPES, Convolution
+from blockconv.api.convolution import TYPES, CheckedConvolution
 from blockconv.api.frame import BoundCalls, Call, Computation, Frame
 from blockconv.core.interop import as_autocast
 from blockconv.core.layout import Layout
@@ -18,7 +18,7 @@ from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.boundary import native_layout
 
 
-class Conv2d(Convolution):
+class Conv2d(CheckedConvolution):
     """`conv2d` whose weights are packed once for each layout that it meets. Use it in a loop.
 
     ``Conv2d(...)(x)`` is ``conv2d(x, ...)``: activation(conv(x, weight) + bias + residual), of shape (N, O, OH, OW).
@@ -100,9 +100,9 @@ class Conv2d(Convolution):
         quantized = QuantizedOptions(*quantizations, out_dtype, rounding)
         options = stride, padding, dilation, groups, activation, algorithm, accuracy
         super().__init__(weight, bias, options, quantized)
-        op = self._op
-        self.layout = None if isinstance(layout, str) and layout == "auto" else native_layout(layout, op, "layout")
-        self.out_layout = None if out_layout is None else native_layout(out_layout, op, "out_layout")
+        is_any = isinstance(layout, str) and layout == "auto"
+        self.layout = None if is_any else native_layout(layout, self._op, "layout")
+        self.out_layout = None if out_layout is None else native_layout(out_layout, self._op, "out_layout")
         self._packed: dict[Any, npt.NDArray[Any]] = {}
         self._bound: BoundCalls = {}
 
@@ -143,8 +143,7 @@ class Conv2d(Convolution):
         # float32: weights that any type of autocast can be computed with.
         if self.arithmetic.wei == np.float32 and not isinstance(input, BlockedArray):
             input, residual = as_autocast(input, residual)
-        found = _FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)
-        result: Array = found[0]
+        result: Array = _FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)[0]
         return result
 
 

@@ -12,7 +12,10 @@ Order = tuple[int, ...] | None  # axis i of the matrices is axis order[i] of the
 
 
 class _Product(OpProblem):
-    """The base of products of matrices. orders: of the operands and the result."""
+    """The base of products of matrices.
+
+    orders: of the operands and the result.
+    """
 
     orders: tuple[Order, ...]
 

@@ -114,7 +114,10 @@ def _reached(taps: int, stride: int, dilation: int, begin: int) -> dict[tuple[in
 
 
 class _Plane(NamedTuple):
-    """A block of channels of an image: addresses. src: what the first step reads at column 0 of its window."""
+    """A block of channels of an image: addresses.
+
+    src: what the first step reads at column 0 of its window.
+    """
 
     src: int
     zeros: int

@@ -22,7 +22,6 @@ from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
 from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeShape, tile_code
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
-from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
@@ -107,13 +106,13 @@ def copy_taps(itemsize, lanes):
 
 
 def pack_taps_op(
-    pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int, machine: Machine
+    pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int, width: int
 ) -> Launch | None:
     """The op that packs weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
 
-    pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. None if
-        the forms of pieces differ in more than taps, if not all taps are packed unchanged, or if vectors have an
-        irregular memory order.
+    pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. width:
+        lanes of a vector. None if the forms of pieces differ in more than taps, if not all taps are packed unchanged,
+        or if vectors have an irregular memory order.
     """
     one, _ = pieces[0]
     layout, channels, taps = one.form.layout, one.problem.grouped_wei_shape[:3], math.prod(shape[3:])
@@ -123,7 +122,7 @@ def pack_taps_op(
         return None
     along = {axis.dim: axis.stride * itemsize for axis in source.axes(shape)}
     steps = [along[k] for k in ((0, 2, 1) if one.turned else (0, 1, 2))]
-    tap, most = along[4], min(16, machine.lanes(itemsize))
+    tap, most = along[4], min(16, width)
     (dim, size), (around, more) = [*reversed(layout.inner), (0, 1), (0, 1)][:2]
     inner = min(most, 1 << (size.bit_length() - 1))
     copies = steps[dim] == itemsize  # channels are contiguous, else taps

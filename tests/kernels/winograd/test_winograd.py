@@ -16,7 +16,7 @@ from machines import MACHINES
 from storage_oracle import places
 
 import blockconv as bc
-from blockconv.api import modules
+from blockconv.api import convolution
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -380,7 +380,7 @@ def test_weights_for_one_stride_are_not_those_for_another():
 
 def test_a_conv2d_transforms_its_weights_once(monkeypatch):
     made = []
-    monkeypatch.setattr(modules, "pack_weights", lambda *a: made.append(a[2].transform) or pack_weights(*a))
+    monkeypatch.setattr(convolution, "pack_weights", lambda *a: made.append(a[2].transform) or pack_weights(*a))
     given = data(LARGE, "floats")
     conv = bc.Conv2d(given.w, given.bias, padding=1)
     first = conv(given.x)
