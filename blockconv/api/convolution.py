@@ -27,6 +27,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
 from blockconv.dispatch.boundary import ONE_IMAGE, pads, pair
 from blockconv.dispatch.packing import (
+    PLAIN,
     Packing,
     pack_bias,
     pack_weights,
@@ -34,6 +35,7 @@ from blockconv.dispatch.packing import (
     room_for,
     unpacked_weights,
     weights_as_read,
+    weights_layout,
     widened,
 )
 from blockconv.dispatch.quantizing import check_zero_point, with_weights
@@ -160,7 +162,7 @@ class CheckedConvolution:
         else:
             row = self._by_algorithm(Request(problem, src, dst, types, anchor=selection.anchor_of(problem)))
         epilogue = self.arithmetic.epilogue(types, residual)
-        weights = weights_as_read(self.weight)[1] if packs and not isinstance(self.weight, BlockedArray) else None
+        weights = None if isinstance(self.weight, BlockedArray) or not packs else weights_layout(self.weight) or PLAIN
         return _prepared(row, problem, src, dst, types, get_num_threads(), epilogue, weights)
 
     def _by_algorithm(self, request: Request) -> Row:
@@ -215,7 +217,7 @@ class CheckedConvolution:
         # For each packed bias, its number among a zero and the given biases.
         numbers = None if self.bias is None else np.arange(1, 1 + self.bias.size)
         positions = zeros if numbers is None else pack_bias(to.problem, numbers, form, numbers.dtype)
-        in_place = given.dtype == wei and widened(weights_as_read(given)[0], form) is given
+        in_place = given.dtype == wei and weights_layout(given) is not None and widened(given, form) is given
         no_bias, at = address_of(zeros), address_of(parameters)
 
         def derive(operands: Any, values: Any) -> tuple[Sequence[int], Any]:

@@ -7,7 +7,6 @@ finds for the shapes, strides and types of the arrays, the function's options an
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -40,7 +39,7 @@ from blockconv.runtime.memory import AlignedLike, Scratch
 _workspace = Scratch()  # of the thread that calls
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_ARRAY = np.ndarray
+_ARRAY = np.ndarray  # a name of this module is found sooner than one of another
 
 
 class Result(NamedTuple):
@@ -85,7 +84,7 @@ class Computation(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What `solve` is given.
+    """The arguments of `solve`.
 
     arrays: by name, in native layouts.
     operands: as they were given.
@@ -197,7 +196,7 @@ class Frame:
         options: further arguments, as the caller gave them.
         kind: hashable facts on which `solve` depends, too.
         beside: arrays; None for one that is left out.
-        values: an argument of which only `kind` decides the program.
+        values: an argument. The program depends on its `kind`, and not on it.
         kept: remembers what is bound; None: the memory of all functions.
 
         Raises ArgumentError, or a subclass, for a bad argument, before it writes anything.
@@ -206,7 +205,7 @@ class Frame:
         arrays: Sequence[Any] = given
         key: list[Any] = [op, cache_key((*options, out_layout)), kind, get_num_threads()]
         for k, x in enumerate(given):
-            if type(x) is _ARRAY:
+            if type(x) is _ARRAY:  # its `memory_order`, without the call
                 key.append((x.shape, x.strides, x.dtype, x.flags.aligned))
             elif x is None and self._may_miss[k]:
                 key.append(None)
@@ -233,9 +232,7 @@ class Frame:
             call = self._call(arrays, (options, kind, values), written, out_layout)
             if bound is None:
                 bound = keep(kept, known, self._bind(arrays, call, written))
-            images = self._read_all(call, bound)
-        else:
-            images = arrays[:count]
+        images = arrays[:count] if bound.read is None else self._read_all(call, bound.read)
         made = self._run(bound, images, (arrays[count:], values), beside, written)
         return self._finish(bound, made, given, written, out)
 
@@ -274,14 +271,14 @@ class Frame:
     def _read(self, name: str, x: Any) -> BlockedArray:
         """An array in a native layout, without a copy if it is dense in one."""
         if not isinstance(x, BlockedArray) and self._takes_one:
-            x = given_images(self.op, x, name)[0]
+            x = given_images(self.op, x, name)
         return as_blocked(self.op, name, x, self._types.get(name, FLOATS))
 
-    def _read_all(self, call: Call, bound: Bound) -> Sequence[Any]:
+    def _read_all(self, call: Call, layouts: Sequence[Layout]) -> Sequence[Any]:
         """The arrays in the layouts in which the kernel reads them."""
         read: dict[str, BlockedArray] = {}
-        for (name, x), to in zip(call.arrays.items(), bound.read or itertools.repeat(None), strict=False):
-            if to is None or x.layout is to:
+        for (name, x), to in zip(call.arrays.items(), layouts, strict=True):
+            if x.layout is to:
                 read[name] = x
             else:
                 read[name] = to_layout(x, to) if read else reordered(self.op, x, to)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from blockconv.core.checks import check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, warn
-from blockconv.core.interop import as_numpy, like
+from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 from blockconv.runtime import address_of
@@ -29,31 +29,15 @@ KEPT = 256  # problems of each function, and of a Conv2d
 ONE_IMAGE = "for one 2-D image and one 2-D kernel give conv2d(image[None], kernel[None, None])[0]"
 
 
-def given_images(op: str, input: Any, argument: str = "input") -> tuple[Array, bool]:
-    """An array or tensor as one of (N, C, H, W), and whether it came without N. Raises ArgumentError for another."""
+def given_images(op: str, input: Any, argument: str = "input") -> Array:
+    """An array or tensor as one of (N, C, H, W). Raises ArgumentError for another number of dimensions."""
     x = as_numpy(input, op, argument)
-    unbatched = x.ndim == 3
-    if unbatched:
-        x = x[None]
+    x = x[None] if x.ndim == 3 else x
     if x.ndim != 4:
         alone = ONE_IMAGE if "conv" in op else "for one 2-D image give image[None], and take [0] of the result"
         rule = "has to be (N, C, H, W) or (C, H, W)"
         raise ArgumentError(op, argument, x, rule, alone if x.ndim == 2 and argument == "input" else "")
-    return x, unbatched
-
-
-def given_out(op: str, out: Any, unbatched: bool) -> Array | None:
-    """The array or tensor to write, with N; None without one."""
-    if out is None:
-        return None
-    written = as_numpy(out, op, "out", write=True)
-    return written[None] if unbatched else written
-
-
-def images_like(input: Any, storage: Array, layout: Layout, unbatched: bool) -> Any:
-    """A result of a layout without blocks as the kind of array that the input was, without N where that had none."""
-    result = storage.transpose(layout.logical)
-    return like(input, result[0] if unbatched else result)
+    return x
 
 
 def memory_of(x: Any) -> Array:

@@ -25,7 +25,7 @@ from blockconv.machine.machine import host
 from blockconv.runtime import Buffer, Launch, Program, Scratch, address_of, aligned_empty
 from blockconv.runtime.memory import ALIGNMENT, Empty
 
-_PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
+PLAIN, _CHANNELS_LAST = Layout("abcde"), Layout("abdec")
 
 
 class Packing(NamedTuple):
@@ -106,13 +106,17 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], 
     return Packing(Program(launches), transform.nbytes(problem), nbytes)
 
 
+def weights_layout(weight: npt.NDArray[Any]) -> Layout | None:
+    """The layout of weights that are dense in one of PyTorch's memory formats; None for others."""
+    if weight.flags.c_contiguous:
+        return PLAIN
+    return _CHANNELS_LAST if weight.transpose(0, 2, 3, 1).flags.c_contiguous else None
+
+
 def weights_as_read(weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
     """Weights, (O, I/G, KH, KW), and their layout: a copy, if they are dense in neither of PyTorch's memory formats."""
-    if weight.flags.c_contiguous:
-        return weight, _PLAIN
-    if weight.transpose(0, 2, 3, 1).flags.c_contiguous:
-        return weight, _CHANNELS_LAST
-    return np.ascontiguousarray(weight), _PLAIN
+    layout = weights_layout(weight)
+    return (np.ascontiguousarray(weight), PLAIN) if layout is None else (weight, layout)
 
 
 def widened(weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[Any]:
@@ -141,7 +145,7 @@ def unpacked_weights(
     Where the kernel reads some of the taps, or tiles leave out some, the second are all weights, as int8.
     """
     if form.pieces or form.kept:
-        plain = unpacked_weights(problem, weight, WeightForm(_PLAIN, 0))[0].view(np.int8).reshape(problem.wei_shape)
+        plain = unpacked_weights(problem, weight, WeightForm(PLAIN, 0))[0].view(np.int8).reshape(problem.wei_shape)
         return pack_weights(problem, plain, form), plain
     program, nbytes = _unpacking(problem, weight.layout, form)
     first, sums = aligned_empty(nbytes), np.empty(problem.oc, np.int32)

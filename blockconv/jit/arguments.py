@@ -27,7 +27,7 @@ views of one class. ``view[k]`` is the k-th block of an array of blocks that beg
 Words are int64s: an address, a count, 0 or 1; a float is passed as its bits.
 
 A kernel's stores could change a block, as far as LLVM knows: a view's words are loaded again after each. ``held(view)``
-has the words in registers, for a block that nobody writes to while the kernel runs. It loads those that are used, once.
+has the words in registers, for a block that nobody writes to while the kernel runs. It loads each used word once.
 
 `records.fill` makes a block of records that have its words under the same names.
 """

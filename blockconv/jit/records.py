@@ -27,7 +27,7 @@ def fields_of(kind: Any) -> tuple[str, ...]:
 
 
 def fill(made: type[_R], *records: Any, **given: Any) -> _R:
-    """A record of the fields that are given, and of those that one of the records has under their names.
+    """Make a record: each field is given, or one of the records has it under its name.
 
     Properties of records count too. Raises TypeError for a name that several records have, and as `made` does for one
     that none has.

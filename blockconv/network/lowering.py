@@ -111,7 +111,7 @@ class Translation:
 
     def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
         """a and b, broadcast. Kernels need an operand of the result's shape. Without one, a constant is repeated to
-        that shape, or a is multiplied by ones of it. Arithmetic of integers wraps around, and that of booleans is
+        that shape, or a is multiplied by ones of it. Integer arithmetic wraps around. Boolean arithmetic is
         logic."""
         if a.type.name == "bool":
             return self.pointwise(_OF_BOOLEANS.get(kind, kind), a, b)

@@ -67,7 +67,7 @@ def _qgemm(call: Call) -> Tensor:
 def _of_integers(*reads: int) -> Callable[[Callable[..., Tensor]], Translator]:
     """A translator of an op of integers, from its formula of floats.
 
-    reads: the numbers of operands, each before its scale and zero point. Those of the output follow the last one.
+    reads: the numbers of operands, each before its scale and zero point. The output's scale and zero point come last.
     """
 
     def of(formula: Callable[..., Tensor]) -> Translator:

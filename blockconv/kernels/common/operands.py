@@ -5,7 +5,7 @@ from blockconv.runtime.launcher import Buffer
 
 
 class Operands(Arguments):
-    """What an op reads, and what it writes."""
+    """The source and the destination of an op."""
 
     src = word("the source", "address")
     dst = word("the destination", "address")

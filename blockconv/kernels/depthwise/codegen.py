@@ -46,7 +46,7 @@ class DepthwiseShape:
         as rows are packed with their padding.
     store_width: contiguous destination channels, which one store writes.
     masked: 1, vectors may end past a pixel's elements; 2, or past a block's channels, and then with its weights.
-    joined: taps of the loop axis, of which a dot product takes several at once; 0 where it takes one.
+    joined: taps of the loop axis, if a dot product takes several at once; 0 if it takes one.
     shuffled: elements from one of these to the next, where all are found within each 16 bytes; else 0.
     """
 

@@ -168,7 +168,7 @@ def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) ->
 
 
 def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
-    """The words `ahead` and `ahead_rows`. All rows of the source are prefetched, or those that no tile above reads."""
+    """The words `ahead` and `ahead_rows`. A tile prefetches all source rows, or those that no tile above it reads."""
     p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
