@@ -46,7 +46,7 @@ def group_norm(
         the input. Default: a new one.
 
     Statistics are float32, or float64 for float64 inputs, and have the same bits for any number of threads. With
-    per_pixel, layouts whose pixels are apart are reordered to NHWC and back.
+    per_pixel and several groups, layouts whose channels are apart are reordered to NHWC and back.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
 
     >>> import numpy as np, blockconv as bc
@@ -219,7 +219,7 @@ def _solve(op: str, call: Call) -> Computation:
     with raised_by(op):
         problem = GroupNormProblem(x.shape, groups, eps, per_pixel)
     layout = x.layout if x.layout.blocks[0] == 1 else NCHW
-    layout = _of_pixels(layout) if per_pixel else layout
+    layout = _of_pixels(layout, groups) if per_pixel else layout
     held, count = computed_type(x), math.prod(_statistics_shape(x, groups, per_pixel)) if is_forward else x.shape[1]
     row, asked = ("group_norm", {"statistics": True}) if is_forward else ("group_norm_backward", {})
     forward, backward = ("input", "weight", "bias", "out"), ("input", "grad", "weight", "mean", "inverse", "out")
@@ -243,8 +243,14 @@ def _frames(op: str) -> tuple[Frame, Frame]:
 (_GROUP, _GROUP_BACKWARD), (_LAYER, _LAYER_BACKWARD) = map(_frames, ("group_norm", "layer_norm"))
 
 
-def _of_pixels(layout: Layout) -> Layout:
-    """A layout whose pixels are evenly apart, and whose channels are contiguous: this one, or NHWC."""
+def _of_pixels(layout: Layout, groups: int) -> Layout:
+    """A layout whose pixels have statistics of their own: this one, or NHWC.
+
+    One group takes channels anywhere between images, rows and columns. Several groups take contiguous channels of
+    pixels that are evenly apart.
+    """
+    if groups == 1:
+        return layout if [dim for dim in layout.outer if dim != 1] == [0, 2, 3] else NHWC
     is_even = layout.outer.index(3) == layout.outer.index(2) + 1
     return layout if is_even and (layout.blocks[1] > 1 or layout.outer[-1] == 1) else NHWC
 

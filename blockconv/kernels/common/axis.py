@@ -1,24 +1,22 @@
-"""Code of softmax and local response normalisation, where each result needs all elements of an axis.
-
-Their memory order is one of two. Contiguous (NHWC), or in contiguous blocks of channels (NCHW16): vectors go along the
-axis. Blocks that are no whole vectors are first gathered in the scratch, one position at a time, and results are
-scattered from there. Or strided (NCHW): a vector holds contiguous, independent positions, and the axis is a loop.
-Results of padding channels are zeros, whatever the source holds there. Kernels compute 16-bit floats and 8-bit integers
-as float32.
-"""
+"""A request for an op of which each result needs all elements of an axis, as the argument block of `axis_walk`."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
-from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
+from blockconv.jit import Kernel
+from blockconv.jit.records import fill
+from blockconv.kernels.common.axis_walk import AxisArgs, Direction
 from blockconv.kernels.common.conversion import conversion_words
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Request
-from blockconv.runtime import Buffer
+from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.common.tile import LINE
+from blockconv.runtime import Buffer, Launch
 
 MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
 
@@ -37,57 +35,107 @@ def positions(layout: Layout, shape: tuple[int, ...], axis: int, itemsize: int) 
     return outer, inner
 
 
-def contiguous_axis(request: Request, axis: int, given: Quantizations = None) -> ContiguousAxis | None:
-    """An axis whose elements are contiguous, at least in a block; None where they are not.
+class WalkedAxis(NamedTuple):
+    """How the walk goes over an axis.
 
-    The layout may have one block, of channels. The source is buffer 0, the destination buffer 1.
-    given: the quantizations of 8-bit integers in both.
+    args: the argument block, but for the body's memory.
+    element, lanes, direction: the walk's parameters.
+    tasks: positions, or vectors of them.
+    threads: that run it.
+    """
+
+    args: AxisArgs
+    element: ElementType
+    lanes: int
+    direction: int
+    tasks: int
+    threads: int
+
+    @property
+    def across(self) -> bool:
+        return self.direction == Direction.ACROSS
+
+    @property
+    def params(self) -> tuple[int, int, int]:
+        """The first parameters of the axis's kernels."""
+        return self.element.code, self.lanes, self.direction
+
+    @property
+    def extents(self) -> int:
+        """Extents that the body visits at a task."""
+        return 1 if self.args.gathered else -(-self.args.size // self.args.extent)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that the body visits once."""
+        extent = self.args.size if self.args.gathered else self.args.extent
+        return self.tasks * self.extents * -(-extent // self.lanes)
+
+    @property
+    def own_step(self) -> int:
+        """Bytes of the body's memory for an element of the axis."""
+        return self.element.computed.itemsize * (self.lanes if self.across else 1)
+
+    def launch(self, kernel: Kernel, own: int = 0, made: type[AxisArgs] = AxisArgs, **words: Any) -> Launch:
+        """The launch of an axis's kernel. own: bytes of the body's memory. words: of a block that is `made` of more."""
+        a, nbytes = self.args, self.args.size * self.element.itemsize
+        gathered = -(-nbytes // LINE) * LINE * a.gathered
+        chunk = chunk_of(self.tasks, nbytes * (self.lanes if self.across else 1), self.threads)
+        return Launch(kernel, fill(made, a._replace(own=gathered), **words), self.tasks, chunk, scratch=gathered + own)
+
+
+def walked_axis(request: Request, axis: int, given: Quantizations = None, gathers: bool = True) -> WalkedAxis:
+    """The walk over an axis of a layout with one block at the most, of channels. The source is buffer 0, the
+    destination buffer 1.
+
+    given: the quantizations of 8-bit integers in both. gathers: whether blocks that are no whole vectors are gathered.
     """
     layout, shape, element, m = request.dst, request.problem.shape, request.types.src, request.machine
-    itemsize = element.itemsize
-    axes = layout.axes(shape)
-    if next(a.stride for a in reversed(axes) if a.dim == axis) != 1:
-        return None
-    along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1 and a.dim == axis)
-    size, (outer, inner) = shape[axis], positions(layout, shape, axis, itemsize)
-    blocks, block = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
-    fits = size * itemsize <= m.second_level_cache // 4
-    return ContiguousAxis(
-        src=Buffer(0),
-        dst=Buffer(1),
+    itemsize, lanes, size = element.itemsize, m.lanes(element.computed.itemsize), shape[axis]
+    axes = [a for a in layout.axes(shape) if a.dim == axis]
+    across = axes[-1].stride != 1
+    channels = next((a for a in layout.axes(shape) if a.dim == 1), axes[0])
+    common: dict[str, Any] = {
+        "src": Buffer(0),
+        "dst": Buffer(1),
+        "size": size,
+        "own": 0,
+        **element_words(element, given),
+        "channels": shape[1] if across and layout.padded_shape(shape) != shape else 0,
+        "block": layout.blocks[1] if layout.is_blocked else 1,
+        "block_stride": channels.stride,
+        "blocks": channels.size,
+    }
+    if across:
+        apart = axes[0].stride
+        args = AxisArgs(
+            outer_stride=size * apart * itemsize,
+            inner=apart,
+            inner_stride=itemsize,
+            extent=1,
+            stride=apart * itemsize,
+            tail=0,
+            gathered=0,
+            **common,
+        )
+        outer = layout.size(shape) // (size * apart)
+        return WalkedAxis(args, element, lanes, Direction.ACROSS, outer * -(-apart // lanes), request.threads)
+    along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1)
+    stride, extent = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
+    outer, inner = positions(layout, shape, axis, itemsize)
+    is_cut = len(along) > 1 and extent % m.lanes(max(itemsize, 4)) > 0
+    args = AxisArgs(
+        outer_stride=outer.src,
         inner=inner.size,
         inner_stride=inner.src,
-        outer_stride=outer.src,
-        block_stride=blocks,
-        block=block,
-        size=size,
-        tail=layout.padded_shape(shape)[axis] - size,
-        gathered=int(len(along) > 1 and block % m.lanes(max(itemsize, 4)) > 0 and fits),
-        **element_words(element, given),
-    )
-
-
-def strided_axis(request: Request, axis: int, given: Quantizations = None) -> StridedAxis:
-    """An axis without blocks. The source is buffer 0, the destination buffer 1. given: as above."""
-    layout, shape, element = request.dst, request.problem.shape, request.types.src
-    itemsize = element.itemsize
-    axes = layout.axes(shape)
-    found = next(a for a in axes if a.dim == axis)
-    stride = found.stride * itemsize
-    blocks = next((a for a in axes if a.dim == 1), found)
-    return StridedAxis(
-        src=Buffer(0),
-        dst=Buffer(1),
-        inner=found.stride,
-        outer_stride=found.size * stride,
-        size=found.size,
+        extent=extent,
         stride=stride,
-        channels=shape[1] if layout.is_blocked else 0,
-        block=layout.blocks[1] if layout.is_blocked else 1,
-        block_stride=blocks.stride,
-        blocks=blocks.size,
-        **element_words(element, given),
+        tail=layout.padded_shape(shape)[axis] - size,
+        gathered=int(is_cut and gathers and size * itemsize <= m.second_level_cache // 4),
+        **common,
     )
+    direction = Direction.ALONG_BLOCKS if len(along) > 1 else Direction.ALONG
+    return WalkedAxis(args, element, lanes, direction, math.prod(shape) // size, request.threads)
 
 
 def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:

@@ -306,9 +306,9 @@ class Vectors:
     def sqrt(self, x: Any) -> Any:
         return self.intrinsic("sqrt", x)
 
-    def intrinsic(self, name: str, x: Any) -> Any:
-        """LLVM's function `name` of each lane."""
-        return call_llvm(self.b, f"llvm.{name}.{self.suffix()}", self.kind, [x])
+    def intrinsic(self, name: str, *given: Any) -> Any:
+        """LLVM's function `name` of each lane of its arguments."""
+        return call_llvm(self.b, f"llvm.{name}.{self.suffix()}", self.kind, list(given))
 
     def fold(self, x: Any, combine: Callable[[Any, Any], Any], period: int = 1) -> Any:
         """All lanes of `x` that are a multiple of `period` apart combined, in every one of these lanes."""

@@ -1,147 +1,64 @@
-"""Local response normalisation's kernels.
+"""Local response normalisation's kernel, a body of the walk over the axis of channels."""
 
-Both begin with the factors as elements, in the first line of the scratch.
-"""
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.ir import as_float64, store_bits, store_f
-from blockconv.kernels.common.axis_arguments import ContiguousAxis
-from blockconv.kernels.common.conversion import ConversionArguments
-from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
-from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.lrn.codegen import LrnRun, normalisation, squares
+from blockconv.jit.arguments import word
+from blockconv.jit.ir import const
+from blockconv.kernels.common.axis_walk import At, AxisArgs, AxisWalk, axis_kernel
 
-LINE = 64  # bytes
+THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square roots, or by the C library
 
 
-class Factors(Arguments):
-    """x / (bias + scale * sum of squares) ** beta."""
+class LrnArgs(AxisArgs):
+    """x / (bias + scale * sum of squares) ** beta. The sum is of the channels in the window around the result's."""
 
+    before = word("channels of the window before the result's own")
+    after = word("channels of the window after it")
     scale = word("alpha / size of the window", "bits of a float64")
     bias = word("bias", "bits of a float64")
     beta = word("beta", "bits of a float64")
 
 
-class ChannelWindow(Arguments):
-    """The channels whose squares are summed."""
-
-    size = word("channels in the window")
-    before = word("of these, channels before the result's own")
-    factors = group(Factors, "what is done with the sum")
-
-
-class ContiguousLrn(ContiguousAxis):
-    """Channels that are contiguous, at least in a block."""
-
-    window = group(ChannelWindow, "the channels that are summed")
-    line = word("from the scratch to a pixel's channels, where they are gathered", "bytes")
-
-
-class StridedLrn(Operands):
-    """Channels that are planes of contiguous positions; a task is `task_pixels` of them, in all channels."""
-
-    pixels = word("in a plane")
-    task_pixels = word("pixels in a task")
-    channels = word("in an image")
-    window = group(ChannelWindow, "the channels that are summed")
-    integers = group(ConversionArguments, "what elements of 8 bits stand for")
-
-
 @jit.kernel
-def lrn_lines(element, lanes, power):
-    """A task is a pixel, whose channels are contiguous, at least in a block.
+def lrn(element, lanes, direction, power):
+    """The channels' squares are found first. Scratch: these, between zeros for channels that do not exist."""
 
-    Scratch: the factors, the squares of the pixel's channels between zeros for channels that do not exist, and the
-    channels themselves, where they are gathered.
-    """
-    kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
-    square, normalise = squares(kind, lanes), normalisation(kind, lanes, power, squared=True)
+    def body(w: AxisWalk) -> None:
+        b, v, run, a = w.b, w.v, w.run, LrnArgs.load(w.b, w.run.args, held=True)
+        step, vectors = const(w.own_step), w.v.computed
+        first = b.add(run.own, b.mul(a.before, step))
+        scale, bias, beta = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.scale, a.bias, a.beta))
 
-    def kernel(args, first, last, scratch):
-        a = ContiguousLrn(args)
-        block_stride, block, size = a.block_stride, a.block, a.size
-        blocks, window, before = (size + block - 1) // block, a.window.size, a.window.before
-        factors, words = a.window.factors, a.integers.address
-        store_f(scratch, as_float64(factors.scale), held)
-        store_f(scratch + held, as_float64(factors.bias), held)
-        store_f(scratch + 2 * held, as_float64(factors.beta), held)
-        near = scratch + LINE
-        for k in range(window):
-            store_bits(near + k * held, 0, held)
-            store_bits(near + (before + size + k) * held, 0, held)
-        own = near + before * held
-        gathered, line, stride = a.gathered, scratch + a.line, block_stride
-        if gathered:
-            blocks, block, stride = 1, size, 0
-        for task in range(first, last):
-            at = task // a.inner * a.outer_stride
-            at += task % a.inner * a.inner_stride
-            src, dst = a.src + at, a.dst + at
-            x, y = src, dst
-            if gathered:
-                gather_blocks(line, src, size * itemsize, a.block * itemsize, block_stride)
-                x, y = line, line
-            for k in range(blocks):
-                square(x + k * stride, own + k * block * held, min(block, size - k * block), words)
-            for k in range(blocks):
-                normalise(
-                    LrnRun(
-                        src=x + k * stride,
-                        near=near + k * block * held,
-                        dst=y + k * stride,
-                        size=min(block, size - k * block),
-                        taps=window,
-                        stride=held,
-                        factors=scratch,
-                        integers=words,
-                    )
-                )
-            if gathered:
-                scatter_blocks(dst, line, size * itemsize, a.block * itemsize, block_stride)
-            last_block = (size + a.block - 1) // a.block - 1
-            end = dst + last_block * block_stride + (size - last_block * a.block) * itemsize
-            for k in range(a.tail):
-                store_bits(end + k * itemsize, a.zero, itemsize)
+        def zero(address: Any, channels: Any) -> None:
+            elements = b.mul(channels, const(w.own_step // vectors.itemsize))
+            vectors.each(elements, lambda offset, mask: vectors.store(v.zero, b.add(address, offset), mask))
 
-    return kernel
+        def square(at: At) -> None:
+            x = v.load(b.add(run.src, at.offset), at.mask)
+            vectors.store(v.mul(x, x), b.add(first, at.own), at.mask)
 
+        def result(at: At) -> None:
+            (total,) = v.slots(1, v.zero)
+            with cgutils.for_range(b, b.add(b.add(a.before, a.after), const(1))) as loop:
+                near = b.add(b.add(run.own, at.own), b.mul(loop.index, step))
+                b.store(v.add(b.load(total), vectors.load(near, at.mask)), total)
+            x = v.load(b.add(run.src, at.offset), at.mask)
+            base = v.add(bias, v.mul(scale, b.load(total)))
+            if power == THREE_QUARTERS:
+                root = v.sqrt(base)
+                factor = v.mul(root, v.sqrt(root))
+            else:
+                factor = v.intrinsic("pow", base, beta)
+            w.out.store(b.fdiv(x, factor), b.add(run.dst, at.offset), at.mask)
 
-@jit.kernel
-def lrn_planes(element, lanes, power):
-    """A task is some positions of a plane, in all channels of these. Scratch: the factors."""
-    kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
-    normalise = normalisation(kind, lanes, power, squared=False)
+        zero(run.own, a.before)
+        zero(b.add(first, b.mul(a.size, step)), a.after)
+        w.each(square)
+        w.each(result)
 
-    def kernel(args, first, last, scratch):
-        a = StridedLrn(args)
-        pixels, task_pixels, channels = a.pixels, a.task_pixels, a.channels
-        window, before = a.window.size, a.window.before
-        factors, words = a.window.factors, a.integers.address
-        store_f(scratch, as_float64(factors.scale), held)
-        store_f(scratch + held, as_float64(factors.bias), held)
-        store_f(scratch + 2 * held, as_float64(factors.beta), held)
-        tasks, plane = (pixels + task_pixels - 1) // task_pixels, pixels * itemsize
-        for task in range(first, last):
-            start = task % tasks * task_pixels
-            at = task // tasks * channels * plane + start * itemsize
-            src, dst = a.src + at, a.dst + at
-            for c in range(channels):
-                low, high = max(0, c - before), min(channels, c - before + window)
-                normalise(
-                    LrnRun(
-                        src=src + c * plane,
-                        near=src + low * plane,
-                        dst=dst + c * plane,
-                        size=min(task_pixels, pixels - start),
-                        taps=high - low,
-                        stride=plane,
-                        factors=scratch,
-                        integers=words,
-                    )
-                )
-
-    return kernel
+    return axis_kernel(ElementType.of(element), lanes, direction, body)

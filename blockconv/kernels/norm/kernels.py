@@ -1,14 +1,21 @@
-"""The kernels of group normalisation and of its gradient."""
+"""The kernels of group normalisation and of its gradient.
+
+Layer normalisation is a walk over the axis of channels. Groups of channels and of all pixels have kernels of their own,
+which keep sums by channel.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
+from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
+from blockconv.kernels.common.axis_walk import At, AxisArgs, AxisWalk, axis_kernel, axis_walk
 from blockconv.kernels.norm.arguments import NormWords
 from blockconv.kernels.norm.codegen import (
     Groups,
@@ -21,7 +28,6 @@ from blockconv.kernels.norm.codegen import (
     normalised_span,
     span_sums,
 )
-from blockconv.kernels.norm.codegen_rows import RowSpan, gradient_of_row, normalised_row
 
 ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
@@ -155,53 +161,98 @@ def group_norm_backward(element, lanes, period, ragged):
     return kernel
 
 
-@inline
-def _row(a, row, parts, held):
-    """An image of one group and one pixel, whose channels are contiguous."""
-    at = row * a.image
-    return RowSpan(
-        src=a.src + at,
-        grad=a.grad + at,
-        dst=a.dst + at,
-        elements=a.channels,
-        scale=a.scale,
-        shift=a.shift,
-        mean=a.mean + row * held if a.mean != 0 else 0,
-        inverse=a.inverse + row * held,
-        parts=parts,
-        room=a.room * held,
-        share=as_float64(a.share),
-        epsilon=as_float64(a.epsilon),
-    )
+class LayerNormArgs(AxisArgs):
+    """Layer normalisation of each position."""
+
+    grad = word("the gradient of the output", "address", 0)
+    scale = word("the scale of each channel", "address")
+    shift = word("the bias of each channel", "address", 0)
+    mean = word("the means; 0: they are not kept", "address", 0)
+    inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
+    work = word("of a gradient: two arrays by channel for each split", "address", 0)
+    room = word("of an array in these", "elements", 0)
+    tasks = word("of a gradient: tasks of the walk", "", 0)
+    split = word("of a gradient: tasks of a split; the last may have fewer", "", 0)
+    share = word("1 / channels", "bits of a float64")
+    epsilon = word("what is added to a variance", "bits of a float64")
 
 
 @jit.kernel
-def layer_norm(element, lanes, centred):
-    """A task is a row: an image of one group and one pixel, whose channels are contiguous."""
-    kind = ElementType.of(element)
-    held, normalise = kind.computed.itemsize, normalised_row(kind, lanes, bool(centred))
+def layer_norm(element, lanes, direction, centred):
+    """The mean, the mean square of what differs from it, the results. centred: 0: the mean counts as 0."""
 
-    def kernel(args, first, last, scratch):
-        a = NormArgs(args)
-        for row in range(first, last):
-            normalise(_row(a, row, 0, held))
+    def body(w: AxisWalk) -> None:
+        b, v, a = w.b, w.v, LayerNormArgs.load(w.b, w.run.args, held=True)
+        share, epsilon = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.share, a.epsilon))
+        mean = v.zero
 
-    return kernel
+        def apart(at: At) -> Any:
+            return v.sub(v.load(b.add(w.run.src, at.offset), at.mask), mean)
+
+        if centred:
+            (total,) = w.sums(lambda at: [apart(at)], 1)
+            mean = v.mul(total, share)
+        (total,) = w.sums(lambda at: [v.mul(apart(at), apart(at))], 1)
+        inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(v.mul(total, share), epsilon)))
+        with b.if_then(b.icmp_signed("!=", a.mean, const(0))):
+            w.put_statistic(mean, a.mean)
+            w.put_statistic(inverse, a.inverse)
+
+        def result(at: At) -> None:
+            slope, shift = v.mul(w.parameter(a.scale, at), inverse), w.parameter(a.shift, at)
+            w.out.store(v.add(v.mul(apart(at), slope), shift), b.add(w.run.dst, at.offset), at.mask)
+
+        w.each(result)
+
+    return axis_kernel(ElementType.of(element), lanes, direction, body)
 
 
 @jit.kernel
-def layer_norm_backward(element, lanes):
-    """A task is a split of the rows: the gradient of each, and their part of the gradients of bias and scale."""
+def layer_norm_backward(element, lanes, direction):
+    """A task is a split of the walk's: the gradient of each, and their part of the gradients of bias and scale.
+
+    The gradient of the source is that of `group_gradients`.
+    """
     kind = ElementType.of(element)
-    held, write_gradient = kind.computed.itemsize, gradient_of_row(kind, lanes)
+    held = kind.computed.itemsize
+
+    def body(w: AxisWalk) -> None:
+        b, v, run, a = w.b, w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
+        share = v.splat_float64(b.bitcast(a.share, ir.DoubleType()))
+        mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
+        of_scale = b.add(run.given, b.mul(a.room, const(held)))
+
+        def loaded(at: At) -> tuple[Any, Any, Any]:
+            """The gradient, what the element differs from the mean, the scale."""
+            grad, x = (v.load(b.add(first, at.offset), at.mask) for first in (b.add(a.grad, run.offset), run.src))
+            return grad, v.sub(x, mean), w.parameter(a.scale, at)
+
+        def summands(at: At) -> list[Any]:
+            grad, apart, scale = loaded(at)
+            product = v.mul(grad, apart)
+            for part, value in ((run.given, grad), (of_scale, v.mul(product, inverse))):
+                w.add_to_parameter(value, part, at)
+            return [v.mul(grad, scale), v.mul(product, scale)]
+
+        totals = w.sums(summands, 2)
+        shift, slope = (v.mul(v.mul(b.fneg(each), share), inverse) for each in totals)
+        slope = v.mul(v.mul(slope, inverse), inverse)
+
+        def result(at: At) -> None:
+            grad, apart, scale = loaded(at)
+            y = v.add(v.mul(grad, v.mul(scale, inverse)), v.add(v.mul(apart, slope), shift))
+            w.out.store(y, b.add(run.dst, at.offset), at.mask)
+
+        w.each(result)
+
+    walk = axis_walk(kind, lanes, direction, body)
 
     def kernel(args, first, last, scratch):
-        a = NormArgs(args)
+        a = LayerNormArgs(args)
         for split in range(first, last):
             parts = a.work + 2 * a.room * held * split
             fill_memory(parts, 2 * a.room * held, 0)
-            for row in range(split * a.split, min((split + 1) * a.split, a.all_images)):
-                write_gradient(_row(a, row, parts, held))
+            walk(args, split * a.split, min((split + 1) * a.split, a.tasks), scratch, parts)
 
     return kernel
 

@@ -2,8 +2,8 @@
 
 Then it is scaled and shifted by channel. One channel a group is instance normalisation; one group, and no pixels, layer
 normalisation. By pixel, each pixel is an image of its own. A task reads some groups of an image three times: for means,
-for squares of deviations from them, and for the results. So a large mean loses no digits. Contiguous rows of one group
-(layer normalisation) have kernels of their own, without arrays by channel.
+for squares of deviations from them, and for the results. So a large mean loses no digits. One group of one pixel (layer
+normalisation) is a walk over the axis of channels.
 
 Buffers: source, scale and bias of each channel (of the type that is computed with), destination (which may be the
 source). With the option `statistics` also inputs of the gradient: the mean of each image's groups, and
@@ -16,11 +16,12 @@ scale and bias, workspace. A task takes some images, and keeps its part of the l
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, element
 from blockconv.jit.records import fill
+from blockconv.kernels.common.axis import WalkedAxis, walked_axis
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
@@ -28,6 +29,7 @@ from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.norm.kernels import (
     ARRAYS,
     BACKWARD_ARRAYS,
+    LayerNormArgs,
     NormArgs,
     group_norm,
     group_norm_backward,
@@ -35,7 +37,7 @@ from blockconv.kernels.norm.kernels import (
     layer_norm,
     layer_norm_backward,
 )
-from blockconv.kernels.table import Primitive, Row, same_layout_row
+from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Buffer, Launch
 
 PARTIAL = 64  # pixels of a partial sum: errors grow with the number of additions to it, and to the total
@@ -103,7 +105,7 @@ class Cut(NamedTuple):
     splits: int
 
 
-def _cut(request: Request) -> Cut:
+def _cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
     channels, lanes = request.problem.shape[1], request.machine.lanes(request.types.src.computed.itemsize)
     where = _where(request)
     contiguous = where.block == channels
@@ -111,9 +113,10 @@ def _cut(request: Request) -> Cut:
     block, units = unit if contiguous else where.block, -(-channels // unit)
     room = -(-(-(-unit // block) * block) // lanes) * lanes
     period = where.period if not contiguous or unit == channels else 0
-    split = max(1, min(SPLIT, where.images // -(-TASKS // units)))
+    images = where.images if walked is None else walked.tasks
+    split = max(1, min(SPLIT, images // -(-TASKS // units)))
     padded = 0 if contiguous else -channels % block
-    return Cut(where, unit, units, block, room, padded, period, split, -(-where.images // split))
+    return Cut(where, unit, units, block, room, padded, period, split, -(-images // split))
 
 
 def _args(request: Request, cut: Cut, buffers: tuple[str, ...]) -> NormArgs:
@@ -153,33 +156,49 @@ def _lanes(request: Request) -> int:
     return request.machine.lanes(request.types.src.computed.itemsize)
 
 
-def _is_rows(request: Request, args: NormArgs) -> bool:
-    """Whether images are contiguous rows of one group and one pixel, which are evenly apart."""
-    is_row = args.groups == 1 and args.rows * args.pixels == 1
-    is_contiguous = _where(request).block == args.channels == args.unit
-    return is_row and is_contiguous and args.image_block == args.images * args.image
+def _walked(request: Request, statistics: bool, gathers: bool = True) -> WalkedAxis | None:
+    """The walk over the channels of one group and one pixel; None where more pixels or groups have statistics.
+
+    statistics: they are kept in the logical order of the pixels, which has to be the order in memory. gathers: as of
+    `walked_axis`.
+    """
+    p = request.problem
+    dims = [axis.dim for axis in request.dst.axes(p.shape) if axis.size > 1 and axis.dim != 1]
+    is_one = p.groups == 1 and (p.per_pixel or math.prod(p.shape[2:]) == 1)
+    if 0 in p.shape or not is_one or (statistics and dims != sorted({*dims})):
+        return None
+    return walked_axis(request, 1, gathers=gathers)
 
 
-def _launches(request: Request, statistics: bool = False) -> list[Launch]:
+def _layer_words(request: Request, buffers: tuple[str, ...], **words: int) -> dict[str, Any]:
+    """The words of `LayerNormArgs` that are not the walk's. buffers: the words that are buffers, in their order."""
+    p, bits = request.problem, element("float64").bits
+    given = {name: Buffer(k) for k, name in enumerate(buffers) if name in LayerNormArgs.fields}
+    return {**given, "share": bits(1 / p.shape[1]), "epsilon": bits(p.epsilon), **words}
+
+
+def _launches(request: Request, walked: WalkedAxis | None, statistics: bool) -> list[Launch]:
     if 0 in request.problem.shape:
         return []
-    cut, kind = _cut(request), request.types.src
-    args = _args(request, cut, (*_FORWARD, *_STATISTICS * statistics))
-    if _is_rows(request, args):
-        chunk = chunk_of(args.all_images, args.image, request.threads)
-        kernel = layer_norm(kind.code, _lanes(request), int(request.problem.centred))
-        return [Launch(kernel, args, args.all_images, chunk)]
+    kind, buffers = request.types.src, (*_FORWARD, *_STATISTICS * statistics)
+    if walked is not None:
+        kernel = layer_norm(*walked.params, int(request.problem.centred))
+        return [walked.launch(kernel, made=LayerNormArgs, **_layer_words(request, buffers))]
+    cut = _cut(request)
+    args = _args(request, cut, buffers)
     kernel = group_norm(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
     tasks, nbytes = cut.where.images * cut.units, cut.unit * cut.where.rows * cut.where.pixels * kind.itemsize
     scratch = ARRAYS * cut.room * kind.computed.itemsize
     return [Launch(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch=scratch)]
 
 
-def _backward_ops(request: Request, cut: Cut) -> list[Launch]:
+def _backward_launches(request: Request, walked: WalkedAxis | None, cut: Cut) -> list[Launch]:
     kind, args = request.types.src, _args(request, cut, _BACKWARD)
     scratch, parameters = BACKWARD_ARRAYS * cut.room * kind.computed.itemsize, group_norm_parameters
-    if _is_rows(request, args):
-        first = Launch(layer_norm_backward(kind.code, _lanes(request)), args, cut.splits)
+    if walked is not None:
+        sizes = {"room": cut.room, "split": cut.split, "tasks": walked.tasks}
+        words = fill(LayerNormArgs, walked.args, **_layer_words(request, _BACKWARD, **sizes))
+        first = Launch(layer_norm_backward(*walked.params), words, cut.splits)
     else:
         kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
         first = Launch(kernel, args, cut.units * cut.splits, 1, scratch)
@@ -187,51 +206,63 @@ def _backward_ops(request: Request, cut: Cut) -> list[Launch]:
     return [first, Launch(last, args, cut.units, max(1, cut.units // 16), 16 * cut.room)]
 
 
+def _forward(request: Request, statistics: bool = False) -> Primitive | Reason:
+    walked = _walked(request, statistics)
+    reason = _why_not(request, walked)
+    if reason is not None:
+        return reason
+    passes = PASSES if request.problem.centred else PASSES - 1
+    return Primitive(lambda: _seconds(request, walked, 1, passes), lambda: _launches(request, walked, statistics))
+
+
 def _backward(request: Request) -> Primitive | Reason:
-    reason = _why_not(request)
+    walked = _walked(request, True, gathers=False)
+    reason = _why_not(request, walked)
     if reason is not None:
         return reason
     if 0 in request.problem.shape:
         return "needs at least one element"
     if not request.problem.centred:
         return "needs statistics with a mean"
-    cut = _cut(request)
+    cut = _cut(request, walked)
     work = 2 * cut.room * cut.units * cut.splits * request.types.src.computed.itemsize
     return Primitive(
-        lambda: _seconds(request, 2, BACKWARD_PASSES), lambda: _backward_ops(request, cut), workspace=(work,)
+        lambda: _seconds(request, walked, 2, BACKWARD_PASSES),
+        lambda: _backward_launches(request, walked, cut),
+        workspace=(work,),
     )
 
 
-def _why_not(request: Request) -> Reason | None:
-    why_not, dst = same_layout_why_not(request), request.dst
-    if why_not is None and dst.ndim == 4 and dst.blocks[1] > 1:
-        at = geometry(dst, request.problem.shape, request.types.src.itemsize)
-        if at.channel != request.types.src.itemsize:
-            return f"needs channels of a block that are neighbours, unlike {dst}"
-    if why_not is None and request.problem.per_pixel and dst.ndim == 4:
-        at = geometry(dst, request.problem.shape, request.types.src.itemsize)
-        if dst.blocks[0] > 1 or at.row != request.problem.shape[3] * at.col:
-            return f"needs pixels that are evenly apart, unlike {dst}"
-    return why_not
+def _why_not(request: Request, walked: WalkedAxis | None) -> Reason | None:
+    p, dst = request.problem, request.dst
+    why_not = same_layout_why_not(request)
+    if why_not is not None or dst.ndim != 4 or walked is not None:
+        return why_not
+    at = geometry(dst, p.shape, request.types.src.itemsize)
+    if dst.blocks[1] > 1 and at.channel != request.types.src.itemsize:
+        return f"needs channels of a block that are neighbours, unlike {dst}"
+    if p.per_pixel and (dst.blocks[0] > 1 or at.row != p.shape[3] * at.col):
+        return f"needs pixels that are evenly apart, unlike {dst}"
+    return None
 
 
-def _cost(request: Request) -> float:
-    return _seconds(request, 1, PASSES if request.problem.centred else PASSES - 1)
-
-
-def _seconds(request: Request, sources: int, passes: int) -> float:
+def _seconds(request: Request, walked: WalkedAxis | None, sources: int, passes: int) -> float:
     """sources: arrays that are read. passes: over vectors of elements."""
     m, p, kind = request.machine, request.problem, request.types.src
-    size = request.dst.size(p.shape)
+    size, lanes = request.dst.size(p.shape), _lanes(request)
     if not size:
         return m.launch_seconds()
-    where, lanes = _where(request), _lanes(request)
-    part = lanes if where.period else where.block / -(-where.block // lanes)  # elements of a vector
-    spans = where.images * where.rows * -(-p.shape[1] // where.block)
+    if walked is not None:
+        part, tasks = size / walked.vectors, walked.tasks
+        spans = tasks if walked.across else tasks * walked.extents
+    else:
+        where = _where(request)
+        part = lanes if where.period else where.block / -(-where.block // lanes)  # elements of a vector
+        spans, tasks = where.images * where.rows * -(-p.shape[1] // where.block), where.images * p.groups
     computed = passes * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES) * m.cycle_seconds()
     moved = m.move_seconds(sources * kind.itemsize * size, kind.itemsize * size)
-    return m.launch_seconds() + max(moved, computed) / min(request.threads, where.images * p.groups)
+    return m.launch_seconds() + max(moved, computed) / min(request.threads, tasks)
 
 
-ROWS = (same_layout_row("group_norm", "group_norm", FLOATS, _cost, _launches, _why_not),)
+ROWS = (Row("group_norm", "group_norm", _forward, frozenset(FLOATS), whole_blocks=True),)
 BACKWARD = Row("group_norm_backward", "group_norm_backward", _backward, frozenset(FLOATS))

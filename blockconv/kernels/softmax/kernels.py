@@ -1,87 +1,54 @@
-"""Softmax's kernels: along contiguous axes, and along strided ones."""
+"""Softmax's kernel, a body of the walk over an axis.
+
+The softmax of x is e^(x - most) / total. Here most is the largest of all x, so no power overflows, and total is the sum
+of these powers. Its logarithm is x - (most + log(total)).
+"""
+
+import math
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.compiler import inline
-from blockconv.jit.ir import store_bits
-from blockconv.kernels.common.axis_arguments import ContiguousAxis, StridedAxis
-from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
-from blockconv.kernels.softmax.codegen import Neighbours, SoftmaxRun, contiguous_softmax, strided_softmax
-
-LINE = 64  # bytes
-
-
-@inline
-def whole_lines(nbytes):
-    """Bytes of as many lines as hold these."""
-    return (nbytes + LINE - 1) // LINE * LINE
+from blockconv.kernels.common.axis_walk import At, AxisWalk, axis_kernel
 
 
 @jit.kernel
-def softmax_lines(element, lanes, log, zero_rows=0):
-    """A task is a position of a contiguous axis: its elements are read, and its results and their tail written.
+def softmax(element, lanes, direction, log, zero_rows=0):
+    """The softmax, or with `log` its logarithm. The destination holds the powers between the visits.
 
-    Scratch: the elements of a position, where they are gathered; then its powers, where elements are narrower.
+    Scratch: powers, where elements are narrower than these. zero_rows: as of `SoftmaxProblem`.
     """
-    itemsize = ElementType.of(element).itemsize
-    softmax = contiguous_softmax(ElementType.of(element), lanes, log, zero_rows)
 
-    def kernel(args, first, last, scratch):
-        a = ContiguousAxis(args)
-        stride, block, size = a.block_stride, a.block, a.size
-        blocks, words = (size + block - 1) // block, a.integers.address
-        powers = scratch + whole_lines(a.gathered * size * itemsize)
-        for task in range(first, last):
-            at = task // a.inner * a.outer_stride
-            at += task % a.inner * a.inner_stride
-            src, dst = a.src + at, a.dst + at
-            if a.gathered:
-                gather_blocks(scratch, src, size * itemsize, block * itemsize, stride)
-                softmax(SoftmaxRun(scratch, scratch, 0, size, size, powers, words))
-                scatter_blocks(dst, scratch, size * itemsize, block * itemsize, stride)
-            else:
-                softmax(SoftmaxRun(src, dst, stride, block, size, powers, words))
-            end = dst + (blocks - 1) * stride + (size - (blocks - 1) * block) * itemsize
-            for k in range(a.tail):
-                store_bits(end + k * itemsize, a.zero, itemsize)
+    def body(w: AxisWalk) -> None:
+        b, v, run = w.b, w.v, w.run
 
-    return kernel
+        def x(at: At, other=None):
+            return v.load(b.add(run.src, at.offset), at.mask, other)
 
+        def powers(at: At):
+            return b.add(run.own, at.own) if v.is_narrow else b.add(run.dst, at.offset)
 
-@jit.kernel
-def softmax_planes(element, lanes, log, ragged, zero_rows=0):
-    """A task is up to a vector of contiguous positions of a strided axis: all their elements are read and written.
+        (most,) = w.folded(lambda at: [x(at, -math.inf)], 1, v.larger, -math.inf)
+        if zero_rows:
+            most = v.or_zero(most, -math.inf)
 
-    ragged: some positions are of channels that do not exist. Zeros are written there. Scratch: powers, where elements
-    are narrower.
-    """
-    itemsize = ElementType.of(element).itemsize
-    softmax = strided_softmax(ElementType.of(element), lanes, log, zero_rows)
+        def power(at: At):
+            found = v.exp_to_zero(v.sub(x(at), most))
+            if not log:
+                v.computed.store(found, powers(at), at.mask)
+            return [found]
 
-    def kernel(args, first, last, scratch):
-        a = StridedAxis(args)
-        inner, outer_stride = a.inner, a.outer_stride
-        vectors = (inner + lanes - 1) // lanes
-        for task in range(first, last):
-            position = task % vectors * lanes
-            at = task // vectors * outer_stride + position * itemsize
-            softmax(
-                Neighbours(
-                    src=a.src + at,
-                    dst=a.dst + at,
-                    size=a.size,
-                    stride=a.stride,
-                    positions=inner - position,
-                    powers=scratch,
-                    integers=a.integers.address,
-                )
-            )
-            if ragged:
-                for k in range(min(lanes, inner - position)):
-                    index = at // itemsize + k
-                    channel = index // a.block_stride % a.blocks * a.block + index % a.block
-                    if channel >= a.channels:
-                        for j in range(a.size):
-                            store_bits(a.dst + at + k * itemsize + j * a.stride, a.zero, itemsize)
+        (total,) = w.folded(power, 1, v.add, 0.0)
+        if log:
+            subtrahend = v.add(most, v.log(total))
+            w.each(lambda at: w.out.store(v.sub(x(at), subtrahend), b.add(run.dst, at.offset), at.mask))
+            return
+        factor = b.fdiv(v.c(1.0), total)
+        if zero_rows:
+            factor = v.or_zero(factor, math.inf)
 
-    return kernel
+        def result(at: At) -> None:
+            w.out.store(v.mul(v.computed.load(powers(at), at.mask), factor), b.add(run.dst, at.offset), at.mask)
+
+        w.each(result)
+
+    return axis_kernel(ElementType.of(element), lanes, direction, body)

@@ -1,0 +1,297 @@
+"""The walk over an axis of an array in any layout, for results that need all elements of the axis.
+
+A *position* is an index of all dimensions but the axis. A body is vector code that visits a position's elements, as
+often as it likes (`AxisWalk.each`, `AxisWalk.folded`). It is written once, and compiled for one of three directions:
+
+- Along a contiguous axis (NHWC). A vector holds elements of the axis.
+- Along contiguous blocks of it (NCHW16). Blocks that are no whole vectors are first gathered in the scratch, one
+  position at a time.
+- Across contiguous positions (NCHW). A vector holds one element of the axis for each of several positions.
+
+Results of channels that do not exist are zeros, whatever the source has there. Kernels compute 16-bit floats and 8-bit
+integers as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numba.core import cgutils
+
+from blockconv.core.types import ElementType
+from blockconv.jit.arguments import group, held, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import const, emitted, store_bits
+from blockconv.kernels.common.conversion import ConversionArguments, both_ends
+from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.operands import Operands
+
+PARTIAL = 64  # vectors of a partial sum: errors grow with the number of additions to it, and to the total
+
+
+class Direction:
+    """The direction of a walk."""
+
+    ALONG, ALONG_BLOCKS, ACROSS = range(3)
+
+
+class AxisArgs(Operands):
+    """An axis, and two loops over its positions. Across positions, the inner loop's are contiguous."""
+
+    outer_stride = word("from a position of the outer loop to the next", "bytes")
+    inner = word("positions in the inner loop")
+    inner_stride = word("from a position of the inner loop to the next", "bytes")
+    size = word("the axis's elements at a position", "elements")
+    extent = word("contiguous elements of the axis: those of a block, or all; 1 across positions", "elements")
+    stride = word("from an extent to the next, at one position", "bytes")
+    tail = word("elements that the last block lacks, to be zeros in the destination", "elements")
+    gathered = word("whether blocks are no whole vectors: then they are computed in a contiguous copy", "0 or 1")
+    own = word("from the scratch to the memory of the body", "bytes")
+    zero = word("what results of channels, or elements, that do not exist become", "bits of an element")
+    integers = group(ConversionArguments, "what elements of 8 bits stand for")
+    channels = word("across positions of blocked channels: channels that exist; else 0")
+    block = word("channels in a block")
+    block_stride = word("from a block of channels to the next", "elements")
+    blocks = word("blocks of channels")
+
+
+class AxisRun(NamedTuple):
+    """What a body visits: one position, or a vector of contiguous ones.
+
+    src, dst: the addresses of its first element.
+    size, extent, stride: as of `AxisArgs`.
+    extents: how many extents there are.
+    number: of the first position, in memory order.
+    offset: from the first position of all to it, in bytes.
+    positions: how many there are; only a vector's lanes of them are computed.
+    own: the address of the body's memory.
+    args: the address of the kernel's argument block, which begins with an `AxisArgs`.
+    given: an address that the kernel gives the body.
+    """
+
+    src: int
+    dst: int
+    size: int
+    extent: int
+    extents: int
+    stride: int
+    number: int
+    offset: int
+    positions: int
+    own: int
+    args: int
+    given: int
+
+
+class At(NamedTuple):
+    """A vector that is visited.
+
+    offset: from the first element of a source or a destination, in bytes.
+    own: from the first of as many vectors of the computed type, in bytes.
+    beside: from the first of an array that has one element of the computed type for each of the axis.
+    mask: of the lanes that exist; None: all.
+    """
+
+    offset: Any
+    own: Any
+    beside: Any
+    mask: Any | None
+
+
+class AxisWalk:
+    """Code that visits an `AxisRun`.
+
+    v, out: code over elements of sources and of the destination.
+    own_step: bytes of the body's memory from an element of the axis to the next.
+    """
+
+    def __init__(
+        self, builder: Any, ends: tuple[Floats, Floats], run: AxisRun, direction: int, mask: Any | None
+    ) -> None:
+        self.b, self.run, self.direction, self.mask = builder, run, direction, mask
+        self.v, self.out = ends
+        across = self.across = direction == Direction.ACROSS
+        self.own_step = self.v.computed.bytes if across else self.v.computed.itemsize
+
+    def each(self, body: Callable[[At], None], after: Callable[[], None] | None = None) -> None:
+        """body(at) for each vector, in order; after() after `PARTIAL` of them at the most, and at the end."""
+        b, v, run = self.b, self.v, self.run
+        if self.direction == Direction.ALONG:
+            self._along(const(0), const(0), run.size, body, after)
+            return
+        with cgutils.for_range(b, run.extents) as extents:
+            first = b.mul(extents.index, run.extent)
+            offset, beside = b.mul(extents.index, run.stride), b.mul(first, const(v.computed.itemsize))
+            if self.across:
+                body(At(offset, b.mul(first, const(v.computed.bytes)), beside, self.mask))
+                if after is not None:
+                    with b.if_then(b.icmp_signed("==", b.and_(first, const(PARTIAL - 1)), const(PARTIAL - 1))):
+                        after()
+            else:
+                rest = b.sub(run.size, first)
+                size = b.select(b.icmp_signed("<", rest, run.extent), rest, run.extent)
+                self._along(offset, beside, size, body, after)
+        if self.across and after is not None:
+            after()
+
+    def _along(self, offset: Any, beside: Any, size: Any, body: Callable[[At], None], after: Any) -> None:
+        """The same for a contiguous extent."""
+        b, v, most = self.b, self.v, const(PARTIAL * self.v.lanes)
+
+        def part(start: Any, count: Any) -> None:
+            def vector(at: Any, mask: Any | None) -> None:
+                element = b.add(beside, v.in_computed(b.add(start, at)))
+                body(At(b.add(offset, b.add(start, at)), element, element, mask))
+
+            v.each(count, vector)
+
+        if after is None:
+            part(const(0), size)
+            return
+        with cgutils.for_range(b, b.sdiv(b.add(size, b.sub(most, const(1))), most)) as loop:
+            done = b.mul(loop.index, most)
+            rest = b.sub(size, done)
+            part(b.mul(done, const(v.itemsize)), b.select(b.icmp_signed("<", rest, most), rest, most))
+            after()
+
+    def folded(
+        self, values: Callable[[At], list[Any]], count: int, combine: Callable[[Any, Any], Any], first: float
+    ) -> list[Any]:
+        """The `count` values of all vectors combined: in every lane along an axis, in each position's lane across.
+
+        first: what `combine` begins with, and does not change.
+        """
+        b, slots = self.b, self.v.slots(count, self.v.c(first))
+
+        def add(at: At) -> None:
+            for slot, value in zip(slots, values(at), strict=True):
+                b.store(combine(self._or(value, at, first), b.load(slot)), slot)
+
+        self.each(add)
+        return [self._all_lanes(b.load(slot), combine) for slot in slots]
+
+    def sums(self, values: Callable[[At], list[Any]], count: int) -> list[Any]:
+        """The sums of `count` values of all vectors, as `folded` has them, made of partial sums."""
+        b, v = self.b, self.v
+        totals, parts = v.slots(count, v.zero), v.slots(count, v.zero)
+
+        def add(at: At) -> None:
+            for slot, value in zip(parts, values(at), strict=True):
+                b.store(v.add(b.load(slot), self._or(value, at, 0.0)), slot)
+
+        def after() -> None:
+            for total, part in zip(totals, parts, strict=True):
+                b.store(v.add(b.load(total), b.load(part)), total)
+                b.store(v.zero, part)
+
+        self.each(add, after)
+        return [self._all_lanes(b.load(slot), v.add) for slot in totals]
+
+    def _or(self, value: Any, at: At, other: float) -> Any:
+        """`other` in lanes that do not exist, where lanes are combined."""
+        return value if self.across or at.mask is None else self.b.select(at.mask, value, self.v.c(other))
+
+    def _all_lanes(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        return value if self.across else self.v.fold(value, combine)
+
+    def parameter(self, address: Any, at: At) -> Any:
+        """The numbers of an array with one for each element of the axis."""
+        first, v = self.b.add(address, at.beside), self.v.computed
+        return v.broadcast(first) if self.across else v.load(first, at.mask)
+
+    def add_to_parameter(self, value: Any, address: Any, at: At) -> None:
+        """Add to the numbers of such an array; across positions, the sum of all."""
+        first, v = self.b.add(address, at.beside), self.v.computed
+        if self.across:
+            total = v.fold(value if at.mask is None else self.b.select(at.mask, value, v.zero), v.add)
+            v.store_first(v.add(v.broadcast(first), total), first, 1)
+        else:
+            v.store(v.add(v.load(first, at.mask), value), first, at.mask)
+
+    def put_statistic(self, value: Any, address: Any) -> None:
+        """Store a number of each position, in memory order, in an array of the computed type."""
+        v = self.v.computed
+        at = self.b.add(address, self.b.mul(self.run.number, const(v.itemsize)))
+        if self.across:
+            v.store(value, at, self.mask)
+        else:
+            v.store_first(value, at, 1)
+
+    def statistic(self, address: Any) -> Any:
+        """What `put_statistic` stored, in every lane that it belongs to."""
+        v = self.v.computed
+        at = self.b.add(address, self.b.mul(self.run.number, const(v.itemsize)))
+        return v.load(at, self.mask) if self.across else v.broadcast(at)
+
+
+def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]) -> Any:
+    """walk(args, first, last, scratch, given): the body for these tasks. given: an address for it. direction: of it.
+
+    Along an axis a task is a position. Across, it is up to a vector of contiguous positions.
+    """
+    itemsize, across, in_blocks = element.itemsize, direction == Direction.ACROSS, direction == Direction.ALONG_BLOCKS
+
+    @emitted
+    def run(builder: Any, x: AxisRun) -> None:
+        ends = both_ends(builder, element, lanes, builder.add(x.args, const(8 * AxisArgs.fields["integers"].first)))
+        if not across:
+            body(AxisWalk(builder, ends, x, direction, None))
+            return
+        with builder.if_else(builder.icmp_signed(">=", x.positions, const(lanes))) as (whole, partly):
+            with whole:
+                body(AxisWalk(builder, ends, x, direction, None))
+            with partly:
+                body(AxisWalk(builder, ends, x, direction, ends[0].below(x.positions)))
+
+    @inline
+    def along(args, first, last, scratch, given):
+        a = held(AxisArgs(args))
+        size, extent, stride = a.size, a.extent, a.stride
+        last_extent = (size - 1) // extent
+        outer, inner = first // a.inner, first % a.inner
+        for task in range(first, last):
+            at = outer * a.outer_stride + inner * a.inner_stride
+            outer, inner = (outer, inner + 1) if inner + 1 < a.inner else (outer + 1, 0)
+            src, dst, own = a.src + at, a.dst + at, scratch + a.own
+            whole, blocks, step, x, y = extent, last_extent + 1, stride, src, dst
+            if in_blocks and a.gathered:
+                whole, blocks, step, x, y = size, 1, 0, scratch, scratch
+                gather_blocks(scratch, src, size * itemsize, extent * itemsize, stride)
+            run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, args, given))
+            if in_blocks and a.gathered:
+                scatter_blocks(dst, scratch, size * itemsize, extent * itemsize, stride)
+            end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
+            for k in range(a.tail):
+                store_bits(end + k * itemsize, a.zero, itemsize)
+
+    @inline
+    def over_positions(args, first, last, scratch, given):
+        a = held(AxisArgs(args))
+        inner, size, stride = a.inner, a.size, a.stride
+        vectors = (inner + lanes - 1) // lanes
+        outer, following = first // vectors, first % vectors * lanes
+        for _ in range(first, last):
+            position = following
+            at = outer * a.outer_stride + position * itemsize
+            number, left, own = outer * inner + position, inner - position, scratch + a.own
+            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, args, given))
+            outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
+            for k in range(min(lanes, left) if a.channels else 0):
+                index = at // itemsize + k
+                if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
+                    for j in range(size):
+                        store_bits(a.dst + at + k * itemsize + j * stride, a.zero, itemsize)
+
+    return over_positions if across else along
+
+
+def axis_kernel(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]) -> Any:
+    """A kernel that is nothing but the walk of a body. Scratch: a gathered position, then the body's memory."""
+    walk = axis_walk(element, lanes, direction, body)
+
+    def kernel(args, first, last, scratch):
+        walk(args, first, last, scratch, 0)
+
+    return kernel
