@@ -1,7 +1,5 @@
 """Local response normalisation's kernel, a body of the walk over the axis of channels."""
 
-from typing import Any
-
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -9,7 +7,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.ir import const
-from blockconv.kernels.common.axis_walk import At, AxisArgs, AxisWalk, axis_kernel
+from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel
 
 THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square roots, or by the C library
 
@@ -28,21 +26,21 @@ class LrnArgs(AxisArgs):
 def lrn(element, lanes, direction, power):
     """The channels' squares are found first. Scratch: these, between zeros for channels that do not exist."""
 
-    def body(w: AxisWalk) -> None:
+    def body(w):
         b, v, run, a = w.b, w.v, w.run, LrnArgs.load(w.b, w.run.args, held=True)
         step, vectors = const(w.own_step), w.v.computed
         first = b.add(run.own, b.mul(a.before, step))
         scale, bias, beta = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.scale, a.bias, a.beta))
 
-        def zero(address: Any, channels: Any) -> None:
+        def zero(address, channels):
             elements = b.mul(channels, const(w.own_step // vectors.itemsize))
             vectors.each(elements, lambda offset, mask: vectors.store(v.zero, b.add(address, offset), mask))
 
-        def square(at: At) -> None:
+        def square(at):
             x = v.load(b.add(run.src, at.offset), at.mask)
             vectors.store(v.mul(x, x), b.add(first, at.own), at.mask)
 
-        def result(at: At) -> None:
+        def result(at):
             (total,) = v.slots(1, v.zero)
             with cgutils.for_range(b, b.add(b.add(a.before, a.after), const(1))) as loop:
                 near = b.add(b.add(run.own, at.own), b.mul(loop.index, step))

@@ -15,7 +15,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
-from blockconv.kernels.common.axis_walk import At, AxisArgs, AxisWalk, axis_kernel, axis_walk
+from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel, axis_walk
 from blockconv.kernels.norm.arguments import NormWords
 from blockconv.kernels.norm.codegen import (
     Groups,
@@ -181,12 +181,12 @@ class LayerNormArgs(AxisArgs):
 def layer_norm(element, lanes, direction, centred):
     """The mean, the mean square of what differs from it, the results. centred: 0: the mean counts as 0."""
 
-    def body(w: AxisWalk) -> None:
+    def body(w):
         b, v, a = w.b, w.v, LayerNormArgs.load(w.b, w.run.args, held=True)
         share, epsilon = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.share, a.epsilon))
         mean = v.zero
 
-        def apart(at: At) -> Any:
+        def apart(at):
             return v.sub(v.load(b.add(w.run.src, at.offset), at.mask), mean)
 
         if centred:
@@ -198,7 +198,7 @@ def layer_norm(element, lanes, direction, centred):
             w.put_statistic(mean, a.mean)
             w.put_statistic(inverse, a.inverse)
 
-        def result(at: At) -> None:
+        def result(at):
             slope, shift = v.mul(w.parameter(a.scale, at), inverse), w.parameter(a.shift, at)
             w.out.store(v.add(v.mul(apart(at), slope), shift), b.add(w.run.dst, at.offset), at.mask)
 
@@ -216,18 +216,18 @@ def layer_norm_backward(element, lanes, direction):
     kind = ElementType.of(element)
     held = kind.computed.itemsize
 
-    def body(w: AxisWalk) -> None:
+    def body(w):
         b, v, run, a = w.b, w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
         share = v.splat_float64(b.bitcast(a.share, ir.DoubleType()))
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
         of_scale = b.add(run.given, b.mul(a.room, const(held)))
 
-        def loaded(at: At) -> tuple[Any, Any, Any]:
+        def loaded(at):
             """The gradient, what the element differs from the mean, the scale."""
             grad, x = (v.load(b.add(first, at.offset), at.mask) for first in (b.add(a.grad, run.offset), run.src))
             return grad, v.sub(x, mean), w.parameter(a.scale, at)
 
-        def summands(at: At) -> list[Any]:
+        def summands(at):
             grad, apart, scale = loaded(at)
             product = v.mul(grad, apart)
             for part, value in ((run.given, grad), (of_scale, v.mul(product, inverse))):
@@ -238,7 +238,7 @@ def layer_norm_backward(element, lanes, direction):
         shift, slope = (v.mul(v.mul(b.fneg(each), share), inverse) for each in totals)
         slope = v.mul(v.mul(slope, inverse), inverse)
 
-        def result(at: At) -> None:
+        def result(at):
             grad, apart, scale = loaded(at)
             y = v.add(v.mul(grad, v.mul(scale, inverse)), v.add(v.mul(apart, slope), shift))
             w.out.store(y, b.add(run.dst, at.offset), at.mask)

@@ -8,7 +8,7 @@ import math
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.kernels.common.axis_walk import At, AxisWalk, axis_kernel
+from blockconv.kernels.common.axis_walk import axis_kernel
 
 
 @jit.kernel
@@ -18,20 +18,20 @@ def softmax(element, lanes, direction, log, zero_rows=0):
     Scratch: powers, where elements are narrower than these. zero_rows: as of `SoftmaxProblem`.
     """
 
-    def body(w: AxisWalk) -> None:
+    def body(w):
         b, v, run = w.b, w.v, w.run
 
-        def x(at: At, other=None):
+        def x(at, other=None):
             return v.load(b.add(run.src, at.offset), at.mask, other)
 
-        def powers(at: At):
+        def powers(at):
             return b.add(run.own, at.own) if v.is_narrow else b.add(run.dst, at.offset)
 
         (most,) = w.folded(lambda at: [x(at, -math.inf)], 1, v.larger, -math.inf)
         if zero_rows:
             most = v.or_zero(most, -math.inf)
 
-        def power(at: At):
+        def power(at):
             found = v.exp_to_zero(v.sub(x(at), most))
             if not log:
                 v.computed.store(found, powers(at), at.mask)
@@ -46,7 +46,7 @@ def softmax(element, lanes, direction, log, zero_rows=0):
         if zero_rows:
             factor = v.or_zero(factor, math.inf)
 
-        def result(at: At) -> None:
+        def result(at):
             w.out.store(v.mul(v.computed.load(powers(at), at.mask), factor), b.add(run.dst, at.offset), at.mask)
 
         w.each(result)
