@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 69_121
+LINES_OF_THE_PACKAGE = 68_964
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -45,7 +45,7 @@ BUDGET = {
     "kernels/shuffle": 1_600, "kernels/softmax": 2_334, "kernels/strided_copy": 5_790, "kernels/winograd": 16_936,
     "machine": 3_393, "network": 103_602, "onnxruntime": 5_782, "runtime": 5_735, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 534_442
+TOKENS_OF_THE_PACKAGE = 533_894
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 253
 
