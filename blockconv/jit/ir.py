@@ -290,6 +290,12 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
     return vectors
 
 
+@giving(_I64)
+def stack_memory(builder: Any, bytes_lit: int) -> Any:
+    """The address of so many bytes, whole words, of the stack. They are there as long as the kernel runs."""
+    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I64, bytes_lit // 8)), I64)
+
+
 @emitted
 def copy_memory(builder: Any, dst: Any, src: Any, size: Any) -> None:
     """Copy `size` bytes that do not overlap: C's memcpy."""

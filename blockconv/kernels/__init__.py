@@ -17,7 +17,6 @@ from blockconv.kernels.indexed import rows as indexed
 from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.norm import batch_rows
 from blockconv.kernels.norm import rows as norm
-from blockconv.kernels.pointwise import rows as pointwise
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
 from blockconv.kernels.product import rows as product
@@ -56,7 +55,6 @@ TABLE: tuple[Row, ...] = (
     *pool.ROWS,
     POOL_BACKWARD,
     *eltwise.ROWS,
-    *pointwise.ROWS,
     *shuffle.ROWS,
     *reorder.ROWS,
     *strided_copy.ROWS,

@@ -104,9 +104,6 @@ def test_elementwise(layout: str) -> None:
             x, y = integers(one), integers(other)
             given = [(y > 0, layout), (x, layout), (y, layout)]
             check("pointwise", PointwiseProblem("where", (other, one, other)), layout, given, np.where(y > 0, x, y))
-        x, y = integers(shape), integers((1, c, 1, 1))
-        p = BinaryProblem("add", shape, y.shape)
-        check("binary", p, layout, [(x, layout), (y, "NCHW")], x + y, other=Layout("NCHW"))
 
 
 def _softmax(x: Array, axis: int) -> Array:

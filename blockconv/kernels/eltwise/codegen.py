@@ -1,222 +1,303 @@
-"""Elementwise ops as vector code: contiguous elements, and their operands.
+"""Element-wise ops as vector code: each is an expression of its operands, which have types of their own.
 
-8-bit integers are dequantized to float32, and the result is quantized. Floats of 16 bits are float32 between load and
-store.
+Floats of 16 bits are float32 between load and store. 8-bit integers that stand for floats are dequantized to float32,
+and the result is quantized. Booleans are bytes, 0 or 1.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, ActivationKind
-from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group
+from blockconv.core.element_problem import PointwiseKind
+from blockconv.core.eltwise_problem import BinaryKind
+from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
 from blockconv.kernels.common.activation import ActivationArguments, activate
+from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.unpacked import shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.common.walk import WRITTEN, Place
 
 UNROLL = 4  # vectors at a time
+COMPARED = {"equal": "==", "less": "<", "less_equal": "<="}
+KINDS = tuple(dict.fromkeys(("activation", "lookup", "affine", *get_args(BinaryKind), *get_args(PointwiseKind))))
 
 
-class OpKind:
-    """The function of x (the source), y (the operand) and z (the second operand), known when a kernel is built."""
+class Form(NamedTuple):
+    """What a kernel is compiled for.
 
-    NOTHING, ADD, SUB, MUL, DIV, MAX, MIN, OTHER_MINUS, OTHER_OVER, AFFINE, LOOKUP = range(11)
-    POW, FMOD, ATAN2, OTHER_POW, OTHER_FMOD, OTHER_ATAN2 = range(11, 17)
-
-
-class Operand:
-    """How an operand goes along with contiguous elements: not at all, as many, or repeated.
-
-    REPEATED: a few elements, kept in vectors by code that is built for their number. PERIOD: as many as the extent.
+    kind: the op's number in `KINDS`.
+    src, dst: the codes of the types of the operands and the destination in memory.
+    real: whether integers stand for floats.
+    act: the `ActivationKind` of the activation behind the op.
+    lanes: of a vector.
+    first, second, third: for each operand, `Walk.repeats`.
     """
 
-    NONE, FULL, REPEATED, PERIOD = range(4)
-
-
-def operand_count(kind: int) -> int:
-    return {OpKind.NOTHING: 0, OpKind.LOOKUP: 0, OpKind.AFFINE: 2}.get(kind, 1)
-
-
-def operand_type(element: ElementType, kind: int) -> ElementType:
-    """The type of an operand's elements in memory: scales and shifts are held as they are computed with."""
-    return element.computed if kind == OpKind.AFFINE else element
-
-
-class EltwiseQuantization(Arguments):
-    """The quantizations of an elementwise op's integers."""
-
-    src = group(QuantizationArguments, "of the source")
-    other = group(QuantizationArguments, "of the operand")
-    dst = group(QuantizationArguments, "of the destination")
-
-
-class ExtentsRun(NamedTuple):
-    """Extents of contiguous elements.
-
-    src, dst: the addresses of the first one.
-    other, second: the addresses of as many elements of the operands, or of their repeated elements.
-    mask: of as many elements with zero bits where no channel exists.
-    size: elements of an extent.
-    activation: the address of its `ActivationArguments`, or of the 256 bytes that are looked up.
-    extents: how many.
-    step, stride: bytes from an extent to the next, and of the operands.
-    integers: the address of their `EltwiseQuantization`.
-    """
-
+    kind: int
     src: int
-    other: int
-    second: int
-    mask: int
     dst: int
+    real: int
+    act: int
+    lanes: int
+    first: int
+    second: int
+    third: int
+
+    @property
+    def op(self) -> str:
+        return KINDS[self.kind]
+
+    @property
+    def operands(self) -> tuple[ElementType, ...]:
+        """The types of the operands in memory."""
+        return operand_types(self.op, ElementType.of(self.src))
+
+    @property
+    def written(self) -> ElementType:
+        """The destination's type in memory."""
+        return ElementType.of(self.dst)
+
+    def computed(self, type: ElementType) -> ElementType:
+        """The type that elements have in registers."""
+        return computed_type(self.op, type, bool(self.real))
+
+
+def operand_types(op: str, src: ElementType) -> tuple[ElementType, ...]:
+    """The types of the operands in memory. Scales and shifts are held as they are computed with."""
+    alone: dict[str, tuple[ElementType, ...]] = dict.fromkeys(("activation", "lookup", "convert"), (src,))
+    return {**alone, "where": (element("bool"), src, src), "affine": (src, src.computed, src.computed)}.get(
+        op, (src, src)
+    )
+
+
+def computed_type(op: str, type: ElementType, real: bool) -> ElementType:
+    """The type of elements in registers. Some ops only move them."""
+    moves = op in ("where", "lookup") or not (type.is_float or real)
+    return type if moves else type.computed
+
+
+class Extents(NamedTuple):
+    """`rows` contiguous extents of `size` elements.
+
+    places: the address of a `Place` for the destination and for each operand, with the step from an extent to the next.
+    mask: the address of as many elements with zero bits where no channel exists.
+    activation: the address of its `ActivationArguments`, or of the 256 bytes that are looked up.
+    quantizations: the address of the `QuantizationArguments` of the destination and the operands.
+    """
+
     size: int
+    rows: int
+    places: int
+    mask: int
     activation: int
-    extents: int
-    step: int
-    stride: int
-    integers: int
+    quantizations: int
 
 
-class _Sides:
-    """Code over the elements of source, operands and destination, and over the computed type."""
+class _Side:
+    """Code over the elements of the destination or of an operand: in memory, and as they are computed with."""
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int, kind: int, integers: Any) -> None:
-        self.memory = self.real = Vectors(builder, element, lanes)
-        self.operands = Vectors(builder, operand_type(element, kind), lanes)
-        self.is_converted = element != element.computed and kind != OpKind.LOOKUP
-        self.fill = None
-        if element != element.computed:
-            at = [builder.add(integers, const(8 * field.first)) for field in EltwiseQuantization.fields.values()]
-            self.src, self.other, self.dst = (Elements(builder, element, lanes, address) for address in at)
-            self.real = self.dst.real
-            self.fill = self.memory.zero
-        if not element.is_float:
-            self.fill = self.memory.splat(builder.trunc(self.dst.words.zero_point, self.memory.element))
+    def __init__(self, builder: Any, form: Form, type: ElementType, place: Place, quantization: Any) -> None:
+        self.memory, self.place, self.begin = Vectors(builder, type, form.lanes), place, place.at
+        self.computed = Vectors(builder, form.computed(type), form.lanes)
+        self.is_converted = self.computed.type != type
+        quantized = self.is_converted and not type.is_float
+        self.integers = Elements(builder, type, form.lanes, quantization) if quantized else None
+        self.padding = self.memory.zero if type.is_half else None
+        if not type.is_float:
+            zero_point = QuantizationArguments.load(builder, quantization).zero_point
+            cut = zero_point if type.itemsize == 8 else builder.trunc(zero_point, self.memory.element)
+            self.padding = self.memory.splat(cut)
 
-    def source(self, x: Any) -> Any:
-        return self.src.dequantized(x) if self.is_converted else x
+    def go(self, row: Any) -> None:
+        """To an extent."""
+        self.begin = self.memory.b.add(self.place.at, self.memory.b.mul(row, self.place.step))
 
-    def operand(self, x: Any) -> Any:
-        return self.other.dequantized(x) if self.operands.type != self.real.type else x
+    def at(self, address: Any, index: Any) -> Any:
+        return self.memory.b.add(address, self.memory.b.mul(index, const(self.memory.itemsize)))
 
-    def operand_at(self, address: Any, offset: Any, mask: Any | None) -> Any:
-        """The operand beside the source's elements at an offset in bytes."""
-        ratio = self.operands.itemsize // self.memory.itemsize
-        at = self.memory.b.mul(offset, const(ratio)) if ratio > 1 else offset
-        return self.operand(self.operands.load(self.memory.b.add(address, at), mask))
+    def read(self, index: Any, mask: Any | None, _: int | None = None) -> Any:
+        """The vector at an index of an extent, as it is computed with."""
+        return self._computed(self.memory.load(self.at(self.begin, index), mask))
 
-    def result(self, x: Any) -> Any:
-        return self.dst.quantized(x) if self.is_converted else x
+    def held(self, count: int) -> Callable[[Any, Any | None, int | None], Any]:
+        """`read`, of `count` elements that repeat, which are in registers.
+
+        Its last argument is the vector's number in an unrolled loop, if it is known.
+        """
+        v = self.computed
+        vectors = [self._computed(x) for x in self.memory.repeated(self.begin, count)]
+        if len(vectors) == 1:
+            return lambda index, mask, k: vectors[0]
+        kept = v.kept(vectors)
+
+        def vector(index: Any, mask: Any | None, k: int | None) -> Any:
+            if k is not None:
+                return vectors[k % len(vectors)]
+            at = v.b.urem(index, const(len(vectors) * v.lanes))
+            return v.load(v.b.add(kept, v.b.mul(at, const(v.itemsize))))
+
+        return vector
+
+    def _computed(self, x: Any) -> Any:
+        if self.integers is not None:
+            return self.integers.dequantized(x)
+        return widened(self.computed, self.memory.type, x) if self.is_converted else x
 
     def masked(self, x: Any, mask: Any) -> Any:
-        """A result where the bits at the address `mask` are not zero; elsewhere zero, or the zero point."""
-        b, v = self.memory.b, self.memory
-        if self.fill is None:
+        """A vector for memory where the bits at the address `mask` are not zero; elsewhere zero, or the zero point."""
+        v = self.memory
+        if self.padding is None:
             return v.with_zero_bits(x, mask)
-        keep = b.load(pointer(b, mask, v.kind), align=1)
-        return b.select(b.icmp_signed("!=", keep, v.zero), x, self.fill)
+        bits = v.b.load(pointer(v.b, mask, v.kind), align=1)
+        return v.b.select(v.b.icmp_signed("!=", bits, v.zero), x, self.padding)
+
+    def written(self, x: Any) -> Any:
+        """A vector that was computed as memory has it."""
+        if self.integers is not None:
+            return self.integers.quantized(x)
+        return rounded(self.computed, self.memory.type, x) if self.is_converted else x
 
 
-def eltwise_extent(
-    element: ElementType, lanes: int, kind: int, operand: int, act: int, masked: int, inner: int = 0
-) -> Any:
-    """Code for dst = act(kind(src, other, second)) over `ExtentsRun`.
-
-    act: an `ActivationKind`. masked: the result is zero where the mask says so. inner: elements that are repeated.
-    """
-    count = math.lcm(inner, lanes) // lanes if operand == Operand.REPEATED else 1
-    unroll = count if act >= ActivationKind.OTHER or masked else -(-UNROLL // count) * count
+def eltwise_extents(form: Form, masked: int) -> Any:
+    """Code for dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
+    repeats = [0 if one == WRITTEN else one for one in (form.first, form.second, form.third)]
+    count = math.lcm(*(math.lcm(one, form.lanes) // form.lanes for one in repeats if one))
+    unroll = count if form.act >= ActivationKind.OTHER or masked else -(-UNROLL // count) * count
 
     @emitted
-    def compute(builder: Any, x: ExtentsRun) -> None:
-        sides = _Sides(builder, element, lanes, kind, x.integers)
-        looked_up = kind == OpKind.LOOKUP
-        activate = _lookup(sides.memory, x.activation) if looked_up else _activation(sides.real, act, x.activation)
-        with cgutils.for_range(builder, x.extents) as loop:
-            at, offset = builder.mul(loop.index, x.step), builder.mul(loop.index, x.stride)
-            src, dst = builder.add(x.src, at), builder.add(x.dst, at)
-            addresses = [builder.add(address, offset) for address in (x.other, x.second)][: operand_count(kind)]
-            _extent(sides, x, src, dst, _operands(sides, operand, addresses, inner), activate)
+    def compute(builder: Any, x: Extents) -> None:
+        types = (form.written, *form.operands)
+        sides = []
+        for k, type in enumerate(types):
+            place, quantization = (
+                builder.add(first, const(k * block.nbytes))
+                for first, block in ((x.places, Place), (x.quantizations, QuantizationArguments))
+            )
+            sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
+        dst, *operands = sides
+        last = _lookup(dst.memory, x.activation) if form.op == "lookup" else _activation(dst.computed, form, x)
+        with cgutils.for_range(builder, x.rows) as row:
+            for side in sides:
+                side.go(row.index)
+            held = [side.held(one) if one else side.read for side, one in zip(operands, repeats, strict=False)]
 
-    def _extent(sides: _Sides, x: ExtentsRun, src: Any, dst: Any, operands: Any, activate: Any) -> None:
-        v = sides.memory
+            def vector(index: Any, mask: Any | None, k: int | None = None) -> None:
+                given = [read(index, mask, k) for read in held]
+                value = dst.written(last(_result(form.op, operands[-1].computed, dst.computed, given)))
+                value = dst.masked(value, dst.at(x.mask, index)) if masked else value
+                dst.memory.store(value, dst.at(dst.begin, index), mask)
 
-        def vector(offset: Any, mask: Any | None, k: int | None = None) -> None:
-            value = sides.source(v.load(v.b.add(src, offset), mask))
-            value = activate(_combined(sides.real, kind, value, *[*operands(offset, mask, k), None, None][:2]))
-            value = sides.result(value)
-            if masked:
-                value = sides.masked(value, v.b.add(x.mask, offset))
-            v.store(value, v.b.add(dst, offset), mask)
-
-        v.each(x.size, vector, unroll)
+            bytes_ = Vectors(builder, element("uint8"), form.lanes)
+            bytes_.each(x.size, vector, unroll)
 
     return compute
 
 
-def _operands(sides: _Sides, operand: int, addresses: list[Any], inner: int) -> Callable[..., list[Any]]:
-    """operands(offset, mask, k): their vectors at an offset; k: the vector's number in an unrolled loop, if known."""
-    v, real = sides.memory, sides.real
-    if operand != Operand.REPEATED:
-        return lambda offset, mask, k: [sides.operand_at(at, offset, mask) for at in addresses]
-    held = [[sides.operand(x) for x in sides.operands.repeated(address, inner)] for address in addresses]
-    count = math.lcm(inner, v.lanes) // v.lanes
-    if count == 1:
-        return lambda offset, mask, k: [vectors[0] for vectors in held]
-    kept = [real.kept(vectors) for vectors in held]
-
-    def operands(offset: Any, mask: Any | None, k: int | None) -> list[Any]:
-        if k is not None:
-            return [vectors[k % count] for vectors in held]
-        period = v.b.urem(offset, const(count * v.bytes))
-        at = v.b.mul(period, const(real.itemsize // v.itemsize))
-        return [real.load(v.b.add(address, at)) for address in kept]
-
-    return operands
+# ---------------------------------------------------------------- expressions
 
 
-def _combined(v: Vectors, kind: int, x: Any, y: Any, z: Any) -> Any:
-    b = v.b
-    if kind in (OpKind.MAX, OpKind.MIN):
-        # A NaN of either operand stays.
-        more = b.fcmp_ordered(">" if kind == OpKind.MAX else "<", x, y)
-        return b.select(b.or_(more, b.fcmp_unordered("uno", x, x)), x, y)
-    if kind >= OpKind.POW:  # of the C library
-        name = ("pow", "fmod", "atan2")[(kind - OpKind.POW) % 3] + "f" * (v.itemsize == 4)
-        return v.each_lane(name, *((y, x) if kind >= OpKind.OTHER_POW else (x, y)))
-    simple = {
-        OpKind.NOTHING: lambda: x,
-        OpKind.LOOKUP: lambda: x,
-        OpKind.ADD: lambda: b.fadd(x, y),
-        OpKind.SUB: lambda: b.fsub(x, y),
-        OpKind.MUL: lambda: b.fmul(x, y),
-        OpKind.DIV: lambda: b.fdiv(x, y),
-        OpKind.OTHER_MINUS: lambda: b.fsub(y, x),
-        OpKind.OTHER_OVER: lambda: b.fdiv(y, x),
-        OpKind.AFFINE: lambda: b.fadd(b.fmul(x, y), z),
-    }
-    return simple[kind]()
+def _result(op: str, v: Vectors, made: Vectors, given: list[Any]) -> Any:
+    """The vector of results, of `made`. v: code over the operands."""
+    b, type, (x, *others) = v.b, v.type, given
+    if op in ("activation", "lookup"):
+        return x
+    if op == "affine":
+        return v.add(v.mul(x, others[0]), others[1])
+    if op == "where":
+        return b.select(_is_true(b, x), *others)
+    if op == "convert":
+        return _converted(v, made, x)
+    (y,) = others
+    if op in COMPARED:
+        return b.zext(_compared(v, COMPARED[op], x, y), made.kind)
+    if op in ("max", "min"):
+        more = _compared(v, ">" if op == "max" else "<", x, y)
+        if type.is_float:  # a NaN of either operand stays
+            more = b.or_(more, b.fcmp_unordered("uno", x, x))
+        return b.select(more, x, y)
+    if op in ("div", "mod") and not type.is_float:
+        return _divided(op, v, x, y)
+    if op in ("pow", "fmod", "atan2"):  # of the C library
+        return v.each_lane(op + "f" * (v.itemsize == 4), x, y)
+    simple = {"add": v.add, "sub": v.sub, "mul": v.mul, "div": b.fdiv, "and": b.and_, "or": b.or_, "xor": b.xor}
+    return simple[op](x, y)
 
 
-def _activation(v: Vectors, act: int, address: Any) -> Any:
+def _compared(v: Vectors, sign: str, x: Any, y: Any) -> Any:
+    if v.type.is_float:
+        return v.b.fcmp_ordered(sign, x, y)
+    return (v.b.icmp_signed if v.type.kind == SIGNED else v.b.icmp_unsigned)(sign, x, y)
+
+
+def _is_true(b: Any, x: Any) -> Any:
+    """Whether elements are not zero; a NaN is not."""
+    zero = ir.Constant(x.type, None)
+    is_float = isinstance(x.type.element, (ir.FloatType, ir.DoubleType))
+    return b.fcmp_unordered("!=", x, zero) if is_float else b.icmp_signed("!=", x, zero)
+
+
+def _divided(op: str, v: Vectors, x: Any, y: Any) -> Any:
+    """Integers divided towards zero, or the remainder with the divisor's sign. By zero it is 0.
+
+    A processor stops at a division by zero, and of the least integer by -1, so neither is made.
+    """
+    b, one, none = v.b, v.c(1), v.zero
+    by_zero = b.icmp_signed("==", y, none)
+    safe = b.select(by_zero, one, y)
+    if v.type.kind != SIGNED:
+        found = b.udiv(x, safe) if op == "div" else b.urem(x, safe)
+        return b.select(by_zero, none, found)
+    turned = b.icmp_signed("==", y, v.c(-1))
+    safe = b.select(turned, one, safe)
+    if op == "div":
+        quotient = b.select(turned, b.sub(none, x), b.sdiv(x, safe))
+        return b.select(by_zero, none, quotient)
+    rest = b.srem(x, safe)
+    other_sign = b.icmp_signed("<", b.xor(rest, y), none)
+    rest = b.select(b.and_(b.icmp_signed("!=", rest, none), other_sign), b.add(rest, y), rest)
+    return b.select(b.or_(by_zero, turned), none, rest)
+
+
+def _converted(v: Vectors, made: Vectors, x: Any) -> Any:
+    """Elements converted to another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
+    b, src, dst = v.b, v.type, made.type
+    if dst.kind == BITS:  # booleans
+        return b.zext(_is_true(b, x), made.kind)
+    signed = (src if dst.is_float else dst).kind == SIGNED
+    if src.is_float and not dst.is_float:
+        name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{made.suffix()}.{v.suffix()}"
+        return call_llvm(b, name, made.kind, [x])
+    if dst.is_float and not src.is_float:
+        return (b.sitofp if signed else b.uitofp)(x, made.kind)
+    if src.itemsize == dst.itemsize:
+        return x
+    if src.is_float:
+        return (b.fpext if dst.itemsize > src.itemsize else b.fptrunc)(x, made.kind)
+    if src.itemsize > dst.itemsize:
+        return b.trunc(x, made.kind)
+    return (b.sext if src.kind == SIGNED else b.zext)(x, made.kind)
+
+
+def _activation(v: Vectors, form: Form, x: Extents) -> Any:
     """activate(x), of the activation whose `ActivationArguments` are at an address."""
-    if act == ActivationKind.NONE:
+    if form.act == ActivationKind.NONE:
         return lambda x: x
-    given = ActivationArguments.load(v.b, address)
+    given = ActivationArguments.load(v.b, x.activation)
     doubles = [v.b.bitcast(bits, ir.DoubleType()) for bits in (given.first, given.second)]
     parameters = [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in doubles]
-    if act == ActivationKind.CLIP:
+    if form.act == ActivationKind.CLIP:
         low, high = map(v.splat, parameters)
         return lambda x: v.clip(x, low, high)
-    table = FUNCTIONS if act == ActivationKind.FUNCTION else ACTIVATIONS
+    table = FUNCTIONS if form.act == ActivationKind.FUNCTION else ACTIVATIONS
     return lambda x: activate(v, x, given.number, parameters, table)
 
 

@@ -1,159 +1,90 @@
-"""The kernel of elementwise ops: contiguous extents, and their operands."""
+"""The kernel of element-wise ops."""
 
 from blockconv import jit
-from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, table, word
-from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, store_bits
-from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.eltwise.codegen import (
-    EltwiseQuantization,
-    ExtentsRun,
-    Operand,
-    eltwise_extent,
-    operand_count,
-    operand_type,
+from blockconv.jit.arguments import table, word
+from blockconv.jit.ir import stack_memory
+from blockconv.kernels.common.requantize import QuantizationArguments
+from blockconv.kernels.common.walk import (
+    MOST_ARRAYS,
+    WRITTEN,
+    Place,
+    WalkArgs,
+    WalkLoop,
+    begin_of,
+    repeat,
+    write_mask,
 )
+from blockconv.kernels.eltwise.codegen import Extents, Form, eltwise_extents
+
+PLACES = MOST_ARRAYS * Place.nbytes
+NBYTES = 3 * PLACES
 
 
-class EltwiseLoop(Arguments):
-    """A loop over contiguous extents."""
+class EltwiseArgs(WalkArgs):
+    """dst = activation(op(operands))."""
 
-    size = word("how many extents, or loops inside it")
-    step = word("from one to the next in the storage", "bytes")
-    stride = word("from one to the next in the operands", "bytes")
-    channels = word("from one to the next", "channels")
-
-
-class EltwiseArgs(Operands):
-    """dst = activation(op(src, operands)) over a storage: contiguous extents in loops; `extents` is the last.
-
-    A task is a part of an extent, or of each of several neighbouring extents.
-    """
-
-    other = word("the operand's first element", "address")
-    second = word("the second operand's first element", "address")
-    activation = word("its `ActivationArguments`", "address")
-    extent = word("in an extent", "elements")
-    task_size = word("of an extent in a task", "elements")
-    size_tasks = word("tasks that an extent makes")
-    extents = word("in the last loop")
-    task_extents = word("extents in a task")
-    extent_tasks = word("tasks that the extents of the last loop make")
-    step = word("from an extent to the next in the storage", "bytes")
-    stride = word("from an extent to the next in the operands", "bytes")
-    channels = word("from an extent to the next", "channels")
-    inner = word("of the operands: elements that repeat in an extent", "elements")
-    period = word("the same, or a multiple of it, and of the channel block, that is written out", "elements")
-    written = word("whether it is to be written out", "0 or 1")
-    valid = word("channels that exist")
-    block = word("in a block, where the last one has a tail; else 1", "channels")
-    integers = group(EltwiseQuantization, "of elements that are integers")
-    depth = word("loops around the last")
-    loops = table(EltwiseLoop, None, "loops around the last, innermost first")
-
-
-@inline
-def outer_offsets(a, outer):
-    """(offsets of the storage and of the operands in bytes, the channel) of a position of the loops around the last."""
-    at, other, channel = 0, 0, 0
-    loop = a.loops
-    for _ in range(a.depth):
-        size = loop.size
-        i, outer = outer % size, outer // size
-        at += i * loop.step
-        other += i * loop.stride
-        channel += i * loop.channels
-        loop = loop[1]
-    return at, other, channel
-
-
-@inline
-def part_of(a, task):
-    """(first element of an extent, how many, first extent of the last loop, position of the loops around) of a task."""
-    start, rest = (task % a.size_tasks) * a.task_size, task // a.size_tasks
-    extent_first, outer = (rest % a.extent_tasks) * a.task_extents, rest // a.extent_tasks
-    return start, min(a.task_size, a.extent - start), extent_first, outer
-
-
-@inline
-def repeat_elements(to, values, inner, count, block, valid, itemsize):
-    """Write `count` elements: the `inner` ones at `values`, again and again; of channels that do not exist, zeros."""
-    channel = 0
-    for j in range(inner):
-        # Only channels that exist may be read.
-        exists = inner == 1 or channel < valid
-        store_bits(to + j * itemsize, load_bits(values + j * itemsize, itemsize) if exists else 0, itemsize)
-        channel = 0 if channel + 1 == block else channel + 1
-    for j in range(inner, count):
-        store_bits(to + j * itemsize, load_bits(to + (j - inner) * itemsize, itemsize), itemsize)
-
-
-@inline
-def write_mask(mask, period, block, valid, itemsize):
-    """Write `period` elements, in blocks: all ones in each block's first `valid`, which exist, zeros in the others."""
-    for j in range(period):
-        store_bits(mask + j * itemsize, -1 if j % block < valid else 0, itemsize)
+    activation = word("its `ActivationArguments`, or the bytes that are looked up", "address")
+    quantizations = table(QuantizationArguments, MOST_ARRAYS, "of integers in the destination and in each operand")
+    loops = table(WalkLoop, None, "around the extents, innermost first")
 
 
 @jit.kernel
-def eltwise(element, lanes, kind, operand, act, repeated):
-    """A task reads and writes a part of an extent, or of each of several. Scratch: periods of the operands, mask.
+def eltwise(form: Form):
+    """A task reads and writes a part of an extent, or of each of several.
 
-    repeated: of `Operand.REPEATED`, how many elements are; else 0.
+    Scratch, where extents are cut into periods, or a block of channels has a tail: a mask, and operands that repeat.
     """
-    type = ElementType.of(element)
-    itemsize, operand_itemsize = type.itemsize, operand_type(type, kind).itemsize
-    full, periodic = (int(operand == one) for one in (Operand.FULL, Operand.PERIOD))
-    operands = operand_count(kind) if repeated or periodic else 0
-    compute, compute_masked = (eltwise_extent(type, lanes, kind, operand, act, masked, repeated) for masked in (0, 1))
+    compute, compute_masked = (eltwise_extents(form, masked) for masked in (0, 1))
+    repeats = (0, form.first, form.second, form.third)
+    sizes = (*(type.itemsize for type in (form.written, *form.operands)), 0, 0)[:MOST_ARRAYS]
+    arrays, itemsize = 1 + len(form.operands), sizes[0]
+    bounded, written = int(form.op == "affine"), int(WRITTEN in repeats)
 
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
-        extents, inner, period = a.extents, a.inner, a.period
-        written, block, act_at, table_bytes = a.written, a.block, a.activation, a.period * operand_itemsize
-        words = a.integers.address
-        mask, held, masked = scratch + 2 * table_bytes, -1, 0
+        rows, block, period, act, words = a.rows, a.block, a.period, a.activation, a.quantizations.address
+        memory = stack_memory(NBYTES)
+        here, cut, held = Place(memory), Place(memory + PLACES), Place(memory + 2 * PLACES)
+        is_masked = 0
+        for k in range(arrays):
+            held[k].at = 0
         for task in range(first, last):
-            start, count, extent_first, outer = part_of(a, task)
-            at_outer, other_outer, channel_outer = outer_offsets(a, outer)
-            if block == 1 and not (periodic and (written or extents > 1)):  # no channel is missing
-                at = at_outer + extent_first * a.step + start * itemsize
-                offset = other_outer + extent_first * a.stride + (start * operand_itemsize if full else 0)
-                size, times, stride = count, min(extents - extent_first, a.task_extents), a.stride
-                if periodic:  # an extent of whole periods
-                    size, times, stride = period, count // period, 0
-                step = period * itemsize if periodic else a.step
-                x, y, z = a.src + at, a.other + offset, a.second + offset
-                compute(ExtentsRun(x, y, z, mask, a.dst + at, size, act_at, times, step, stride, words))
-                continue
-            for row in range(extent_first, min(extents, extent_first + a.task_extents)):
-                at = at_outer + row * a.step + start * itemsize
-                src, dst = a.src + at, a.dst + at
-                offset, channel = other_outer + row * a.stride, channel_outer + row * a.channels
-                valid = a.valid - channel
-                other, second = a.other + offset, a.second + offset
-                if full:
-                    other, second = other + start * operand_itemsize, second + start * operand_itemsize
-                if operands and (written or (repeated > 1 and valid < block)):
-                    if offset != held:
-                        for k in range(operands):
-                            values, to = (a.second if k else a.other) + offset, scratch + k * table_bytes
-                            repeat_elements(to, values, inner, repeated or period, block, valid, operand_itemsize)
-                        held = offset
-                    other, second = scratch, scratch + table_bytes
-                if valid < block and not masked:  # a last block has the same mask in every image
-                    write_mask(mask, period, block, valid, itemsize)
-                    masked = 1
-                part = period if periodic or valid < block else count
-                for p in range((count + part - 1) // part):
-                    at, beside = p * part * itemsize, p * part * operand_itemsize if full else 0
-                    y, z = other + beside, second + beside
-                    size = min(part, count - p * part)
-                    run = ExtentsRun(src + at, y, z, mask, dst + at, size, act_at, 1, 0, 0, words)
-                    if valid < block:
-                        compute_masked(run)
-                    else:
-                        compute(run)
+            count, extents, channel = begin_of(a, task, arrays, here)
+            valid = a.valid - channel
+            missing = valid - (extents - 1) * rows.channels < block
+            if missing and not is_masked:  # a last block has the same mask in every image
+                write_mask(scratch, period, block, a.valid % block, itemsize)
+                is_masked = 1
+            # Extents with one mask, which are in one period, are computed together.
+            splits = written or (missing and (bounded or rows.channels or count > period))
+            for row in range(extents if splits else 1):
+                places, exist, part, times = here, valid, count, extents
+                if splits:
+                    places, exist, to = cut, valid - row * rows.channels, scratch + 8 * period
+                    part = period if written or exist < block else count
+                    times = count // part
+                    for k in range(arrays):
+                        at, size = here[k].at, sizes[k]
+                        cut[k].at, cut[k].step = at, part * size if repeats[k] in (0, WRITTEN) else 0
+                        here[k].at = at + here[k].step
+                        # Scales and shifts have no memory for channels that do not exist.
+                        there = min(a.inner, exist) if bounded and k > 1 else a.inner
+                        if repeats[k] == WRITTEN or there < a.inner:
+                            if at != held[k].at:
+                                copies = period // a.inner if repeats[k] == WRITTEN else 1
+                                repeat(to, at, a.inner * size, there * size, copies)
+                                held[k].at = at
+                            cut[k].at, cut[k].step, to = to, 0, to + 8 * period
+                for rest in range(2):  # whole parts, and what is left
+                    size = count % part if rest else part
+                    if size:
+                        run = Extents(size, times, places.address, scratch, act, words)
+                        if exist < block:
+                            compute_masked(run)
+                        else:
+                            compute(run)
+                    for k in range(arrays):
+                        places[k].at += times * places[k].step
+                    times = 1
 
     return kernel

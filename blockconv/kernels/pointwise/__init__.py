@@ -1,1 +1,0 @@
-"""Element-wise ops whose operands have types of their own."""
