@@ -26,7 +26,7 @@ from blockconv.network.ops import (
     Slice,
 )
 from blockconv.network.passes import simplify
-from blockconv.network.passes.rewrite import Edit, rewritten
+from blockconv.network.passes.rewrite import Edit, after, on, rewritten
 
 Array = npt.NDArray[Any]
 _WHOLE = Dequantize(Quantization(1.0))  # integers as floats
@@ -67,10 +67,11 @@ def _factor(edit: Edit, name: str) -> _Factor | None:
     return None
 
 
-def _scale(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _scale(edit: Edit, node: Node, a: Binary) -> bool:
     """A value times a factor, where the value is made of sums alone, which take the factor in."""
-    a, shape = node.attributes, edit.shape(node.output)
-    if not isinstance(a, Binary) or a.kind != "mul" or not a.activation.is_identity:
+    shape = edit.shape(node.output)
+    if a.kind != "mul" or not a.activation.is_identity:
         return False
     for value, other in (node.inputs, node.inputs[::-1]):
         factor = _factor(edit, other)
@@ -146,17 +147,15 @@ class _Scaled:
         return True
 
 
-def affine_into_dynamic(edit: Edit, node: Node) -> bool:
+@after(DynamicConv2d, Affine)
+def affine_into_dynamic(edit: Edit, node: Node, a: Affine, conv: Node, b: DynamicConv2d) -> bool:
     """A scale and a shift of channels are part of the convolution before them."""
-    conv = edit.private(node.inputs[0], DynamicConv2d)
-    if not isinstance(node.attributes, Affine) or conv is None or not conv[1].activation.is_identity:
-        return False
-    if conv[1].dtype != "float32" or len(conv[0].inputs) > 2:
+    if not b.activation.is_identity or b.dtype != "float32" or len(conv.inputs) > 2:
         return False
     scale, shift = (edit.constants[name].astype(np.float64) for name in node.parameters)
-    if len(conv[0].parameters) > 1:
-        shift = edit.constants[conv[0].parameters[1]] * scale + shift
-    bias, given = simplify.stored(shift, edit.type(node.output)), conv[1].wei
+    if len(conv.parameters) > 1:
+        shift = edit.constants[conv.parameters[1]] * scale + shift
+    bias, given = simplify.stored(shift, edit.type(node.output)), b.wei
     if bias is None:
         return False
     if (scale != 1).any():
@@ -164,7 +163,5 @@ def affine_into_dynamic(edit: Edit, node: Node) -> bool:
             given = Quantization(given.scale * scale)
         except ArgumentError:  # a scale of integers is positive
             return False
-    attributes = replace(conv[1], wei=given, activation=node.attributes.activation)
-    parameters = (conv[0].parameters[0], edit.constant(f"{conv[0].name}.bias", bias))
-    fused = replace(conv[0], attributes=attributes, output=node.output, parameters=parameters)
-    return edit.replace((conv[0], node), fused)
+    parameters = (conv.parameters[0], edit.constant(f"{conv.name}.bias", bias))
+    return edit.merge(conv, node, replace(b, wei=given, activation=a.activation), parameters=parameters)

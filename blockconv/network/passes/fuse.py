@@ -41,7 +41,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
 from blockconv.network.passes.residuals import adding_convolution
-from blockconv.network.passes.rewrite import Edit, Refit, rewritten
+from blockconv.network.passes.rewrite import Edit, Refit, after, on, rewritten
 from blockconv.network.passes.spelled import SPELLED
 from blockconv.network.passes.volumes import VOLUMES
 
@@ -130,27 +130,23 @@ def fold_padding(network: Network) -> Network:
     return rewritten(network, _pad_into_conv, _pad_into_pool)
 
 
-def _pad_into_conv(edit: Edit, node: Node) -> bool:
-    a, pad = node.attributes, edit.private(node.inputs[0], Pad)
-    if not isinstance(a, Conv2d) or pad is None or pad[1].value != 0:
-        return False
-    pads = _joined(pad[1], a.pads)
-    return pads is not None and _take_pad(edit, pad[0], node, replace(a, pads=pads))
+@after(Pad, Conv2d)
+def _pad_into_conv(edit: Edit, node: Node, a: Conv2d, before: Node, pad: Pad) -> bool:
+    pads = _joined(pad, a.pads) if pad.value == 0 else None
+    return pads is not None and edit.skip(before, node, replace(a, pads=pads))
 
 
-def _pad_into_pool(edit: Edit, node: Node) -> bool:
-    a, pad = node.attributes, edit.private(node.inputs[0], Pad)
-    if not isinstance(a, Pool2d) or pad is None or a.kernel is None:
-        return False
-    pads = _joined(pad[1], a.pads)
+@after(Pad, Pool2d)
+def _pad_into_pool(edit: Edit, node: Node, a: Pool2d, before: Node, pad: Pad) -> bool:
+    pads = None if a.kernel is None else _joined(pad, a.pads)
     if pads is None:
         return False
     if a.kind == "max":
-        return pad[1].value == -np.inf and _take_pad(edit, pad[0], node, replace(a, pads=pads))
+        return pad.value == -np.inf and edit.skip(before, node, replace(a, pads=pads))
     # The pad's pixels count in an average; the pool's own padding may not count.
-    if pad[1].value != 0 or a.pads != ((0, 0), (0, 0)) or a.ceil_mode:
+    if pad.value != 0 or a.pads != ((0, 0), (0, 0)) or a.ceil_mode:
         return False
-    return _take_pad(edit, pad[0], node, replace(a, pads=pads, kind="avg_include_padding"))
+    return edit.skip(before, node, replace(a, pads=pads, kind="avg_include_padding"))
 
 
 def _joined(pad: Pad, pads: Any) -> Any:
@@ -160,29 +156,24 @@ def _joined(pad: Pad, pads: Any) -> Any:
     return tuple((b + before, e + after) for (b, e), (before, after) in zip(pad.pads[2:], pads, strict=True))
 
 
-def _take_pad(edit: Edit, pad: Node, node: Node, attributes: Any) -> bool:
-    return edit.replace((pad, node), replace(node, attributes=attributes, inputs=(pad.inputs[0], *node.inputs[1:])))
-
-
 def flatten_into_conv(network: Network) -> Network:
     """A fully connected layer over a flattened image is a convolution by a kernel as large as the image."""
     return rewritten(network, _flat_conv)
 
 
-def _flat_conv(edit: Edit, node: Node) -> bool:
-    flat = edit.producer(node.inputs[0], Reshape)
-    a = node.attributes
-    if not isinstance(a, Convolution) or flat is None or len(node.inputs) > 1:
+@after(Reshape, Convolution, shared=True)
+def _flat_conv(edit: Edit, node: Node, a: Convolution, flat: Node, b: Reshape) -> bool:
+    if len(node.inputs) > 1:
         return False
-    src, wide, wei = (edit.shape(name) for name in (*flat[0].inputs, node.inputs[0], node.parameters[0]))
+    src, wide, wei = (edit.shape(name) for name in (*flat.inputs, *node.inputs, node.parameters[0]))
     if len(src) != 4 or wide != (src[0], src[1] * src[2] * src[3], 1, 1) or wei[1:] != wide[1:] or 0 in src:
         return False
     if (a.stride, a.pads, a.dilation, a.groups) != ((1, 1), ((0, 0), (0, 0)), (1, 1), 1):
         return False
     weight = edit.constants[node.parameters[0]].reshape(wei[0], *src[1:])
     parameters = (edit.constant(f"{node.name}.weight", weight), *node.parameters[1:])
-    conv = replace(node, inputs=flat[0].inputs, parameters=parameters)
-    return edit.replace((flat[0], node) if edit.private(node.inputs[0], Reshape) else (node,), conv)
+    conv = replace(node, inputs=flat.inputs, parameters=parameters)
+    return edit.replace((flat, node) if edit.reads(flat.output) == 1 else (node,), conv)
 
 
 def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
@@ -193,19 +184,20 @@ def fuse_epilogues(network: Network, dtype: FloatType = "float32") -> Network:
     return rewritten(network, *affines, together, _residual_into_conv, _activation_into, _activation_before_concat)
 
 
-def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
-    conv: tuple[Node, Conv2d | ConvTranspose2d] | None = edit.private(node.inputs[0], Conv2d)
-    conv = conv or edit.private(node.inputs[0], ConvTranspose2d)
-    if not isinstance(node.attributes, Affine) or conv is None or not conv[1].activation.is_identity:
+@after(Weighted, Affine)
+def _affine_into_conv(
+    edit: Edit, node: Node, a: Affine, conv: Node, b: Conv2d | ConvTranspose2d, dtype: FloatType
+) -> bool:
+    if not isinstance(b, (Conv2d, ConvTranspose2d)) or not b.activation.is_identity:
         return False
     scale, shift = (edit.constants[name].astype(np.float64) for name in node.parameters)
-    if len(conv[0].inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
+    if len(conv.inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
         return False
-    weight, *bias = (edit.constants[name] for name in conv[0].parameters)
-    parameters, type = conv[0].parameters[0], element(weight.dtype)
+    weight, *bias = (edit.constants[name] for name in conv.parameters)
+    parameters, type = conv.parameters[0], element(weight.dtype)
     if simplify.even(scale) != 1:
         # (groups, input channels, output channels, ...) of a transposed convolution, (output channels, ...) of others.
-        groups, turned = conv[1].groups, isinstance(conv[1], ConvTranspose2d)
+        groups, turned = b.groups, isinstance(b, ConvTranspose2d)
         split = (groups, -1, *weight.shape[1:]) if turned else weight.shape
         along = (groups, 1, weight.shape[1], 1, 1) if turned else (-1, 1, 1, 1)
         wide = weight.astype(np.float64).reshape(split) * scale.reshape(along)
@@ -213,18 +205,12 @@ def _affine_into_conv(edit: Edit, node: Node, dtype: FloatType) -> bool:
         scaled = simplify.stored(wide, type, largest)
         if scaled is None or (dtype != "float32" and simplify.stored(wide, element(dtype), largest) is None):
             return False
-        parameters = edit.constant(f"{conv[0].name}.weight", scaled.reshape(weight.shape))
+        parameters = edit.constant(f"{conv.name}.weight", scaled.reshape(weight.shape))
     total = simplify.stored(bias[0].astype(np.float64) * scale + shift if bias else shift, type.computed)
     if total is None:
         return False
-    fused = Node(
-        conv[0].name,
-        replace(conv[1], activation=node.attributes.activation),
-        conv[0].inputs,
-        node.output,
-        (parameters, edit.constant(f"{conv[0].name}.bias", total)),
-    )
-    return edit.replace((conv[0], node), fused)
+    parts = (parameters, edit.constant(f"{conv.name}.bias", total))
+    return edit.merge(conv, node, replace(b, activation=a.activation), parameters=parts)
 
 
 class _Branch(NamedTuple):
@@ -236,23 +222,20 @@ class _Branch(NamedTuple):
     attributes: Conv2d
 
 
-def _parallel_convs(edit: Edit, node: Node, dtype: FloatType) -> bool:
+@on(Binary)
+def _parallel_convs(edit: Edit, node: Node, a: Binary, dtype: FloatType) -> bool:
     """The sum of two convolutions of one value becomes one, if one's window contains the other's.
 
     RepVGG and MobileOne have such sums. A scaled copy of the value, or the value itself, is a convolution by one pixel.
     """
-    a = node.attributes
-    shapes = {edit.shape(name) for name in (*node.inputs, node.output)}
-    if not isinstance(a, Binary) or a.kind != "add" or len(shapes) > 1:
+    if a.kind != "add" or len({edit.shape(name) for name in (*node.inputs, node.output)}) > 1:
         return False
     for name, other in (node.inputs, node.inputs[::-1]):
         found = edit.private(name, Conv2d)
         wide = _branch(edit, name, found) if found else None
         more = _branch(edit, other, found, dtype) if found and wide else None
-        if found is None or wide is None or more is None:
-            continue
-        taps = _taps(more, wide)
-        if taps is None:
+        taps = _taps(more, wide) if wide and more else None
+        if found is None or wide is None or more is None or taps is None:
             continue
         weight = wide.weight.copy()
         weight[:, :, taps[0][:, None], taps[1]] += more.weight
@@ -314,20 +297,15 @@ def _taps(inner: _Branch, outer: _Branch) -> list[npt.NDArray[np.intp]] | None:
     return found
 
 
-def _residual_into_conv(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _residual_into_conv(edit: Edit, node: Node, a: Binary) -> bool:
     """A convolution adds the other operand of an addition in its store; of two convolutions, the later one does."""
-    a = node.attributes
-    found = adding_convolution(edit, node, _gives_floats) if isinstance(a, Binary) and a.kind == "add" else None
-    if found is None or not isinstance(a, Binary):
+    found = adding_convolution(edit, node, _gives_floats) if a.kind == "add" else None
+    if found is None:
         return False
     conv, attributes, other = found
-    fused = replace(
-        conv,
-        attributes=replace(attributes, activation=a.activation),
-        inputs=(*conv.inputs, node.inputs[other]),
-        output=node.output,
-    )
-    return edit.replace((conv, node), fused)
+    inputs = (*conv.inputs, node.inputs[other])
+    return edit.merge(conv, node, replace(attributes, activation=a.activation), inputs=inputs)
 
 
 def _gives_floats(attributes: Op) -> bool:
@@ -336,42 +314,44 @@ def _gives_floats(attributes: Op) -> bool:
     return not isinstance(attributes, kinds) or attributes.dtype == "float32"
 
 
-def _activation_into(edit: Edit, node: Node) -> bool:
-    if not isinstance(node.attributes, Activate) or node.attributes.activation.kind == ActivationKind.FUNCTION:
+_ACTIVATING = Weighted, Affine, Binary, Activate  # ops that may end with an activation
+
+
+@on(Activate)
+def _activation_into(edit: Edit, node: Node, a: Activate) -> bool:
+    if a.activation.kind == ActivationKind.FUNCTION:
         return False
-    for kind in (Weighted, Affine, Binary, Activate):
+    for kind in _ACTIVATING:
         before = edit.private(node.inputs[0], kind)
         if before and not _gives_floats(before[1]):
             continue
-        joined = before and _after(before[1].activation, node.attributes.activation)  # type: ignore[attr-defined]
+        joined = before and _after(before[1].activation, a.activation)  # type: ignore[attr-defined]
         if before and joined:
             attributes: Any = replace(before[1], activation=joined)  # type: ignore[call-arg]
-            return edit.replace((before[0], node), replace(before[0], attributes=attributes, output=node.output))
+            return edit.merge(before[0], node, attributes)
     return False
 
 
-def _activation_before_concat(edit: Edit, node: Node) -> bool:
+@after(Concat, Activate)
+def _activation_before_concat(edit: Edit, node: Node, a: Activate, concat: Node, b: Concat) -> bool:
     """An activation of a concatenation moves to its parts, if each part can take it in, or does not need it."""
-    concat = edit.private(node.inputs[0], Concat)
-    if not isinstance(node.attributes, Activate) or concat is None:
-        return False
-    act, parts = node.attributes.activation, list(concat[0].inputs)
+    act, parts = a.activation, list(concat.inputs)
     if act.kind == ActivationKind.FUNCTION:
         return False
     at = [i for i, name in enumerate(parts) if not (act.name == "relu" and _is_nonnegative(edit, name))]
-    if not all(any(edit.private(parts[i], kind) for kind in (Weighted, Affine, Binary)) for i in at):
+    if not all(any(edit.private(parts[i], kind) for kind in _ACTIVATING[:3]) for i in at):
         return False
     made = []
     for i in at:
         value = edit.value_name(f"{node.output}.{i}")
-        made.append(Node(f"{node.name}.{i}", node.attributes, (parts[i],), value))
+        made.append(Node(f"{node.name}.{i}", a, (parts[i],), value))
         parts[i] = value
-    return edit.replace((concat[0], node), *made, replace(concat[0], inputs=tuple(parts), output=node.output))
+    return edit.replace((concat, node), *made, replace(concat, inputs=tuple(parts), output=node.output))
 
 
 def _is_nonnegative(edit: Edit, name: str) -> bool:
     """Whether a value is known to hold no negative numbers: it comes from a ReLU by way of pools and the like."""
-    for kind in (Weighted, Affine, Binary, Activate):
+    for kind in _ACTIVATING:
         before = edit.producer(name, kind)
         if before:
             act = before[1].activation  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ from blockconv.network.ops import (
 )
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.residuals import adding_convolution
-from blockconv.network.passes.rewrite import Edit, rewritten
+from blockconv.network.passes.rewrite import Edit, after, on, rewritten
 
 Array = npt.NDArray[Any]
 
@@ -143,26 +143,24 @@ def _goes_down(edit: Edit, node: Node) -> bool:
     return edit.replace((*_only_read_here(edit, node.inputs), node), moved, after)
 
 
-def _goes_up(edit: Edit, node: Node) -> bool:
+@after(Op, Quantize)
+def _goes_up(edit: Edit, node: Node, a: Quantize, before: Node, b: Op) -> bool:
     """quantize(op(x)) is op(quantize(x)) where the op only moves elements."""
-    a, before = node.attributes, edit.private(node.inputs[0], Op)
-    if not isinstance(a, Quantize) or before is None:
+    if not moves_integers(b, element(a.dtype)):
         return False
-    if not moves_integers(before[1], element(a.dtype)):
-        return False
-    names = dict.fromkeys(before[0].inputs)
+    names = dict.fromkeys(before.inputs)
     values = {name: edit.value_name(f"{name}.quantized") for name in names}
     made = [Node(f"{node.name}.{k}", a, (name,), values[name]) for k, name in enumerate(names)]
-    inputs = tuple(values[name] for name in before[0].inputs)
-    moved = replace(before[0], attributes=before[1].of_moved_integers(a.dst), inputs=inputs, output=node.output)
-    return edit.replace((before[0], node), *made, moved)
+    inputs = tuple(values[name] for name in before.inputs)
+    moved = replace(before, attributes=b.of_moved_integers(a.dst), inputs=inputs, output=node.output)
+    return edit.replace((before, node), *made, moved)
 
 
-def _quantize_of_dequantize(edit: Edit, node: Node) -> bool:
+@on(Quantize)
+def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
     """Integers that become others, or the same."""
-    a = node.attributes
-    source = _dequantize(edit, node.inputs[0]) if isinstance(a, Quantize) else None
-    if source is None or not isinstance(a, Quantize):
+    source = _dequantize(edit, node.inputs[0])
+    if source is None:
         return False
     attributes: Op = Requantize(source[1], a.dst, a.dtype)
     if (a.dst, element(a.dtype)) == source[1:]:
@@ -174,10 +172,10 @@ def _quantize_of_dequantize(edit: Edit, node: Node) -> bool:
 # ---------------------------------------------------------------- what computes
 
 
-def _conv_of_integers(edit: Edit, node: Node) -> bool:
-    a, source = node.attributes, _dequantize(edit, node.inputs[0])
-    weight = _constant(edit, node.parameters[0]) if isinstance(a, Conv2d) else None
-    if not isinstance(a, Conv2d) or source is None or weight is None:
+@on(Conv2d)
+def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
+    source, weight = _dequantize(edit, node.inputs[0]), _constant(edit, node.parameters[0])
+    if source is None or weight is None:
         return False
     integers, given, axis = weight
     if integers.dtype != np.int8 or given.zero_point or (given.scale.ndim and axis != 0):
@@ -196,25 +194,22 @@ def _conv_of_integers(edit: Edit, node: Node) -> bool:
     return edit.replace((*_only_read_here(edit, node.inputs[:1]), node), conv)
 
 
-def _transposed_activates(edit: Edit, node: Node) -> bool:
+@after(ConvTranspose2d, Activate)
+def _transposed_activates(edit: Edit, node: Node, a: Activate, before: Node, b: ConvTranspose2d) -> bool:
     """A transposed convolution takes the activation that follows it, before its channels become pixels."""
-    a, before = node.attributes, edit.private(node.inputs[0], ConvTranspose2d)
-    if before is None or not isinstance(a, Activate) or not before[1].activation.is_identity:
+    if not b.activation.is_identity or a.activation.kind == ActivationKind.FUNCTION:
         return False
-    if a.activation.kind == ActivationKind.FUNCTION:
-        return False
-    joined = replace(before[1], activation=a.activation)
-    return edit.replace((before[0], node), replace(before[0], attributes=joined, output=node.output))
+    return edit.merge(before, node, replace(b, activation=a.activation))
 
 
-def _transposed_conv(edit: Edit, node: Node) -> bool:
+@on(ConvTranspose2d)
+def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     """A transposed convolution of dequantized values becomes a convolution, whose channels become pixels.
 
     Along an axis with stride s, pixel s * q + r adds the products of tap r + s * j and input q - j. So one window
     serves all remainders r, as channels. A tap that some remainders lack is zero.
     """
-    a = node.attributes
-    if not isinstance(a, ConvTranspose2d) or a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
+    if a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
         return False
     weight = _constant(edit, node.parameters[0])
     if (
@@ -284,60 +279,54 @@ def _integer_bias(edit: Edit, node: Node, scale: Any) -> Array | None:
     return np.broadcast_to(np.nan_to_num(np.clip(whole, bounds.min, bounds.max), nan=bounds.max), wide).astype(np.int32)
 
 
-def _conv_stores(edit: Edit, node: Node) -> bool:
+@after(QuantizedConv2d, Quantize)
+def _conv_stores(edit: Edit, node: Node, a: Quantize, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers stores integers, and adds a residual of them."""
-    a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
-    if not isinstance(a, Quantize) or conv is None or conv[1].dtype != "float32":
+    if b.dtype != "float32":
         return False
-    inputs, residual, gone = conv[0].inputs, None, []
+    inputs, residual, gone = conv.inputs, None, []
     if len(inputs) > 1:
         source = _dequantize(edit, inputs[1])
         if source is None:
             return False
         gone = _only_read_here(edit, inputs[1:])
         inputs, residual = (inputs[0], source[0]), source[1]
-    attributes = replace(conv[1], dtype=a.dtype, dst=a.dst, residual=residual)
-    fused = replace(conv[0], attributes=attributes, inputs=inputs, output=node.output)
-    return edit.replace((*gone, conv[0], node), fused)
+    attributes = replace(b, dtype=a.dtype, dst=a.dst, residual=residual)
+    fused = replace(conv, attributes=attributes, inputs=inputs, output=node.output)
+    return edit.replace((*gone, conv, node), fused)
 
 
-def _op_stores(edit: Edit, node: Node) -> bool:
+@after(Op, Quantize)
+def _op_stores(edit: Edit, node: Node, a: Quantize, before: Node, of: Op) -> bool:
     """An op between dequantized values and a Quantize is one of integers."""
-    a = node.attributes
-    before = edit.private(node.inputs[0], Op) if isinstance(a, Quantize) else None
-    if before is None or not isinstance(a, Quantize):
-        return False
-    of = before[1]
     if of.on_integers() != "computes":
         return False
-    sources = [_dequantize(edit, name) for name in before[0].inputs]
-    found = [source for source in sources if source is not None]
+    found = [source for name in before.inputs if (source := _dequantize(edit, name)) is not None]
     type = element(a.dtype)
-    if len(found) < len(sources) or any(source[2].unpacked != type.unpacked for source in found):
+    if len(found) < len(before.inputs) or any(source[2].unpacked != type.unpacked for source in found):
         return False
     if not computes_in_integers(of, type):
         return False
     attributes = Quantized(of, tuple(source[1] for source in found), a.dst, a.dtype)
-    gone = _only_read_here(edit, before[0].inputs)
-    made = replace(before[0], attributes=attributes, inputs=tuple(s[0] for s in found), output=node.output)
-    return edit.replace((*gone, before[0], node), made)
+    gone = _only_read_here(edit, before.inputs)
+    made = replace(before, attributes=attributes, inputs=tuple(s[0] for s in found), output=node.output)
+    return edit.replace((*gone, before, node), made)
 
 
-def _conv_adds(edit: Edit, node: Node) -> bool:
+@on(Quantized)
+def _conv_adds(edit: Edit, node: Node, a: Quantized) -> bool:
     """A convolution of integers adds the other operand of an integer addition in its store; of two, the later does.
 
     It rounds its own result as if it had been stored, so that nothing else changes.
     """
-    a = node.attributes
-    if not isinstance(a, Quantized) or not isinstance(a.of, Binary) or a.of.kind != "add" or element(a.dtype).is_packed:
+    if not isinstance(a.of, Binary) or a.of.kind != "add" or element(a.dtype).is_packed:
         return False
     found = adding_convolution(edit, node, lambda of: _gives(of, a.dtype))
     if found is None or len(found[0].parameters) > 2:
         return False
     before, of, other = found
     attributes = replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst, residual=a.srcs[other])
-    inputs = (*before.inputs, node.inputs[other])
-    return edit.replace((before, node), replace(before, attributes=attributes, inputs=inputs, output=node.output))
+    return edit.merge(before, node, attributes, inputs=(*before.inputs, node.inputs[other]))
 
 
 def _gives(of: Op, dtype: str) -> bool:
@@ -345,42 +334,32 @@ def _gives(of: Op, dtype: str) -> bool:
     return isinstance(of, QuantizedConv2d) and of.dtype == dtype and of.sum is None
 
 
-def _conv_scales(edit: Edit, node: Node) -> bool:
+@after(QuantizedConv2d, Quantized)
+def _conv_scales(edit: Edit, node: Node, a: Quantized, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers multiplies and shifts its channels in its store, as if it had stored them before."""
-    a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
-    if not isinstance(a, Quantized) or not isinstance(a.of, Affine) or element(a.dtype).is_packed or conv is None:
+    if not isinstance(a.of, Affine) or element(a.dtype).is_packed or not _gives(b, a.dtype):
         return False
-    of = conv[1]
-    if not _gives(of, a.dtype) or len(conv[0].inputs) > 1 or not of.activation.is_identity:
-        return False
-    return _scaled(edit, conv[0], node, replace(of, activation=a.of.activation, sum=of.dst, dst=a.dst))
+    return _scaled(edit, conv, node, replace(b, activation=a.of.activation, sum=b.dst, dst=a.dst), b)
 
 
-def affine_into_conv(edit: Edit, node: Node) -> bool:
+@after(QuantizedConv2d, Affine)
+def affine_into_conv(edit: Edit, node: Node, a: Affine, conv: Node, b: QuantizedConv2d) -> bool:
     """A convolution of integers that gives float32 multiplies and shifts its channels."""
-    a, conv = node.attributes, edit.private(node.inputs[0], QuantizedConv2d)
-    if not isinstance(a, Affine) or conv is None or not conv[1].activation.is_identity:
-        return False
-    if conv[1].dtype != "float32" or len(conv[0].inputs) > 1:
-        return False
-    return _scaled(edit, conv[0], node, replace(conv[1], activation=a.activation))
+    return b.dtype == "float32" and _scaled(edit, conv, node, replace(b, activation=a.activation), b)
 
 
-def _scaled(edit: Edit, conv: Node, affine: Node, attributes: QuantizedConv2d) -> bool:
-    """The two nodes become a convolution with these attributes; unless it has a scale and a shift already."""
+def _scaled(edit: Edit, conv: Node, affine: Node, attributes: QuantizedConv2d, before: QuantizedConv2d) -> bool:
+    """The two nodes become a convolution with these attributes; unless it has a scale, a residual or an activation."""
     weight, *bias = conv.parameters
-    if len(bias) > 1:
+    if len(bias) > 1 or len(conv.inputs) > 1 or not before.activation.is_identity:
         return False
     bias = bias or [edit.constant(f"{conv.name}.bias", np.zeros(len(edit.constants[weight]), np.int32))]
-    made = replace(conv, output=affine.output, parameters=(weight, *bias, *affine.parameters))
-    return edit.replace((conv, affine), replace(made, attributes=attributes))
+    return edit.merge(conv, affine, attributes, parameters=(weight, *bias, *affine.parameters))
 
 
-def _op_looks_up(edit: Edit, node: Node) -> bool:
-    a = node.attributes
-    if not isinstance(a, (Quantize, Quantized, Requantize, Lookup)) or a.dtype not in BYTES:
-        return False
-    found = _element_wise(edit, node)
+@on(Quantize, Quantized, Requantize, Lookup)
+def _op_looks_up(edit: Edit, node: Node, a: Quantize | Quantized | Requantize | Lookup) -> bool:
+    found = _element_wise(edit, node) if a.dtype in BYTES else None
     if found is None:
         return False
     source, nodes = found

@@ -18,8 +18,9 @@ from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Reshape, Weighted
-from blockconv.network.passes.rewrite import Edit, Refit, rewritten
+from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
+from blockconv.network.passes.rewrite import Edit, Refit, after, rewritten
+from blockconv.network.passes.simplify import elementwise_after_reshape
 
 Array = npt.NDArray[Any]
 _FLOAT32 = element("float32")
@@ -43,7 +44,7 @@ def conversions(network: Network) -> Network:
     """Convolutions store float32 where a conversion to it follows."""
     if not any(isinstance(node.attributes, Cast) for node in network.nodes):
         return network
-    return rewritten(network, _goes_up, _conv_stores)
+    return rewritten(network, elementwise_after_reshape, _conv_stores)
 
 
 def _check(network: Network, dtype: str) -> None:
@@ -109,21 +110,7 @@ def _kept(node: Node) -> int:
     return int(isinstance(node.attributes, Weighted))
 
 
-def _goes_up(edit: Edit, node: Node) -> bool:
-    """cast(reshape(x)) is reshape(cast(x))."""
-    before = edit.private(node.inputs[0], Reshape)
-    if not isinstance(node.attributes, Cast) or before is None:
-        return False
-    value = edit.value_name(f"{node.output}.cast")
-    cast = replace(node, inputs=before[0].inputs, output=value)
-    return edit.replace((before[0], node), cast, replace(before[0], inputs=(value,), output=node.output))
-
-
-def _conv_stores(edit: Edit, node: Node) -> bool:
+@after(Conv2d, Cast)
+def _conv_stores(edit: Edit, node: Node, a: Cast, conv: Node, b: Conv2d) -> bool:
     """A convolution stores float32, if it adds no residual of 16 bits."""
-    conv = edit.private(node.inputs[0], Conv2d)
-    if node.attributes != Cast("float32") or conv is None or len(conv[0].inputs) > 1:
-        return False
-    return edit.replace(
-        (conv[0], node), replace(conv[0], attributes=replace(conv[1], dtype="float32"), output=node.output)
-    )
+    return a.dtype == "float32" and len(conv.inputs) == 1 and edit.merge(conv, node, replace(b, dtype="float32"))

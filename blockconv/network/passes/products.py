@@ -9,42 +9,35 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.network.graph import Node
-from blockconv.network.ops import Affine, Attention, Binary, MatMul, Reshape, Shape, Softmax, Transpose
-from blockconv.network.passes.rewrite import Edit
+from blockconv.network.ops import Affine, Attention, Binary, MatMul, Op, Reshape, Shape, Softmax, Transpose
+from blockconv.network.passes.rewrite import Edit, after, on
 from blockconv.network.passes.simplify import even
 
 Array = npt.NDArray[Any]
 MOST_MASK = 1 << 24  # elements of a mask that several constants become
 
 
-def _reads_transposed(edit: Edit, node: Node) -> bool:
+@on(MatMul, Attention)
+def _reads_transposed(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     """A product reads its operands in the order of axes that they have before a transpose."""
-    a = node.attributes
-    if not isinstance(a, (MatMul, Attention)):
-        return False
     for k in range(len(a.orders) - 1):
         before = edit.private(node.inputs[k], Transpose)
         if before is None:
             continue
         order = tuple(before[1].perm[axis] for axis in a.orders[k] or range(len(before[1].perm)))
-        inputs = (*node.inputs[:k], before[0].inputs[0], *node.inputs[k + 1 :])
-        made = replace(a, orders=(*a.orders[:k], order, *a.orders[k + 1 :]))
-        if edit.replace((before[0], node), replace(node, attributes=made, inputs=inputs)):
+        if edit.skip(before[0], node, replace(a, orders=(*a.orders[:k], order, *a.orders[k + 1 :])), k):
             return True
     return False
 
 
-def _writes_transposed(edit: Edit, node: Node) -> bool:
+@after(Op, Transpose)
+def _writes_transposed(edit: Edit, node: Node, a: Transpose, before: Node, b: Op) -> bool:
     """A product writes its result in the order of axes that a transpose gives it."""
-    before: tuple[Node, MatMul | Attention] | None = edit.private(node.inputs[0], MatMul)
-    before = before or edit.private(node.inputs[0], Attention)
-    if before is None or not isinstance(node.attributes, Transpose):
+    if not isinstance(b, (MatMul, Attention)):
         return False
-    *orders, last = before[1].orders
-    perm = node.attributes.perm
-    order = perm if last is None else tuple(last[axis] for axis in perm)
-    made = replace(before[0], attributes=replace(before[1], orders=(*orders, order)), output=node.output)
-    return edit.replace((before[0], node), made)
+    *orders, last = b.orders
+    order = a.perm if last is None else tuple(last[axis] for axis in a.perm)
+    return edit.merge(before, node, replace(b, orders=(*orders, order)))
 
 
 # ---------------------------------------------------------------- attention
@@ -72,16 +65,16 @@ class _Scores:
         self.mask = term if self.mask is None else self.mask + term
 
 
-def _is_attention(edit: Edit, node: Node) -> bool:
+@on(MatMul)
+def _is_attention(edit: Edit, node: Node, second: MatMul) -> bool:
     """softmax(scale * (a @ b) + mask) @ c, as networks spell it: with the scale before or after, and masks added."""
-    second = node.attributes
-    if not isinstance(second, MatMul) or second.orders[0] is not None:
+    if second.orders[0] is not None:
         return False
     shape = edit.shape(node.inputs[0])
     found = _Scores(node.inputs[0], shape, [node])
-    after = edit.private(found.name, Reshape)
-    if after is not None and _up_reshape(edit, after[0], found):
-        found.gone.insert(0, after[0])
+    flat = edit.private(found.name, Reshape)
+    if flat is not None and _up_reshape(edit, flat[0], found=found):
+        found.gone.insert(0, flat[0])
     softmax = edit.private(found.name, Softmax)
     if softmax is None or softmax[1].log or softmax[1].axis != len(found.shape) - 1:
         return False
@@ -101,18 +94,18 @@ def _is_attention(edit: Edit, node: Node) -> bool:
 
 def _goes_up(edit: Edit, found: _Scores) -> bool:
     """One node further up, if it is a scale, a mask, or a reshape of the axes before the last two."""
-    for kind, step in ((Affine, _up_affine), (Binary, _up_binary), (Reshape, _up_reshape)):
-        before = edit.private(found.name, kind)
-        if before is not None and step(edit, before[0], found):
-            found.gone.insert(0, before[0])
-            return True
-    return False
+    before = edit.private(found.name, Op)
+    if before is None or not any(step(edit, before[0], found=found) for step in (_up_affine, _up_binary, _up_reshape)):
+        return False
+    found.gone.insert(0, before[0])
+    return True
 
 
-def _up_affine(edit: Edit, node: Node, found: _Scores) -> bool:
+@on(Affine)
+def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
     scale, shift = (edit.constants[name] for name in node.parameters)
-    factor, a = even(scale), node.attributes
-    if factor is None or not np.isfinite(factor) or not isinstance(a, Affine) or not a.activation.is_identity:
+    factor = even(scale)
+    if factor is None or not np.isfinite(factor) or not a.activation.is_identity:
         return False
     if shift.any():
         found.add(shift.reshape(-1, *(1,) * (len(found.shape) - 2)))
@@ -120,11 +113,10 @@ def _up_affine(edit: Edit, node: Node, found: _Scores) -> bool:
     return True
 
 
-def _up_binary(edit: Edit, node: Node, found: _Scores) -> bool:
-    a = node.attributes
-    if not isinstance(a, Binary) or not a.activation.is_identity:
-        return False
-    for at in (1, 0) if a.kind in ("add", "mul") else (1,):
+@on(Binary)
+def _up_binary(edit: Edit, node: Node, a: Binary, found: _Scores) -> bool:
+    sides = (1, 0) if a.kind in ("add", "mul") else (1,)
+    for at in sides if a.activation.is_identity else ():
         constant, other = edit.constants.get(node.inputs[at]), node.inputs[1 - at]
         if edit.shape(other) != found.shape:
             continue
@@ -150,7 +142,8 @@ def _is_scores(edit: Edit, name: str) -> bool:
     return any(edit.private(name, kind) is not None for kind in (MatMul, Affine, Binary))
 
 
-def _up_reshape(edit: Edit, node: Node, found: _Scores) -> bool:
+@on(Reshape)
+def _up_reshape(edit: Edit, node: Node, a: Reshape, found: _Scores) -> bool:
     shape = edit.shape(node.inputs[0])
     if shape[-2:] != found.shape[-2:] or len(shape) < 2 or found.flowing:
         return False
@@ -172,11 +165,9 @@ def _mask(edit: Edit, node: Node, found: _Scores) -> tuple[str, ...]:
     return (edit.constant(f"{node.name}.mask", np.ascontiguousarray(mask, edit.type(node.output).dtype)),)
 
 
-def _takes_scale(edit: Edit, node: Node) -> bool:
+@on(Attention)
+def _takes_scale(edit: Edit, node: Node, a: Attention) -> bool:
     """Attention multiplies scores by the number that its operands were multiplied by before."""
-    a = node.attributes
-    if not isinstance(a, Attention):
-        return False
     for k in (0, 1):
         before = edit.private(node.inputs[k], Affine)
         if before is None or not before[1].activation.is_identity:
@@ -185,16 +176,14 @@ def _takes_scale(edit: Edit, node: Node) -> bool:
         factor = even(scale)
         if factor is None or not np.isfinite(factor) or shift.any():
             continue
-        inputs = (*node.inputs[:k], before[0].inputs[0], *node.inputs[k + 1 :])
-        made = replace(node, attributes=replace(a, scale=a.scale * factor), inputs=inputs)
-        return edit.replace((before[0], node), made)
+        return edit.skip(before[0], node, replace(a, scale=a.scale * factor), k)
     return False
 
 
-def _with_its_axes(edit: Edit, node: Node) -> bool:
+@on(MatMul, Attention)
+def _with_its_axes(edit: Edit, node: Node, a: MatMul | Attention) -> bool:
     """If reshapes merged operands' axes before the last two, the op reads their inputs. Its result is merged."""
-    a = node.attributes
-    if not isinstance(a, (MatMul, Attention)) or any(order and order[0] for order in a.orders):
+    if any(order and order[0] for order in a.orders):
         return False
     count, dst = len(a.orders) - 1, edit.shape(node.output)
     merges = [edit.producer(name, Reshape) for name in node.inputs[:count]]

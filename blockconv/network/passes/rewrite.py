@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
@@ -61,9 +61,12 @@ class Edit:
         """How often nodes read a value; that the network gives it counts too."""
         return self._reads[name]
 
-    def is_read(self, name: str) -> bool:
-        """Whether a node reads a value, or the network gives it."""
-        return self._reads[name] > 0
+    def constant_operands(self, node: Node) -> Iterator[tuple[int, str, Array]]:
+        """(its number, the other operand, its elements) of each constant among two operands, the second one first."""
+        for at in (1, 0):
+            constant, other = self.constants.get(node.inputs[at]), node.inputs[1 - at]
+            if constant is not None:
+                yield at, other, constant
 
     def position(self, node: Node) -> int:
         """Where a node stands in the order."""
@@ -138,6 +141,25 @@ class Edit:
         self.constants[node.output] = value
         return self.replace((node,))
 
+    def merge(self, before: Node, node: Node, attributes: Op, **parts: Any) -> bool:
+        """`before` takes `node` in: it makes the value of both, with these attributes and other parts."""
+        return self.replace((before, node), replace(before, attributes=attributes, output=node.output, **parts))
+
+    def skip(self, before: Node, node: Node, attributes: Op, at: int = 0, **parts: Any) -> bool:
+        """`node`, with these attributes and other parts, reads the input of `before`, its input number `at`.
+
+        `before` vanishes if nothing else reads it.
+        """
+        old = (before, node) if self._reads[before.output] == 1 else (node,)
+        inputs = (*node.inputs[:at], before.inputs[0], *node.inputs[at + 1 :])
+        return self.replace(old, replace(node, attributes=attributes, inputs=inputs, **parts))
+
+    def exchange(self, before: Node, node: Node, inputs: tuple[str, ...]) -> bool:
+        """`node` reads these inputs, and `before` its value, so that the second one is the first."""
+        value = self.value_name(f"{node.output}.flat")
+        first = replace(node, inputs=inputs, output=value)
+        return self.replace((before, node), first, replace(before, inputs=(value,), output=node.output))
+
     def done(self) -> Network:
         """The network as it is now, without constants that nothing reads."""
         if not self.changes:
@@ -176,7 +198,40 @@ def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tu
     return shape, node.attributes.infer_type(tuple(v[1] for v in inputs), tuple(v[1] for v in parameters))
 
 
-Rule = Callable[[Edit, Node], bool]
+Rule = Callable[..., bool]  # of an edit and a node, and of what a pass gives by keyword
+
+
+def on(*kinds: builtins.type[Op]) -> Callable[[Callable[..., bool]], Rule]:
+    """A rule for nodes of these kinds. It is called with the edit, the node and its attributes."""
+
+    def decorate(rule: Callable[..., bool]) -> Rule:
+        def apply(edit: Edit, node: Node, **more: Any) -> bool:
+            return isinstance(node.attributes, kinds) and rule(edit, node, node.attributes, **more)
+
+        return apply
+
+    return decorate
+
+
+def after(
+    kind: builtins.type[Op], *kinds: builtins.type[Op], shared: bool = False
+) -> Callable[[Callable[..., bool]], Rule]:
+    """A rule for nodes of `kinds` whose first input a node of `kind` makes.
+
+    It is called with the edit, the node, its attributes, that other node, and its attributes.
+
+    shared: also if others read that input.
+    """
+
+    def decorate(rule: Callable[..., bool]) -> Rule:
+        @on(*kinds)
+        def apply(edit: Edit, node: Node, attributes: Op, **more: Any) -> bool:
+            before = (edit.producer if shared else edit.private)(node.inputs[0], kind)
+            return before is not None and rule(edit, node, attributes, *before, **more)
+
+        return apply
+
+    return decorate
 
 
 def rewritten(network: Network, *rules: Rule) -> Network:

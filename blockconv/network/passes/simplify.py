@@ -18,6 +18,7 @@ from blockconv.network.ops import (
     Activate,
     Affine,
     Binary,
+    Cast,
     Concat,
     Gather,
     GroupNorm,
@@ -32,7 +33,7 @@ from blockconv.network.ops import (
     Slice,
     Transpose,
 )
-from blockconv.network.passes.rewrite import Edit
+from blockconv.network.passes.rewrite import Edit, after, on
 
 Array = npt.NDArray[Any]
 LEAST = float(np.finfo(np.float32).tiny)
@@ -55,46 +56,35 @@ def _idle(edit: Edit, node: Node) -> bool:
     return idle and edit.bypass(node)
 
 
-def _reshape_of_reshape(edit: Edit, node: Node) -> bool:
+@after(Reshape, Reshape, shared=True)
+def _reshape_of_reshape(edit: Edit, node: Node, a: Reshape, before: Node, b: Reshape) -> bool:
     """The second reads what the first does; the first goes if nothing else reads it."""
-    before = edit.producer(node.inputs[0], Reshape)
-    if not isinstance(node.attributes, Reshape) or before is None or 0 in edit.shape(node.output):
+    if 0 in edit.shape(node.output):
         return False
     # -1 stays, for other sizes. 0 means a size of the input, which is another one now, so it becomes a number.
-    sizes = zip(node.attributes.shape, edit.shape(node.output), strict=True)
-    merged = replace(node, attributes=Reshape(tuple(said or size for said, size in sizes)), inputs=before[0].inputs)
-    return edit.replace((before[0], node) if edit.private(node.inputs[0], Reshape) else (node,), merged)
+    sizes = zip(a.shape, edit.shape(node.output), strict=True)
+    return edit.skip(before, node, Reshape(tuple(said or size for said, size in sizes)))
 
 
-def _transpose_of_transpose(edit: Edit, node: Node) -> bool:
+@after(Transpose, Transpose, shared=True)
+def _transpose_of_transpose(edit: Edit, node: Node, a: Transpose, before: Node, b: Transpose) -> bool:
     """Likewise."""
-    before = edit.producer(node.inputs[0], Transpose)
-    if not isinstance(node.attributes, Transpose) or before is None:
-        return False
-    perm = tuple(before[1].perm[axis] for axis in node.attributes.perm)
-    merged = replace(node, attributes=Transpose(perm), inputs=before[0].inputs)
-    return edit.replace((before[0], node) if edit.private(node.inputs[0], Transpose) else (node,), merged)
+    return edit.skip(before, node, Transpose(tuple(b.perm[axis] for axis in a.perm)))
 
 
-def _elementwise_after_reshape(edit: Edit, node: Node) -> bool:
+@after(Reshape, Activate, Affine, Cast)
+def elementwise_after_reshape(edit: Edit, node: Node, a: Op, before: Node, b: Reshape) -> bool:
     """Elementwise ops go before a reshape, where the op that computes the values can take them in."""
-    before = edit.private(node.inputs[0], Reshape)
-    if not isinstance(node.attributes, (Activate, Affine)) or before is None:
-        return False
-    src, dst = edit.shape(before[0].inputs[0]), edit.shape(node.output)
-    if isinstance(node.attributes, Affine) and src[:2] != dst[:2]:
-        return False
-    value = edit.value_name(f"{node.output}.flat")
-    first = replace(node, inputs=before[0].inputs, output=value)
-    return edit.replace((before[0], node), first, replace(before[0], inputs=(value,), output=node.output))
+    src, dst = edit.shape(before.inputs[0]), edit.shape(node.output)
+    return (not isinstance(a, Affine) or src[:2] == dst[:2]) and edit.exchange(before, node, before.inputs)
 
 
-def _binary_after_reshape(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _binary_after_reshape(edit: Edit, node: Node, a: Binary) -> bool:
     """A binary op with a constant for each channel goes before a reshape: a bias after a product of matrices."""
-    a = node.attributes
-    for at in (1, 0) if isinstance(a, Binary) else ():
-        constant, before = edit.constants.get(node.inputs[at]), edit.private(node.inputs[1 - at], Reshape)
-        if constant is None or before is None:
+    for at, other, constant in edit.constant_operands(node):
+        before = edit.private(other, Reshape)
+        if before is None:
             continue
         src, dst = edit.shape(before[0].inputs[0]), edit.shape(node.output)
         wide = (1,) * (len(dst) - constant.ndim) + constant.shape
@@ -104,17 +94,16 @@ def _binary_after_reshape(edit: Edit, node: Node) -> bool:
         axis = axes[0]
         if (src[1], src[0]) != (wide[axis], math.prod(dst[:axis])) or src[:2] == dst[:2]:
             continue
-        value = edit.value_name(f"{node.output}.flat")
         along = edit.constant(f"{node.name}.channels", constant.reshape(-1, *(1,) * (len(src) - 2)))
-        inputs = (before[0].inputs[0], along) if at else (along, before[0].inputs[0])
-        first = replace(node, inputs=inputs, output=value)
-        return edit.replace((before[0], node), first, replace(before[0], inputs=(value,), output=node.output))
+        inputs = (before[0].inputs[0], along)
+        return edit.exchange(before[0], node, inputs if at else inputs[::-1])
     return False
 
 
-def _broadcast_once(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _broadcast_once(edit: Edit, node: Node, a: Binary) -> bool:
     """Arithmetic broadcasts operands itself, so it reads an operand as it was before a product with ones."""
-    for at in (0, 1) if isinstance(node.attributes, Binary) else ():
+    for at in (0, 1):
         before = edit.producer(node.inputs[at], Binary)
         if not before or before[1].kind != "mul" or not before[1].activation.is_identity:
             continue
@@ -126,40 +115,36 @@ def _broadcast_once(edit: Edit, node: Node) -> bool:
     return False
 
 
-def _concat_of_concat(edit: Edit, node: Node) -> bool:
-    if not isinstance(node.attributes, Concat):
-        return False
+@on(Concat)
+def _concat_of_concat(edit: Edit, node: Node, a: Concat) -> bool:
     for i, name in enumerate(node.inputs):
         before = edit.private(name, Concat)
-        if before and before[1] == node.attributes:
+        if before and before[1] == a:
             inputs = (*node.inputs[:i], *before[0].inputs, *node.inputs[i + 1 :])
             return edit.replace((before[0], node), replace(node, inputs=inputs))
     return False
 
 
-def _concat_of_parts(edit: Edit, node: Node) -> bool:
+@on(Concat)
+def _concat_of_parts(edit: Edit, node: Node, a: Concat) -> bool:
     """Parts of one value, put together in another order, are a gather: `roll`, and pads that wrap."""
-    parts = [edit.private(name, Slice) for name in node.inputs]
-    found = [part for part in parts if part is not None]
-    alike = len({(part.inputs, a.axis) for part, a in found}) == 1
-    if not isinstance(node.attributes, Concat) or len(found) < len(parts) or not alike:
+    found = [part for name in node.inputs if (part := edit.private(name, Slice)) is not None]
+    if len(found) < len(node.inputs) or {(part.inputs, b.axis) for part, b in found} != {(found[0][0].inputs, a.axis)}:
         return False
-    first, slices = found[0][0], [a for _, a in found]
-    indices = tuple(a.begin + k * a.step for a in slices for k in range(a.size))
-    if slices[0].axis != node.attributes.axis or len({part.name for part, _ in found}) < len(parts) or not indices:
+    indices = tuple(b.begin + k * b.step for _, b in found for k in range(b.size))
+    if len({part.name for part, _ in found}) < len(found) or not indices:
         return False
-    made = replace(node, attributes=Gather(slices[0].axis, indices), inputs=first.inputs)
+    made = replace(node, attributes=Gather(a.axis, indices), inputs=found[0][0].inputs)
     return edit.replace((*(part for part, _ in found), node), made)
 
 
-def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
+@on(Concat)
+def _concat_of_longest_prefix(edit: Edit, node: Node, a: Concat) -> bool:
     """A concatenation reads an earlier one that holds its first inputs: cat(a, b, c) is cat(cat(a, b), c).
 
     DenseNet's blocks, as PyTorch exports them, concatenate all earlier features anew in every layer. In a chain, each
     layer's features are written once, directly behind earlier ones, if the layout permits that.
     """
-    if not isinstance(node.attributes, Concat):
-        return False
     best: Node | None = None
     for other in edit.nodes.values():
         if other is node:
@@ -167,17 +152,17 @@ def _concat_of_longest_prefix(edit: Edit, node: Node) -> bool:
         held = len(other.inputs)
         longer = 1 < held < len(node.inputs) and (best is None or held > len(best.inputs))
         # One that nothing reads would be merged back into this one, and so on without end.
-        if longer and other.attributes == node.attributes and edit.is_read(other.output):
+        if longer and other.attributes == a and edit.reads(other.output):
             best = other if other.inputs == node.inputs[:held] else best
     if best is None:
         return False
     return edit.replace((node,), replace(node, inputs=(best.output, *node.inputs[len(best.inputs) :])))
 
 
-def _mean_is_pool(edit: Edit, node: Node) -> bool:
+@on(ReduceMean)
+def _mean_is_pool(edit: Edit, node: Node, a: ReduceMean) -> bool:
     """A mean over H and W is a global pool."""
-    a = node.attributes
-    if not isinstance(a, ReduceMean) or len(edit.shape(node.inputs[0])) != 4 or a.axes != (2, 3):
+    if len(edit.shape(node.inputs[0])) != 4 or a.axes != (2, 3):
         return False
     pool = replace(node, attributes=Pool2d("avg_exclude_padding"))
     if a.keepdims:
@@ -187,20 +172,18 @@ def _mean_is_pool(edit: Edit, node: Node) -> bool:
     return edit.replace((node,), replace(pool, output=value), flat)
 
 
-def _shuffle(edit: Edit, node: Node) -> bool:
+@after(Transpose, Reshape)
+def _shuffle(edit: Edit, node: Node, a: Reshape, middle: Node, turn: Transpose) -> bool:
     """Reshape, transpose, reshape: how networks spell the shuffles of channels and of pixels."""
-    middle = edit.private(node.inputs[0], Transpose)
-    if not isinstance(node.attributes, Reshape) or middle is None:
-        return False
-    first = edit.private(middle[0].inputs[0], Reshape)
+    first = edit.private(middle.inputs[0], Reshape)
     if first is None:
         return False
     src, split, dst = (edit.shape(name) for name in (first[0].inputs[0], first[0].output, node.output))
     if len(src) != 4 or len(dst) != 4 or 0 in src:
         return False
     for shuffle, problem in _shuffles(src, dst, split):
-        if _loops(problem) == _loops(TransposeProblem(split, middle[1].perm)):
-            return edit.replace((first[0], middle[0], node), replace(node, attributes=shuffle, inputs=first[0].inputs))
+        if _loops(problem) == _loops(TransposeProblem(split, turn.perm)):
+            return edit.replace((first[0], middle, node), replace(node, attributes=shuffle, inputs=first[0].inputs))
     return False
 
 
@@ -229,22 +212,20 @@ def _loops(problem: TransposeProblem) -> list[tuple[int, int]]:
     return found
 
 
-def _norm_of_pixels(edit: Edit, node: Node) -> bool:
+@after(Reshape, Transpose)
+def _norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape) -> bool:
     """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
-    if not isinstance(node.attributes, Transpose) or node.attributes.perm != (0, 3, 1, 2):
-        return False
-    after = edit.private(node.inputs[0], Reshape)
-    norm = edit.private(after[0].inputs[0], GroupNorm) if after else None
+    norm = edit.private(last.inputs[0], GroupNorm)
     before = edit.private(norm[0].inputs[0], Reshape) if norm else None
     first = edit.private(before[0].inputs[0], Transpose) if before else None
-    if after is None or norm is None or before is None or first is None or first[1].perm != (0, 2, 3, 1):
+    if norm is None or before is None or first is None or (a.perm, first[1].perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
         return False
     src = edit.shape(first[0].inputs[0])
     if norm[1].groups != 1 or edit.shape(before[0].output)[1:] != src[1:2] or edit.shape(node.output) != src:
         return False
     made = replace(norm[1], per_pixel=True)
     new = replace(node, attributes=made, inputs=first[0].inputs, parameters=norm[0].parameters)
-    return edit.replace((first[0], before[0], norm[0], after[0], node), new)
+    return edit.replace((first[0], before[0], norm[0], last, node), new)
 
 
 SHAPES = (
@@ -253,7 +234,7 @@ SHAPES = (
     _idle,
     _reshape_of_reshape,
     _transpose_of_transpose,
-    _elementwise_after_reshape,
+    elementwise_after_reshape,
     _binary_after_reshape,
     _broadcast_once,
     _concat_of_concat,
@@ -303,14 +284,11 @@ def _channels(value: Array, src: Shape) -> Array | None:
     return np.broadcast_to(value.reshape(-1), (src[1],)) if value.size in (1, src[1]) else None
 
 
-def _binary_is_affine(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _binary_is_affine(edit: Edit, node: Node, a: Binary) -> bool:
     """Adding, subtracting, multiplying by or dividing by a constant of each channel."""
-    a = node.attributes
-    if not isinstance(a, Binary) or a.kind not in ("add", "sub", "mul", "div"):
-        return False
-    for at in (1, 0):
-        src, constant = node.inputs[1 - at], edit.constants.get(node.inputs[at])
-        value = None if constant is None or src in edit.constants else _channels(constant, edit.shape(src))
+    for at, src, constant in edit.constant_operands(node) if a.kind in ("add", "sub", "mul", "div") else ():
+        value = None if src in edit.constants else _channels(constant, edit.shape(src))
         if value is None or (a.kind == "div" and (at == 0 or 0 in value)):
             continue
         value = value.astype(np.float64)
@@ -327,14 +305,12 @@ def _binary_is_affine(edit: Edit, node: Node) -> bool:
     return False
 
 
-def _bound_is_clip(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _bound_is_clip(edit: Edit, node: Node, a: Binary) -> bool:
     """The larger, or the smaller, of a value and one number."""
-    a = node.attributes
-    if not isinstance(a, Binary) or a.kind not in ("max", "min") or not a.activation.is_identity:
-        return False
-    for at in (1, 0):
-        src, constant = node.inputs[1 - at], edit.constants.get(node.inputs[at])
-        if constant is None or src in edit.constants or not element(constant.dtype).is_float:
+    is_bound = a.kind in ("max", "min") and a.activation.is_identity
+    for _, src, constant in edit.constant_operands(node) if is_bound else ():
+        if src in edit.constants or not element(constant.dtype).is_float:
             continue
         if constant.size == 1 and constant.ndim <= len(edit.shape(src)):
             bound = float(constant.item())
@@ -343,13 +319,18 @@ def _bound_is_clip(edit: Edit, node: Node) -> bool:
     return False
 
 
-def _affine_of_affine(edit: Edit, node: Node) -> bool:
-    before = edit.private(node.inputs[0], Affine)
-    if not isinstance(node.attributes, Affine) or before is None or not before[1].activation.is_identity:
+def joined_factors(edit: Edit, before: Node, node: Node) -> tuple[Array, Array]:
+    """One scale and shift in place of those of two nodes."""
+    (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (before, node))
+    return s0 * s1, t0 * s1 + t1
+
+
+@after(Affine, Affine)
+def _affine_of_affine(edit: Edit, node: Node, a: Affine, before: Node, b: Affine) -> bool:
+    if not b.activation.is_identity:
         return False
-    (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (before[0], node))
-    scale, shift = s0 * s1, t0 * s1 + t1
-    return put_affine(edit, (before[0], node), before[0].inputs[0], scale, shift, node.attributes.activation)
+    scale, shift = joined_factors(edit, before, node)
+    return put_affine(edit, (before, node), before.inputs[0], scale, shift, a.activation)
 
 
 CHANNELS = (_binary_is_affine, _bound_is_clip, _affine_of_affine)
@@ -358,55 +339,45 @@ CHANNELS = (_binary_is_affine, _bound_is_clip, _affine_of_affine)
 # ---------------------------------------------------------------- activations spelled out
 
 
-def _gated(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _gated(edit: Edit, node: Node, a: Binary) -> bool:
     """x * sigmoid(x) is silu, x * hardsigmoid(x) with slope 1/6 and offset 1/2 hardswish."""
-    if not isinstance(node.attributes, Binary) or node.attributes.kind != "mul":
-        return False
-    for at in (0, 1):
+    for at in (0, 1) if a.kind == "mul" else ():
         x, gate = node.inputs[at], edit.private(node.inputs[1 - at], Activate)
         if gate is None or gate[0].inputs[0] != x:
             continue
-        name = {"sigmoid": "silu", "hardsigmoid": "hardswish"}.get(gate[1].activation.name)
-        found = activation(name)
-        line = gate[1].activation.first, gate[1].activation.second
-        if name is None or (name == "hardswish" and not _is_hard(edit.type(x), *line)):
+        act = gate[1].activation
+        name = {"sigmoid": "silu", "hardsigmoid": "hardswish"}.get(act.name)
+        if name is None or (name == "hardswish" and not _is_hard(edit.type(x), act.first, act.second)):
             continue
-        return put_activation(edit, (gate[0], node), x, found, node.attributes.activation)
+        return put_activation(edit, (gate[0], node), x, activation(name), a.activation)
     return False
 
 
-def _hard_sigmoid(edit: Edit, node: Node) -> bool:
+@after(Activate, Affine)
+def _hard_sigmoid(edit: Edit, node: Node, a: Affine, clip: Node, b: Activate) -> bool:
     """clip(a x + b, 0, h) / h is hardsigmoid(a / h, b / h)."""
     last = _even_affine(edit, node)
-    clip = last and edit.private(node.inputs[0], Activate)
-    if not last or not clip or last[1] or not isinstance(node.attributes, Affine):
-        return False
-    found = _clipped_line(edit, clip[0], clip[1].activation, last[0])
+    found = _clipped_line(edit, clip, b.activation, last[0]) if last and not last[1] else None
     if found is None:
         return False
     first, slope, offset = found
     hard = activation(("hardsigmoid", slope, offset))
-    return put_activation(edit, (first, clip[0], node), first.inputs[0], hard, node.attributes.activation)
+    return put_activation(edit, (first, clip, node), first.inputs[0], hard, a.activation)
 
 
-def _hard_swish(edit: Edit, node: Node) -> bool:
+@after(Binary, Affine)
+def _hard_swish(edit: Edit, node: Node, a: Affine, product: Node, b: Binary) -> bool:
     """x * clip(x + 3, 0, 6) / 6."""
     last = _even_affine(edit, node)
-    product = last and edit.private(node.inputs[0], Binary)
-    if not last or not product or last[1] or product[1].kind != "mul" or not product[1].activation.is_identity:
+    if not last or last[1] or b.kind != "mul" or not b.activation.is_identity:
         return False
     for at in (0, 1):
-        x, clip = product[0].inputs[at], edit.private(product[0].inputs[1 - at], Activate)
+        x, clip = product.inputs[at], edit.private(product.inputs[1 - at], Activate)
         found = clip and _clipped_line(edit, clip[0], clip[1].activation, last[0])
-        if (
-            clip
-            and found
-            and found[0].inputs[0] == x
-            and _is_hard(edit.type(x), *found[1:])
-            and isinstance(node.attributes, Affine)
-        ):
-            old = (found[0], clip[0], product[0], node)
-            return put_activation(edit, old, x, activation("hardswish"), node.attributes.activation)
+        if clip and found and found[0].inputs[0] == x and _is_hard(edit.type(x), *found[1:]):
+            old = (found[0], clip[0], product, node)
+            return put_activation(edit, old, x, activation("hardswish"), a.activation)
     return False
 
 
@@ -423,8 +394,6 @@ def _clipped_line(edit: Edit, clip: Node, bounds: Activation, scale: float) -> t
 
 def _even_affine(edit: Edit, node: Node) -> tuple[float, float] | None:
     """Scale and shift of an affine op that does the same to all channels."""
-    if not isinstance(node.attributes, Affine):
-        return None
     scale, shift = (even(edit.constants[name]) for name in node.parameters)
     return None if scale is None or shift is None else (scale, shift)
 

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from numpy.polynomial import polynomial
 
 from blockconv.core.activation import activation, function
-from blockconv.core.types import ElementType
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape
-from blockconv.network.passes.rewrite import Edit
-from blockconv.network.passes.simplify import even, put_activation, stored
+from blockconv.network.passes.rewrite import Edit, after, on
+from blockconv.network.passes.simplify import even, joined_factors, put_activation, stored
 
 Coefficients = npt.NDArray[np.float64]
 _ROOT = math.sqrt(2 / math.pi)
@@ -37,12 +36,10 @@ class _Expression(NamedTuple):
     nodes: dict[str, Node]
 
 
-def _gelu(edit: Edit, node: Node) -> bool:
+@on(Affine, Binary)
+def _gelu(edit: Edit, node: Node, a: Affine | Binary) -> bool:
     """x * (1 + erf(x / sqrt(2))) / 2, or with tanh(sqrt(2 / pi) * (x + 0.044715 x³)), however it is multiplied out."""
-    a = node.attributes
-    if not isinstance(a, (Affine, Binary)) or not a.activation.is_identity:
-        return False
-    gate, values = _gate_above(edit, node)
+    gate, values = _gate_above(edit, node) if a.activation.is_identity else (None, [])
     if gate is None:
         return False
     wanted, found = _GATES[gate.attributes.activation.name]  # type: ignore[attr-defined]
@@ -128,17 +125,15 @@ def _alone(edit: Edit, nodes: dict[str, Node], last: Node) -> bool:
 # ---------------------------------------------------------------- layer and RMS normalisation
 
 
-def _norm(edit: Edit, node: Node) -> bool:
+@on(Binary)
+def _norm(edit: Edit, node: Node, a: Binary) -> bool:
     """x / sqrt(mean of squares + epsilon) over the last axes, or over the channels of each pixel: an RMS norm.
 
     If x is another value less its mean, it is a layer norm.
     """
-    a = node.attributes
-    if not isinstance(a, Binary) or a.kind not in ("div", "mul") or not a.activation.is_identity:
-        return False
-    return any(
-        _normalised(edit, node, node.inputs[at], node.inputs[1 - at]) for at in ((0,) if a.kind == "div" else (0, 1))
-    )
+    sides: dict[str, tuple[int, ...]] = {"div": (0,), "mul": (0, 1)}
+    found = sides.get(a.kind, ()) if a.activation.is_identity else ()
+    return any(_normalised(edit, node, node.inputs[at], node.inputs[1 - at]) for at in found)
 
 
 def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
@@ -202,19 +197,17 @@ def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], norm: 
     )
 
 
-def _affine_into_norm(edit: Edit, node: Node) -> bool:
+@after(GroupNorm, Affine)
+def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: GroupNorm) -> bool:
     """Scale and shift of channels after a normalisation are its own."""
-    norm = edit.private(node.inputs[0], GroupNorm)
-    if not isinstance(node.attributes, Affine) or norm is None or not node.attributes.activation.is_identity:
+    if not a.activation.is_identity:
         return False
-    (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (norm[0], node))
-    type: ElementType = edit.type(node.output).computed
-    scale, shift = stored(s0 * s1, type), stored(t0 * s1 + t1, type)
-    if scale is None or shift is None:
+    factors = [stored(each, edit.type(node.output).computed) for each in joined_factors(edit, before, node)]
+    known = [each for each in factors if each is not None]
+    if len(known) < 2:
         return False
-    parameters = edit.constant(f"{node.name}.scale", scale), edit.constant(f"{node.name}.shift", shift)
-    made = Node(node.name, norm[1], norm[0].inputs, node.output, parameters)
-    return edit.replace((norm[0], node), made)
+    parameters = tuple(map(edit.constant, (f"{node.name}.scale", f"{node.name}.shift"), known))
+    return edit.merge(before, node, norm, name=node.name, parameters=parameters)
 
 
 SPELLED = (_gelu, _norm, _affine_into_norm)

@@ -19,7 +19,7 @@ from blockconv.network.ops import (
     Shape,
     Transpose,
 )
-from blockconv.network.passes.rewrite import Edit
+from blockconv.network.passes.rewrite import Edit, on
 from blockconv.network.volumes import TO_VOLUME
 
 _OF_IMAGES = {1: 1, 2: 0, 3: 2, 4: 3}  # an axis of a volume, and the axis of its images
@@ -75,10 +75,10 @@ def _runs_on_images(a: Op, shapes: Sequence[Shape]) -> bool:
     return isinstance(a, (Activate, Affine, Cast))
 
 
-def _unread(edit: Edit, node: Node) -> bool:
+@on(Reshape, Transpose)
+def _unread(edit: Edit, node: Node, a: Reshape | Transpose) -> bool:
     """Delete an op whose output nothing reads: a single reader of the images can be fused with them."""
-    moves = isinstance(node.attributes, (Reshape, Transpose))
-    return moves and not edit.is_read(node.output) and edit.replace((node,))
+    return not edit.reads(node.output) and edit.replace((node,))
 
 
 VOLUMES = (_unread, _on_images)
