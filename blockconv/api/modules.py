@@ -26,41 +26,16 @@ class Conv2d(CheckedConvolution):
     weight: (O, C / groups, KH, KW): float32, float64, bfloat16, float16, or int8 for 8-bit and 4-bit inputs. An array,
         a torch CPU tensor, or a BlockedArray of int4 in any layout. 16-bit inputs also take float32, which is rounded
         to their dtype. It is kept by reference; do not change it, because packed copies do not follow.
-    bias: None, or (O,) of the weight's dtype. 16-bit inputs also take float32. Integer inputs take int32, whose scale
-        is the input's scale times the weight's.
-    stride: an int of at least 1, or a pair (height, width).
-    padding: zeros around the input: an int, a pair (height, width), ((top, bottom), (left, right)), "valid" or "same".
-        "valid" adds none. "same" gives an output of the input's size, and needs a stride of 1.
-    dilation: an int of at least 1, or a pair (height, width).
-    groups: the number of channel groups; it divides C and O. groups=C is a depthwise convolution.
-    activation: None, a name, or (name, *parameters): "relu", "relu6", ("clip", low, high), ("leaky_relu", slope=0.01),
-        "sigmoid", "tanh", "silu", "hardswish", "gelu" (by erf), ("hardsigmoid", alpha=1/6, beta=1/2), "mish",
-        ("celu", alpha=1).
+    bias, stride, padding, dilation, groups, activation: as in `conv2d`.
     layout: the input's layout, any native one (`Layout.is_native`). An input in another layout is reordered, with a
         SlowPathWarning. "auto" takes every native layout, and packs the weights for each one that it meets.
     out_layout: the output's layout, any native one. For arrays and tensors "NCHW" or "NHWC", their memory format.
         Default: the input's; for arrays and tensors channels_last if input or weight is, as in PyTorch.
-    algorithm: "auto", "direct", "winograd" or "reference". "auto" takes Winograd where it is predicted to be faster.
-        Winograd computes 3x3 windows: float32 and 16-bit floats with stride 1 or 2, 8-bit integers with stride 1. It is
-        exact for integers. For floats it rounds differently from the definition, and spreads a NaN or an infinity over
-        a tile of up to 6x6 output pixels. Its intermediate values are larger than its results. They may be infinite if
-        max|input|, max|weight| or max|input| * sum|weight| (over an output channel) is above 2^120 (1.3e36).
-        docs/reference/limits.md has the bounds by tile size.
-    accuracy: the largest error that Winograd may have: a number, "default" (three times direct convolution's) or
-        "strict" (no Winograd for floats). It is relative to the largest output, as measured against float64 on random
-        data. 1e-5 allows tiles of 6x6 output pixels for up to 51 channels.
-
-    Quantized arguments, for 8-bit and 4-bit integers (out_dtype for 16-bit floats too):
-
-    input_quantization: the input's scale and zero point, a `Quantization`. Default: scale 1, zero point 0.
-    weight_quantization: the weight's: one scale or one for each output channel; zero point 0. Default: scale 1.
-    out_quantization: the output's; uint8, int8, uint4 and int4 outputs require it.
-    residual_quantization: the residual's; a residual of a uint8, int8, uint4 or int4 output requires it.
-    out_dtype: the output's dtype. "int32": sums plus bias. "float32": these times the scales of input and weight.
-        "uint8", "int8", or "uint4" and "int4" packed in a BlockedArray: requantized. Default: the input's with an
-        out_quantization, else "float32" with an input_quantization or a weight_quantization, else "int32". For 16-bit
-        inputs: their own dtype (default), or "float32" for sums without rounding.
-    rounding: to 8-bit and 4-bit integers: "half_even" (ONNX, PyTorch) or "half_away" from zero (MegEngine).
+    algorithm, accuracy: as in `conv2d`. Intermediate values of Winograd are larger than its results. They may be
+        infinite if max|input|, max|weight| or max|input| * sum|weight| (over an output channel) is above 2^120
+        (1.3e36). docs/reference/limits.md has the bounds by tile size.
+    input_quantization, weight_quantization, out_quantization, residual_quantization, out_dtype, rounding: for integers,
+        as in `conv2d`.
 
     Copies and pickles hold the arguments only. A copy packs its own weights, in any process on any machine.
     An input without channels gives an output without channels, as in PyTorch, whatever the weight's shape.

@@ -211,19 +211,7 @@ def adaptive_avg_pool2d(
         in an NCHW64 BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied
         once.
     output_size: OH and OW: an int of at least 0 for both, or a pair; None in a pair keeps the input's size.
-    out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
-        input.
-    out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
-        "NCHW" or "NHWC", their memory format. Default: the input's.
-
-    Quantized arguments, for 8-bit and 4-bit inputs:
-
-    input_quantization: the input's scale and zero point, a `Quantization`; padding holds the zero point. Default: scale
-        1 and zero point 0, or a BlockedArray's own zero point.
-    out_quantization: the output's. Default: the input's. It needs an input_quantization.
-
-    Sums of integers are exact. They are divided, as float32, by their count times the output's scale over the input's,
-    and rounded to the nearest integer, halves to even.
+    out, out_layout, input_quantization, out_quantization: as in `avg_pool2d`.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -255,19 +243,7 @@ def global_avg_pool2d(
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
         BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
-    out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
-        input.
-    out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
-        "NCHW" or "NHWC", their memory format. Default: the input's.
-
-    Quantized arguments, for 8-bit and 4-bit inputs:
-
-    input_quantization: the input's scale and zero point, a `Quantization`; padding holds the zero point. Default: scale
-        1 and zero point 0, or a BlockedArray's own zero point.
-    out_quantization: the output's. Default: the input's. It needs an input_quantization.
-
-    Sums of integers are exact. They are divided, as float32, by their count times the output's scale over the input's,
-    and rounded to the nearest integer, halves to even.
+    out, out_layout, input_quantization, out_quantization: as in `avg_pool2d`.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
@@ -289,10 +265,7 @@ def global_max_pool2d(input: Array, *, out: Array | None = None, out_layout: Lay
     input: (N, C, H, W), or (C, H, W) for an output without N. An array, a torch CPU tensor without gradient, or a 4-D
         BlockedArray. Types: float32, float64, bfloat16, float16, uint8, int8, and packed uint4 or int4 in an NCHW64
         BlockedArray. Strides are free; an array that is dense neither in NCHW nor in NHWC order is copied once.
-    out: None, or the array to write and return, of the output's kind, shape, dtype and layout. It must not overlap the
-        input.
-    out_layout: the output's layout, any native one; pooling is then followed by a reorder. For arrays and tensors
-        "NCHW" or "NHWC", their memory format. Default: the input's.
+    out, out_layout: as in `max_pool2d`.
 
     Any number of threads may call it at once. The number of threads does not change the bits of the result.
     Raises ArgumentError, or its subclasses DtypeError and LayoutError, for a bad argument, before it writes anything.
