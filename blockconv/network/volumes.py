@@ -1,14 +1,14 @@
-"""Convolutions and pools of volumes, (N, C, D, H, W), made of ops of images.
+"""Convolutions and pools of sequences, (N, C, L), images and volumes, (N, C, D, H, W), made of ops of images.
 
-A volume becomes the images of its slices, (D * N, C, H, W), with slices outermost. The taps of a convolution along D
-are more input channels: each slice of the result reads its slices one behind the other. A pool goes over each slice,
-and then over columns: the slices of a volume are D rows of N * C * H * W columns. `passes.volumes` lets the ops between
-them run on images too.
+A sequence is an image of one row. A volume becomes the images of its slices, (D * N, C, H, W), with slices outermost.
+The taps of a convolution along D are more input channels: each slice of the result reads its slices one behind the
+other. A pool goes over each slice, and then over columns: the slices of a volume are D rows of N * C * H * W columns.
+`passes.volumes` lets the ops between them run on images too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -46,11 +46,88 @@ class Depth(NamedTuple):
     pads: tuple[int, int] = (0, 0)
 
 
+class Window(NamedTuple):
+    """The windows of a convolution or a pool, along H and W, and before these along D of volumes.
+
+    rank: dimensions of the images. With one, there is one row, and the windows have one.
+    """
+
+    rank: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, kernel: Sequence[int], stride: Sequence[int], pads: Sequence[Any], dilation: Sequence[int]) -> Window:
+        """The windows with a number for each dimension; pads: (before, after)."""
+        axes = -max(2, len(kernel))
+        sides = (1, *kernel)[axes:], (1, *stride)[axes:], ((0, 0), *pads)[axes:], (1, *dilation)[axes:]
+        return cls(len(kernel), *sides)
+
+    @property
+    def depth(self) -> Depth:
+        """The windows along D."""
+        return Depth(self.kernel[0], self.stride[0], self.dilation[0], self.pads[0])
+
+    def within(self, made: Any) -> Any:
+        """An op with the windows along H and W."""
+        return replace(made, stride=self.stride[-2:], pads=self.pads[-2:], dilation=self.dilation[-2:])
+
+
+def as_images(call: Translation, x: Tensor, rank: int) -> Tensor:
+    """(N, C, H, W) of images of `rank` dimensions, with or without N; (N, C, D, H, W) of volumes."""
+    if x.rank == rank + 2 and rank > 1:
+        return x
+    shape = x.shape if x.rank == rank + 2 else (1, *x.shape)
+    return call.reshape(x, shape if rank > 1 else (*shape[:2], 1, shape[2]))
+
+
+def as_given(call: Translation, y: Tensor, x: Tensor, rank: int) -> Tensor:
+    """A result of `as_images` with the dimensions that `x` has."""
+    if x.rank == rank + 2 and rank > 1:
+        return y
+    shape = y.shape if rank > 1 else (*y.shape[:2], y.shape[3])
+    return call.reshape(y, shape if x.rank == rank + 2 else shape[1:])
+
+
+Weight = Callable[[Callable[[Array], Array] | None], Tensor]
+
+
+def convolution(
+    call: Translation,
+    made: Convolution | ConvTranspose2d,
+    x: Tensor,
+    window: Window,
+    weight: Weight,
+    bias: tuple[Tensor, ...],
+    others: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """A convolution, or a transposed one. made: it, without its windows. weight, others: see `convolved`."""
+    made, image = window.within(made), as_images(call, x, window.rank)
+    if isinstance(made, ConvTranspose2d):
+        if window.rank == 3:
+            return as_given(call, transposed(call, made, image, weight, bias, window.depth), x, 3)
+    elif window.rank == 3:
+        return as_given(call, convolved(call, made, image, weight, bias, window.depth, others), x, 3)
+    parameters = weight((lambda w: w[:, :, None]) if window.rank == 1 else None), *bias
+    if isinstance(made, ConvTranspose2d):
+        return as_given(call, call.emit(made, image, parameters=parameters), x, window.rank)
+    return as_given(call, call.convolve(made, image, others, parameters), x, window.rank)
+
+
+def pool(call: Translation, made: Pool2d, x: Tensor, window: Window) -> Tensor:
+    """A pool. made: it, without its windows."""
+    made, image = replace(window.within(made), kernel=window.kernel[-2:]), as_images(call, x, window.rank)
+    y = pooled(call, made, image, window.depth) if window.rank == 3 else call.emit(made, image)
+    return as_given(call, y, x, window.rank)
+
+
 def convolved(
     call: Translation,
     made: Convolution,
     x: Tensor,
-    weight: Callable[[Callable[[Array], Array]], Tensor],
+    weight: Weight,
     bias: tuple[Tensor, ...],
     depth: Depth,
     others: tuple[Tensor, ...] = (),
@@ -58,7 +135,7 @@ def convolved(
     """The convolution of a volume.
 
     made: it along H and W.
-    weight: makes a constant of the weight (O, I/groups, KD, KH, KW), which a function changes.
+    weight: makes a constant of the weight (O, I/groups, KD, KH, KW), which a function changes, or nothing.
     others: the inputs after the first.
 
     Groups have their own channels, so there each tap is a convolution that adds to the one before it.
@@ -105,7 +182,7 @@ def transposed(
     call: Translation,
     made: ConvTranspose2d,
     x: Tensor,
-    weight: Callable[[Callable[[Array], Array]], Tensor],
+    weight: Weight,
     bias: tuple[Tensor, ...],
     depth: Depth,
 ) -> Tensor:

@@ -10,54 +10,44 @@ from typing import Any
 from onnx import helper
 
 from blockconv.frontends.onnx.scope import Call, only_output, op
-from blockconv.network import ops
+from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
-from blockconv.network.volumes import Depth, convolved, pooled, transposed
+from blockconv.network.volumes import Window
 
 
-class _Window:
-    """kernel, strides, pads and dilations of a node over images, 1-D ones as rows of one pixel's height, or volumes."""
+def _window(call: Call, kernel: Any) -> Window:
+    """kernel, strides, pads and dilations of a node."""
+    rank = len(kernel)
+    if not 1 <= rank <= 3:
+        raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
+    x = call.input()
+    if x.rank != rank + 2:
+        rule = f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}"
+        raise call.error("input", x.shape, rule)
+    given = call.attribute("kernel_shape", kernel)
+    if given != kernel:
+        raise call.error("kernel_shape", given, f"has to be {kernel}, the weight's")
+    stride = call.attribute("strides", (1,) * rank)
+    dilation = call.attribute("dilations", (1,) * rank)
+    flat = call.attribute("pads", (0,) * 2 * rank)
+    if len(stride) != rank or len(dilation) != rank or len(flat) != 2 * rank:
+        rule = f"strides {stride}, dilations {dilation} and pads {flat} do not fit a window of {kernel}"
+        raise call.error("kernel_shape", kernel, rule)
+    pads: Any = tuple(zip(flat[:rank], flat[rank:], strict=True))
+    auto = call.attribute("auto_pad", "") or "NOTSET"
+    if auto not in _AUTO_PADS:
+        raise call.error("auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
+    if auto == "VALID":
+        pads = ((0, 0),) * rank
+    elif auto.startswith("SAME"):
+        pads = tuple(map(functools.partial(_same, auto), x.shape[2:], kernel, stride, dilation))
+    return Window.of(kernel, stride, pads, dilation)
 
-    def __init__(self, call: Call, kernel: Any) -> None:
-        rank = len(kernel)
-        if not 1 <= rank <= 3:
-            raise Unsupported(f"kernel_shape={tuple(kernel)}: {rank}-D windows")
-        x = call.input()
-        if x.rank != rank + 2:
-            rule = f"has {x.rank - 2} image dimensions, and the window {kernel} has {rank}"
-            raise call.error("input", x.shape, rule)
-        given = call.attribute("kernel_shape", kernel)
-        if given != kernel:
-            raise call.error("kernel_shape", given, f"has to be {kernel}, the weight's")
-        stride = call.attribute("strides", (1,) * rank)
-        dilation = call.attribute("dilations", (1,) * rank)
-        flat = call.attribute("pads", (0,) * 2 * rank)
-        if len(stride) != rank or len(dilation) != rank or len(flat) != 2 * rank:
-            rule = f"strides {stride}, dilations {dilation} and pads {flat} do not fit a window of {kernel}"
-            raise call.error("kernel_shape", kernel, rule)
-        pads: Any = tuple(zip(flat[:rank], flat[rank:], strict=True))
-        auto = call.attribute("auto_pad", "") or "NOTSET"
-        if auto not in _AUTO_PADS:
-            raise call.error("auto_pad", auto, f"has to be one of {', '.join(_AUTO_PADS)}")
-        if auto == "VALID":
-            pads = ((0, 0),) * rank
-        elif auto.startswith("SAME"):
-            pads = tuple(map(functools.partial(_same, auto), x.shape[2:], kernel, stride, dilation))
-        axes = max(2, rank)
-        self.rank, self.source = rank, x
-        self.kernel = (1, *kernel)[-axes:]
-        self.stride = (1, *stride)[-axes:]
-        self.dilation = (1, *dilation)[-axes:]
-        self.pads = ((0, 0), *pads)[-axes:]
 
-    @property
-    def image(self) -> tuple[int, ...]:
-        return (1, *self.source.shape[2:])[-max(2, self.rank) :]
-
-    def depth(self, pads: Any = None) -> Depth:
-        """The windows along D. pads: in place of the node's own."""
-        return Depth(self.kernel[0], self.stride[0], self.dilation[0], (pads or self.pads)[0])
+def _image(call: Call, window: Window) -> tuple[int, ...]:
+    """The sizes of the images that the windows are in."""
+    return (1, *call.input().shape[2:])[-len(window.kernel) :]
 
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -67,16 +57,6 @@ def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> tupl
     total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
     less, more = total // 2, total - total // 2
     return (less, more) if auto == "SAME_UPPER" else (more, less)
-
-
-def _image(call: Call, x: Tensor) -> Tensor:
-    """(N, C, L) as (N, C, 1, L)."""
-    return call.reshape(x, (*x.shape[:2], 1, x.shape[2])) if x.rank == 3 else x
-
-
-def _row(call: Call, y: Tensor, rank: int) -> Tensor:
-    """Back again."""
-    return call.reshape(y, (*y.shape[:2], y.shape[3])) if rank == 1 else y
 
 
 @op("Conv", limits="1-D to 3-D; constant weight and bias")
@@ -96,20 +76,13 @@ def convolution(
 ) -> Tensor:
     """`attributes` with the windows that a node says, of an input, the `others` after it, and of its operand `at`, the
     weight, and `more`."""
-    weight = call.array(at, "weight")
-    window = _Window(call, weight.shape[2:])
-    made = replace(
-        attributes,
-        stride=window.stride[-2:],
-        pads=window.pads[-2:],
-        dilation=window.dilation[-2:],
-        groups=call.attribute("group", 1),
-    )
-    if window.rank == 3:
-        return convolved(call, made, x, functools.partial(call.weight, at, "weight"), more, window.depth(), others)
-    wei = call.input(at) if window.rank == 2 else call.weight(at, "weight", lambda array: array[:, :, None])
-    y = call.convolve(made, _image(call, x), others, (wei, *more))
-    return _row(call, y, window.rank)
+    window = _window(call, call.array(at, "weight").shape[2:])
+    made = replace(attributes, groups=call.attribute("group", 1))
+    return volumes.convolution(call, made, x, window, functools.partial(_weight, call, at), more, others)
+
+
+def _weight(call: Call, at: int, change: Callable[[Any], Any] | None) -> Tensor:
+    return call.input(at) if change is None else call.weight(at, "weight", change)
 
 
 @op("com.microsoft.ConvTransposeWithDynamicPads", limits="1-D to 3-D; constant weight, pads and bias")
@@ -119,30 +92,26 @@ def _conv_transpose(call: Call) -> Tensor:
     if call.node.op_type != "ConvTranspose":  # the pads are an operand, before the bias
         call.attributes["pads"] = helper.make_attribute("pads", call.ints(2, "pads"))
         del call.inputs[2]
-    window = _Window(call, weight.shape[2:])
+    window = _window(call, weight.shape[2:])
     if call.has(2):
         call.array(2, "bias")
     bias = (call.input(2),) if call.has(2) else ()
     x, pads = call.input(), _cut(call, window)
-    if 0 in window.image:  # a pixel of zeros in place of none adds a stride, which is cut
+    if 0 in _image(call, window):  # a pixel of zeros in place of none adds a stride, which is cut
+        sides = zip(pads, window.stride, _image(call, window), strict=True)
         x = call.emit(ops.Pad(((0, 0), (0, 0), *((0, int(size == 0)) for size in x.shape[2:]))), x, helps=True)
-        sides = zip(pads, window.stride, window.image, strict=True)
         pads = tuple((begin, end + step * (size == 0)) for (begin, end), step, size in sides)
-    made = ops.ConvTranspose2d(window.stride[-2:], pads[-2:], window.dilation[-2:], call.attribute("group", 1))
-    if window.rank == 3:
-        changed = functools.partial(_changed, call, weight)
-        return transposed(call, made, x, changed, bias, window.depth(pads))
-    wei = _changed(call, weight, lambda w: w[:, :, None]) if window.rank == 1 else call.input(1)
-    return _row(call, call.emit(made, _image(call, x), parameters=(wei, *bias)), window.rank)
+    made = ops.ConvTranspose2d(groups=call.attribute("group", 1))
+
+    def changed(change: Callable[[Any], Any] | None) -> Tensor:
+        return call.input(1) if change is None else call.constant(change(weight), "weight")
+
+    return volumes.convolution(call, made, x, window._replace(pads=pads), changed, bias)
 
 
-def _changed(call: Call, weight: Any, change: Callable[[Any], Any]) -> Tensor:
-    return call.constant(change(weight), "weight")
-
-
-def _cut(call: Call, window: _Window) -> Any:
+def _cut(call: Call, window: Window) -> Any:
     """The pads of a transposed convolution: output pixels that are cut, minus output pixels that are added."""
-    rank, spatial, axes = window.rank, window.image, len(window.image)
+    rank, spatial, axes = window.rank, _image(call, window), len(window.kernel)
     taps = zip(spatial, window.kernel, window.stride, window.dilation, strict=True)
     uncut = [(size - 1) * stride + (kernel - 1) * step + 1 for size, kernel, stride, step in taps]
     more, sizes = (call.attribute(name, ()) for name in ("output_padding", "output_shape"))
@@ -174,28 +143,24 @@ def average(call: Call, x: Tensor) -> Tensor:
 
 def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
-    window = _Window(call, call.attribute("kernel_shape", ()))
-    sides = zip(window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True)
+    window = _window(call, call.attribute("kernel_shape", ()))
+    sides = zip(_image(call, window), window.kernel, window.stride, window.dilation, window.pads, strict=True)
     ceil_mode, is_whole = bool(call.attribute("ceil_mode", 0)), call.node.op_type == "QLinearAveragePool"
     reached: Any = tuple(_reached(*side, ceil_mode and is_whole) for side in sides)
     ends = zip(reached, window.pads, window.stride, strict=True)
     missing = [k for k, (now, pads, stride) in enumerate(ends) if now[1] - pads[1] >= stride]
+    taken = window._replace(pads=reached)
     if kind != "avg_include_padding":
-        window.pads = reached
-        _check_pads(call, window)
-    elif is_whole or (call.opset < 19 and not ceil_mode):  # what is cut counts too
-        window.pads = reached
-    elif reached != window.pads:  # only the padding counts: it becomes pixels
-        x, kind = call.emit(ops.Pad(((0, 0), (0, 0), *window.pads[-window.rank :]), 0.0), x), "avg_exclude_padding"
-        window.pads = tuple((0, end[1] - pads[1]) for end, pads in zip(reached, window.pads, strict=True))
+        _check_pads(call, taken)
+    elif not is_whole and (call.opset >= 19 or ceil_mode):  # what is cut does not count
+        taken = window
+        if reached != window.pads:  # only the padding counts: it becomes pixels
+            x, kind = call.emit(ops.Pad(((0, 0), (0, 0), *window.pads[-window.rank :]), 0.0), x), "avg_exclude_padding"
+            cut = tuple((0, end[1] - pads[1]) for end, pads in zip(reached, window.pads, strict=True))
+            taken = window._replace(pads=cut)
     if call.attribute("storage_order", 0) not in (0, 1):
         raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
-    shared = window.stride[-2:], window.pads[-2:], window.dilation[-2:]
-    attributes = ops.Pool2d(kind, window.kernel[-2:], *shared, ceil_mode)
-    if window.rank == 3:
-        y = pooled(call, attributes, x, window.depth())
-    else:
-        y = _row(call, call.emit(attributes, _image(call, x)), window.rank)
+    y = volumes.pool(call, ops.Pool2d(kind, ceil_mode=ceil_mode), x, taken)
     for k in missing:
         y = call.emit(ops.Slice(y.rank - len(window.pads) + k, 0, 0), y)
     return y
@@ -219,18 +184,17 @@ def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, in
     return (pads[0], pads[1] + short) if 0 < short < 2 * stride else pads
 
 
-def _check_pads(call: Call, window: _Window) -> None:
+def _check_pads(call: Call, window: Window) -> None:
     """A window of padding alone has no maximum, and no average of what is not padding."""
+    image = _image(call, window)
     for size, kernel, stride, step, (before, after) in zip(
-        window.image, window.kernel, window.stride, window.dilation, window.pads, strict=True
+        image, window.kernel, window.stride, window.dilation, window.pads, strict=True
     ):
         starts = range(-before, size + after - step * (kernel - 1), stride)
         for start in (*starts[: -(-before // stride)], *starts[-1:]):  # those before the image, and the last
             first = start + step * max(0, -(start // step))  # of its elements, the first at or after pixel 0
             if first >= size or first > start + step * (kernel - 1):
-                rule = (
-                    f"a window of {window.kernel} with dilation {window.dilation} reads only padding in {window.image}"
-                )
+                rule = f"a window of {window.kernel} with dilation {window.dilation} reads only padding in {image}"
                 raise call.error("pads", window.pads, rule, "lower the pads, or put a Pad before the node")
 
 
@@ -244,5 +208,6 @@ def global_pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     if x.rank not in (3, 4, 5):
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions")
     if x.rank == 5:
-        return pooled(call, ops.Pool2d(kind), x, Depth(x.shape[2]))
-    return _row(call, call.emit(ops.Pool2d(kind), _image(call, x)), x.rank - 2)
+        return volumes.pooled(call, ops.Pool2d(kind), x, volumes.Depth(x.shape[2]))
+    y = call.emit(ops.Pool2d(kind), volumes.as_images(call, x, x.rank - 2))
+    return volumes.as_given(call, y, x, x.rank - 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,18 +25,6 @@ def _pair(values: Sequence[int], default: int) -> Pair:
     return (values[0], values[-1])
 
 
-def _image(call: Call, x: Tensor, rank: int) -> Tensor:
-    """(N, C, H, W) of images with `rank` dimensions, with or without N; (N, C, D, H, W) of volumes."""
-    shape = x.shape if x.rank == rank + 2 else (1, *x.shape)
-    return call.reshape(x, shape if rank > 1 else (*shape[:2], 1, shape[2]))
-
-
-def _unlike_image(call: Call, y: Tensor, x: Tensor, rank: int) -> Tensor:
-    """A result as `x` has its dimensions."""
-    shape = y.shape if rank > 1 else (*y.shape[:2], y.shape[3])
-    return call.reshape(y, shape if x.rank == rank + 2 else shape[1:])
-
-
 @op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
@@ -47,25 +34,26 @@ def _convolution(call: Call) -> Tensor:
         raise Unsupported(f"{rank}-D windows")
     if flows:
         return _convolution_by_values(call, x, weight, rank)
-    row = rank == 1
     bias = (call.parameter("bias"),) if call["bias"] is not None else ()
-    stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
-    more = tuple(call["output_padding"]) if call.get("transposed") else (0,)
-    made = ops.ConvTranspose2d if call.get("transposed") else ops.Conv2d
-    ends = ((0, padding[0]), (0, more[0])) if row else (_pair(padding, 0), _pair(more, 0))
-    attributes = made(
-        (1, stride[0]) if row else _pair(stride, 1),
-        tuple((p, p - extra) for p, extra in zip(*ends, strict=True)),  # type: ignore[arg-type]
-        (1, dilation[0]) if row else _pair(dilation, 1),
-        call["groups"],
+    more = call["output_padding"] if call.get("transposed") else (0,)
+    ends = zip(_sides(call["padding"], rank), _sides(more, rank), strict=True)
+    window = _window(call, weight.shape[2:], [(p, p - extra) for p, extra in ends])
+    made = (ops.ConvTranspose2d if call.get("transposed") else ops.Conv2d)(groups=call["groups"])
+    changed: Any = lambda change: call.parameter("weight", *[change] * (change is not None))  # noqa: E731
+    return volumes.convolution(call, made, x, window, changed, bias)
+
+
+def _sides(values: Sequence[int], rank: int) -> tuple[int, ...]:
+    """A number for each dimension, of a list of one or of all."""
+    return tuple(values) * (rank // len(values)) if len(values) < rank else tuple(values)
+
+
+def _window(call: Call, kernel: Sequence[int], pads: Sequence[Any]) -> volumes.Window:
+    rank = len(kernel)
+    stride, dilation = (
+        _sides(call.get(name) or default, rank) for name, default in (("stride", kernel), ("dilation", (1,)))
     )
-    if rank == 3:
-        depth = volumes.Depth(weight.shape[2], stride[0], dilation[0], (padding[0], padding[0] - more[0]))
-        changed: Any = functools.partial(call.parameter, "weight")
-        of_volume: Any = volumes.transposed if call.get("transposed") else volumes.convolved
-        return _unlike_image(call, of_volume(call, attributes, _image(call, x, rank), changed, bias, depth), x, rank)
-    wei = call.parameter("weight", (lambda w: w[:, :, None]) if row else (lambda w: w))
-    return _unlike_image(call, call.emit(attributes, _image(call, x, rank), parameters=(wei, *bias)), x, rank)
+    return volumes.Window.of(kernel, stride, pads, dilation)
 
 
 def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> Tensor:
@@ -75,7 +63,7 @@ def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> 
     """
     if rank == 3:
         raise Unsupported("its weight is no constant, of a volume")
-    wei, groups = _image(call, weight, rank), call["groups"]
+    wei, groups = volumes.as_images(call, weight, rank), call["groups"]
     oc, ic, kh, kw = wei.shape
     outside = call.reader.fake or (call.reader.foreign and rank == 2)
     if (oc == groups or outside) and kh * kw > 1:
@@ -83,14 +71,14 @@ def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> 
     row = rank == 1
     stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
     pads = (0, padding[0]) if row else _pair(padding, 0)
-    y = _windows(call, _image(call, x, rank), (kh, kw), _pair(stride, 1), pads, _pair(dilation, 1))
+    y = _windows(call, volumes.as_images(call, x, rank), (kh, kw), _pair(stride, 1), pads, _pair(dilation, 1))
     n, *_, oh, ow = y.shape
     columns = call.reshape(y, (n, groups, ic * kh * kw, oh * ow))
     y = call.multiplied(call.reshape(wei, (groups, oc // groups, ic * kh * kw)), columns)
     y = call.reshape(y, (n, oc, oh, ow))
     if call["bias"] is not None:
         y = call.binary("add", y, call.reshape(call.input("bias"), (oc, 1, 1)))
-    return _unlike_image(call, y, x, rank)
+    return volumes.as_given(call, y, x, rank)
 
 
 @op("blockconv.conv2d_backward_data")
@@ -107,23 +95,10 @@ def _transposed_convolution(call: Call) -> Tensor:
 
 
 def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None) -> Tensor:
-    x = call.input()
-    kernel, stride = tuple(call["kernel_size"]), tuple(call["stride"]) or tuple(call["kernel_size"])
-    padding, dilation = tuple(call["padding"]), tuple(call.get("dilation", (1,)))
-    row = rank == 1
-    attributes = ops.Pool2d(
-        kind,
-        (1, kernel[0]) if row else _pair(kernel, 1),
-        (1, stride[0]) if row else _pair(stride, 1),
-        ((0, 0), (padding[0],) * 2) if row else tuple((p, p) for p in _pair(padding, 0)),  # type: ignore[arg-type]
-        (1, dilation[0]) if row else _pair(dilation, 1),
-        bool(call["ceil_mode"]),
-        divisor,
+    window = _window(call, _sides(call["kernel_size"], rank), [(p, p) for p in _sides(call["padding"], rank)])
+    return volumes.pool(
+        call, ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=divisor), call.input(), window
     )
-    if rank == 3:
-        depth = volumes.Depth(kernel[0], stride[0], dilation[0], (padding[0], padding[0]))
-        return _unlike_image(call, volumes.pooled(call, attributes, _image(call, x, rank), depth), x, rank)
-    return _unlike_image(call, call.emit(attributes, _image(call, x, rank)), x, rank)
 
 
 @op("max_pool2d_with_indices", "max_pool2d", "max_pool3d_with_indices", "max_pool3d", "blockconv.max_pool2d")
@@ -142,15 +117,15 @@ def _avg_pool(call: Call) -> Tensor:
 @op("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
     x, size, rank = call.input(), tuple(call["output_size"]), 3 if "3d" in call.kind else 2
-    made, image = ops.AdaptivePool2d(_pair(size, 1)), _image(call, x, rank)
+    made, image = ops.AdaptivePool2d(_pair(size, 1)), volumes.as_images(call, x, rank)
     y = volumes.pooled(call, made, image, size[0]) if rank == 3 else call.emit(made, image)
-    return _unlike_image(call, y, x, rank)
+    return volumes.as_given(call, y, x, rank)
 
 
 @op("adaptive_max_pool2d")
 def _adaptive_max_pool(call: Call) -> Value:
     x = call.input()
-    image = _image(call, x, 2)
+    image = volumes.as_images(call, x, 2)
     size = _pair(call["output_size"], 1)
     for axis, out in ((2, size[0]), (3, size[1])):
         if (have := image.shape[axis]) % out:  # windows of unequal sizes: the shorter ones read their ends again
@@ -159,7 +134,7 @@ def _adaptive_max_pool(call: Call) -> Value:
             image = call.emit(ops.Reduce((axis + 1,), False, "max"), _split(call, image, axis, indices), helps=True)
     kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
     made = ops.Pool2d("max") if size == (1, 1) else ops.Pool2d("max", kernel, kernel)
-    return [_unlike_image(call, call.emit(made, image), x, 2), None]
+    return [volumes.as_given(call, call.emit(made, image), x, 2), None]
 
 
 def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefer_floor", **more: Any) -> Tensor:
@@ -189,11 +164,11 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
         made = replace(made, size=tuple(size[1:]), scale=given and given[1:])
         return call.reshape(call.emit(made, y), (n, c, *size))
     made = ops.Resize(mode, None if whole else (*ones, *size), given, coordinates, nearest, **more)
-    image = _image(call, x, rank)
+    image = volumes.as_images(call, x, rank)
     pixels = _rounded(made.problem(image.shape), scales) if mode == "nearest" else []
     for axis, indices in pixels:
         image = call.gathered(image, axis, indices)
-    return _unlike_image(call, image if pixels else call.emit(made, image), x, rank)
+    return volumes.as_given(call, image if pixels else call.emit(made, image), x, rank)
 
 
 def _rounded(problem: ResizeProblem, scales: Sequence[float | None]) -> list[tuple[int, Any]]:
@@ -258,7 +233,7 @@ def _im2col(call: Call) -> Tensor:
     """The windows of an image as columns, a row for each channel and tap."""
     x = call.input()
     size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
-    n, c, kh, kw, oh, ow = (y := _windows(call, _image(call, x, 2), size, step, pads, dilation)).shape
+    n, c, kh, kw, oh, ow = (y := _windows(call, volumes.as_images(call, x, 2), size, step, pads, dilation)).shape
     return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - x.rank :])
 
 
