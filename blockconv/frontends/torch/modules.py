@@ -116,24 +116,29 @@ class Conv1d(torch.nn.Conv1d, metaclass=_StandIn):  # type: ignore[misc]
         return functional.conv1d(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
+def _transposed(call: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
+    """The `forward` of a transposed convolution."""
+
+    def forward(self: Any, input: Any, output_size: Any = None) -> Any:
+        """As PyTorch's."""
+        sizes = self.stride, self.padding, self.kernel_size, dimensions, self.dilation
+        more = self._output_padding(input, output_size, *sizes)
+        options = self.stride, self.padding, more, self.groups, self.dilation
+        return call(input, self.weight, self.bias, *options)
+
+    return forward
+
+
 class ConvTranspose1d(torch.nn.ConvTranspose1d, metaclass=_StandIn):  # type: ignore[misc]
     """torch.nn.ConvTranspose1d on blockconv's kernels."""
 
-    def forward(self, input: Any, output_size: Any = None) -> Any:
-        """As torch.nn.ConvTranspose1d."""
-        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, 1, self.dilation)
-        options = self.stride, self.padding, more, self.groups, self.dilation
-        return functional.conv_transpose1d(input, self.weight, self.bias, *options)
+    forward = _transposed(functional.conv_transpose1d, 1)
 
 
 class ConvTranspose2d(torch.nn.ConvTranspose2d, metaclass=_StandIn):  # type: ignore[misc]
     """torch.nn.ConvTranspose2d on blockconv's kernels."""
 
-    def forward(self, input: Any, output_size: Any = None) -> Any:
-        """As torch.nn.ConvTranspose2d."""
-        more = self._output_padding(input, output_size, self.stride, self.padding, self.kernel_size, 2, self.dilation)
-        options = self.stride, self.padding, more, self.groups, self.dilation
-        return functional.conv_transpose2d(input, self.weight, self.bias, *options)
+    forward = _transposed(functional.conv_transpose2d, 2)
 
 
 class MaxPool2d(torch.nn.MaxPool2d, metaclass=_StandIn):  # type: ignore[misc]

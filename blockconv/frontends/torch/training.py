@@ -17,6 +17,7 @@ from torch._functorch.partitioners import default_partition
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
+from blockconv.api.batch_norm import UNBOUNDED
 from blockconv.core.errors import BlockconvError
 from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
@@ -212,33 +213,9 @@ def _options_of_pool(site: _Site) -> list[Any]:
     return [*_window(site), *(list(each) * (2 // len(each)) if isinstance(each, list) else each for each in rest)]
 
 
-def _max_pool(site: _Site) -> dict[int | None, Any]:
-    return {None: site.emit(ops.max_pool2d.default, site.given["self"], *_options_of_pool(site))}
-
-
-def _max_pool_backward(site: _Site) -> dict[int | None, Any]:
-    options, given = _options_of_pool(site), site.given
-    read = site.shape(given["self"]), given["grad_output"], given["indices"]
-    return {None: site.emit(ops.max_pool2d_backward.default, *read, *options)}
-
-
-def _avg_pool(site: _Site) -> dict[int | None, Any]:
-    return {None: site.emit(ops.avg_pool2d.default, site.given["self"], *_options_of_pool(site))}
-
-
-def _avg_pool_backward(site: _Site) -> dict[int | None, Any]:
-    options, given = _options_of_pool(site), site.given
-    return {None: site.emit(ops.avg_pool2d_backward.default, site.shape(given["self"]), given["grad_output"], *options)}
-
-
-def _adaptive_pool(site: _Site) -> dict[int | None, Any]:
-    sizes = list(site.given["output_size"])
-    return {None: site.emit(ops.adaptive_avg_pool2d.default, site.given["self"], sizes)}
-
-
-def _adaptive_pool_backward(site: _Site) -> dict[int | None, Any]:
-    given = site.given
-    return {None: site.emit(ops.adaptive_avg_pool2d_backward.default, site.shape(given["self"]), given["grad_output"])}
+def _shape(site: _Site) -> list[Any]:
+    """The shape of a pool's input, as an argument."""
+    return [site.shape(site.given["self"])]
 
 
 # ---------------------------------------------------------------- batch norms
@@ -255,36 +232,43 @@ def _check_norm(site: _Site) -> None:
         raise _StaysError("fewer than two elements of a channel")
 
 
-def _parts(site: _Site, made: Any, count: int) -> list[Any]:
+def _parts(site: _Site, count: int, op: Any, *given: Any) -> list[Any]:
+    """The results of an op that has several."""
+    made = site.emit(op.default, *given)
     return [site.emit(operator.getitem, made, k) for k in range(count)]
+
+
+def _normalized(site: _Site, residual: Any = None, bounds: tuple[float, float] = UNBOUNDED) -> list[Any]:
+    """The results of a batch norm, with an addition and bounds of the output."""
+    names = "input", "weight", "bias", "running_mean", "running_var"
+    numbers = site.given["momentum"], site.given["eps"], *bounds
+    return _parts(site, 5, ops.batch_norm, *(site.given[name] for name in names), residual, *numbers)
 
 
 def _batch_norm(site: _Site) -> dict[int | None, Any]:
     _check_norm(site)
-    names = "input", "weight", "bias", "running_mean", "running_var"
-    numbers = site.given["momentum"], site.given["eps"], -math.inf, math.inf
-    made = site.emit(ops.batch_norm.default, *(site.given[name] for name in names), None, *numbers)
-    return _as_types(site, dict(enumerate(_parts(site, made, 5))))
+    return _as_types(site, _normalized(site))
 
 
 def _batch_norm_backward(site: _Site) -> dict[int | None, Any]:
     _check_norm(site)
-    x, grad, weight, mean, inverse = (
-        site.given[name] for name in ("input", "grad_out", "weight", "save_mean", "save_invstd")
+    grad, x, weight, *statistics = (
+        site.given[name] for name in ("grad_out", "input", "weight", "save_mean", "save_invstd")
     )
-    made = site.emit(ops.batch_norm_backward.default, grad, x, weight, None, mean, inverse, -math.inf, math.inf)
-    return _as_types(site, dict(enumerate(_parts(site, made, 3))))
+    return _as_types(site, _parts(site, 3, ops.batch_norm_backward, grad, x, weight, None, *statistics, *UNBOUNDED))
 
 
-# ---------------------------------------------------------------- group and layer norms
+# ---------------------------------------------------------------- ops that have PyTorch's arguments and results
 
 
-def _other_norm(op: Any, *names: str) -> Callable[[_Site], dict[int | None, Any]]:
-    """A norm whose op has PyTorch's outputs. names: of its arguments."""
+def _like(
+    op: Any, *arguments: str | Callable[[_Site], list[Any]], count: int = 1
+) -> Callable[[_Site], dict[int | None, Any]]:
+    """Blockconv's op in place of PyTorch's. arguments: their names, or what gives some. count: of the results."""
 
     def place(site: _Site) -> dict[int | None, Any]:
-        made = site.emit(op.default, *(site.given[name] for name in names))
-        return _as_types(site, dict(enumerate(_parts(site, made, 3))))
+        given = [x for each in arguments for x in ([site.given[each]] if isinstance(each, str) else each(site))]
+        return {None: site.emit(op.default, *given)} if count == 1 else _as_types(site, _parts(site, count, op, *given))
 
     return place
 
@@ -329,11 +313,8 @@ def _fuse_norm(site: _Site) -> None:
         each for part in node.users if part.args[1] == 1 for each in part.users if each.target == _NORM_BACKWARD
     ]
     with graph.inserting_before(point):
-        names = "input", "weight", "bias", "running_mean", "running_var"
-        numbers = given["momentum"], given["eps"], *found.bounds
-        made = site.emit(ops.batch_norm.default, *(given[name] for name in names), found.residual, *numbers)
-        parts = _parts(site, made, 5)
-        results = _as_types(site, dict(enumerate(parts)))
+        parts = _normalized(site, found.residual, found.bounds)
+        results = _as_types(site, parts)
     for gradient in backward if found.residual is None else ():
         _fuse_gradient(_Site(graph, gradient), found, parts[1:3], given["bias"])
     for reader in found.masked:
@@ -359,7 +340,7 @@ def _following(node: Any) -> _Fused | None:
     clamps = [reader for reader in readers if reader.target in (aten.relu.default, aten.hardtanh.default)]
     masked = [reader for reader in readers if reader not in clamps]
     if len(clamps) != 1 or any(reader.target != _CLIPPED or _origin(reader.args[1]) is not end for reader in masked):
-        return None if residual is None else _Fused(end, residual, (-math.inf, math.inf), [])
+        return None if residual is None else _Fused(end, residual, UNBOUNDED, [])
     given = arguments_of(clamps[0], clamps[0].args, clamps[0].kwargs)
     bounds = float(given.get("min_val", 0.0)), float(given.get("max_val", math.inf))
     return _Fused(clamps[0], residual, bounds, masked)
@@ -396,8 +377,7 @@ def _fuse_gradient(site: _Site, found: _Fused, statistics: Sequence[Any], bias: 
         return
     with site.graph.inserting_before(site.node):
         given = mask.args[0], site.given["input"], site.given["weight"], bias, *statistics, *found.bounds
-        made = site.emit(ops.batch_norm_backward.default, *given)
-        results = _as_types(site, dict(enumerate(_parts(site, made, 3))))
+        results = _as_types(site, _parts(site, 3, ops.batch_norm_backward, *given))
         if 0 in results:
             results[0] = _as_promised(site, results[0], promised[0])
     for part in list(site.node.users):
@@ -428,22 +408,23 @@ def _as_type(site: _Site, made: Any, dtype: Any) -> Any:
     return made if same else site.emit(torch.ops.prims.convert_element_type.default, made, dtype)
 
 
-def _as_types(site: _Site, results: dict[int, Any]) -> dict[int | None, Any]:
+def _as_types(site: _Site, results: Sequence[Any]) -> dict[int | None, Any]:
     """What is read of the results, in the types that tracing promised."""
     promised = site.node.meta["val"]
-    return {k: _as_type(site, made, promised[k].dtype) for k, made in results.items() if site.reads(k)}
+    return {k: _as_type(site, made, promised[k].dtype) for k, made in enumerate(results) if site.reads(k)}
 
 
 _NORM, _NORM_BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 _CLIPPED = aten.hardtanh_backward.default
+_GROUP, _LAYER = ("input", "group", "weight"), ("input", "normalized_shape", "weight")
 _OTHER_NORMS = {
-    aten.native_group_norm.default: _other_norm(ops.group_norm, "input", "group", "weight", "bias", "eps"),
-    aten.native_group_norm_backward.default: _other_norm(
-        ops.group_norm_backward, "grad_out", "input", "group", "weight", "mean", "rstd"
+    aten.native_group_norm.default: _like(ops.group_norm, *_GROUP, "bias", "eps", count=3),
+    aten.native_group_norm_backward.default: _like(
+        ops.group_norm_backward, "grad_out", *_GROUP, "mean", "rstd", count=3
     ),
-    aten.native_layer_norm.default: _other_norm(ops.layer_norm, "input", "normalized_shape", "weight", "bias", "eps"),
-    aten.native_layer_norm_backward.default: _other_norm(
-        ops.layer_norm_backward, "grad_out", "input", "normalized_shape", "weight", "mean", "rstd"
+    aten.native_layer_norm.default: _like(ops.layer_norm, *_LAYER, "bias", "eps", count=3),
+    aten.native_layer_norm_backward.default: _like(
+        ops.layer_norm_backward, "grad_out", *_LAYER, "mean", "rstd", count=3
     ),
 }
 _OWN_STATISTICS = {_NORM, _NORM_BACKWARD, *_OTHER_NORMS}
@@ -453,10 +434,12 @@ _PLACES: dict[Any, Callable[[_Site], dict[int | None, Any]]] = {
     _NORM: _batch_norm,
     _NORM_BACKWARD: _batch_norm_backward,
     **_OTHER_NORMS,
-    aten.max_pool2d_with_indices.default: _max_pool,
-    aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
-    aten.avg_pool2d.default: _avg_pool,
-    aten.avg_pool2d_backward.default: _avg_pool_backward,
-    aten._adaptive_avg_pool2d.default: _adaptive_pool,
-    aten._adaptive_avg_pool2d_backward.default: _adaptive_pool_backward,
+    aten.max_pool2d_with_indices.default: _like(ops.max_pool2d, "self", _options_of_pool),
+    aten.max_pool2d_with_indices_backward.default: _like(
+        ops.max_pool2d_backward, _shape, "grad_output", "indices", _options_of_pool
+    ),
+    aten.avg_pool2d.default: _like(ops.avg_pool2d, "self", _options_of_pool),
+    aten.avg_pool2d_backward.default: _like(ops.avg_pool2d_backward, _shape, "grad_output", _options_of_pool),
+    aten._adaptive_avg_pool2d.default: _like(ops.adaptive_avg_pool2d, "self", "output_size"),
+    aten._adaptive_avg_pool2d_backward.default: _like(ops.adaptive_avg_pool2d_backward, _shape, "grad_output"),
 }
