@@ -15,7 +15,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.rule import ALL_PIXELS, Asked, Layouts, Shape, Site, View, Windows, same_pixels
+from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Requests, Shape, Site, View, Windows, same_pixels
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
@@ -95,7 +95,7 @@ class Op:
         """The problem that kernels solve; None if there are only views."""
         return None
 
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         """The requests for these layouts of source and destination."""
         problem = self.problem_at(site)
         if problem is not None:
@@ -103,7 +103,7 @@ class Op:
                 layouts if layouts[0].ndim == len(shape) else (row_major(len(shape)),)
                 for layouts, shape in ((srcs, problem.src_shape), (dsts, problem.dst_shape))
             )
-            yield Asked(self.op, problem, srcs, dsts)
+            yield self.op, problem, srcs, dsts
 
     def leading(self, site: Site) -> int:
         """The number of the input whose layout is a kernel's source layout."""
@@ -210,11 +210,11 @@ class BetweenTypes(Op):
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         return inputs[0]
 
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         shape, itemsize = site.output.shape, site.inputs[0].type.itemsize
         for src in srcs if site.made[0] else (row_major(len(shape)),):
             for dst in dsts:
-                yield Asked("reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,))
+                yield "reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,)
 
     def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
         return srcs[0], dst
@@ -229,9 +229,9 @@ class BetweenTypes(Op):
 class RowMajor(Solved):
     """An op whose kernels read and write row-major arrays."""
 
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         src, dst = (row_major(tensor.rank) for tensor in (site.inputs[0], site.output))
-        yield Asked(self.op, self.problem_at(site), (src,), (dst,))
+        yield self.op, self.problem_at(site), (src,), (dst,)
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return tuple(row_major(tensor.rank) for tensor in site.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -26,7 +26,7 @@ from blockconv.network.ops.base import (
     check_type,
     each_pixel,
 )
-from blockconv.network.ops.rule import Asked, Layouts, Shape, Site, Windows
+from blockconv.network.ops.rule import Layouts, Requests, Shape, Site, Windows
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Pointwise"]
 
@@ -131,10 +131,10 @@ class Binary(_Broadcast):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(_BINARY[self.kind](*inputs))
 
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
+    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         """Nothing for arithmetic on 8-bit integers, which wraps around: kernels clip and round it."""
         if site.output.type.name not in INTEGERS or self.kind in ("max", "min"):
-            yield from super().asked(site, srcs, dsts)
+            yield from super().requests(site, srcs, dsts)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ contiguous slice, and a concatenation whose inputs are written straight into its
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -61,13 +62,8 @@ class Site(NamedTuple):
     made: tuple[bool, ...]
 
 
-class Asked(NamedTuple):
-    """The request to the table's rows of an op: take a problem from any of these layouts to any of those."""
-
-    op: str
-    problem: Any
-    srcs: Layouts
-    dsts: Layouts
+# To rows of the table: (their op, a problem, layouts of the source, of the destination), any of these to any of those.
+Requests = Iterator[tuple[str, Any, Layouts, Layouts]]
 
 
 class View(NamedTuple):

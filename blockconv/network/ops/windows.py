@@ -28,8 +28,8 @@ from blockconv.network.ops.rule import (
     ALL_PIXELS,
     NOT_IMAGES,
     PIXELS,
-    Asked,
     Layouts,
+    Requests,
     Shape,
     Site,
     Windows,
@@ -267,8 +267,8 @@ class ConvTranspose2d(Weighted):
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
         return self.activation.reference(sum((b[:, None, None] for b in bias), dst))
 
-    def asked(self, site: Site, srcs: Layouts, dsts: Layouts) -> Iterator[Asked]:
-        yield Asked("conv2d_backward_data", self.problem_at(site), srcs, dsts)
+    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
+        yield "conv2d_backward_data", self.problem_at(site), srcs, dsts
 
     def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
         if axes != PIXELS:

@@ -154,10 +154,8 @@ def _with_kernels(node: Node, site: Site, pricing: Pricing) -> Iterator[Candidat
     types = element_types(node, site, pricing.machine)
     srcs = pricing.layouts if src_rank == 4 else (row_major(src_rank),)
     dsts = pricing.dsts or pricing.layouts if dst_rank == 4 else (row_major(dst_rank),)
-    for op, problem, *layouts in a.asked(site, srcs, dsts):
-        for one in accepted(
-            pricing.machine, op, problem, types, (layouts[0], layouts[1]), pricing.accuracy, pricing.references
-        ):
+    for op, problem, *layouts in a.requests(site, srcs, dsts):
+        for one in accepted(pricing.machine, op, problem, types, *layouts, pricing.accuracy, pricing.references):
             # A problem may have other dimensions than the values, such as axes of size 1.
             src = one.srcs[0] if one.srcs[0].ndim == src_rank else row_major(src_rank)
             dst = one.dst if one.dst.ndim == dst_rank else row_major(dst_rank)
@@ -172,7 +170,8 @@ def accepted(
     op: str,
     problem: Any,
     types: Types,
-    layouts: tuple[tuple[Layout, ...], tuple[Layout, ...]],
+    srcs: tuple[Layout, ...],
+    dsts: tuple[Layout, ...],
     accuracy: float | None,
     references: bool = False,
 ) -> tuple[Candidate, ...]:
@@ -181,7 +180,7 @@ def accepted(
     Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
     """
     rows = [row for row in TABLE if row.op == op and row.takes(types)]
-    asked = [Request(problem, src, dst, types, 1, machine) for src in layouts[0] for dst in layouts[1]]
+    asked = [Request(problem, src, dst, types, 1, machine) for src in srcs for dst in dsts]
     decided = [(row, request, selection.decide(row, request, accuracy)) for row in rows for request in asked]
     found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
     if not references:

@@ -69,7 +69,7 @@ def _by_kernels(node: Node, site: Site, pricing: Pricing, like: Candidate) -> It
     srcs, types = a.src_layouts(site, src, dst), element_types(node, site, pricing.machine)
     if srcs is None:
         return
-    for op, problem, (told, *_), (stored, *_) in a.asked(site, (src,), (dst,)):
+    for op, problem, (told, *_), (stored, *_) in a.requests(site, (src,), (dst,)):
         anchor = like.problem if type(like.problem) is type(problem) else problem
         request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
         costs = _costs(op, request, like.row, pricing)
