@@ -331,8 +331,7 @@ class _Binding:
         if self.unpacks_pixels:
             return packing.unpack_pixels(cb, *self.unpacking)
         if self.dot.is_matrix and blocking.pixel_lanes:
-            unit, is_float = packed_as_one(self.types, self.dot), int(self.types.acc.is_float)
-            return packing_units.pack_plane_units(unit, is_float, self.isa.vector_bytes)
+            return packing.pack_interleaved(packed_as_one(self.types, self.dot), self.isa.vector_bytes)
         if self.dot.is_matrix and self.packs_units:
             return self.unit_packer()
         if self.blocking.interleaved:

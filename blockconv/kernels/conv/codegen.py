@@ -238,7 +238,8 @@ def _interleaver(lanes: int) -> Any:
 
 
 @inline
-def _moved(planes, by):
+def moved(planes, by):
+    """Channels so many bytes further."""
     return ChannelAddresses(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
 
 
@@ -251,11 +252,11 @@ def _by_vectors(itemsize: int, sixteen: Any, four: Any) -> Any:
         while done < count:  # the last ones end with the last pixel, and do some once more
             if count >= 16:
                 done = min(done, count - 16)
-                sixteen(_moved(planes, itemsize * done), dst + 4 * done)
+                sixteen(moved(planes, itemsize * done), dst + 4 * done)
                 done += 16
             else:
                 done = min(done, count - 4)
-                four(_moved(planes, itemsize * done), dst + 4 * done)
+                four(moved(planes, itemsize * done), dst + 4 * done)
                 done += 4
 
     return interleave
@@ -339,7 +340,7 @@ def plane_interleaver(unit: int, vector_bytes: int) -> Any:
         if step == itemsize and count >= pixels:
             while done < count:  # the last ones end with the last pixel, and do some once more
                 done = min(done, count - pixels)
-                interleave_vectors(_moved(planes, itemsize * done), dst + 4 * done)
+                interleave_vectors(moved(planes, itemsize * done), dst + 4 * done)
                 done += pixels
         else:
             few(planes, dst, count, step)

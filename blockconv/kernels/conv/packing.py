@@ -17,8 +17,10 @@ from blockconv.kernels.conv.codegen import (
     interleave_four,
     interleave_two,
     line_packer,
+    moved,
     nibble_unpacker,
     pixel_filler,
+    plane_interleaver,
 )
 
 
@@ -208,14 +210,24 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
     return kernel
 
 
+@inline
+def channel_addresses(a, at, c, last):
+    """The addresses of four channels, or of a pair, from `c` on. Past the last one, it stands for the others."""
+    c0, c1 = at + source_offset(a, min(c, last)), at + source_offset(a, min(c + 1, last))
+    c2, c3 = at + source_offset(a, min(c + 2, last)), at + source_offset(a, min(c + 3, last))
+    return ChannelAddresses(c0, c1, c2, c3, last - c)
+
+
 @jit.kernel
-def pack_interleaved(unit):
+def pack_interleaved(unit, vector_bytes=0):
     """Pack a window of a source whose channels are not contiguous in fours of bytes, or in pairs of 16-bit floats.
 
     unit: 4 or 2. The packed order is [four or pair][level][row][column][channel]. Where the source's pixels are
-    neighbours, planes are interleaved in registers.
+    neighbours, planes are interleaved in registers. vector_bytes: whole vectors of them, for matrices, whose last fours
+    or pairs may not exist; 0: by sixteen and four pixels.
     """
-    interleave = interleave_four if unit == 4 else interleave_two
+    few = interleave_four if unit == 4 else interleave_two
+    interleave = plane_interleaver(unit, vector_bytes) if vector_bytes else few
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
@@ -223,24 +235,21 @@ def pack_interleaved(unit):
         depth, ih, iw = wanted.depth, wanted.ih, wanted.iw
         cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
         left, right = columns_in_bounds(a, iw)
+        start, last = wanted.image + (iw + left * a.col_step) * a.source.col, wanted.channel + a.group_ic - 1
         for part in range(a.ic_blocks):
-            c, last = wanted.channel + unit * part, wanted.channel + a.group_ic - 1
             # Past the last channel, weights are zero: bytes repeat the last channel, floats are zeros.
-            start = wanted.image + (iw + left * a.col_step) * a.source.col
-            c0, c1 = start + source_offset(a, c), start + source_offset(a, min(c + 1, last))
-            c2, c3 = start + source_offset(a, min(c + 2, last)), start + source_offset(a, min(c + 3, last))
+            c = wanted.channel + unit * part
+            planes, exists = channel_addresses(a, start, c, last), vector_bytes == 0 or unit == 4 or c <= last
             for line in range(a.depth * a.window_rows):
                 level, r = line // a.window_rows, line % a.window_rows
                 z, h = depth + level * a.depth_step, ih + r * a.row_step
                 out = wanted.window + (part * a.depth + level) * a.packed_block + r * row_bytes
-                if is_padding(a, h, z):
+                if is_padding(a, h, z) or not exists:
                     fill_bytes(out, row_bytes, fill)
                     continue
                 fill_bytes(out, left * 4, fill)
                 fill_bytes(out + right * 4, (cols - right) * 4, fill)
-                at = z * a.depth_bytes + h * a.source.row
-                planes = ChannelAddresses(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
-                interleave(planes, out + left * 4, right - left, step)
+                interleave(moved(planes, z * a.depth_bytes + h * a.source.row), out + left * 4, right - left, step)
 
     return kernel
 

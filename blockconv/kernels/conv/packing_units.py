@@ -1,4 +1,4 @@
-"""The kernels that pack windows for matrices: with a pixel's channels contiguous, or unit by unit as planes."""
+"""The kernel that packs windows for matrices, with a pixel's channels contiguous."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import (
-    ChannelAddresses,
     interleave_four,
     interleave_two,
     line_packer,
-    plane_interleaver,
 )
-from blockconv.kernels.conv.packing import columns_in_bounds, is_padding, source_offset
+from blockconv.kernels.conv.packing import channel_addresses, columns_in_bounds, is_padding, source_offset
 
 UNIT = 4  # bytes
 
@@ -47,12 +45,7 @@ def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, An
     def pack_planes(a, dst, src, channel, last, count, step, spare):
         row = (count + lanes - 1) // lanes * (lanes * UNIT)
         for k in range(units):
-            first = channel + k * unit
-            c0, c1 = source_offset(a, min(first, last)), source_offset(a, min(first + 1, last))
-            c2, c3 = source_offset(a, min(first + 2, last)), source_offset(a, min(first + 3, last))
-            interleave(
-                ChannelAddresses(src + c0, src + c1, src + c2, src + c3, last - first), spare + k * row, count, step
-            )
+            interleave(channel_addresses(a, src, channel + k * unit, last), spare + k * row, count, step)
         pack_line(dst, spare, count, UNIT, row, units - 1)
 
     return pack_line, pack_end, pack_planes
@@ -101,41 +94,5 @@ def pack_units(units, extent, unit, is_float):
                     fill_bytes(dst + p * pixel + exist * itemsize, pixel - exist * itemsize, 0)
                 fill_bytes(out, left * pixel, fill)
                 fill_bytes(out + right * pixel, (cols - right) * pixel, fill)  # over what was transposed too much
-
-    return kernel
-
-
-@jit.kernel
-def pack_plane_units(unit, is_float, vector_bytes):
-    """Pack a window of planes as [unit][level][row][column][channel], units of four bytes, of `unit` channels each.
-
-    is_float: zeros are packed in place of channels that do not exist, as in `pack_units`.
-    """
-    interleave = plane_interleaver(unit, vector_bytes)
-
-    def kernel(args, record, unused_last, unused_scratch):
-        a, wanted = TilesArguments(args), WindowRecord(record)
-        fill = 0 if is_float else EpilogueArguments(a.activation).src_fill
-        cols, row_bytes, step = a.window_cols, a.packed_row, a.col_step * a.source.col
-        left, right = columns_in_bounds(a, wanted.iw)
-        start = wanted.image + (wanted.iw + left * a.col_step) * a.source.col
-        last = wanted.channel + a.group_ic - 1
-        for block in range(a.ic_blocks):
-            c = wanted.channel + unit * block
-            exists = not is_float or c <= last
-            c0, c1 = start + source_offset(a, min(c, last)), start + source_offset(a, min(c + 1, last))
-            c2, c3 = start + source_offset(a, min(c + 2, last)), start + source_offset(a, min(c + 3, last))
-            for line in range(a.depth * a.window_rows):
-                level, r = line // a.window_rows, line % a.window_rows
-                z, h = wanted.depth + level * a.depth_step, wanted.ih + r * a.row_step
-                out = wanted.window + (block * a.depth + level) * a.packed_block + r * row_bytes
-                if is_padding(a, h, z) or not exists:
-                    fill_bytes(out, row_bytes, fill)
-                    continue
-                fill_bytes(out, left * UNIT, fill)
-                fill_bytes(out + right * UNIT, (cols - right) * UNIT, fill)
-                at = z * a.depth_bytes + h * a.source.row
-                planes = ChannelAddresses(c0 + at, c1 + at, c2 + at, c3 + at, last - c)
-                interleave(planes, out + left * UNIT, right - left, step)
 
     return kernel

@@ -302,14 +302,10 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
 
 @inline
 def _write_common(a, run, scratch):
+    fill_memory(run.address, TileRecord.nbytes, 0)
     run.tiles, run.src_row = a.tiles, a.tap_row
     run.src_next, run.src_last = a.src_next, a.src_last
-    run.dst_next, run.dst_last, run.dst, run.dst_row, run.dst_pixel, run.dst_block = 0, 0, 0, 0, 0, 0
-    run.residual, run.valid, run.written, run.activation, run.scratch, run.scales = 0, 0, 0, 0, 0, 0
-    run.tail_steps, run.tail_channels = 0, 0
-    run.runs, run.rows, run.row_steps = 1, 1, 0
-    run.prefetch, run.prefetch_lines, run.bia = 0, 0, scratch + a.zeros_at
-    run.is_last = 0
+    run.runs, run.rows, run.bia = 1, 1, scratch + a.zeros_at
 
 
 @inline

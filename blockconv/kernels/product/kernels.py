@@ -8,7 +8,7 @@ from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import as_float64, call_kernel, load_i64
+from blockconv.jit.ir import as_float64, call_kernel, fill_memory, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.tile_record import TileRecord
 from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
@@ -146,16 +146,15 @@ class Rows(NamedTuple):
 
 @inline
 def multiply_rows(p, run, table, x, first, last):
-    """Multiply rows by the panels from `first` to `last`."""
+    """Multiply rows by the panels from `first` to `last`. run: a record whose other words are zero."""
     pixels = p.pixels
     tiles = (x.rows + pixels - 1) // pixels
     run.tiles = tiles
     run.src = x.src
     run.src_next = pixels * p.src_pixel
     run.src_last = (x.rows - pixels) * p.src_pixel
-    run.src_row = 0
     run.offsets = table + p.offsets
-    run.runs, run.run_steps, run.rows, run.row_steps = 1, p.full_steps, 1, 0
+    run.runs, run.run_steps, run.rows = 1, p.full_steps, 1
     run.full_steps = p.full_steps
     run.tail_steps = p.tail_steps
     run.tail_channels = p.tail_channels
@@ -163,14 +162,8 @@ def multiply_rows(p, run, table, x, first, last):
     run.prefetch_lines = p.prefetch_lines
     run.dst_next = pixels * p.dst_pixel
     run.dst_last = (x.rows - pixels) * p.dst_pixel
-    run.dst_row = 0
     run.dst_pixel = p.dst_pixel
     run.dst_block = p.dst_block
-    run.residual = 0
-    run.activation = 0
-    run.scratch = 0
-    run.scales = 0
-    run.sums = 0
     run.is_first = 1
     run.is_last = 1
     for k in range(first, last):
@@ -219,6 +212,7 @@ def multiply(element, lanes, packs, turned):
     def kernel(args, first, last, scratch):
         a = MultiplyArgs(args)
         p, r, run, packed = a.product, a.rows, TileRecord(scratch), -1
+        fill_memory(scratch, TileRecord.nbytes, 0)
         for task in range(first, last):
             split, rest = task % a.splits, task // a.splits
             matrix, part = rest // r.tasks, rest % r.tasks
@@ -329,6 +323,7 @@ def attend(element, lanes, packs, turned, masked, causal, zero_rows):
     def kernel(args, first, last, scratch):
         a = AttendArgs(args)
         p, r, run, scores = a.first, a.rows, TileRecord(scratch), scratch + a.scores_at
+        fill_memory(scratch, TileRecord.nbytes, 0)
         for task in range(first, last):
             matrix, part = task // r.tasks, task % r.tasks
             at = HeadWords(a.table + a.matrices)[matrix]
