@@ -20,7 +20,7 @@ from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_secon
 from blockconv.kernels.depthwise.codegen import DepthwiseShape
 from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
 from blockconv.kernels.depthwise.kernels import DepthwiseScratch
-from blockconv.kernels.depthwise.tiling import AxisTiling, WindowAxis, halved, outputs, tile_axis, tile_packed_axis
+from blockconv.kernels.depthwise.tiling import AxisTiling, WindowAxis, halved, outputs, tile_axis
 from blockconv.machine.machine import Machine
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
@@ -109,8 +109,7 @@ class DepthwiseBlocking(DepthwiseShape):
             tiles = (1 if self.batched else problem.n) * len(self.runs) * -(-problem.oh // self.unrolled)
             return tiles * integer_tile_seconds(machine, problem, self.pixel, self.lanes, self.unrolled, self.dot)
         taps = problem.kh * problem.kw // self.joined
-        span = (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
-        read = span / self.unrolled if self.taps else taps  # positions for each output
+        read = self.span / self.unrolled if self.taps else taps  # positions for each output
         products = PARTS * self.groups * taps * self.dot.instructions
         # Masks take as long as loads, and so do shuffles of several vectors; without masks bytes are read one by one.
         each_mask = 2 * max(1, self.columns) - 1 if machine.isa.name == "avx512" else self.lanes
@@ -281,9 +280,9 @@ def _over_pixels(
         )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
-    axis = WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph, request.anchor is not None)
+    axis = WindowAxis(p.oh, p.kh, p.sh, p.dh, p.ph, max(0, p.ph_r), request.anchor is not None)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
-    tiling = tile_packed_axis(axis, most) if packed else tile_axis(axis, most)
+    tiling = tile_axis(axis, most)
     # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as fast
     # (NCHW8 of 56x56), unless windows are as high as the tile.
     if p.sw == 1 and p.kh < most // 2:
@@ -298,7 +297,7 @@ def _over_pixels(
 
 def _width(request: Request) -> WindowAxis:
     p = request.problem
-    return WindowAxis(p.iw, p.ow, p.kw, p.sw, p.dw, p.pw, request.anchor is not None)
+    return WindowAxis(p.ow, p.kw, p.sw, p.dw, p.pw, max(0, p.pw_r), request.anchor is not None)
 
 
 def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:

@@ -8,7 +8,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import Dot
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.tiling import MOST_TAPS, AxisTiling, WindowAxis, outputs, tile_axis
+from blockconv.kernels.depthwise.tiling import MOST_TAPS, AxisTiling, outputs
 from blockconv.machine.machine import Machine
 
 # For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
@@ -21,12 +21,34 @@ MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are
 _SHUFFLED, _FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 7, 20, 0.7, 0.87
 
 
-def row_columns(
-    problem: Conv2dProblem, pixel: int, unit: int = 0, src_row: int = 0, dst_row: int = 0, tap: int = 0
-) -> Columns:
-    """The columns of a row. The others: as in `Columns`."""
+def row_columns(problem: Conv2dProblem, pixel: int, unit: int = 0) -> Columns:
+    """The columns of a row, without strides and edges. The others: as in `Columns`."""
     p = problem
-    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, src_row, dst_row, tap, unit)
+    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, unit)
+
+
+def row_edges(problem: Conv2dProblem, rows: int) -> tuple[int, int, int] | None:
+    """`Columns.begin`, `end` and `alone` of tiles of so many rows. None if an inner tile reaches over an edge."""
+    p, span, final = problem, rows_read(problem, rows), (problem.oh - 1) // rows * rows
+    first_rows = [min(at, p.oh - rows) * p.sh - p.ph for at in (0, min(rows, final), max(0, final - rows), final)]
+    begin, *others, end = [(max(0, -ih), max(0, ih + span - p.ih)) for ih in first_rows]
+    if begin == end and set(others) == {end}:
+        return (*end, 1)
+    return (begin[0], end[1], 0) if {begin, *others, end} <= {(0, 0), (begin[0], 0), (0, end[1])} else None
+
+
+def rows_read(problem: Conv2dProblem, rows: int) -> int:
+    """Rows of the image, or of its padding, that a tile of so many rows reads."""
+    return (rows - 1) * problem.sh + (problem.kh - 1) * problem.dh + 1
+
+
+def tile_rows(problem: Conv2dProblem, most: int) -> int:
+    """Rows of a tile, at most so many, in the fewest tiles whose edges are known; 0 if there are none, or too few."""
+    p = problem
+    fitting = [rows for rows in range(1, min(most, p.oh) + 1) if p.kh <= MOST_TAPS and row_edges(p, rows)]
+    rows = min(fitting, key=lambda k: (-(-p.oh // k) * (k + 1.0), -k), default=0)
+    # Tiles of a few rows where more would do: the edges are nearly everything.
+    return rows if rows > min(3, most // 2) or rows == p.oh or p.oh < 7 else 0
 
 
 def picked_unit(isa: Isa, problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
@@ -59,10 +81,10 @@ def whole_rows(
     widest = max(most, MOST_SPILLED) if p.sw > 1 and isa.name not in ("avx512", "avx2") else most // rows
     if p.kw > MOST_TAPS or loops > widest:
         return None
-    tiling = tile_axis(WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), max(1, most // loops))
-    if not tiling.taps or p.kh * p.kw * tiling.unrolled * loops > MOST_PRODUCTS:
+    rows = tile_rows(p, max(1, most // loops))
+    if not rows or p.kh * p.kw * rows * loops > MOST_PRODUCTS:
         return None
-    return lanes, loops, tiling
+    return lanes, loops, AxisTiling(rows, p.kh, p.sh, p.dh, 0, 0)
 
 
 def whole_integer_rows(
@@ -79,11 +101,11 @@ def whole_integer_rows(
     most = MOST_OF_INTEGERS * each // row_columns(p, pixel).row_lanes(each)
     if reach > (lanes - 1 if permutes_bytes(isa) else UNIT) or not most:
         return None
-    tiling = tile_axis(WindowAxis(p.ih, p.oh, p.kh, p.sh, p.dh, p.ph), most)
-    rows = (tiling.unrolled - 1) * p.sh + (tiling.taps - 1) * p.dh + 1 - tiling.begin - tiling.end
-    if not tiling.taps or rows * p.iw * pixel < UNIT:
+    rows = tile_rows(p, most)
+    edges = row_edges(p, rows) if rows else None
+    if edges is None or (rows_read(p, rows) - edges[0] - edges[1]) * p.iw * pixel < UNIT:
         return None
-    return lanes, -(-p.ow * pixel // lanes), tiling
+    return lanes, -(-p.ow * pixel // lanes), AxisTiling(rows, p.kh, p.sh, p.dh, 0, 0)
 
 
 def integer_tile_seconds(

@@ -7,13 +7,14 @@ over its taps. Where vectors run over channels (NHWC, NCHW16), the unrolled axis
 the window's rows. Where they run over the pixels of a row (NCHW, NCHW4), it is the height. The loop then runs over the
 window's columns, each a shifted vector.
 
-Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows), but never memory. Along the
-unrolled axis it is known at compile time, as only the first and the last tile reach over the edge. Along the loop axis,
-a row outside is one sum of zero times each weight, and columns outside are lanes masked off.
+Padding is zeros that are multiplied, as everywhere (a NaN or infinite weight shows). Along the unrolled axis, the first
+tile's is known at compile time, and the last tile reads zeros from the scratch for it. Other tiles check nothing. Along
+the loop axis, a row outside is one sum of zero times each weight, and columns outside are lanes masked off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from numba.core import cgutils
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, const, every_pixel, opaque, picked, shuffle, splat
+from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
 from blockconv.kernels.common.tile import Tile
@@ -38,10 +40,10 @@ class DepthwiseShape:
     columns: 0 where vectors run over channels; else they run over pixels, and this is the stride between these.
     inner: elements of a pixel, where vectors run over pixels.
     loops: outputs along the loop axis, each by itself.
-    unrolled: outputs along the unrolled axis, which has `taps` taps of this stride and dilation; taps is 0 if these and
-        the edges are known only at run time.
-    begin, end: how far the first tile and the last reach over the edge, in positions.
-    edges: 1, there is one tile along the axis; 3, there are inner ones, the first, the last.
+    unrolled: outputs along the unrolled axis, which has `taps` taps of this stride and dilation; taps is 0 if these are
+        known only at run time.
+    begin, end: how far the first tile reaches over the edge, and tiles reach over the other one at the most, in
+        positions.
     masks: 1, every load along pixels is masked; 2, only those of border tiles, which are another variant; 0, none is,
         as rows are packed with their padding.
     store_width: contiguous destination channels, which one store writes.
@@ -61,7 +63,6 @@ class DepthwiseShape:
     dilation: int
     begin: int
     end: int
-    edges: int
     masks: int
     store_width: int
     masked: int
@@ -121,28 +122,29 @@ class DepthwiseTileSpec(DepthwiseShape):
         return ElementType.of(self.src or self.element).itemsize
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes that a load of a vector reads of the source."""
+        return max(1, self.columns) * self.lanes * self.src_itemsize
+
+    @property
     def half(self) -> ElementType | None:
         """The type of the source's elements where these are floats of 16 bits, which are widened as they are loaded."""
         src = ElementType.of(self.src or self.element)
         return src if src.is_half else None
 
     @property
-    def variants(self) -> list[tuple[int, int, int]]:
-        """(begin, end, whether loads along pixels are masked) of each variant, in the order of a run's `variant`."""
-        if self.is_packed:
-            return [(0, 0, 0)]
-        edges = [(self.begin, self.end)] if self.edges == 1 else [(0, 0), (self.begin, 0), (0, self.end)]
-        masks = [1] if self.masks == 1 else [0, 1]
-        return [(*edge, mask) for edge in edges for mask in masks]
+    def span(self) -> int:
+        """Positions of the unrolled axis that a tile reads."""
+        return (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
     @property
-    def readers(self) -> tuple[dict[int, list[tuple[int, int]]], int]:
-        """Along the unrolled axis: which output reads each position, at which tap; and how many positions there are."""
+    def readers(self) -> dict[int, list[tuple[int, int]]]:
+        """Along the unrolled axis: which output reads each position, at which tap."""
         found: dict[int, list[tuple[int, int]]] = {}
         for p in range(self.unrolled):
             for t in range(self.taps):
                 found.setdefault(p * self.stride + t * self.dilation, []).append((p, t))
-        return found, (self.unrolled - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+        return found
 
     def accumulator(self, q: int, p: int) -> int:
         """The accumulator of output `q` along the loop axis and `p` along the unrolled one."""
@@ -152,14 +154,13 @@ class DepthwiseTileSpec(DepthwiseShape):
 class DepthwiseTileRun(NamedTuple):
     """One tile; addresses, and counts of elements.
 
-    variant: which of `DepthwiseTileSpec.variants`.
+    variant: which of the tile's `variants`.
     src: the address of the first output's first tap, in bounds or not.
     wei: the weights of the first tap.
     bia: a bias for each valid channel.
     permutation: the lanes' indices, for `permute`.
     src_valid: lanes that `masked` loads read.
-    zeros: as many as a load reads, in place of padding, where the taps are known only at run time; for bytes, the zero
-        point.
+    zeros: as many as a load reads, in place of padding; for bytes, the zero point.
     scales: one for each bias.
     """
 
@@ -183,7 +184,7 @@ class TileAxis(NamedTuple):
     src_step: from a position of the source to the next.
     wei_step: from the weights of a tap to those of the next, in bytes.
 
-    The first five fields of the unrolled axis are read only where its taps are known at run time only.
+    `taps`, `stride` and `dilation` of the unrolled axis are read only where its taps are known at run time only.
     """
 
     taps: int
@@ -217,8 +218,8 @@ class FloatTile:
 
     def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
-        self.v = spec.tile.code(builder)
-        self.wei_mask = None
+        self.v = self.read_as = spec.tile.code(builder)
+        self.taken, self.border, self.wei_mask = 1, None, None  # taken: taps at once
         if spec.period == 1:
             bias = self.v.broadcast(run.bia)
         else:
@@ -253,18 +254,29 @@ class FloatTile:
         ahead = self.b.add(self.b.mul(tap, self.loop.dilation), times(self.b, self.loop.stride, q))
         return ahead, self.b.add(self.loop.first, ahead)
 
-    def reduce_variant(self) -> None:
-        """Reduce by the variant of this run: each variant is code of its own."""
-        if len(self.spec.variants) == 1:
-            self.reduce(self.spec.variants[0])
-            return
-        for number, variant in enumerate(self.spec.variants):
-            with self.b.if_then(self.b.icmp_signed("==", self.run.variant, const(number))):
-                self.reduce(variant)
+    @property
+    def variants(self) -> list[Any]:
+        """By the number of a run's `variant`: (whether the tile begins before the unrolled axis, whether it ends past
+        it, whether loads along pixels are masked)."""
+        if self.spec.is_packed:
+            return [(False, False, False)]
+        masks = [False, True] if self.spec.masks == 2 else [True]
+        return [(first, last, mask) for mask in masks for last in (False, True) for first in (False, True)]
 
-    def reduce(self, variant: tuple[int, int, int]) -> None:
-        """Taps of the unrolled axis are known, and so is where it has edges."""
-        b, spec = self.b, self.spec
+    def reduce_variant(self, first: int = 0) -> None:
+        """Reduce by the variant of this run, from number `first` on: each variant is code of its own."""
+        if first + 1 == len(self.variants):
+            self.reduce(self.variants[first])
+            return
+        with self.b.if_else(self.b.icmp_signed("==", self.run.variant, const(first))) as (this, others):
+            with this:
+                self.reduce(self.variants[first])
+            with others:
+                self.reduce_variant(first + 1)
+
+    def reduce(self, variant: Any) -> None:
+        """Taps of the unrolled axis are known."""
+        b, spec, (*edges, mask) = self.b, self.spec, variant
         with cgutils.for_range(b, self.loop.taps) as taps:
             wei = b.add(self.run.wei, b.mul(taps.index, self.loop.wei_step))
             step = opaque(b, self.unrolled.wei_step)
@@ -274,37 +286,44 @@ class FloatTile:
                 base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
                 slots = [self.accs[spec.accumulator(q, p)] for p in range(spec.unrolled)]
                 if spec.columns:
-                    self.feed(
-                        variant,
-                        Loader(self.v, spec, self.run, self.pixels(position, variant[2])),
-                        base,
-                        weights,
-                        slots,
-                    )
+                    masks = self.pixels(position, mask)
+                    self.feed(edges, Loader(self.v, spec, self.run, masks), base, weights, slots)
                     continue
                 inside = b.icmp_unsigned("<", position, self.loop.size)
                 with b.if_else(inside, likely=True) as (in_bounds, outside):
                     with in_bounds:
-                        self.feed(variant, Loader(self.v, spec, self.run), base, weights, slots)
+                        self.feed(edges, Loader(self.v, spec, self.run), base, weights, slots)
                     with outside:
                         self.feed_zeros(weights, slots)
 
-    def feed(
-        self, variant: tuple[int, int, int], loader: Loader, base: Any, weights: list[Any], slots: list[Any]
-    ) -> None:
+    def feed(self, edges: tuple[bool, bool], loader: Loader, base: Any, weights: list[Any], slots: list[Any]) -> None:
         """One tap of the loop axis: each source vector is loaded once, and multiplied into all outputs that read it."""
-        b, spec, (begin, end, _) = self.b, self.spec, variant
-        readers, span = spec.readers
-        at, before, step = base, 0, step_of(b, self.unrolled.src_step)
-        for position in sorted(readers):
-            if begin <= position < span - end:
-                at = b.add(at, times(b, step, position - before)) if position > before else at
-                before = position
-                x = loader.load(at)
-            else:
-                x = self.v.zero
+        b, readers = self.b, self.spec.readers
+        for position, at in self.positions(edges, [base], [self.unrolled.src_step]):
+            x = self.v.zero if at is None else loader.load(*at)
             for p, t in readers[position]:
                 b.store(self.v.multiply_add(x, weights[t], b.load(slots[p])), slots[p])
+
+    def positions(
+        self, edges: tuple[bool, bool], at: list[Any], steps: list[Any]
+    ) -> Iterator[tuple[int, list[Any] | None]]:
+        """Each position of the unrolled axis, and its addresses, one for each of these steps; None: it is outside.
+
+        How far the last tile reaches over the edge is known only at run time. `zeros` replaces what is outside there.
+        """
+        b, spec, u, before, (first, last) = self.b, self.spec, self.unrolled, 0, edges
+        steps = [step_of(b, step) for step in steps]
+        for position in sorted(spec.readers):
+            if first and position < spec.begin:
+                yield position, None
+                continue
+            at = [b.add(x, times(b, step, position - before)) for x, step in zip(at, steps, strict=True)]
+            before = position
+            if last and position >= spec.span - spec.end:
+                inside = b.icmp_signed(">", b.sub(u.size, u.first), const(position))
+                yield position, [b.select(inside, x, self.run.zeros) for x in at]
+            else:
+                yield position, at
 
     def feed_zeros(self, weights: list[Any], slots: list[Any]) -> None:
         """One tap of the loop axis that falls outside: for every output the same sum."""
@@ -314,26 +333,53 @@ class FloatTile:
         for slot in slots:
             self.b.store(self.b.fadd(self.b.load(slot), total), slot)
 
+    def slots(self, q: int) -> list[list[Any]]:
+        """The accumulators of the outputs along the unrolled axis, by parts."""
+        parts = len(self.accs) // (self.spec.loops * self.spec.unrolled)
+        numbers = [parts * self.spec.accumulator(q, p) for p in range(self.spec.unrolled)]
+        return [self.accs[first : first + parts] for first in numbers]
+
+    def parts(self, address: Any) -> list[Any]:
+        """The parts of a vector of weights."""
+        return [self.weight(address)]
+
+    def joined(self, rows: list[Any]) -> list[Any]:
+        """The parts of vectors of the source, one a tap."""
+        return rows
+
+    def accumulate(self, slots: list[Any], x: list[Any], weights: list[Any]) -> None:
+        for slot, part, weight in zip(slots, x, weights, strict=True):
+            self.b.store(multiply_accumulate(self.v, self.spec.dot, part, weight, self.b.load(slot)), slot)
+
+    def row(self, tap: Any, q: int) -> tuple[Any, Any, Loader]:
+        """(address of the first position, bytes to the next, loader) of a tap of the loop axis."""
+        b, run, step, (ahead, position) = self.b, self.run, self.unrolled.src_step, self.position(tap, q)
+        at = b.add(run.src, b.mul(ahead, self.loop.src_step))
+        if self.spec.columns:
+            return at, step, Loader(self.read_as, self.spec, run, self.pixels(position, True), self.border)
+        inside = b.icmp_unsigned("<", position, self.loop.size)
+        return b.select(inside, at, run.zeros), b.select(inside, step, const(0)), Loader(self.read_as, self.spec, run)
+
     def reduce_any(self) -> None:
         """Reduce any number of taps, with any stride and dilation, one by one. `zeros` replaces padding."""
-        b, spec, u = self.b, self.spec, self.unrolled
-        with cgutils.for_range(b, self.loop.taps) as loop, cgutils.for_range(b, u.taps) as taps:
-            wei = b.add(self.run.wei, b.mul(loop.index, self.loop.wei_step))
-            weight = self.weight(b.add(wei, b.mul(taps.index, u.wei_step)))
+        b, spec, u, taken = self.b, self.spec, self.unrolled, self.taken
+        groups = b.sdiv(b.add(self.loop.taps, const(taken - 1)), const(taken))
+        with cgutils.for_range(b, groups) as group, cgutils.for_range(b, u.taps) as taps:
+            wei = b.add(self.run.wei, b.mul(group.index, self.loop.wei_step))
+            weights = self.parts(b.add(wei, b.mul(taps.index, u.wei_step)))
+            first = b.mul(group.index, const(taken))
             for q in range(spec.loops):
-                ahead, position = self.position(loop.index, q)
-                loader = Loader(self.v, spec, self.run, self.pixels(position, 1))
-                base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
-                for p in range(spec.unrolled):
+                rows = [self.row(b.add(first, const(k)), q) for k in range(taken)]
+                for p, slots in enumerate(self.slots(q)):
                     along = b.add(times(b, u.stride, p), b.mul(taps.index, u.dilation))
                     inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)
-                    if not spec.columns:
-                        inside = b.and_(inside, b.icmp_unsigned("<", position, self.loop.size))
-                    at = b.select(inside, b.add(base, b.mul(along, u.src_step)), self.run.zeros)
-                    slot = self.accs[spec.accumulator(q, p)]
-                    b.store(self.v.multiply_add(loader.load(at), weight, b.load(slot)), slot)
+                    found = []
+                    for base, step, loader in rows:
+                        at = b.select(inside, b.add(base, b.mul(along, step)), self.run.zeros)
+                        found.append(loader.load(at))
+                    self.accumulate(slots, self.joined(found), weights)
 
-    def pixels(self, position: Any, masked: int) -> list[Any | None]:
+    def pixels(self, position: Any, masked: bool) -> list[Any | None]:
         """The masks of vectors along pixels from `position` on: which elements are in the image."""
         b, lanes, spec = self.b, self.spec.lanes, self.spec
         if not spec.columns or not masked:

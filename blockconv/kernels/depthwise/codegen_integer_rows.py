@@ -20,7 +20,7 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import IntegerTile
 from blockconv.kernels.depthwise.codegen_rows import mask
-from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.columns import Columns, Edge
 from blockconv.kernels.depthwise.finish_rows import finish_rows
 
 BORDER, ZERO, ANY = -1, -2, -3  # of a byte that is wanted, and not one of the source
@@ -49,6 +49,10 @@ class IntegerRowsTile(IntegerTile):
         self.columns = columns
         super().__init__(builder, spec, run, loop, unrolled, out)
 
+    @property
+    def variants(self) -> list[Any]:
+        return self.columns.edges
+
     def vectors(self) -> int:
         return self.columns.vectors(self.spec.unrolled, self.v.lanes)
 
@@ -56,7 +60,7 @@ class IntegerRowsTile(IntegerTile):
         """Values at an address, one for each channel of a block, which all vectors repeat."""
         return v.repeated(address, self.spec.period)
 
-    def reduce(self, variant: tuple[int, int, int]) -> None:
+    def reduce(self, variant: Any) -> None:
         spec, columns, groups = self.spec, self.columns, -(-self.columns.taps // self.dot.channels)
         weights: dict[tuple[int, int], Any] = {}
         readers: dict[Wanted, list[tuple[int, Any]]] = {}
@@ -67,23 +71,23 @@ class IntegerRowsTile(IntegerTile):
                 for number in range(len(self.accs)):
                     found = readers.setdefault(self.wanted(variant, number, t, group), [])
                     found.append((number, weights[t, group]))
-        begin, end, _ = variant
-        rows = begin * columns.src_row, (spec.readers[1] - end - 1) * columns.src_row + columns.src
+        begin, end = variant
+        rows = begin * columns.src_row, (spec.span - end - 1) * columns.src_row + columns.src
         source = SourceBytes(self, rows, list(readers))
         for wanted in sorted(readers, key=lambda each: (first_of(each), each)):
             x = self.b.bitcast(source.picked(wanted), self.v.kind)
             for number, weight in readers[wanted]:
                 self.accumulate([self.accs[number]], [x], [weight])
 
-    def wanted(self, variant: tuple[int, int, int], number: int, t: int, group: int) -> Wanted:
+    def wanted(self, edge: Edge, number: int, t: int, group: int) -> Wanted:
         """The bytes that vector `number` of the outputs reads at a group of taps of the window's row `t`."""
-        spec, columns, (begin, end, _) = self.spec, self.columns, variant
+        spec, columns, (begin, end) = self.spec, self.columns, edge
         size, found = self.dot.itemsize, []
         for lane in range(number * self.v.lanes, (number + 1) * self.v.lanes):
             row, output = divmod(lane, columns.row_lanes(self.v.lanes))
             exists = row < spec.unrolled and output < columns.dst
             position = row * spec.stride + t * spec.dilation
-            inside = begin <= position < spec.readers[1] - end
+            inside = begin <= position < spec.span - end
             for tap in range(group * self.dot.channels, (group + 1) * self.dot.channels):
                 if exists and tap < columns.taps:
                     element = columns.element(output, tap) if inside else None

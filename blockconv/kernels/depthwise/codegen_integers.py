@@ -8,9 +8,8 @@ Weights, biases and scales are in the order of the lanes, or, where a block of f
 within 16 bytes of each other, in rows of few channels a pixel, are shuffled from one load.
 
 Signed bytes are read as unsigned, with 128 more (unsigned ones as signed, for Arm's `sdot`). Padding is the zero point.
-Where vectors run over channels, padding is known along the unrolled axis, as in a tile of floats. Along the loop axis,
-rows outside are read from memory that holds the zero point. Where vectors run over pixels, lanes masked off are set to
-it. Without masks of bytes, rows are packed with it (`kernels_packed.py`).
+Positions outside are read from memory that holds it, along both axes. Where vectors run over pixels, lanes masked off
+are set to it. Without masks of bytes, rows are packed with it (`kernels_packed.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I8, const, emitted, opaque, shuffle, splat
-from blockconv.kernels.common.dot import by_number, multiply_accumulate
+from blockconv.kernels.common.dot import by_number
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import EpilogueArguments, dequantized
 from blockconv.kernels.common.unpacked import PARTS, interleaved
@@ -64,7 +63,9 @@ class IntegerTile(FloatTile):
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
         self.activation = out.activation
         self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
+        self.read_as = self.bytes
         self.dot = by_number(spec.dot)
+        self.taken = self.dot.channels
         flip = 128 if (ElementType.of(spec.src).kind == SIGNED) != self.dot.is_signed else 0
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
         zero_point = builder.trunc(EpilogueArguments.load(builder, out.activation).src_fill, I8)
@@ -83,11 +84,6 @@ class IntegerTile(FloatTile):
         at = self.run.bia, self.run.scales
         return dequantized(self.v, self.accs, at, self.lanes, self.spec.shifted, self.activation)
 
-    def slots(self, q: int) -> list[list[Any]]:
-        """The accumulators of the outputs along the unrolled axis, by parts."""
-        numbers = [PARTS * self.spec.accumulator(q, p) for p in range(self.spec.unrolled)]
-        return [self.accs[first : first + PARTS] for first in numbers]
-
     def lanes(self, v: Vectors, address: Any) -> list[Any]:
         """The parts of a vector of values at an address: one for each lane, or each channel of a block."""
         b, period = self.b, self.spec.period
@@ -104,72 +100,57 @@ class IntegerTile(FloatTile):
 
     # ------------------------------------------------------------ the reduction
 
-    def reduce(self, variant: tuple[int, int, int]) -> None:
-        spec, taken = self.spec, self.dot.channels
+    def reduce(self, variant: Any) -> None:
+        spec, taken, (*edges, _) = self.spec, self.taken, variant
         full, rest = divmod(spec.joined, taken)
         if full == 1:
-            self.group(variant, const(0), taken)
+            self.group(edges, const(0), taken)
         elif full:
             with cgutils.for_range(self.b, const(full)) as group:
-                self.group(variant, group.index, taken)
+                self.group(edges, group.index, taken)
         if rest:
-            self.group(variant, const(full), rest)
+            self.group(edges, const(full), rest)
 
-    def group(self, variant: tuple[int, int, int], number: Any, taps: int) -> None:
+    def group(self, edges: tuple[bool, bool], number: Any, taps: int) -> None:
         """A group of so many taps of the loop axis."""
         b, spec = self.b, self.spec
         wei = b.add(self.run.wei, b.mul(number, self.loop.wei_step))
         first = b.mul(number, const(self.dot.channels))
         for q in range(spec.loops):
             rows = [self.row(b.add(first, const(k)), q) for k in range(taps)]
-            self.feed_rows(variant, rows, wei, self.slots(q))
+            self.feed_rows(edges, rows, wei, self.slots(q))
+
+    def parts(self, address: Any) -> list[Any]:
+        return self.lanes(self.v, address)
 
     def row(self, tap: Any, q: int) -> tuple[Any, Any, Loader]:
-        """(address of the first position, bytes to the next, loader) of a tap of the loop axis.
+        """As of floats.
 
         Packed rows of pixels are in phases, one for each pixel of a stride; `size` is the bytes of one, and `src_step`
         those of a pixel.
         """
-        b = self.b
-        loader, step, run = Loader(self.bytes, self.spec, self.run), self.unrolled.src_step, self.run
-        if self.spec.is_packed:
-            ahead, columns = b.mul(tap, self.loop.dilation), const(self.spec.columns)
-            phase, pixels = b.urem(ahead, columns), b.udiv(ahead, columns)
-            at = b.add(b.mul(phase, self.loop.size), b.mul(pixels, self.loop.src_step))
-            return b.add(run.src, b.add(at, const(q * self.spec.lanes))), step, loader
-        ahead, position = self.position(tap, q)
-        at = b.add(run.src, b.mul(ahead, self.loop.src_step))
-        if self.spec.columns:
-            return at, step, Loader(self.bytes, self.spec, run, self.pixels(position, 1), self.border)
-        inside = b.icmp_unsigned("<", position, self.loop.size)
-        at, step = b.select(inside, at, run.zeros), b.select(inside, step, const(0))
-        return at, step, loader
+        if not self.spec.is_packed:
+            return super().row(tap, q)
+        b, ahead, columns = self.b, self.b.mul(tap, self.loop.dilation), const(self.spec.columns)
+        phase, pixels = b.urem(ahead, columns), b.udiv(ahead, columns)
+        at = b.add(b.mul(phase, self.loop.size), b.mul(pixels, self.loop.src_step))
+        at = b.add(self.run.src, b.add(at, const(q * self.spec.lanes)))
+        return at, self.unrolled.src_step, Loader(self.bytes, self.spec, self.run)
 
     def feed_rows(
-        self, variant: tuple[int, int, int], rows: list[tuple[Any, Any, Loader]], wei: Any, slots: list[list[Any]]
+        self, edges: tuple[bool, bool], rows: list[tuple[Any, Any, Loader]], wei: Any, slots: list[list[Any]]
     ) -> None:
         """One group of taps: each position is read once, and multiplied into all outputs that read it."""
-        b, spec, (begin, end, _) = self.b, self.spec, variant
-        readers, span = spec.readers
-        steps = [step_of(b, step) for _, step, _ in rows]
-        at, before = [base for base, _, _ in rows], 0
-        outside = None
-        for position in sorted(readers):
-            if begin <= position < span - end:
-                if position > before:
-                    at = [b.add(x, times(b, step, position - before)) for x, step in zip(at, steps, strict=True)]
-                before = position
-                x = self.read(at, rows)
-            else:
+        b, readers, outside = self.b, self.spec.readers, None
+        for position, at in self.positions(edges, [base for base, _, _ in rows], [step for _, step, _ in rows]):
+            if at is None:
                 outside = x = outside or self.joined([self.border] * len(rows))
+            else:
+                x = self.read(at, rows)
             # Loaded where they are used: held, they would be spilled.
             here, step = opaque(b, wei), opaque(b, self.unrolled.wei_step)
             for p, t in readers[position]:
                 self.accumulate(slots[p], x, self.lanes(self.v, b.add(here, times(b, step, t))))
-
-    def accumulate(self, slots: list[Any], x: list[Any], weights: list[Any]) -> None:
-        for slot, part, weight in zip(slots, x, weights, strict=True):
-            self.b.store(multiply_accumulate(self.v, self.spec.dot, part, weight, self.b.load(slot)), slot)
 
     def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
         """The parts of a position, whose taps of the loop axis are at these addresses."""
@@ -196,22 +177,3 @@ class IntegerTile(FloatTile):
         """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""
         rows = [self.operand(x) for x in rows] + [self.bytes.zero] * (self.dot.channels - len(rows))
         return interleaved(self.b, rows, self.dot.itemsize)
-
-    def reduce_any(self) -> None:
-        """Reduce any number of taps, with any stride and dilation. `zeros` is read in place of padding."""
-        b, spec, u, taken = self.b, self.spec, self.unrolled, self.dot.channels
-        groups = b.sdiv(b.add(self.loop.taps, const(taken - 1)), const(taken))
-        with cgutils.for_range(b, groups) as group, cgutils.for_range(b, u.taps) as taps:
-            wei = b.add(self.run.wei, b.mul(group.index, self.loop.wei_step))
-            weights = self.lanes(self.v, b.add(wei, b.mul(taps.index, u.wei_step)))
-            first = b.mul(group.index, const(taken))
-            for q in range(spec.loops):
-                rows = [self.row(b.add(first, const(k)), q) for k in range(taken)]
-                for p, slots in enumerate(self.slots(q)):
-                    along = b.add(times(b, u.stride, p), b.mul(taps.index, u.dilation))
-                    inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)
-                    found = []
-                    for base, step, loader in rows:
-                        at = b.select(inside, b.add(base, b.mul(along, step)), self.run.zeros)
-                        found.append(loader.load(at))
-                    self.accumulate(slots, self.joined(found), weights)

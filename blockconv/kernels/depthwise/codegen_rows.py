@@ -17,7 +17,7 @@ from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader
-from blockconv.kernels.depthwise.columns import Columns
+from blockconv.kernels.depthwise.columns import Columns, Edge
 
 
 def rows_tile(spec: DepthwiseTileSpec, columns: Columns) -> Any:
@@ -44,6 +44,10 @@ class RowsTile(FloatTile):
         super().__init__(builder, spec, run, loop, unrolled, out)
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
 
+    @property
+    def variants(self) -> list[Any]:
+        return self.columns.edges
+
     def finished(self) -> list[Any]:
         """The accumulators, in the order of the outputs."""
         lanes, columns, b = self.spec.lanes, self.columns, self.b
@@ -54,14 +58,13 @@ class RowsTile(FloatTile):
                 b.store(shuffle(b, value, value, order), slot)
         return self.accs
 
-    def reduce(self, variant: tuple[int, int, int]) -> None:
+    def reduce(self, variant: Any) -> None:
         for taps in self.columns.groups(self.spec.taps, self.spec.lanes, target.isa().registers):
             self.reduce_taps(variant, taps)
 
-    def reduce_taps(self, variant: tuple[int, int, int], taps: list[int]) -> None:
+    def reduce_taps(self, edge: Edge, taps: list[int]) -> None:
         """These taps of the loop axis. Each row's vectors are multiplied into all outputs that read them."""
-        b, spec, (begin, end, _) = self.b, self.spec, variant
-        readers, span = spec.readers
+        b, spec, (begin, end), readers = self.b, self.spec, edge, self.spec.readers
         columns = self.columns
         weights = {
             (tap, t): self.weight(b.add(self.run.wei, const((t * columns.taps + tap) * columns.tap)))
@@ -69,7 +72,7 @@ class RowsTile(FloatTile):
             for t in range(spec.taps)
         }
         for position in sorted(readers):
-            inside = begin <= position < span - end
+            inside = begin <= position < spec.span - end
             row = SourceRow(self, b.add(self.run.src, const(position * columns.src_row)))
             for tap in taps:
                 for q in range(spec.loops):

@@ -10,15 +10,20 @@ from blockconv.kernels.common.unpacked import PARTS, UNIT
 MOST_WEIGHTS = 10  # that are held, of 32 registers, so that a row is read once for all phases
 
 
+Edge = tuple[int, int]  # rows that a tile reaches over the image's first and last one
+
+
 class Columns(NamedTuple):
-    """The columns of a row.
+    """The columns of a row, and the rows that tiles of whole rows reach over the image.
 
     src, dst: elements of a row.
     pixel: elements of a pixel.
     taps, stride, dilation, pad: in pixels.
-    src_row, dst_row, tap: bytes from a row to the next, and from the weights of a tap to those of the next.
     unit: elements of 16 bytes, where one instruction loads a pixel of 16 bytes, or picks every second pixel of two
         vectors within such units; 0 where whole vectors are permuted.
+    src_row, dst_row, tap: bytes from a row to the next, and from the weights of a tap to those of the next.
+    begin, end: rows that the first tile and the last reach over the image.
+    alone: 1, there is one tile.
     """
 
     src: int
@@ -28,10 +33,20 @@ class Columns(NamedTuple):
     stride: int
     dilation: int
     pad: int
-    src_row: int
-    dst_row: int
-    tap: int
     unit: int = 0
+    src_row: int = 0
+    dst_row: int = 0
+    tap: int = 0
+    begin: int = 0
+    end: int = 0
+    alone: int = 1
+
+    @property
+    def edges(self) -> list[Edge]:
+        """The edges of the tiles that there are: the only one, or an inner one, the first, the last."""
+        if self.alone:
+            return [(self.begin, self.end)]
+        return [(0, 0), (self.begin, 0), (0, self.end)]
 
     def element(self, output: int, tap: int) -> int | None:
         """The element of the source that an element of the destination reads at a tap; None: it is padding.

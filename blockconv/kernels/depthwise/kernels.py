@@ -14,7 +14,10 @@ from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
+from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
+from blockconv.kernels.depthwise.codegen_rows import rows_tile
+from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import Entry, entry_run, following, read_entry
 
 
@@ -58,13 +61,13 @@ class DepthwiseArguments(ConvOperands, ConvSizes):
 
 
 TWICE = (1 << 32) + 1  # times four bytes: these twice
-ZEROS = 512  # bytes at the start of the scratch: what is read where the image ends, by tiles of any shape
+ZEROS = 512  # bytes at the start of the scratch, at the most: what is read where the image ends
 
 
 @inline
-def fill_zeros(scratch, value):
-    """Fill them with a value of eight bytes."""
-    for k in range(ZEROS // 8):
+def fill_zeros(scratch, nbytes, value):
+    """Fill as many as a load reads with a value of eight bytes."""
+    for k in range((nbytes + 7) // 8):
         store_i64(scratch, k, value)
 
 
@@ -74,6 +77,26 @@ class _Row(NamedTuple):
     src: int
     dst: int
     ih: int
+
+
+class Task(NamedTuple):
+    """An image, the entries of the table and the rows of the destination that a task computes."""
+
+    n: int
+    entry_first: int
+    entry_last: int
+    oh_first: int
+    oh_last: int
+
+
+@inline
+def task_of(a, number):
+    """The `Task` of this number: a chunk of an image's rows and a group of the table's entries."""
+    chunk, rest = number % a.chunks, number // a.chunks
+    group, n = rest % a.groups, rest // a.groups
+    first = group * a.group_entries
+    rows = chunk * a.chunk_rows, min(a.oh, (chunk + 1) * a.chunk_rows)
+    return Task(n, first, min(a.entries, first + a.group_entries), rows[0], rows[1])
 
 
 @inline
@@ -100,12 +123,6 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
 
 
 @inline
-def edge_of(at, outputs, count):
-    """Which edge of `count` outputs a tile of so many from `at` on reaches: 1, the first; 2, the last; 0, none."""
-    return 1 if at == 0 else 2 if at + outputs >= count else 0
-
-
-@inline
 def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
     """The `Output` of an entry's tile, whose first element is at `dst`."""
     residual = a.residual - a.dst
@@ -114,7 +131,7 @@ def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
 
 def _tile_at(shape, pixel_bytes, gathered):
     """compute(a, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
-    tile, unrolled = depthwise_tile(shape, pixel_bytes), shape.unrolled
+    tile, unrolled, span = depthwise_tile(shape, pixel_bytes), shape.unrolled, shape.span
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
 
     @inline
@@ -126,7 +143,8 @@ def _tile_at(shape, pixel_bytes, gathered):
             src_row, src_col = a.scratch.row_stride, a.scratch.gathered_col
         rows = TileAxis(e.kh, row.ih, a.ih, a.sh, a.dh, src_row, a.tap_row)
         cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, src_col, a.tap)
-        run = entry_run(e, edge_of(ow_at, unrolled, a.ow), row.src + iw * src_col + e.src + i * itemsize, scratch)
+        variant = int(iw < 0) + 2 * int(iw + span > a.src_width)
+        run = entry_run(e, variant, row.src + iw * src_col + e.src + i * itemsize, scratch)
         dst = row.dst + ow * a.destination.col + e.dst + i * dst_itemsize
         out = output_of(a, e, dst, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
         tile(run, rows, cols, out)
@@ -143,25 +161,18 @@ def depthwise_channels(shape: DepthwiseTileSpec, along, gathered, pixel_bytes):
     where a pixel has more than a few. In a sequence of entries that differ only by even steps, only the first is read.
     gathered: 1, a task gathers what it reads of the source before its tiles do, see `gathering.py`.
     pixel_bytes: as in `depthwise_tile`.
-
-    A task is a chunk of an image's rows and a group of the table's entries.
     """
-    lanes, loops, unrolled, taps, dot = shape.lanes, shape.loops, shape.unrolled, shape.taps, shape.dot
+    lanes, loops, unrolled, dot, read_bytes = shape.lanes, shape.loops, shape.unrolled, shape.dot, shape.read_bytes
     compute = _tile_at(shape, pixel_bytes, gathered)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
-        if dot or taps == 0:
-            fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
+        fill_zeros(scratch, read_bytes, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
         src_row, src_col, dst_row = a.source.row, a.source.col, a.destination.row
         if gathered:
             src_row, src_col = a.scratch.row_stride, a.scratch.gathered_col
         for task in range(first, last):
-            chunk, rest = task % a.chunks, task // a.chunks
-            group, n = rest % a.groups, rest // a.groups
-            entry_first = group * a.group_entries
-            entry_last = min(a.entries, entry_first + a.group_entries)
-            oh_first, oh_last = chunk * a.chunk_rows, min(a.oh, (chunk + 1) * a.chunk_rows)
+            n, entry_first, entry_last, oh_first, oh_last = task_of(a, task)
             image = a.src + n * a.source.n
             if gathered:
                 top = max(0, min(oh_first, a.oh - loops) * a.sh - a.ph)
@@ -199,40 +210,32 @@ def depthwise_channels(shape: DepthwiseTileSpec, along, gathered, pixel_bytes):
 
 @jit.kernel
 def depthwise_pixels(shape: DepthwiseTileSpec):
-    """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors.
-
-    A task is a chunk of an image's rows and one entry of the table.
-    """
+    """Vectors over the pixels of a row: tiles of `unrolled` rows x `loops` vectors. A task has one entry."""
     lanes, loops, unrolled, columns = shape.lanes, shape.loops, shape.unrolled, shape.columns
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
-    taps, edges, masks, dot = shape.taps, shape.edges, shape.masks, shape.dot
-    width = loops * lanes
+    masks, dot, span, width = shape.masks, shape.dot, shape.span, loops * lanes
+    read_bytes = shape.read_bytes
     tile = depthwise_tile(shape)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
         s, d = a.source, a.destination
-        if dot:
-            fill_zeros(scratch, EpilogueArguments(a.activation).src_fill * TWICE)
-        elif taps == 0:
-            fill_zeros(scratch, 0)
+        fill_zeros(scratch, read_bytes, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
         reach = width * columns + (a.kw - 1) * a.dw * a.pixel
         for task in range(first, last):
-            chunk, rest = task % a.chunks, task // a.chunks
-            e, n = read_entry(a, rest % a.entries), rest // a.entries
-            oh_first = chunk * a.chunk_rows
-            oh_last = min(a.oh, oh_first + a.chunk_rows)
+            n, entry, _, oh_first, oh_last = task_of(a, task)
+            e = read_entry(a, entry)
             for oh_at in range(oh_first, oh_last, unrolled):
                 oh = min(oh_at, a.oh - unrolled)
                 ih = oh * a.sh - a.ph
-                edge = edge_of(oh_at, unrolled, a.oh) if edges == 3 else 0
+                edges = int(ih < 0) + 2 * int(ih + span > a.ih)
                 src = a.src + n * s.n + ih * s.row + e.src
                 dst = a.dst + n * d.n + oh * d.row + e.dst
                 for at in range(0, a.dst_width, width):
                     first_element = at * columns - a.pw * a.pixel
-                    variant = edge
+                    variant = edges
                     if masks == 2:
-                        variant = 2 * edge + int(first_element < 0 or first_element + reach > a.src_width)
+                        variant += 4 * int(first_element < 0 or first_element + reach > a.src_width)
                     src_at = src + first_element * itemsize
                     _prefetch_rows(a, src_at, width * itemsize // LINE, LINE)
                     run = entry_run(e, variant, src_at, scratch)
@@ -241,5 +244,38 @@ def depthwise_pixels(shape: DepthwiseTileSpec):
                     rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
                     to, written = dst + at * dst_itemsize, a.dst_width - at
                     tile(run, cols, rows, output_of(a, e, to, 0, lanes * dst_itemsize, written, scratch + ZEROS))
+
+    return kernel
+
+
+@jit.kernel
+def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
+    """Tiles of `unrolled` whole rows."""
+    lanes, unrolled, edges, itemsize = shape.lanes, shape.unrolled, len(columns.edges), shape.finished.itemsize
+    tile = (integer_rows_tile if shape.dot else rows_tile)(shape, columns)
+
+    def kernel(args, first, last, scratch):
+        a = held(DepthwiseArguments(args))
+        s, d = a.source, a.destination
+        for task in range(first, last):
+            n, entry_first, entry_last, oh_first, oh_last = task_of(a, task)
+            src_image, dst_image = a.src + n * s.n, a.dst + n * d.n
+            for k in range(entry_first, entry_last):
+                e = read_entry(a, k)
+                oh_at = oh_first
+                while True:  # there are rows, so that what all tiles have in common can be made before the first
+                    oh = min(oh_at, a.oh - unrolled)
+                    ih = oh * a.sh - a.ph
+                    variant = 0
+                    if edges > 1:
+                        variant = 1 if oh_at == 0 else 2 if oh_at + unrolled >= a.oh else 0
+                    run = entry_run(e, variant, src_image + ih * s.row + e.src, 0)
+                    cols = TileAxis(0, 0, 0, 0, 0, 0, a.tap)
+                    rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
+                    out = output_of(a, e, dst_image + oh * d.row + e.dst, 0, lanes * itemsize, 0, scratch)
+                    tile(run, cols, rows, out)
+                    oh_at += unrolled
+                    if oh_at >= oh_last:
+                        break
 
     return kernel

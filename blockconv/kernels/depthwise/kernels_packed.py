@@ -22,7 +22,7 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis, chosen
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.entries import entry_run, read_entry
-from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, fill_zeros
+from blockconv.kernels.depthwise.kernels import TWICE, ZEROS, DepthwiseArguments, fill_zeros, task_of
 
 ALL = 1 << 40  # positions: none is outside
 
@@ -73,27 +73,22 @@ def _copy_rows(dst, dst_row, src, src_row, rows, size):
 
 @jit.kernel
 def depthwise_packed(shape: DepthwiseTileSpec):
-    """Tiles of `unrolled` rows x `loops` vectors of pixels.
-
-    A task is a chunk of an image's rows and one entry of the table.
-    """
-    lanes, unrolled, itemsize = shape.lanes, shape.unrolled, shape.finished.itemsize
+    """Tiles of `unrolled` rows x `loops` vectors of pixels. A task has one entry."""
+    lanes, unrolled, itemsize, read_bytes = shape.lanes, shape.unrolled, shape.finished.itemsize, shape.read_bytes
     width, tile, pack_rows = shape.loops * lanes, depthwise_tile(shape), _row_packer(shape)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
         s, d, parts = a.source, a.destination, a.scratch
         fill = EpilogueArguments(a.activation).src_fill
-        fill_zeros(scratch, fill * TWICE)
+        fill_zeros(scratch, read_bytes, fill * TWICE)
         window, stored, tile_row = scratch + parts.window, scratch + parts.stored, width * itemsize
         fill_bytes(window, parts.window_bytes, fill)
         fill_bytes(scratch + parts.line, parts.line_bytes, fill)
         residual, added, window_rows = a.residual - a.dst, stored + unrolled * tile_row, parts.window_rows
         for task in range(first, last):
-            chunk, rest = task % a.chunks, task // a.chunks
-            e, n = read_entry(a, rest % a.entries), rest // a.entries
-            oh_first = chunk * a.chunk_rows
-            oh_last = min(a.oh, oh_first + a.chunk_rows)
+            n, entry, _, oh_first, oh_last = task_of(a, task)
+            e = read_entry(a, entry)
             for number in range((oh_last - oh_first + window_rows - 1) // window_rows):
                 start = oh_first + number * window_rows
                 top = min(start, a.oh - unrolled)

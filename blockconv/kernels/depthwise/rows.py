@@ -32,8 +32,9 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
-from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns
+from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns, row_edges
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
+from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import Entry, find_steps
 from blockconv.kernels.depthwise.gathering import gathered_scratch
 from blockconv.kernels.depthwise.kernels import (
@@ -42,9 +43,9 @@ from blockconv.kernels.depthwise.kernels import (
     DepthwiseScratch,
     depthwise_channels,
     depthwise_pixels,
+    depthwise_rows,
 )
 from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
-from blockconv.kernels.depthwise.kernels_rows import depthwise_rows
 from blockconv.kernels.depthwise.tiling import lines_bind
 from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
@@ -115,9 +116,9 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     p, types, threads, m = request.problem, request.types, request.threads, request.machine
     s, d, itemsize = request.source, request.destination, types.dst.itemsize
     entries, tap = len(at.runs), _tap(p, at, types)
-    images = 1 if at.batched else p.n
     span, rows = at.share(m, p, threads)
     chunks, groups = -(-p.oh // rows), -(-entries // span)
+    tasks = (1 if at.batched else p.n) * groups * chunks
     scratch, parts = _scratch(p, at, types, rows)
     ahead, ahead_rows = _prefetched(request, at)
     args = fill(
@@ -148,13 +149,12 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
     table = _table(request, at)
     if at.whole:
         unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
-        columns = row_columns(p, at.pixel, unit, s.row, d.row, tap)
-        return Launch(depthwise_rows(spec, columns), args, images * groups * chunks, 1, scratch, table)
+        columns = Columns(*row_columns(p, at.pixel, unit)[:8], s.row, d.row, tap, *(row_edges(p, at.unrolled) or ()))
+        return Launch(depthwise_rows(spec, columns), args, tasks, 1, scratch, table)
     if at.columns:
-        tasks, kernel = images * entries * chunks, depthwise_packed if at.is_packed else depthwise_pixels
+        kernel = depthwise_packed if at.is_packed else depthwise_pixels
         return Launch(kernel(spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
-    over_channels = depthwise_channels(spec, *_loop_nest(s, d, types, at))
-    return Launch(over_channels, args, images * groups * chunks, 1, scratch, table)
+    return Launch(depthwise_channels(spec, *_loop_nest(s, d, types, at)), args, tasks, 1, scratch, table)
 
 
 def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""How one axis of a depthwise convolution is cut into tiles, so that where they reach over an edge is known."""
+"""How one axis of a depthwise convolution is cut into tiles."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of v
 class WindowAxis(NamedTuple):
     """One axis of a problem.
 
+    begin, end: its padding.
     shared: whether axes of any size share its tiles (`Request.anchor`).
     """
 
-    size: int
     out: int
     taps: int
     stride: int
     dilation: int
-    pad: int
+    begin: int
+    end: int
     shared: bool = False
 
 
@@ -37,7 +38,6 @@ class AxisTiling(NamedTuple):
     dilation: int
     begin: int
     end: int
-    edges: int
 
 
 def lines_bind(isa: Isa) -> bool:
@@ -59,21 +59,12 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
 
 
 def tile_axis(axis: WindowAxis, most: int) -> AxisTiling:
-    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, edges known where they can be."""
-    best: tuple[float, AxisTiling] | None = None
-    sizes = sorted(shared_sizes(most)) if axis.shared else range(1, most + 1)
-    for outputs in [size for size in sizes if size <= axis.out] if axis.taps <= MOST_TAPS else ():
-        edges = _edges(axis, outputs)
-        if edges is not None:
-            score = -(-axis.out // outputs) * (outputs + 1.0), AxisTiling(outputs, *axis[2:5], *edges)
-            if best is None or score[0] <= best[0]:
-                best = score
-    # Tiles of a few outputs where more would do: the edges are nearly everything.
-    if best is not None and (best[1].unrolled > min(3, most // 2) or best[1].unrolled == axis.out or axis.out < 7):
-        return best[1]
-    count = -(-axis.out // most)
-    outputs = next(size for size in shared_sizes(most) if size <= axis.out) if axis.shared else -(-axis.out // count)
-    return AxisTiling(outputs, 0, 0, 0, 0, 0, 1)
+    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, of which one begins in the padding."""
+    fitting = [size for size in (shared_sizes(most) if axis.shared else range(1, most + 1)) if size <= axis.out]
+    known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
+    known = known if axis.taps <= MOST_TAPS else []
+    outputs = min(known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
+    return AxisTiling(outputs, *(axis[1:6] if known else (0, 0, 0, 0, 0)))
 
 
 def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Types) -> AxisTiling | None:
@@ -87,27 +78,3 @@ def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Type
         return None
     found = tile_axis(axis, most // 2)
     return found if 2 * found.unrolled == most else None
-
-
-def tile_packed_axis(axis: WindowAxis, most: int) -> AxisTiling:
-    """The unrolled axis where rows outside are packed as those inside: there are no edges."""
-    sizes = shared_sizes(most) if axis.shared else range(1, most + 1)
-    fitting = [size for size in sizes if size <= axis.out]
-    outputs = min(fitting, key=lambda k: (-(-axis.out // k) * (k + 1.0), -k))
-    known = (axis.taps, axis.stride, axis.dilation) if axis.taps <= MOST_TAPS else (0, 0, 0)
-    return AxisTiling(outputs, *known, 0, 0, 1)
-
-
-def _edges(axis: WindowAxis, outputs: int) -> tuple[int, int, int] | None:
-    """(begin, end, edges) of tiles of so many outputs; None if others than the first and last reach over an edge."""
-    span = (outputs - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1
-    last = (axis.out - outputs) * axis.stride - axis.pad
-    end = max(0, last + span - axis.size)
-    if outputs == axis.out:
-        return axis.pad, end, 1
-    # Tiles but the last begin at multiples of `outputs` that are less than out - outputs.
-    before = (axis.out - outputs - 1) // outputs * outputs
-    second, final = (at * axis.stride - axis.pad for at in (outputs, before))
-    if last < 0 or (before and second < 0) or final + span > axis.size:
-        return None
-    return axis.pad, end, 1 if axis.pad == end == 0 else 3
