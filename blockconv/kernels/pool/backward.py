@@ -326,31 +326,45 @@ def _plane(a, task):
 
 
 @jit.kernel
-def pool_scatter(itemsize):
-    """The loop over tasks and elements of the output, of maxima of float32 or float64. A task is some channels of an
-    image. Indices are a caller's: those outside the plane add nothing."""
+def pool_scatter(src, lanes):
+    """The loop over tasks and elements of the output, of maxima. A task is some channels of an image. Indices are a
+    caller's: those outside the plane add nothing.
+
+    src: the code of the type. Sums of 16-bit floats are float32, in the scratch; a task is then a plane, whose pixels
+    are contiguous on both sides. lanes: of a vector that widens or rounds them.
+    """
+    held = ElementType.of(src)
+    itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
+    widen, narrow = widener(held, lanes), narrower(held, lanes)
 
     def kernel(args, first, last, scratch):
         a = PoolBackwardArgs(args)
         s, d, pixels = a.source, a.destination, a.ih * a.iw
-        is_row_major, is_flat = d.row == a.iw * d.col, s.row == a.ow * s.col
+        is_row_major, is_flat = d.row == a.iw * d.col, not is_half and s.row == a.ow * s.col
         rows, cols = (1, a.oh * a.ow) if is_flat else (a.oh, a.ow)
         is_dense = s.col == itemsize and d.col == itemsize and is_row_major
-        fill_memory(a.dst + first * a.plane, (last - first) * a.plane, 0)
+        if not is_half:
+            fill_memory(a.dst + first * a.plane, (last - first) * a.plane, 0)
         for task in range(first, last):
             of = _plane(a, task)
             dst = of.dst
-            if a.plane == 0:
+            if is_half:
+                dst = scratch
+                fill_memory(scratch, pixels * size, 0)
+            elif a.plane == 0:
                 _clear(a, dst, a.ih, of.written, itemsize)
             for oh in range(rows if of.valid else 0):
                 at = of.src + oh * s.row
                 if is_dense and of.valid == 1:
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
+                    if is_half:
+                        widen(grad, scratch + pixels * size, cols)
+                        grad = scratch + pixels * size
                     for k in range(cols):
                         offset = load_i64(idx, k)
                         if 0 <= offset < pixels:
-                            to = dst + offset * itemsize
-                            store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+                            to = dst + offset * size
+                            store_f(to, load_f(to, size) + load_f(grad + k * size, size), size)
                     continue
                 for _ in range(cols):
                     grad, idx = a.src + at, a.idx + at // itemsize * INDEX
@@ -359,41 +373,11 @@ def pool_scatter(itemsize):
                         if not 0 <= offset < pixels:
                             continue
                         to = offset * d.col if is_row_major else offset // a.iw * d.row + offset % a.iw * d.col
-                        to += dst + k * itemsize
-                        store_f(to, load_f(to, itemsize) + load_f(grad + k * itemsize, itemsize), itemsize)
+                        to += dst + k * size
+                        store_f(to, load_f(to, size) + load_f(grad + k * size, size), size)
                     at += s.col
-
-    return kernel
-
-
-@jit.kernel
-def pool_scatter_halves(src, lanes):
-    """The loop over planes and rows of the output, of maxima of 16-bit floats. A task is a plane, with rows of pixels
-    that follow each other on both sides: its sums are float32, in the scratch. src: the code of the type."""
-    held = ElementType.of(src)
-    size, computed = held.itemsize, held.computed.itemsize
-
-    widen, narrow = widener(held, lanes), narrower(held, lanes)
-
-    def kernel(args, first, last, scratch):
-        a = PoolBackwardArgs(args)
-        s, d, pixels = a.source, a.destination, a.ih * a.iw
-        row = scratch + pixels * computed
-        for task in range(first, last):
-            channel, n = task % a.vectors, task // a.vectors
-            of = Channels(a.rows + a.channels_at)[channel]
-            fill_memory(scratch, pixels * computed, 0)
-            begin = image_at(0, n, a.src_images, a.src_image_block, s.n) + of.src
-            for oh in range(a.oh if n < a.n else 0):
-                at = begin + oh * s.row
-                idx = a.idx + at // size * INDEX
-                widen(a.src + at, row, a.ow)
-                for k in range(a.ow):
-                    offset = load_i64(idx, k)
-                    if 0 <= offset < pixels:
-                        to = scratch + offset * computed
-                        store_f(to, load_f(to, computed) + load_f(row + k * computed, computed), computed)
-            narrow(scratch, image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + of.dst, pixels)
+            if is_half:
+                narrow(scratch, of.dst, pixels)
 
     return kernel
 

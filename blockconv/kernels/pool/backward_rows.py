@@ -18,7 +18,6 @@ from blockconv.kernels.pool.backward import (
     pool_backward,
     pool_repeat,
     pool_scatter,
-    pool_scatter_halves,
     pool_spread,
 )
 from blockconv.kernels.pool.blocking import Windows, windows
@@ -208,16 +207,12 @@ def _launch(request: Request) -> Launch:
         cols = p.pool.kw if isinstance(p.pool, Pool2dProblem) and p.pool.kw <= MOST_COLS else 0
         kernel, scratch = pool_backward(type.code, lanes, int(p.is_max), cols), row * band if type.is_half else 0
         return Launch(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
-    tasks = images * len(runs)
-    if _by_planes(request):
-        scratch = (ih * iw + p.src_shape[3]) * type.computed.itemsize
-        chunk, lanes = chunk_of(tasks, plane, request.threads), request.machine.lanes(type.computed.itemsize)
-        return Launch(pool_scatter_halves(type.code, lanes), args, tasks, chunk, scratch, table)
+    tasks, lanes = images * len(runs), request.machine.lanes(type.computed.itemsize)
     chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)
     if p.is_max:
-        return Launch(pool_scatter(type.itemsize), args, tasks, chunk, 0, table)
+        scratch = (ih * iw + p.src_shape[3]) * type.computed.itemsize if type.is_half else 0
+        return Launch(pool_scatter(type.code, lanes), args, tasks, chunk, scratch, table)
     if columns := _repeated(request):
-        lanes = request.machine.lanes(type.computed.itemsize)
         return Launch(pool_repeat(type.code, lanes, columns), args, tasks, chunk, 0, table)
     scratch = made + (iw + most) * type.itemsize
     return Launch(pool_spread(type.code, most), args, tasks, chunk, scratch, table)

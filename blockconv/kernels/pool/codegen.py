@@ -11,16 +11,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import I32, I64, const, emitted, pointer
-from blockconv.kernels.common.requantize import Elements
-from blockconv.kernels.common.vectors import Vectors, llvm_type
-from blockconv.kernels.pool.reduction import PoolReduction, Reducer, averaged, quantization_at
+from blockconv.jit.ir import I64, const, emitted
+from blockconv.kernels.pool.reduction import PoolReduction, Reducer
 
 _Vectors = list[Any]
 
@@ -28,85 +22,32 @@ _Vectors = list[Any]
 # ---------------------------------------------------------------- one element at a time
 
 
-def _scalar(element: ElementType) -> Any:
-    """Numba's type of an element in a kernel: the float that it is computed with as, or an int64."""
-    if element.is_float:
-        return types.float64 if element.itemsize == 8 else types.float32
-    return types.int64
-
-
-@intrinsic(prefer_literal=True)
-def load_value(typingctx, address, element_lit):
-    """The element at `address`: a float of its size, float32 for one of 16 bits, or an int64."""
-    element = ElementType.of(element_lit.literal_value)
-
-    def codegen(context, builder, signature, args):
-        kind = llvm_type(element)
-        if element.is_half:
-            return builder.extract_element(Elements(builder, element, 1).load(args[0]), ir.Constant(I32, 0))
-        value = builder.load(pointer(builder, args[0], kind), align=element.itemsize)
-        if element.is_float or kind == I64:
-            return value
-        return (builder.sext if element.kind == "signed" else builder.zext)(value, I64)
-
-    return _scalar(element)(types.int64, element_lit), codegen
-
-
-@intrinsic(prefer_literal=True)
-def store_value(typingctx, address, value, element_lit):
-    """Write one element, given as `load_value` gives it."""
-    element = ElementType.of(element_lit.literal_value)
-
-    def codegen(context, builder, signature, args):
-        kind = llvm_type(element)
-        value = context.cast(builder, args[1], signature.args[1], _scalar(element))
-        if element.is_half:
-            one = Elements(builder, element, 1)
-            one.store(one.real.splat(value), args[0])
-            return context.get_dummy_value()
-        if not element.is_float and kind != I64:
-            value = builder.trunc(value, kind)
-        builder.store(value, pointer(builder, args[0], kind), align=element.itemsize)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, value, element_lit), codegen
-
-
-@intrinsic(prefer_literal=True)
-def identity(typingctx, operation_lit, element_lit):
-    """The initial value of a reduction, as `load_value` gives it."""
-    reduction = PoolReduction(operation_lit.literal_value, element_lit.literal_value, 1)
-    result = _scalar(ElementType.of(reduction.element))
-
-    def codegen(context, builder, signature, args):
-        return ir.Constant(context.get_value_type(result), Reducer(builder, reduction).identity)
-
-    return result(operation_lit, element_lit), codegen
-
-
-@intrinsic(prefer_literal=True)
-def combine(typingctx, operation_lit, element_lit, acc, x):
-    """One step of a reduction, on elements as `load_value` gives them."""
-    reduction = PoolReduction(operation_lit.literal_value, element_lit.literal_value, 1)
-
-    def codegen(context, builder, signature, args):
-        return Reducer(builder, reduction).combine(args[2], args[3])
-
-    # (An unsigned element is a non-negative int64, which both comparisons order alike.)
-    return acc(operation_lit, element_lit, acc, x), codegen
-
-
-def store_average(element_type: ElementType) -> Any:
-    """Code for one integer of outputs: (its address, the sum, the addresses of the divisor and of words)."""
+def filler(reduction: PoolReduction, in_memory: bool = False) -> Any:
+    """``fill(to, count)``: elements that change no result, of the held type or as memory has them."""
 
     @emitted
-    def store(builder: Any, address: Any, total: Any, divisor: Any, words: Any) -> None:
-        outputs = Elements(builder, element_type, 1, quantization_at(builder, words, "dst"))
-        one = Vectors(builder, element("int32"), 1)
-        value = averaged(outputs, one.splat(builder.trunc(total, I32)), outputs.real.load(divisor))
-        outputs.memory.store(value, address)
+    def fill(builder: Any, to: Any, count: Any) -> None:
+        e = Reducer(builder, reduction._replace(lanes=1))
+        value, v = (e.in_memory(e.c(e.identity)), e.memory) if in_memory else (e.c(e.identity), e)
+        with cgutils.for_range(builder, count) as loop:
+            v.store(value, builder.add(to, builder.mul(loop.index, const(v.itemsize))))
 
-    return store
+    return fill
+
+
+def reduce_element(reduction: PoolReduction) -> Any:
+    """Code for one element of outputs, whose window is reduced in its order: see `WindowRun`."""
+
+    @emitted
+    def window(builder: Any, run: WindowRun) -> None:
+        e = Reducer(builder, reduction._replace(lanes=1, masked=0), run.integers)
+        slot = e.accumulators(1)[0]
+        with cgutils.for_range(builder, run.rows) as row, cgutils.for_range(builder, run.cols) as col:
+            at = builder.add(run.src, builder.mul(row.index, run.row_step))
+            e.accumulate(slot, e.read(builder.add(at, builder.mul(col.index, run.col_step))))
+        e.store_result(builder.load(slot), run.dst, e.scale(run.scale), run.mask)
+
+    return window
 
 
 # ---------------------------------------------------------------- wide pixels

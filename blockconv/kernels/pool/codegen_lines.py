@@ -21,123 +21,55 @@ _Vectors = list[Any]
 # ---------------------------------------------------------------- lines
 
 
-class RowsRun(NamedTuple):
-    """The arguments of `reduce_rows`."""
-
-    src: Any
-    step: Any  # from a vector of a row to the next; in the line they are neighbours
-    rows: Any
-    row_step: Any
-    dst: Any  # in the line
-    integers: Any  # address of the `PoolQuantization`
-    count: Any = 0
-
-
-def reduce_rows(reduction: PoolReduction, vectors: int, known: int = 0, partial: bool = False) -> Any:
-    """Code for the rows of windows, which are reduced into `vectors` neighbouring vectors of a line.
-
-    known: how many rows, or 0. partial: only `RowsRun.count` elements of one vector exist.
-    """
-
-    @emitted
-    def rows(builder: Any, run: RowsRun) -> None:
-        e = Reducer(builder, reduction, run.integers)
-        keep = e.below(run.count) if partial else None
-
-        def read(row: Any, v: int) -> Any:
-            at = e.after(builder.add(run.src, builder.mul(row, run.row_step)), v, run.step)
-            return e.read(at, keep)
-
-        for v, value in enumerate(e.reduced(vectors, known, run.rows, read)):
-            e.store(value, e.plus_held(run.dst, v * e.lanes), keep)
-
-    return rows
-
-
-class ColumnsSpec(NamedTuple):
-    """Code for vectors of outputs, of a line of columns whose rows are reduced already."""
+class LineSpec(NamedTuple):
+    """Code for neighbouring vectors, each reduced with the vectors a few `LineRun.tap_step` after it."""
 
     vectors: int = 1
-    taps: int = 0  # of a window, if known
+    taps: int = 0  # if known
+    held: int = 0  # 1: of a line in the scratch, of the held type; 0: of the image
     inner: int = 0  # elements of a pixel, if the pixels of a vector are not neighbours in the line
     stride: int = 1  # such pixels' distance; 1: a vector's elements are neighbours
-    partial: int = 0  # 1: only `ColumnsRun.count` elements are stored
+    partial: int = 0  # 1: only `LineRun.count` elements of one vector exist
+    result: int = 0  # 1: results are stored, scaled and masked; 0: they are a line
     spread: int = 0  # 1: a vector has one scale; else each lane has its own
+    checked: int = 0  # bit t: tap t is read only where its flags are not zero
+    guarded: int = 0  # 1: see `Reducer.guarded`
 
 
-class ColumnsRun(NamedTuple):
-    """The arguments of `reduce_columns`."""
+class LineRun(NamedTuple):
+    """The arguments of `reduce_line`."""
 
-    src: Any  # in the line
-    step: Any  # from a vector of outputs to the next, in the line
+    src: Any
+    step: Any  # from a vector to the next
     taps: Any
     tap_step: Any
     dst: Any
     d_step: Any
-    scales: Any
-    mask: Any
     integers: Any  # address of the `PoolQuantization`
+    scales: Any = 0
+    mask: Any = 0
     count: Any = 0
+    flags: Any = 0  # address of a byte for each element, of the first tap
+    flags_step: Any = 0  # from a tap's flags to the next's
 
 
-def reduce_columns(reduction: PoolReduction, spec: ColumnsSpec) -> Any:
-    """Code for the columns of windows, which are reduced into outputs."""
+def reduce_line(reduction: PoolReduction, spec: LineSpec) -> Any:
+    """Code for the rows of windows, which become a line of scratch, or for columns, of the image or of a line."""
     used = reduction.lanes if spec.stride == 1 else reduction.lanes // spec.inner * spec.inner
 
     @emitted
-    def columns(builder: Any, run: ColumnsRun) -> None:
-        e, count = Reducer(builder, reduction, run.integers), run.count if spec.partial else None
-
-        def read(tap: Any, v: int) -> Any:
-            at = e.after(builder.add(run.src, builder.mul(tap, run.tap_step)), v, run.step)
-            return e.read_pixels(at, spec.inner, spec.stride)
-
-        for v, value in enumerate(e.reduced(spec.vectors, spec.taps, run.taps, read)):
-            scale = e.scale(e.plus_held(run.scales, v if spec.spread else v * used), bool(spec.spread))
-            mask = run.mask if spec.spread or not e.is_masked else e.plus(run.mask, v * used)
-            e.store_result(value, e.after(run.dst, v, run.d_step), scale, mask, count)
-
-    return columns
-
-
-class TapsSpec(NamedTuple):
-    """Code for neighbouring vectors of a contiguous extent."""
-
-    vectors: int
-    taps: int
-    checked: int  # bit t: tap t is read only where its flags are not zero
-    partial: int  # 1: only `TapsRun.count` elements of one vector exist
-    result: int  # 1: results are stored, scaled and masked
-
-
-class TapsRun(NamedTuple):
-    """The arguments of `reduce_taps`."""
-
-    src: Any
-    tap_step: Any
-    flags: Any  # address of a byte for each element, of the first tap
-    flags_step: Any  # from a tap's flags to the next's
-    dst: Any
-    scales: Any  # address of each element's scale
-    mask: Any
-    integers: Any  # address of the `PoolQuantization`
-    count: Any = 0
-
-
-def reduce_taps(reduction: PoolReduction, spec: TapsSpec) -> Any:
-    """Code for neighbouring elements, each reduced with the elements a few `tap_step` after it."""
-
-    @emitted
-    def taps(builder: Any, run: TapsRun) -> None:
+    def line(builder: Any, run: LineRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         flags_kind = ir.VectorType(ir.IntType(8), e.lanes)
         count = run.count if spec.partial else None
-        keep = None if count is None else e.below(count)
+        keep = e.below(count) if spec.partial and not spec.held else None
 
         def read(tap: Any, v: int) -> Any:
-            at = e.plus(builder.add(run.src, builder.mul(tap, run.tap_step)), v * e.lanes)
+            at = e.after(builder.add(run.src, builder.mul(tap, run.tap_step)), v, run.step)
+            if spec.held:
+                return e.read_pixels(at, spec.inner, spec.stride)
             mask = keep
-            if spec.checked >> tap.constant & 1:
+            if spec.checked and spec.checked >> tap.constant & 1:
                 flags = builder.add(builder.add(run.flags, builder.mul(tap, run.flags_step)), const(v * e.lanes))
                 flags = builder.load(pointer(builder, flags, flags_kind), align=1)
                 inside = builder.icmp_unsigned("!=", flags, ir.Constant(flags_kind, None))
@@ -146,16 +78,22 @@ def reduce_taps(reduction: PoolReduction, spec: TapsSpec) -> Any:
 
         def store(values: _Vectors) -> None:
             for v, value in enumerate(values):
-                to = e.plus(run.dst, v * e.lanes)
-                if spec.result:
-                    scale = e.scale(e.plus_held(run.scales, v * e.lanes), False)
-                    e.store_result(value, to, scale, e.plus(run.mask, v * e.lanes), count)
-                else:
+                to, first = e.after(run.dst, v, run.d_step), 0 if spec.spread else v * used
+                if not spec.result:
                     e.store(value, to, keep)
+                    continue
+                scale = e.scale(e.plus_held(run.scales, v if spec.spread else first), bool(spec.spread))
+                e.store_result(value, to, scale, e.plus(run.mask, first), count)
 
-        e.guarded(lambda: e.reduced(spec.vectors, spec.taps, None, read), store)
+        def compute() -> _Vectors:
+            return e.reduced(spec.vectors, spec.taps, run.taps, read)
 
-    return taps
+        if spec.guarded:
+            e.guarded(compute, store)
+        else:
+            store(compute())
+
+    return line
 
 
 # ---------------------------------------------------------------- whole planes
@@ -283,10 +221,10 @@ def max_with_index(reduction: PoolReduction, inner: int = 0, stride: int = 0, di
     """Code for a vector of windows: their maxima and where these are; the first of equals, the last of NaNs.
 
     inner: elements of a pixel, if a vector holds several pixels, whose windows begin `stride` columns apart, or 0.
-    dilation: columns between taps of such a window. Indices are counted in 32 bits.
+    dilation: columns between taps of such a window. Indices of vectors are counted in 32 bits.
     """
     lanes = reduction.lanes
-    indices = ir.VectorType(I32, lanes)
+    indices = ir.VectorType(I64 if lanes == 1 else I32, lanes)
     zero, apart = ir.Constant(indices, None), ir.Constant(indices, [dilation] * lanes)
     columns = ir.Constant(indices, [lane // inner * stride if inner else 0 for lane in range(lanes)])
 
@@ -295,7 +233,7 @@ def max_with_index(reduction: PoolReduction, inner: int = 0, stride: int = 0, di
         e, wide = Reducer(builder, reduction), Vectors(builder, ElementType.of(8 + 16), lanes)
 
         def of_lanes(first: Any) -> Any:
-            return builder.add(splat(builder, builder.trunc(first, I32), lanes), columns)
+            return builder.add(splat(builder, builder.trunc(first, indices.element), lanes), columns)
 
         most, where = e.accumulators(1)[0], cgutils.alloca_once(builder, indices)
         # If no element is more than the least value, the index is the window's first column inside the image.

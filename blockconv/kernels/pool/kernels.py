@@ -13,26 +13,29 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockconv import jit
-from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, load_f, move, store_bits
+from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import (
     PoolTileRun,
     PoolTileSpec,
     WindowRun,
-    combine,
-    identity,
-    load_value,
+    filler,
     pool_tile,
     reduce_window,
-    store_average,
-    store_value,
 )
-from blockconv.kernels.pool.codegen_lines import FoldRun, PlaneRun, fold_planes, reduce_plane
-from blockconv.kernels.pool.reduction import SUM, PoolQuantization, PoolReduction, held_type
+from blockconv.kernels.pool.codegen_lines import (
+    FoldRun,
+    LineRun,
+    LineSpec,
+    PlaneRun,
+    fold_planes,
+    reduce_line,
+    reduce_plane,
+)
+from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
@@ -164,60 +167,6 @@ def window_column(a, ow):
     return column.first, column.taps
 
 
-def sums_integers(operation: int, element: int) -> bool:
-    """Whether the kernel sums integers less their zero point."""
-    return operation == SUM and not ElementType.of(element).is_float
-
-
-def reading(operation: int, element: int) -> Any:
-    """``read(a, at)``: an element of the image as a reduction takes it; a: the pool's arguments."""
-
-    @inline
-    def as_it_is(a, at):
-        return load_value(at, element)
-
-    @inline
-    def less_zero_point(a, at):
-        return load_value(at, element) - a.integers.src.zero_point
-
-    return less_zero_point if sums_integers(operation, element) else as_it_is
-
-
-def storing(operation: int, element: int) -> Any:
-    """``store(a, to, value, scale)``: code that stores a window's result; a sum with the number at `scale`."""
-    kind = ElementType.of(element)
-    held_bytes, average = held_type(operation, kind).itemsize, store_average(kind)
-
-    @inline
-    def maximum(a, to, value, scale):
-        store_value(to, value, element)
-
-    @inline
-    def scaled(a, to, value, scale):
-        store_value(to, value * load_f(scale, held_bytes), element)
-
-    @inline
-    def divided(a, to, value, scale):
-        average(to, value, scale, a.integers.address)
-
-    if sums_integers(operation, element):
-        return divided
-    return scaled if operation == SUM else maximum
-
-
-@inline
-def fill_identity(operation, element, itemsize, to, elements):
-    """Fill `elements` elements with the value that changes no result."""
-    for k in range(elements):
-        store_value(to + k * itemsize, identity(operation, element), element)
-
-
-@inline
-def exists(mask, i, period, itemsize):
-    """Whether an element's channel exists: of a pixel's elements, with a mask that begins anew."""
-    return load_bits(mask + i * itemsize % period, itemsize) != 0
-
-
 # ---------------------------------------------------------------- wide pixels
 
 
@@ -263,8 +212,8 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
     A row's last tile, or vector, is moved back to be whole.
     """
     gathered, pixels, kh, kw, stride, dilation = tile
-    operation, element, lanes, masked = reduction
-    itemsize, held_bytes, sums = reduction.itemsize, reduction.held.itemsize, int(sums_integers(operation, element))
+    lanes, masked, itemsize, held_bytes = reduction.lanes, reduction.masked, reduction.itemsize, reduction.held.itemsize
+    sums, fill_identity = int(reduction.sums_integers), filler(reduction, in_memory=True)
     span = (pixels - 1) * stride + (kw - 1) * dilation + 1
     inner_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 0, kh))
     border_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 1, 0))
@@ -272,11 +221,10 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
     def kernel(args, first, last, scratch):
         a = TilesArgs(args)
         fill = scratch + FILL
-        for at in range(0, 64, itemsize):
-            if sums:
-                store_bits(fill + at, a.integers.src.zero_point, itemsize)
-            else:
-                store_value(fill + at, identity(operation, element), element)
+        for at in range(0, 64 if sums else 0, itemsize):
+            store_bits(fill + at, a.integers.src.zero_point, itemsize)
+        if not sums:
+            fill_identity(fill, 64 // itemsize)
         inner, iw, ow_count, pw = a.inner, a.iw, a.ow, a.pw
         s_row, s_col, d_col, part, period = a.s_row, a.s_col, a.d_col, a.part, a.mask_period
         if gathered:
@@ -360,14 +308,14 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
 @jit.kernel
 def pool_planes(reduction: PoolReduction, inner):
     """A task is a plane of narrow pixels, which becomes one pixel; a vector of pixels at a time, if pixels fill one."""
-    operation, element, lanes, masked = reduction
+    lanes, masked = reduction.lanes, reduction.masked
     reduction = reduction._replace(masked=0)
-    itemsize, held, held_bytes = reduction.itemsize, reduction.held.code, reduction.held.itemsize
+    itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
     used, size, pixel = lanes // inner * inner, lanes * held_bytes, inner * itemsize
     fold = lanes % inner == 0 and lanes // inner <= MOST_FOLDED
     planes = lanes // inner if fold else 1
     reduce, fold_all = reduce_plane(reduction, inner), fold_planes(reduction, planes)
-    store = storing(operation, element)
+    element = reduce_line(reduction._replace(lanes=1), LineSpec(held=1, result=1, spread=1))
 
     def kernel(args, first, last, scratch):
         a = PlaneArgs(args)
@@ -386,17 +334,15 @@ def pool_planes(reduction: PoolReduction, inner):
                 fold_all(FoldRun(vectors, dst if whole else folded, scale, words))
             else:
                 for i in range(inner):
-                    value = identity(operation, held)
-                    for k in range(i, used, inner):
-                        value = combine(operation, held, value, load_value(vectors + k * held_bytes, held))
-                    store(a, folded + i * itemsize, value, scale)
+                    at, step, to = vectors + i * held_bytes, inner * held_bytes, folded + i * itemsize
+                    element(LineRun(at, 0, used // inner, step, to, 0, words, scale))
             if not whole:
                 for k in range(0, count * pixel, itemsize):
                     move(dst + k, folded + k, itemsize, 0)
             for k in range(count if masked else 0):
                 mask = plane_at(a, plane + k).mask
                 for i in range(inner):
-                    if not exists(mask, i, period, itemsize):
+                    if load_bits(mask + i * itemsize % period, itemsize) == 0:
                         store_bits(dst + k * pixel + i * itemsize, a.integers.dst.zero_point, itemsize)
 
     return kernel

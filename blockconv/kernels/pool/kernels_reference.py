@@ -1,14 +1,14 @@
 """Pooling from any layout to any other, one output at a time."""
 
 from blockconv import jit
-from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.pool.codegen import combine, identity
-from blockconv.kernels.pool.kernels import PoolWords, WindowRow, reading, storing, window_column
-from blockconv.kernels.pool.reduction import held_type
+from blockconv.kernels.pool.codegen import WindowRun, reduce_element
+from blockconv.kernels.pool.codegen_lines import IndexRun, max_with_index
+from blockconv.kernels.pool.kernels import PoolWords, WindowRow, window_column
+from blockconv.kernels.pool.reduction import PoolReduction
 
 
 class ReferenceArgs(PoolWords):
@@ -35,12 +35,13 @@ def pool_reference(operation, element, indices):
 
     indices: 1 for maxima and where they are, h * width + w: of equals the first, of NaNs the last, as PyTorch has it.
     """
-    itemsize, held_bytes = ElementType.of(element).itemsize, held_type(operation, ElementType.of(element)).itemsize
-    read, store = reading(operation, element), storing(operation, element)
+    reduction = PoolReduction(operation, element, 1)
+    itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
+    reduce, maximum = reduce_element(reduction), max_with_index(reduction)
 
     def kernel(args, first, last, scratch):
         a = ReferenceArgs(args)
-        iw, dh, dw = a.iw, a.dh, a.dw
+        iw, row_step, col_step = a.iw, a.row_step, a.col_step
         for task in range(first, last):
             n, c, oh = task // a.oh // a.padded, task // a.oh % a.padded, task % a.oh
             row = WindowRow(a.table)[oh]
@@ -55,16 +56,13 @@ def pool_reference(operation, element, indices):
                     continue
                 column, cols = window_column(a, ow)
                 start = a.src + _offset(a.s, n, c, ih, column)
-                value, index = identity(operation, element), ih * iw + column
-                for y in range(rows):
-                    for x in range(cols):
-                        more = read(a, start + y * a.row_step + x * a.col_step)
-                        if not indices:
-                            value = combine(operation, element, value, more)
-                        elif more > value or more != more:
-                            value, index = more, (ih + y * dh) * iw + column + x * dw
-                store(a, to, value, scales + ow * held_bytes)
                 if indices:
-                    store_i64(index_to, 0, index)
+                    at, below = ih * iw + column, a.dh * iw
+                    run = start, rows, row_step, cols, col_step, at, below, a.dw, 0, to, index_to
+                    maximum(IndexRun(*run, 0, 1))
+                else:
+                    scale = scales + ow * held_bytes
+                    window = start, rows, row_step, cols, col_step, to, scale
+                    reduce(WindowRun(*window, 0, 0, a.integers.address))
 
     return kernel

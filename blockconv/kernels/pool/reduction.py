@@ -56,6 +56,11 @@ class PoolReduction(NamedTuple):
         """The type that elements are reduced in, and that lines of scratch hold."""
         return held_type(self.operation, ElementType.of(self.element))
 
+    @property
+    def sums_integers(self) -> bool:
+        """Whether integers less their zero point are summed."""
+        return self.operation == SUM and not ElementType.of(self.element).is_float
+
 
 class PoolQuantization(Arguments):
     """The quantizations of a pool's integers."""

@@ -177,12 +177,6 @@ def _why_not_wide_lines(b: PoolBlocking) -> Reason | None:
     return _why_not_equal(b) or _why_not_padding(b) or _why_not_wide(b)
 
 
-def _wide_lines(b: PoolBlocking) -> Launch:
-    elements = b.line_columns * b.lanes
-    args = fill(pl.LineArgs, b.args, line_elements=elements, line_bytes=elements * b.held.itemsize)
-    return _launch(b, pl.pool_wide_lines(b.reduction), args, b.tasks, pk.LINE + args.line_bytes, table_of(b))
-
-
 def _why_not_lines(b: PoolBlocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
@@ -193,15 +187,20 @@ def _why_not_lines(b: PoolBlocking) -> Reason | None:
 
 
 def _line_bytes(b: PoolBlocking) -> int:
-    return -(-(b.line_columns * b.view.inner * b.held.itemsize + pl.SLACK) // 64) * 64
+    return -(-(b.line_columns * min(b.view.inner, b.lanes) * b.held.itemsize + pl.SLACK) // 64) * 64
 
 
 def _lines(b: PoolBlocking) -> Launch:
-    p, inner, line_bytes = b.problem, b.view.inner, _line_bytes(b)
+    p, line_bytes, wide = b.problem, _line_bytes(b), b.view.inner >= b.lanes
+    inner = min(b.view.inner, b.lanes)
     args = fill(pl.LineArgs, b.args, line_elements=b.line_columns * inner, line_bytes=line_bytes)
-    kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
-    kernel = pl.pool_lines(b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw)
-    return _launch(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table_of(b, scales=LineOfScales(repeat=inner)))
+    if wide:
+        kernel = pl.pool_lines(b.reduction, 0, 0, 1, 1, 1)
+    else:
+        kh, kw = (p.kh, p.kw) if max(p.kh, p.kw) <= MOST_UNROLLED else (0, 0)
+        kernel = pl.pool_lines(b.reduction, kh, kw, inner if p.sw > 1 else 1, p.sw, 0)
+    table = table_of(b, scales=LineOfScales(repeat=1 if wide else inner))
+    return _launch(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table)
 
 
 def _bins(b: PoolBlocking) -> Launch:
@@ -362,7 +361,7 @@ ROWS = (
     _row("pool_tiles", _why_not_tiles, _tiles),
     _row("pool_planes", _why_not_planes, _planes),
     _row("pool_windows", _why_not_windows, _windows, dtypes=(*ANY_TYPE, *NIBBLES)),
-    _row("pool_wide_lines", _why_not_wide_lines, _wide_lines),
+    _row("pool_wide_lines", _why_not_wide_lines, _lines),
     _row("pool_lines", _why_not_lines, _lines),
     _row("pool_bins", _why_not_narrow, _bins),
     _row(
