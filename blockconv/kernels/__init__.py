@@ -15,7 +15,6 @@ from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.indexed import rows as indexed
 from blockconv.kernels.lrn import rows as lrn
-from blockconv.kernels.norm import batch_rows
 from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
@@ -61,8 +60,6 @@ TABLE: tuple[Row, ...] = (
     *softmax.ROWS,
     *lrn.ROWS,
     *norm.ROWS,
-    norm.BACKWARD,
-    *batch_rows.ROWS,
     *resize.ROWS,
     *reduce.ROWS,
     *indexed.ROWS,

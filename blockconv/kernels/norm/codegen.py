@@ -1,10 +1,10 @@
-"""Group normalisation and its gradient as vector code: sums over pixels for each channel, groups, results.
+"""Norms and their gradients as vector code: sums over pixels for each channel, terms of groups, results.
 
 A *span* is some channels of some pixels. A vector holds channels of one pixel. With a `period` (the channels of a
 pixel, fewer than a vector has lanes) pixels are contiguous, and a vector holds several.
 
-Sums and terms are arrays of the type that is computed with, one element a channel. A result is (x - mean) * slope +
-shift. A gradient of the source is that, plus the gradient of the output times a factor.
+Sums and terms are arrays by channel. A result is (x - mean) * slope + shift. A gradient of the source is that, plus the
+gradient of the output times a factor.
 """
 
 from __future__ import annotations
@@ -12,48 +12,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import call_llvm, const, emitted, opaque, pointer, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
 UNROLL = 4  # vectors with accumulators of their own, pixels or columns: an addition need not wait for the one before
-# Arrays by channel. When groups are summed, shifts replace sums, and a gradient's slopes replace products.
-SUMS = SHIFTS = 0
-MEANS = 1
-PRODUCTS = SLOPES = 2
-FACTORS = 3
+TOTALS, TERMS = 2, 6  # arrays by channel
+# Terms of the output, and of the gradient of the source.
+MEANS, SLOPES, SHIFTS, GRADIENT_SLOPES, GRADIENT_SHIFTS, FACTORS = range(TERMS)
 
 
-class PixelSpan(NamedTuple):
+class Span(NamedTuple):
     """Pixels with some channels.
 
-    src, grad, dst: addresses of the first pixel.
+    src, grad, dst, residual: addresses of the first pixel.
     pixels: how many.
     stride: bytes from a pixel to the next.
     channels: how many exist.
     width: how many the destination has room for.
-    arrays: the address of the first array by channel.
-    room: bytes from an array to the next.
+    totals: the address of `TOTALS` arrays.
+    terms: the address of `TERMS` arrays, of the type that is computed with.
+    room: elements of an array.
+    bounds: the address of two float64, between which the output is.
     """
 
     src: int
     grad: int
     dst: int
+    residual: int
     pixels: int
     stride: int
     channels: int
     width: int
-    arrays: int
+    totals: int
+    terms: int
     room: int
+    bounds: int
 
 
 class Groups(NamedTuple):
     """`groups` groups of `size` channels of an image.
 
-    arrays, room: as of `PixelSpan`.
+    totals, terms, room: as of `Span`, of the first channel.
     scale, shift: the op's parameters, from the first channel on.
     mean, inverse: of each group, from the first on: its mean, and 1 / sqrt(variance + epsilon). 0: these are not kept.
     share: 1 / elements of a group.
@@ -62,7 +66,8 @@ class Groups(NamedTuple):
 
     groups: int
     size: int
-    arrays: int
+    totals: int
+    terms: int
     room: int
     scale: int
     shift: int
@@ -72,48 +77,85 @@ class Groups(NamedTuple):
     epsilon: float
 
 
-def _array(v: Vectors, given: Any, which: int) -> Any:
-    """The address of an array by channel, of a `PixelSpan` or of `Groups`."""
-    return v.b.add(given.arrays, v.b.mul(given.room, const(which)))
+def _array(v: Vectors, arrays: Any, room: Any, which: int) -> Any:
+    """The address of one of several arrays by channel, of the vectors' type."""
+    return v.b.add(arrays, v.b.mul(room, const(which * v.itemsize)))
 
 
-def span_sums(element: ElementType, lanes: int, period: int, what: str) -> Any:
-    """Code that adds sums over pixels to the arrays of each channel. what: "elements"; "squares" of their differences
-    from their means; "products" of these differences and the gradient, and the gradient itself.
+class _Channels:
+    """Arrays by channel of a span, at a vector of channels: of a column, or of a pixel and its neighbours.
+
+    wide: totals are float64.
     """
-    kept = (SUMS, PRODUCTS) if what == "products" else (SUMS,)
+
+    def __init__(self, v: Floats, s: Span, period: int, wide: bool, offset: Any, mask: Any) -> None:
+        self.v, self.s, self.period, self.mask = v, s, period, mask
+        self.channel = const(0) if period else v.b.sdiv(offset, const(v.itemsize))
+        self.totals = Vectors(v.b, element("float64") if wide else v.type, period or v.lanes)
+
+    def term(self, which: int) -> Any:
+        """The vector of one of the terms."""
+        b, v = self.v.b, self.v.computed
+        first = b.add(_array(v, self.s.terms, self.s.room, which), b.mul(self.channel, const(v.itemsize)))
+        return v.repeated(first, self.period)[0] if self.period else v.load(first, self.mask)
+
+    def add_to_total(self, which: int, value: Any) -> None:
+        """Add a vector to a total."""
+        v, b, totals = self.v, self.v.b, self.totals
+        if self.period:
+            value = v.fold(value, v.add, self.period)
+            value = shuffle(b, value, value, list(range(self.period)))
+        at = b.add(_array(totals, self.s.totals, self.s.room, which), b.mul(self.channel, const(totals.itemsize)))
+        value = value if v.type.itemsize == totals.itemsize else b.fpext(value, totals.kind)
+        totals.store(totals.add(totals.load(at, self.mask), value), at, self.mask)
+
+    def output(self) -> Any:
+        """line(x): the result before its residual and its bounds."""
+        v, mean, slope, shift = self.v, *(self.term(which) for which in (MEANS, SLOPES, SHIFTS))
+        return lambda x: v.add(v.mul(v.sub(x, mean), slope), shift)
+
+    def bounds(self) -> tuple[Any, Any]:
+        """Vectors of the lower and of the upper bound."""
+        b, double = self.v.b, ir.DoubleType()
+        low, high = (b.load(pointer(b, b.add(self.s.bounds, const(at)), double), align=8) for at in (0, 8))
+        return self.v.splat_float64(low), self.v.splat_float64(high)
+
+
+def span_sums(kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool = False) -> Any:
+    """Code that adds a span's sums over pixels to the totals of each channel.
+
+    what: "elements"; "squares" of their differences from their means; "moments", of these differences and of their
+    squares; "products", of the gradient and of its products with the differences.
+    wide: totals are float64. bounded: a gradient counts as 0 where the output is not between its bounds.
+    """
 
     @emitted
-    def add_sums(builder: Any, s: PixelSpan) -> None:
-        b, v = builder, Floats(builder, element, lanes)
+    def add_sums(builder: Any, s: Span) -> None:
+        b, v = builder, Floats(builder, kind, lanes)
 
-        def column(first: Any, mask: Any | None) -> tuple[Any, Any]:
-            at = v.in_computed(first)
-            arrays, means = [b.add(_array(v, s, which), at) for which in kept], b.add(_array(v, s, MEANS), at)
-            mean = v.computed.repeated(means, period)[0] if period else v.computed.load(means, mask)
-            slots = [v.slots(UNROLL, v.zero) for _ in kept]
+        def column(offset: Any, mask: Any | None) -> tuple[Any, Any]:
+            channels = _Channels(v, s, period, wide, offset, mask)
+            mean = None if what == "elements" else channels.term(MEANS)
+            line, bounds = (channels.output(), channels.bounds()) if bounded else (None, None)
+            sums = [v.slots(UNROLL, v.zero) for _ in range(2 if what in ("moments", "products") else 1)]
 
-            def step(offset: Any, mask: Any | None, k: int) -> None:
-                x = v.load(b.add(s.src, offset), mask)
-                values = [x]
+            def step(at: Any, mask: Any | None, k: int = 0) -> None:
+                x = v.load(b.add(s.src, at), mask)
+                apart = x if mean is None else v.sub(x, mean)
+                values = [apart, v.mul(apart, apart)] if what == "moments" else [apart]
                 if what == "squares":
-                    apart = v.sub(x, mean)
                     values = [v.mul(apart, apart)]
                 elif what == "products":
-                    grad = v.load(b.add(s.grad, offset), mask)
-                    values = [grad, v.mul(grad, v.sub(x, mean))]
-                for each, value in zip(slots, values, strict=True):
+                    grad = v.load(b.add(s.grad, at), mask)
+                    grad = grad if line is None else _inside(v, line(x), bounds, grad)
+                    values = [grad, v.mul(grad, apart)]
+                for slots, value in zip(sums, values, strict=True):
                     exists = value if mask is None else b.select(mask, value, v.zero)
-                    b.store(v.add(b.load(each[k]), exists), each[k])
+                    b.store(v.add(b.load(slots[k]), exists), slots[k])
 
             def finish() -> None:
-                for array, each in zip(arrays, slots, strict=True):
-                    total = v.total(each)
-                    if period:
-                        known = v.computed.repeated(array, period)[0]
-                        v.computed.store_first(v.add(known, v.fold(total, v.add, period)), array, period)
-                    else:
-                        v.computed.store(v.add(v.computed.load(array, mask), total), array, mask)
+                for which, slots in enumerate(sums):
+                    channels.add_to_total(which, v.total(slots))
 
             return step, finish
 
@@ -122,31 +164,56 @@ def span_sums(element: ElementType, lanes: int, period: int, what: str) -> Any:
     return add_sums
 
 
-def normalised_span(element: ElementType, lanes: int, period: int, ragged: bool, is_backward: bool = False) -> Any:
-    """Code that writes results, or the gradient of the source. ragged: channels may not exist; zeros are written."""
-    kept = (MEANS, SLOPES, SHIFTS, FACTORS) if is_backward else (MEANS, SLOPES, SHIFTS)
+def _inside(v: Floats, y: Any, bounds: Any, grad: Any) -> Any:
+    """The gradient where an output is between its bounds, or is NaN; 0 elsewhere.
+
+    Behind a fence, or LLVM makes a masked load of it, which waits for the output.
+    """
+    b, (low, high) = v.b, bounds
+    inside = b.and_(b.fcmp_unordered(">", y, low), b.fcmp_unordered("<", y, high))
+    grad = call_llvm(b, f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
+    return b.select(inside, grad, v.zero)
+
+
+def span_results(
+    kind: ElementType, lanes: int, period: int, ragged: bool, is_backward: bool, bounded: bool, residual: bool = False
+) -> Any:
+    """Code that writes a span's results, or the gradient of its source.
+
+    ragged: channels may not exist; zeros are written. bounded: outputs are between bounds; where they are not, the
+    gradient counts as 0. residual: it is added to the output.
+    """
 
     @emitted
-    def normalise(builder: Any, s: PixelSpan) -> None:
-        b, v = builder, Floats(builder, element, lanes)
+    def write(builder: Any, s: Span) -> None:
+        b, v = builder, Floats(builder, kind, lanes)
 
-        def column(first: Any, mask: Any | None) -> tuple[Any, Any]:
-            arrays = [b.add(_array(v, s, which), v.in_computed(first)) for which in kept]
-            terms = [v.computed.repeated(at, period)[0] if period else v.computed.load(at, mask) for at in arrays]
-            exist = v.below(b.sub(s.channels, b.sdiv(first, const(v.itemsize))), period) if ragged else None
+        def column(offset: Any, mask: Any | None) -> tuple[Any, Any]:
+            channels = _Channels(v, s, period, False, offset, mask)
+            line = channels.output() if bounded or not is_backward else None
+            bounds = channels.bounds() if bounded else None
+            terms = MEANS, GRADIENT_SLOPES, GRADIENT_SHIFTS, FACTORS
+            mean, slope, shift, factor = (channels.term(which) if is_backward else None for which in terms)
+            exist = v.below(b.sub(s.channels, channels.channel), period) if ragged else None
 
-            def step(offset: Any, mask: Any | None, k: int) -> None:
-                x = v.load(b.add(s.src, offset), mask)
-                y = v.add(v.mul(v.sub(x, terms[0]), terms[1]), terms[2])
+            def result(x: Any, at: Any, mask: Any | None) -> Any:
                 if is_backward:
-                    y = v.add(v.mul(v.load(b.add(s.grad, offset), mask), terms[3]), y)
-                v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, offset), mask)
+                    grad = v.load(b.add(s.grad, at), mask)
+                    grad = grad if line is None else _inside(v, line(x), bounds, grad)
+                    return v.add(v.mul(grad, factor), v.add(v.mul(v.sub(x, mean), slope), shift))
+                y = line(x)  # type: ignore[misc]
+                y = v.add(y, v.load(b.add(s.residual, at), mask)) if residual else y
+                return y if bounds is None else v.clip(y, *bounds)
+
+            def step(at: Any, mask: Any | None, k: int = 0) -> None:
+                y = result(v.load(b.add(s.src, at), mask), at, mask)
+                v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, at), mask)
 
             return step, lambda: None
 
         each_column(v, s, period, s.width, column)
 
-    return normalise
+    return write
 
 
 def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any, Any], tuple[Any, Any]]) -> None:
@@ -166,18 +233,19 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
         bodies = [body(offset, mask) for offset in offsets]
         unroll = max(1, UNROLL // len(offsets))
 
-        def pixel(number: Any, k: int) -> None:
-            at = b.mul(number, s.stride)
-            for offset, (step, _) in zip(offsets, bodies, strict=True):
-                step(b.add(offset, at), mask, k)
+        def pixels(first: Any, count: int, stride: Any) -> None:
+            at = b.mul(first, s.stride)
+            for k in range(count):
+                for offset, (step, _) in zip(offsets, bodies, strict=True):
+                    step(b.add(offset, at), mask, k)
+                at = b.add(at, stride)
 
         groups = b.sdiv(s.pixels, const(unroll))
         with cgutils.for_range(b, groups) as loop:
-            for k in range(unroll):
-                pixel(b.add(b.mul(loop.index, const(unroll)), const(k)), k)
+            pixels(b.mul(loop.index, const(unroll)), unroll, opaque(b, s.stride))
         done = b.mul(groups, const(unroll))
         with cgutils.for_range(b, b.sub(s.pixels, done)) as loop:
-            pixel(b.add(done, loop.index), 0)
+            pixels(b.add(done, loop.index), 1, s.stride)
         for _, finish in bodies:
             finish()
 
@@ -196,10 +264,10 @@ def group_means(element: ElementType, lanes: int) -> Any:
     @emitted
     def write_means(builder: Any, g: Groups) -> None:
         v = Vectors(builder, element.computed, lanes)
-        sums, means = (_array(v, g, which) for which in (SUMS, MEANS))
+        means = _array(v, g.terms, g.room, MEANS)
 
         def group(first: Any, statistic: Any) -> None:
-            mean = v.mul(_group_total(v, builder.add(sums, first), g.size), v.splat_float64(g.share))
+            mean = v.mul(_group_total(v, builder.add(g.totals, first), g.size), v.splat_float64(g.share))
             _fill(v, builder.add(means, first), g.size, mean)
 
         _each_group(v, g, group)
@@ -213,10 +281,10 @@ def group_terms(element: ElementType, lanes: int) -> Any:
     @emitted
     def write_terms(builder: Any, g: Groups) -> None:
         b, v = builder, Vectors(builder, element.computed, lanes)
-        sums, means, slopes, shifts = (_array(v, g, which) for which in (SUMS, MEANS, SLOPES, SHIFTS))
+        means, slopes, shifts = (_array(v, g.terms, g.room, which) for which in (MEANS, SLOPES, SHIFTS))
 
         def group(first: Any, statistic: Any) -> None:
-            variance = v.mul(_group_total(v, b.add(sums, first), g.size), v.splat_float64(g.share))
+            variance = v.mul(_group_total(v, b.add(g.totals, first), g.size), v.splat_float64(g.share))
             inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, v.splat_float64(g.epsilon))))
             with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
                 v.store_first(v.broadcast(b.add(means, first)), b.add(g.mean, statistic), 1)
@@ -240,7 +308,7 @@ def group_statistics(element: ElementType, lanes: int) -> Any:
     @emitted
     def write_means(builder: Any, g: Groups) -> None:
         v = Vectors(builder, element.computed, lanes)
-        means = _array(v, g, MEANS)
+        means = _array(v, g.terms, g.room, MEANS)
         _each_group(
             v,
             g,
@@ -262,8 +330,9 @@ def group_gradients(element: ElementType, lanes: int) -> Any:
     @emitted
     def write_terms(builder: Any, g: Groups, parts: Any) -> None:
         b, v = builder, Vectors(builder, element.computed, lanes)
-        arrays = [_array(v, g, which) for which in (SUMS, PRODUCTS, FACTORS)]
-        of_scale = b.add(parts, g.room)
+        totals_at = [_array(v, g.totals, g.room, which) for which in range(TOTALS)]
+        terms = [_array(v, g.terms, g.room, which) for which in (GRADIENT_SHIFTS, GRADIENT_SLOPES, FACTORS)]
+        of_scale = _array(v, parts, g.room, 1)
 
         def group(first: Any, statistic: Any) -> None:
             inverse = v.broadcast(b.add(g.inverse, statistic))
@@ -273,7 +342,7 @@ def group_gradients(element: ElementType, lanes: int) -> Any:
                 at = b.add(first, offset)
                 scale = v.load(b.add(g.scale, at), mask)
                 for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
-                    x = v.load(b.add(arrays[k], at), mask)
+                    x = v.load(b.add(totals_at[k], at), mask)
                     b.store(v.add(b.load(totals[k][which]), v.mul(x, scale)), totals[k][which])
                     x = x if factor is None else v.mul(x, factor)
                     v.store(v.add(v.load(b.add(to, at), mask), x), b.add(to, at), mask)
@@ -287,7 +356,7 @@ def group_gradients(element: ElementType, lanes: int) -> Any:
             def write(offset: Any, mask: Any | None) -> None:
                 at = b.add(first, offset)
                 factor = v.mul(v.load(b.add(g.scale, at), mask), inverse)
-                for array, value in zip(arrays, (shift, slope, factor), strict=True):
+                for array, value in zip(terms, (shift, slope, factor), strict=True):
                     v.store(value, b.add(array, at), mask)
 
             v.each(g.size, write)

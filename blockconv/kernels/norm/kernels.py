@@ -16,117 +16,157 @@ from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel, axis_walk
-from blockconv.kernels.norm.arguments import NormWords
+from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.norm.codegen import (
+    TOTALS,
     Groups,
-    PixelSpan,
+    Span,
     add_parts,
     group_gradients,
     group_means,
     group_statistics,
     group_terms,
-    normalised_span,
+    span_results,
     span_sums,
 )
 
-ARRAYS, BACKWARD_ARRAYS = 3, 4  # by channel of a unit: see `codegen`
 
+class NormArgs(Operands):
+    """A norm, or its gradient, whose statistics are of each group of channels, or, of a batch, of each channel.
 
-class NormArgs(NormWords):
-    """A unit is some groups of an image whose channels begin with a block of channels, or with a vector."""
+    A unit is some channels of an image: whole blocks, or all. A chunk is pixels of an image, in a row.
+    """
 
+    grad = word("the gradient of the output", "address", 0)
+    residual = word("what is added to the result; 0: nothing", "address", 0)
+    scale = word("the scale of each channel", "address")
+    shift = word("the bias of each channel", "address", 0)
+    mean = word("the means; 0: they are not kept", "address", 0)
+    inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
+    of_scale = word("the gradient of the scale of each channel", "address", 0)
+    of_shift = word("the gradient of the bias", "address", 0)
+    old_mean = word("of a batch, the running mean of each channel; 0: there is none", "address", 0)
+    old_variance = word("the running variance; 0: there is none", "address", 0)
+    new_mean = word("what the running mean becomes", "address", 0)
+    new_variance = word("what the running variance becomes", "address", 0)
+    numbers = word("of a batch: momentum of running statistics, lower and upper bound, float64", "address", 0)
+    work = word("sums of each split and unit", "address", 0)
+    terms_at = word("of a batch, from there to the terms", "bytes", 0)
+    image = word("from an image to the next, in a block of images", "bytes")
     images = word("in a block of images")
     image_block = word("from a block of images to the next", "bytes")
     all_images = word("whose statistics are apart")
-    split = word("images of a split; the last may have fewer")
-    groups = word("of an image")
-    group = word("channels of a group")
+    units = word("in an image")
+    unit = word("channels of a unit; the last may have fewer")
+    room = word("of a unit's arrays: channels with those that a last block lacks")
+    channels = word("of an image")
+    padded = word("channels that the last block lacks, and that are written")
     block = word("channels of a block; of a unit, where all channels are contiguous")
     block_stride = word("from a block of channels to the next", "bytes")
-    partial = word("pixels whose sum is added to the total at once")
-    share = word("1 / elements of a group", "bits of a float64")
-    centred = word("0: means stay 0, so that the variance is the mean of squares")
+    rows = word("rows per image, each of pixels that are evenly apart")
+    row_stride = word("from one of these to the next", "bytes")
+    pixels = word("of one of these")
+    pixel_stride = word("from a pixel to the next", "bytes")
+    chunk = word("pixels of a chunk, at the most: their sum is added to the total at once")
+    row_chunks = word("chunks of a row")
+    chunks = word("of all images")
+    splits = word("shares of the images, or of their chunks")
+    split = word("images of a split; the last may have fewer", "", 0)
+    groups = word("of an image", "", 0)
+    group = word("channels of a group", "", 0)
+    count = word("elements that have one mean")
+    centred = word("0: means stay 0, so that the variance is the mean of squares", "0 or 1", 1)
+    epsilon = word("what is added to a variance", "bits of a float64")
+
+
+@inline
+def span_of(a, at, pixel, start, totals, terms):
+    """The span of the chunk from a pixel of a row on, with the channels of the block that begins with `start`.
+
+    at: bytes from the first element to the row's first of that block.
+    """
+    at, count = at + pixel * a.pixel_stride, min(a.block, a.channels - start)
+    return Span(
+        src=a.src + at,
+        grad=a.grad + at,
+        dst=a.dst + at,
+        residual=a.residual + at,
+        pixels=min(a.chunk, a.pixels - pixel),
+        stride=a.pixel_stride,
+        channels=count,
+        width=min(a.block, count + a.padded),
+        totals=totals,
+        terms=terms,
+        room=a.room,
+        bounds=a.numbers + 8,
+    )
 
 
 def _over_unit(held: int, apply: Any) -> Any:
-    """walked(args, at, channels, arrays): `apply` on all spans of a unit, which begins `at` bytes from the first."""
+    """walked(args, image, start, totals): `apply` on all spans of an image's unit, which begins with that channel."""
 
     @inline
-    def walked(a, at, count, arrays):
+    def walked(a, image, start, totals):
+        at = image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
+        count = min(a.unit, a.channels - start)
         for k in range((count + a.block - 1) // a.block):
-            exist = min(a.block, count - k * a.block)
+            sums, first = totals + k * a.block * held, start + k * a.block
             for row in range(a.rows):
-                for part in range((a.pixels + a.partial - 1) // a.partial):
-                    pixel = part * a.partial
-                    offset = at + k * a.block_stride + row * a.row_stride + pixel * a.pixel_stride
-                    span = PixelSpan(
-                        src=a.src + offset,
-                        grad=a.grad + offset,
-                        dst=a.dst + offset,
-                        pixels=min(a.partial, a.pixels - pixel),
-                        stride=a.pixel_stride,
-                        channels=exist,
-                        width=min(a.block, exist + a.padded),
-                        arrays=arrays + k * a.block * held,
-                        room=a.room * held,
-                    )
-                    apply(span)
+                for part in range(a.row_chunks):
+                    place = at + k * a.block_stride + row * a.row_stride
+                    apply(span_of(a, place, part * a.chunk, first, sums, sums + TOTALS * a.room * held))
 
     return walked
 
 
 @inline
-def _unit_at(a, image, start):
-    """Bytes from the first element to a unit's."""
-    return image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
-
-
-@inline
-def _groups(a, image, start, arrays, held):
+def _groups(a, image, start, totals, held):
     """The groups of a unit, which begins with the channel `start`."""
     statistic = (image * a.groups + start // a.group) * held
     return Groups(
         groups=min(a.unit, a.channels - start) // a.group,
         size=a.group,
-        arrays=arrays,
-        room=a.room * held,
+        totals=totals,
+        terms=totals + TOTALS * a.room * held,
+        room=a.room,
         scale=a.scale + start * held,
         shift=a.shift + start * held,
         mean=a.mean + statistic if a.mean != 0 else 0,
         inverse=a.inverse + statistic,
-        share=as_float64(a.share),
+        share=1.0 / a.count,
         epsilon=as_float64(a.epsilon),
     )
 
 
 @jit.kernel
 def group_norm(element, lanes, period, ragged):
-    """A task is a unit of an image: sums of its channels, sums of squares, results. Scratch: `ARRAYS` of it.
+    """A task is a unit of an image: sums of its channels, sums of squares, results. Scratch: totals and terms of it.
 
     period: channels of a pixel, if pixels are contiguous and a vector holds several; else 0. ragged: channels of a last
     block may not exist.
     """
     kind = ElementType.of(element)
     held = kind.computed.itemsize
-    add_sums, add_squares = (_over_unit(held, span_sums(kind, lanes, period, what)) for what in ("elements", "squares"))
-    normalise = _over_unit(held, normalised_span(kind, lanes, period, bool(ragged)))
+    add_sums, add_squares = (
+        _over_unit(held, span_sums(kind, lanes, period, what, False)) for what in ("elements", "squares")
+    )
+    normalise = _over_unit(held, span_results(kind, lanes, period, bool(ragged), False, False))
     write_means, write_terms = group_means(kind, lanes), group_terms(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
-        room = a.room * held
+        totals = TOTALS * a.room * held
         for task in range(first, last):
             image, start = task // a.units, task % a.units * a.unit
-            at, count = _unit_at(a, image, start), min(a.unit, a.channels - start)
             groups = _groups(a, image, start, scratch, held)
-            fill_memory(scratch, ARRAYS * room, 0)
+            fill_memory(scratch, totals + a.room * held, 0)  # and the means
             if a.centred:
-                add_sums(a, at, count, scratch)
+                add_sums(a, image, start, scratch)
                 write_means(groups)
-                fill_memory(scratch, room, 0)
-            add_squares(a, at, count, scratch)
+                fill_memory(scratch, totals, 0)
+            add_squares(a, image, start, scratch)
             write_terms(groups)
-            normalise(a, at, count, scratch)
+            normalise(a, image, start, scratch)
 
     return kernel
 
@@ -135,12 +175,12 @@ def group_norm(element, lanes, period, ragged):
 def group_norm_backward(element, lanes, period, ragged):
     """A task is a unit of a split's images: for each image the sums over pixels, and the gradient of the source.
 
-    Scratch: `BACKWARD_ARRAYS` of a unit. period, ragged: as of `group_norm`.
+    Scratch: totals and terms of a unit. period, ragged: as of `group_norm`.
     """
     kind = ElementType.of(element)
     held = kind.computed.itemsize
-    add_products = _over_unit(held, span_sums(kind, lanes, period, "products"))
-    write_gradient = _over_unit(held, normalised_span(kind, lanes, period, bool(ragged), is_backward=True))
+    add_products = _over_unit(held, span_sums(kind, lanes, period, "products", False))
+    write_gradient = _over_unit(held, span_results(kind, lanes, period, bool(ragged), True, False))
     write_means, write_terms = group_statistics(kind, lanes), group_gradients(kind, lanes)
 
     def kernel(args, first, last, scratch):
@@ -148,15 +188,15 @@ def group_norm_backward(element, lanes, period, ragged):
         room = a.room * held
         for task in range(first, last):
             split, start = task // a.units, task % a.units * a.unit
-            count, parts = min(a.unit, a.channels - start), a.work + 2 * room * task
+            parts = a.work + 2 * room * task
             fill_memory(parts, 2 * room, 0)
             for image in range(split * a.split, min((split + 1) * a.split, a.all_images)):
-                at, groups = _unit_at(a, image, start), _groups(a, image, start, scratch, held)
-                fill_memory(scratch, BACKWARD_ARRAYS * room, 0)
+                groups = _groups(a, image, start, scratch, held)
+                fill_memory(scratch, TOTALS * room, 0)
                 write_means(groups)
-                add_products(a, at, count, scratch)
+                add_products(a, image, start, scratch)
                 write_terms(groups, parts)
-                write_gradient(a, at, count, scratch)
+                write_gradient(a, image, start, scratch)
 
     return kernel
 

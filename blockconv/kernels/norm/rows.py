@@ -11,6 +11,12 @@ source). With the option `statistics` also inputs of the gradient: the mean of e
 
 The gradient's: source, gradient of the output, scale, mean, 1 / sqrt(variance + epsilon), destination, gradients of
 scale and bias, workspace. A task takes some images, and keeps its part of the last two in the workspace.
+
+Batch normalisation in training: see `batch`. Buffers of the forward op: source, scale, bias, destination, mean,
+1 / sqrt(variance + epsilon), residual, running mean and variance and their new values (0 for missing ones), numbers
+(`NormArgs.numbers`), workspace. Buffers of the gradient: source, gradient of the output, scale, bias, mean,
+1 / sqrt(variance + epsilon), destination, gradients of scale and bias, numbers, workspace. All but source, residual,
+gradient and destination have the computed type. The option `extra` is the parameter of `batch_apply`.
 """
 
 from __future__ import annotations
@@ -26,9 +32,9 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.norm.batch import batch_apply, batch_sums, batch_terms
+from blockconv.kernels.norm.codegen import TERMS, TOTALS
 from blockconv.kernels.norm.kernels import (
-    ARRAYS,
-    BACKWARD_ARRAYS,
     LayerNormArgs,
     NormArgs,
     group_norm,
@@ -44,107 +50,126 @@ PARTIAL = 64  # pixels of a partial sum: errors grow with the number of addition
 PASSES, BACKWARD_PASSES = 3, 4  # of vectors; a gradient reads two sources, twice
 SPLIT, TASKS = 64, 16  # images that share a part of gradients, at the most; tasks, where there are images enough
 VECTOR_CYCLES, SPAN_CYCLES = 1.5, 20  # of a vector in each pass; of a stretch of pixels in a block of channels
-
-
-class Where(NamedTuple):
-    """Where the elements are: the strides, the channels of a block (of a unit, where all are contiguous), pixels.
-
-    images: those whose statistics are apart, pixels among them.
-    """
-
-    at: Geometry
-    block: int
-    images: int
-    rows: int
-    row_stride: int
-    pixels: int
-    period: int
-
-
-def _where(request: Request) -> Where:
-    p, layout, itemsize = request.problem, request.dst, request.types.src.itemsize
-    n, c, *spatial = p.shape
-    lanes = request.machine.lanes(request.types.src.computed.itemsize)
-    shape = p.shape if layout.ndim == 4 else (n, c, 1, math.prod(spatial))
-    inner = layout if layout.ndim == 4 else Layout("NCHW")
-    pixels = shape[2] * shape[3]
-    if inner == Layout("NCHW") and pixels == 1:
-        inner = Layout("NHWC")  # the same bytes, and channels are neighbours
-    at = geometry(inner, shape, itemsize)
-    rows, row_pixels = (1, pixels) if at.row == shape[3] * at.col else (shape[2], shape[3])
-    length = c if at.length == NO_BLOCK else at.length
-    if p.per_pixel:
-        return Where(at, length, n * pixels, 1, 0, 1, 0)
-    period = length if length < lanes and lanes % length == 0 and at.col == length * itemsize else 0
-    return Where(at, length, n, rows, at.row, row_pixels, period)
-
-
-def _unit(channels: int, group: int, block: int) -> int:
-    """The channels of a unit: whole groups, and whole blocks, or all."""
-    return min(channels, math.lcm(group, block))
+CHUNK_BYTES = 1 << 16  # of a batch norm's chunk: about what a core's first cache holds
+UNIT = 512  # channels of a batch norm's unit, at the most, where all channels of a pixel are contiguous
 
 
 class Cut(NamedTuple):
-    """How a request's elements are cut.
+    """How a request's elements are cut: see `NormArgs`.
 
-    unit: channels of a unit.
-    units: of an image.
-    block, room, padded: as of `NormArgs`.
     period: as of `group_norm`.
-    split, splits: as of `NormArgs`.
     """
 
-    where: Where
+    at: Geometry
     unit: int
     units: int
     block: int
+    block_stride: int
     room: int
     padded: int
+    all_images: int
+    rows: int
+    row_stride: int
+    pixels: int
+    chunk: int
     period: int
-    split: int
     splits: int
+    split: int = 0
+
+    @property
+    def row_chunks(self) -> int:
+        return -(-self.pixels // self.chunk)
+
+    @property
+    def chunks(self) -> int:
+        return self.all_images * self.rows * self.row_chunks
 
 
-def _cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
-    channels, lanes = request.problem.shape[1], request.machine.lanes(request.types.src.computed.itemsize)
-    where = _where(request)
-    contiguous = where.block == channels
-    unit = _unit(channels, channels // request.problem.groups, lanes if contiguous else where.block)
-    block, units = unit if contiguous else where.block, -(-channels // unit)
-    room = -(-(-(-unit // block) * block) // lanes) * lanes
-    period = where.period if not contiguous or unit == channels else 0
-    images = where.images if walked is None else walked.tasks
-    split = max(1, min(SPLIT, images // -(-TASKS // units)))
-    padded = 0 if contiguous else -channels % block
-    return Cut(where, unit, units, block, room, padded, period, split, -(-images // split))
-
-
-def _args(request: Request, cut: Cut, buffers: tuple[str, ...]) -> NormArgs:
-    """buffers: the words that are buffers, in their order."""
-    p, layout, itemsize, where = request.problem, request.dst, request.types.src.itemsize, cut.where
-    images, group, bits = layout.blocks[0] if layout.ndim == 4 else 1, p.shape[1] // p.groups, element("float64").bits
-    strides = {a.step: a.stride * itemsize for a in layout.axes(p.shape) if a.dim == 0}
-    image, block_of_images = strides[1], strides[images]
+def _group_cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
+    p, layout, itemsize, lanes = request.problem, request.dst, request.types.src.itemsize, _lanes(request)
+    n, c, *spatial = p.shape
+    shape = p.shape if layout.ndim == 4 else (n, c, 1, math.prod(spatial))
+    inner, all_pixels = layout if layout.ndim == 4 else Layout("NCHW"), shape[2] * shape[3]
+    if inner == Layout("NCHW") and all_pixels == 1:
+        inner = Layout("NHWC")  # the same bytes, and channels are neighbours
+    at = geometry(inner, shape, itemsize)
+    length = min(c, at.length) if at.length == NO_BLOCK else at.length
+    contiguous = length == c
+    unit = min(c, math.lcm(c // p.groups, lanes if contiguous else length))  # whole groups, and whole blocks, or all
+    block, units = unit if contiguous else length, -(-c // unit)
+    images, (rows, pixels) = n, (1, all_pixels) if at.row == shape[3] * at.col else shape[2:]
+    period = length if length < lanes and lanes % length == 0 and at.col == length * itemsize else 0
     if p.per_pixel:
-        images, image, block_of_images = where.images // p.shape[0], where.at.col, strides[1]
+        images, rows, pixels, period = n * all_pixels, 1, 1, 0
+    period = period if not contiguous or unit == c else 0
+    tasks = images if walked is None else walked.tasks
+    split = max(1, min(SPLIT, tasks // -(-TASKS // units)))
+    return Cut(
+        at=at,
+        unit=unit,
+        units=units,
+        block=block,
+        block_stride=unit * itemsize if contiguous else at.block,
+        room=-(-(-(-unit // block) * block) // lanes) * lanes,
+        padded=0 if contiguous else -c % block,
+        all_images=images,
+        rows=rows,
+        row_stride=at.row,
+        pixels=pixels,
+        chunk=PARTIAL * (lanes // period if period else 1),
+        period=period,
+        split=split,
+        splits=-(-tasks // split),
+    )
+
+
+def _batch_cut(request: Request) -> Cut:
+    (n, c, height, width), itemsize, lanes = request.problem.shape, request.types.src.itemsize, _lanes(request)
+    at = geometry(request.dst, request.problem.shape, itemsize)
+    contiguous = at.length == NO_BLOCK
+    unit = min(c, UNIT) if contiguous else at.length
+    units, is_short = -(-c // unit), unit < lanes and lanes % unit == 0 and at.col == unit * itemsize
+    rows, pixels = (1, height * width) if at.row == width * at.col else (height, width)
+    chunk = min(pixels, max(1, CHUNK_BYTES // (unit * itemsize)))
+    cut = Cut(
+        at=at,
+        unit=unit,
+        units=units,
+        block=unit,
+        block_stride=unit * itemsize if contiguous else at.block,
+        room=-(-unit // lanes) * lanes,
+        padded=request.dst.padded_shape(request.problem.shape)[1] - c,
+        all_images=n,
+        rows=rows,
+        row_stride=at.row,
+        pixels=pixels,
+        chunk=chunk,
+        period=unit * is_short,
+        splits=0,
+    )
+    return cut._replace(splits=max(1, min(-(-TASKS // units), cut.chunks)))
+
+
+def _args(request: Request, cut: Cut, buffers: tuple[str, ...], **words: int) -> NormArgs:
+    """buffers: the words that are buffers, in their order."""
+    p, layout, itemsize = request.problem, request.dst, request.types.src.itemsize
+    images = layout.blocks[0] if layout.ndim == 4 else 1
+    strides = {a.step: a.stride * itemsize for a in layout.axes(p.shape) if a.dim == 0}
+    image, image_block = strides[1], strides[images]
+    if cut.all_images != p.shape[0]:  # by pixel
+        images, image, image_block = cut.all_images // p.shape[0], cut.at.col, image
     return fill(
         NormArgs,
         p,
         cut,
-        where,
         **{name: Buffer(k) for k, name in enumerate(buffers)},
         image=image,
         images=images,
-        image_block=block_of_images,
-        all_images=where.images,
+        image_block=image_block,
         channels=p.shape[1],
-        group=group,
-        block=cut.block,
-        block_stride=cut.unit * itemsize if where.block == p.shape[1] else where.at.block,
-        pixel_stride=where.at.col,
-        partial=PARTIAL * (_lanes(request) // where.period if where.period else 1),
-        share=bits(1 / (group * where.rows * where.pixels)),
-        epsilon=bits(p.epsilon),
+        pixel_stride=cut.at.col,
+        epsilon=element("float64").bits(p.epsilon),
+        **words,
     )
 
 
@@ -184,25 +209,33 @@ def _launches(request: Request, walked: WalkedAxis | None, statistics: bool) -> 
     if walked is not None:
         kernel = layer_norm(*walked.params, int(request.problem.centred))
         return [walked.launch(kernel, made=LayerNormArgs, **_layer_words(request, buffers))]
-    cut = _cut(request)
-    args = _args(request, cut, buffers)
+    cut = _group_cut(request)
     kernel = group_norm(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
-    tasks, nbytes = cut.where.images * cut.units, cut.unit * cut.where.rows * cut.where.pixels * kind.itemsize
-    scratch = ARRAYS * cut.room * kind.computed.itemsize
+    tasks, nbytes = cut.all_images * cut.units, cut.unit * cut.rows * cut.pixels * kind.itemsize
+    args, scratch = _group_args(request, cut, buffers), _scratch(request, cut)
     return [Launch(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch=scratch)]
 
 
+def _group_args(request: Request, cut: Cut, buffers: tuple[str, ...]) -> NormArgs:
+    group = request.problem.shape[1] // request.problem.groups
+    return _args(request, cut, buffers, group=group, count=group * cut.rows * cut.pixels)
+
+
+def _scratch(request: Request, cut: Cut) -> int:
+    """Bytes of a unit's totals and terms."""
+    return (TOTALS + TERMS) * cut.room * request.types.src.computed.itemsize
+
+
 def _backward_launches(request: Request, walked: WalkedAxis | None, cut: Cut) -> list[Launch]:
-    kind, args = request.types.src, _args(request, cut, _BACKWARD)
-    scratch, parameters = BACKWARD_ARRAYS * cut.room * kind.computed.itemsize, group_norm_parameters
+    kind, args = request.types.src, _group_args(request, cut, _BACKWARD)
     if walked is not None:
         sizes = {"room": cut.room, "split": cut.split, "tasks": walked.tasks}
         words = fill(LayerNormArgs, walked.args, **_layer_words(request, _BACKWARD, **sizes))
         first = Launch(layer_norm_backward(*walked.params), words, cut.splits)
     else:
         kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
-        first = Launch(kernel, args, cut.units * cut.splits, 1, scratch)
-    last = parameters(kind.code, _lanes(request))
+        first = Launch(kernel, args, cut.units * cut.splits, 1, _scratch(request, cut))
+    last = group_norm_parameters(kind.code, _lanes(request))
     return [first, Launch(last, args, cut.units, max(1, cut.units // 16), 16 * cut.room)]
 
 
@@ -224,7 +257,7 @@ def _backward(request: Request) -> Primitive | Reason:
         return "needs at least one element"
     if not request.problem.centred:
         return "needs statistics with a mean"
-    cut = _cut(request, walked)
+    cut = _group_cut(request, walked)
     work = 2 * cut.room * cut.units * cut.splits * request.types.src.computed.itemsize
     return Primitive(
         lambda: _seconds(request, walked, 2, BACKWARD_PASSES),
@@ -256,13 +289,72 @@ def _seconds(request: Request, walked: WalkedAxis | None, sources: int, passes: 
         part, tasks = size / walked.vectors, walked.tasks
         spans = tasks if walked.across else tasks * walked.extents
     else:
-        where = _where(request)
-        part = lanes if where.period else where.block / -(-where.block // lanes)  # elements of a vector
-        spans, tasks = where.images * where.rows * -(-p.shape[1] // where.block), where.images * p.groups
+        cut = _group_cut(request)
+        length = min(p.shape[1], cut.at.length)
+        part = lanes if cut.period else length / -(-length // lanes)  # elements of a vector
+        spans, tasks = cut.all_images * cut.rows * -(-p.shape[1] // length), cut.all_images * p.groups
     computed = passes * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES) * m.cycle_seconds()
     moved = m.move_seconds(sources * kind.itemsize * size, kind.itemsize * size)
     return m.launch_seconds() + max(moved, computed) / min(request.threads, tasks)
 
 
-ROWS = (Row("group_norm", "group_norm", _forward, frozenset(FLOATS), whole_blocks=True),)
-BACKWARD = Row("group_norm_backward", "group_norm_backward", _backward, frozenset(FLOATS))
+# ---------------------------------------------------------------- batch normalisation in training
+
+
+def _batch_why_not(request: Request) -> Reason | None:
+    if request.src != request.dst:
+        return "does not change the layout"
+    if not request.src.is_native or request.src.blocks[0] > 1:
+        return f"needs a layout with at most one block, of channels, unlike {request.src}"
+    at = geometry(request.src, request.problem.shape, request.types.src.itemsize)
+    if at.length > 1 and at.channel != request.types.src.itemsize:
+        return f"needs channels of a block that are contiguous, unlike {request.src}"
+    return None
+
+
+def _batch_launches(request: Request, cut: Cut, names: tuple[str, ...], is_backward: bool, extra: bool) -> list[Launch]:
+    p, kind, lanes = request.problem, request.types.src, _lanes(request)
+    terms_at, count = 16 * cut.room * cut.units * cut.splits, p.shape[0] * p.shape[2] * p.shape[3]
+    args = _args(request, cut, names, terms_at=terms_at, count=count)
+    tasks, back, bounded = cut.units * cut.chunks, int(is_backward), int(is_backward and extra)
+    chunk = chunk_of(tasks, cut.chunk * cut.unit * kind.itemsize, request.threads)
+    sums = batch_sums(kind.code, lanes, cut.period, back, bounded)
+    apply = batch_apply(kind.code, lanes, cut.period, int(cut.padded > 0), back, int(extra))
+    return [
+        Launch(sums, args, cut.units * cut.splits, 1, 3 * cut.room * kind.computed.itemsize),
+        Launch(batch_terms(kind.code, back), args, cut.units, max(1, cut.units // 16)),
+        Launch(apply, args, tasks, chunk),
+    ]
+
+
+_RUNNING = "old_mean", "old_variance", "new_mean", "new_variance"
+_BATCH = "src", "scale", "shift", "dst", "mean", "inverse", "residual", *_RUNNING, "numbers", "work"
+_BATCH_BACKWARD = "src", "grad", "scale", "shift", "mean", "inverse", "dst", "of_scale", "of_shift", "numbers", "work"
+
+
+def _batch_row(name: str, names: tuple[str, ...]) -> Row:
+    is_backward = "grad" in names
+
+    def make(request: Request, extra: bool = False) -> Primitive | Reason:
+        reason = _batch_why_not(request)
+        if reason is not None:
+            return reason
+
+        def seconds() -> float:
+            m, nbytes = request.machine, request.types.src.itemsize * math.prod(request.problem.shape)
+            reads = 4 if is_backward else 2 + extra
+            return m.launch_seconds() * 3 + m.move_seconds(reads * nbytes, nbytes) / request.threads
+
+        cut = _batch_cut(request)
+        work = cut.room * cut.units * (16 * cut.splits + TERMS * request.types.src.computed.itemsize)
+        return Primitive(seconds, lambda: _batch_launches(request, cut, names, is_backward, extra), workspace=(work,))
+
+    return Row(name, name, make, frozenset(FLOATS))
+
+
+ROWS = (
+    Row("group_norm", "group_norm", _forward, frozenset(FLOATS), whole_blocks=True),
+    Row("group_norm_backward", "group_norm_backward", _backward, frozenset(FLOATS)),
+    _batch_row("batch_norm", _BATCH),
+    _batch_row("batch_norm_backward", _BATCH_BACKWARD),
+)
