@@ -34,6 +34,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 
 import pytest  # noqa: E402
 
+gc.disable()  # modules and tests stay: `pytest_collection_finish`
 ROOT = Path(__file__).parent.parent
 
 
@@ -112,6 +113,7 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: Python's collector need not look at them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

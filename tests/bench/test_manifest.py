@@ -160,6 +160,7 @@ def test_a_process_that_fails_says_why_and_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()  # else a package of this name that is installed would come first
     (tmp_path / "bench" / "manifest_worker.py").write_text("raise SystemExit('no such room')")
     monkeypatch.setattr(manifest, "ROOT", tmp_path)
     assert main(["manifest", "--quick", "--isa", "sse", "--out", str(tmp_path / "manifest.jsonl")]) == 2
