@@ -338,7 +338,7 @@ _OTHERS: tuple[tuple[str, ops.Op, tuple[Shape, ...], tuple[Shape, ...], str], ..
     ("binary mul 2x20x9x11 by 2x20x1x1", ops.Binary("mul"), (_X, (2, 20, 1, 1)), (), "float32"),
     ("binary add 2x20x9x11", ops.Binary("add"), (_X, _X), (), "float64"),
     ("binary sub 6x50 by 50", ops.Binary("sub"), ((6, 50), (50,)), (), "float32"),
-    ("largest of 2x20x9x11 and 2x20x1x1", ops.Pointwise("max"), (_X, (2, 20, 1, 1)), (), "int64"),
+    ("largest of 2x20x9x11 and 2x20x1x1", ops.Binary("max"), (_X, (2, 20, 1, 1)), (), "int64"),
     ("sum so far of rows", ops.Scan(2), (_X,), (), "float32"),
     ("largest 5 of 11", ops.Top(3, 5), (_X,), (), "int64"),
     ("gather of 20 at 6", ops.GatherAt("along", 1), (_X, (6,)), (), "int64"),

@@ -13,21 +13,22 @@ from blockconv.core.checks import Shape, broadcast, check_axis, checked_shape, s
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 
-PointwiseKind = Literal[
-    "where", "convert", "equal", "less", "less_equal", "and", "or", "xor",
-    "add", "sub", "mul", "div", "mod", "max", "min",
+BinaryKind = Literal[
+    "add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2", "mod",
+    "equal", "less", "less_equal", "and", "or", "xor",
 ]  # fmt: skip
+ElementKind = Literal[BinaryKind, "where", "convert"]
 IndexForm = Literal["along", "elements", "tuples"]
 ScatterKind = Literal["none", "add", "mul", "max", "min"]
 ScanKind = Literal["add", "mul", "max", "min"]
 
 
 @dataclass(frozen=True)
-class PointwiseProblem(OpProblem):
+class ElementsProblem(OpProblem):
     """kind(operands), broadcast together. Shapes with fewer dimensions get leading ones, as in NumPy."""
 
-    op = "pointwise"
-    kind: PointwiseKind
+    op = "elements"
+    kind: ElementKind
     shapes: tuple[Shape, ...]
 
     def check(self) -> None:
@@ -48,7 +49,7 @@ class PointwiseProblem(OpProblem):
         """The logical shape of the result."""
         return np.broadcast_shapes(*self.shapes)
 
-    def of_images(self, n: int) -> PointwiseProblem:
+    def of_images(self, n: int) -> ElementsProblem:
         """The same problem with `n` images, the first axis; an operand of one image for all keeps that."""
         images = self.dst_shape[0]
         shapes = tuple((n if shape[0] == images else 1, *shape[1:]) for shape in self.shapes)
@@ -165,25 +166,18 @@ class ScanProblem(_AlongAxis):
 
     exclusive: without the element itself.
     reverse: from the end on.
-    total: the result is the last sum alone, which is over all elements.
     """
 
     op = "scan"
     kind: ScanKind = "add"
     exclusive: bool = False
     reverse: bool = False
-    total: bool = False
 
     def check(self) -> None:
         super().check()
         if self.kind in ("max", "min") and (self.exclusive or self.shape[self.axis] == 0):
             rule = f"axis {self.axis}: the {self.kind} of nothing is undefined"
             raise ArgumentError(self.op, "shape", self.shape, rule)
-
-    @property
-    def dst_shape(self) -> Shape:
-        """The shape of the result."""
-        return self._with(1) if self.total else self.shape
 
 
 @dataclass(frozen=True)

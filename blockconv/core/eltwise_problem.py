@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from blockconv.core.checks import (
     Shape,
-    broadcast,
     check_axis,
     check_least,
     check_rank,
@@ -30,7 +29,6 @@ from blockconv.core.checks import (
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 
-BinaryKind = Literal["add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2"]
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
 COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value
@@ -58,34 +56,6 @@ class AffineProblem(OpProblem):
 
     def check(self) -> None:
         _check_channels(self)
-
-
-@dataclass(frozen=True)
-class BinaryProblem(OpProblem):
-    """kind(src, other). One operand has the result's shape; the other may have size 1 along any axis.
-
-    Shapes with fewer dimensions get leading ones, as in NumPy.
-    """
-
-    op = "binary"
-    sources = ("src", "other")
-    kind: BinaryKind
-    src: Shape
-    other: Shape
-
-    def check(self) -> None:
-        rank = len(self.dst_shape)
-        src, other = ((1,) * (rank - len(shape)) + shape for shape in (self.src, self.other))
-        set_field(self, "src", src)
-        set_field(self, "other", other)
-        if self.dst_shape not in (src, other):
-            rule = f"it or {src} must have the result's shape, {self.dst_shape}"
-            raise ArgumentError(self.op, "other", other, rule)
-
-    @property
-    def dst_shape(self) -> Shape:
-        """The logical shape of the result."""
-        return broadcast(self.op, "other", self.src, self.other)
 
 
 @dataclass(frozen=True)

@@ -158,12 +158,25 @@ def _plain(value: Any) -> Any:
 
 def _record(value: Any, kinds: Sequence[Any] = ()) -> Any:
     """The record that `_plain` wrote. kinds: the allowed records; empty: all."""
+    value = _renamed(value)
     made = _RECORDS[value["is"]]
     if kinds and made not in kinds:
         raise TypeError(f"{value['is']} is none of {kinds}")
     types = get_type_hints(made)
     given = {name: _typed(types[name], item) for name, item in value.items() if name != "is"}
     return made(**given)
+
+
+def _renamed(value: dict[str, Any]) -> dict[str, Any]:
+    """A record as it is called now: files of before have other ops in these places."""
+    if value["is"] == "Pointwise":
+        return {"is": "Where"} if value["kind"] == "where" else {**value, "is": "Binary"}
+    if value["is"] != "Scan" or "total" not in value:
+        return value
+    if not value["total"]:
+        return {name: item for name, item in value.items() if name != "total"}
+    kind = {"add": "sum", "mul": "prod"}.get(value["kind"], value["kind"])
+    return {"is": "Reduce", "axes": [value["axis"]], "keepdims": True, "kind": kind}
 
 
 def _typed(wanted: Any, value: Any) -> Any:

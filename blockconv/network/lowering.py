@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from blockconv.core.activation import activation
 from blockconv.core.checks import MOST_DIMENSIONS
-from blockconv.core.element_problem import IndexProblem, ScanKind
-from blockconv.core.eltwise_problem import BinaryKind, ReduceKind
+from blockconv.core.element_problem import IndexProblem
+from blockconv.core.eltwise_problem import ReduceKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, NUMBERS, WHOLE, FloatType
+from blockconv.core.types import BYTES, NUMBERS, FloatType
 from blockconv.network.emitter import Emitter, Unsupported
 from blockconv.network.graph import named_error
 from blockconv.network.ops import (
@@ -37,15 +37,14 @@ from blockconv.network.ops import (
     Op,
     Pad,
     PixelShuffle,
-    Pointwise,
     Recurrent,
     Reduce,
     ReduceMean,
     Reshape,
-    Scan,
     Shape,
     Slice,
     Transpose,
+    Where,
     blocks_of_columns,
 )
 from blockconv.network.ops.rule import Tensor
@@ -57,7 +56,6 @@ MOST_COPIES = 64  # along an axis, of a value that is repeated
 MOST_ONES = 1 << 22  # elements of a constant by which a value is broadcast
 _OF_BOOLEANS = {"add": "or", "max": "or", "mul": "and", "min": "and"}
 _MIRRORED = {"greater": "less", "greater_equal": "less_equal"}  # kinds with their operands the other way round
-_SCANS: dict[ReduceKind, ScanKind] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 
 class Translation:
@@ -105,66 +103,36 @@ class Translation:
         """An activation or a function of each element. act: its name, or (name, *parameters)."""
         return self.emit(Activate(activation(act, alone=True)), x, helps=helps)
 
-    def have_one_shape(self, a: Tensor, b: Tensor) -> bool:
-        """Whether a and b have the same shape."""
-        return a.shape == b.shape
+    def binary(self, kind: str, a: Tensor, b: Tensor) -> Tensor:
+        """a and b, broadcast. Integers wrap around. Arithmetic of booleans is logic.
 
-    def binary(self, kind: BinaryKind, a: Tensor, b: Tensor) -> Tensor:
-        """a and b, broadcast. Kernels need an operand of the result's shape. Without one, a constant is repeated to
-        that shape, or a is multiplied by ones of it. Integer arithmetic wraps around. Boolean arithmetic is
-        logic."""
-        if a.type.name == "bool":
-            return self.pointwise(_OF_BOOLEANS.get(kind, kind), a, b)
-        if not (a.type.is_float or a.type.is_packed or (a.type.name in BYTES and kind in ("max", "min"))):
-            return self.pointwise(kind, a, b)
-        if self.have_one_shape(a, b):
-            return self.emit(Binary(kind), a, b)
-        shape = self.common_shape(a, b)
-        if shape not in ((1,) * (len(shape) - t.rank) + t.shape for t in (a, b)):
-            known_a, known_b = (self.emitter.array(t.name) for t in (a, b))
-            if known_b is not None:
-                b = self.constant(np.broadcast_to(known_b, shape), "operand")
-            elif known_a is not None:
-                a = self.constant(np.broadcast_to(known_a, shape), "operand")
-            else:
-                a = self.emit(Binary("mul"), a, self.constant(np.ones(shape, a.dtype), "ones"), helps=True)
-        return self.emit(Binary(kind), a, b)
-
-    def common_shape(self, *operands: Tensor) -> Shape:
-        """The shape to which operands broadcast."""
-        shapes = tuple(t.shape for t in operands)
-        try:
-            return np.broadcast_shapes(*shapes)
-        except ValueError:
-            raise self.error("inputs", shapes, "do not broadcast to one shape") from None
-
-    def pointwise(self, kind: str, *operands: Tensor) -> Tensor:
-        """An op of each element of operands of any type, broadcast.
-
-        kind: a `PointwiseKind`, "not_equal", "greater" or "greater_equal".
+        kind: a `BinaryKind`, "not_equal", "greater" or "greater_equal".
         """
         if kind == "not_equal":
-            return self.inverted(self.pointwise("equal", *operands))
-        given = operands[::-1] if kind in _MIRRORED else operands
-        rank = len(self.common_shape(*operands))
-        wide = [self.reshape(t, (1,) * (rank - t.rank) + t.shape) for t in given]
-        known: Any = _MIRRORED.get(kind, kind)
-        return self.emit(Pointwise(known), *wide)
+            return self.inverted(self.binary("equal", a, b))
+        if kind in _MIRRORED:
+            return self.binary(_MIRRORED[kind], b, a)
+        known: Any = _OF_BOOLEANS.get(kind, kind) if a.type.name == "bool" else kind
+        return self.emit(Binary(known), a, b)
+
+    def where(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """x where a condition is true, and y elsewhere, broadcast."""
+        return self.emit(Where(), condition, x, y)
 
     def inverted(self, x: Tensor) -> Tensor:
         """Booleans that are true where x is not, or the bits of integers inverted."""
-        return self.pointwise("xor", x, self.constant(np.invert(np.zeros((), x.type.dtype)), "ones"))
+        return self.binary("xor", x, self.constant(np.invert(np.zeros((), x.type.dtype)), "ones"))
 
     def is_nan(self, x: Tensor) -> Tensor:
         """Whether each element is a NaN."""
-        return self.inverted(self.pointwise("equal", x, x))
+        return self.inverted(self.binary("equal", x, x))
 
     def is_infinite(self, x: Tensor, signs: Sequence[int] = (1, -1)) -> Tensor:
         """Whether each element is an infinity of one of these signs."""
-        found = [self.pointwise("equal", x, self.number(sign * math.inf, x)) for sign in signs]
+        found = [self.binary("equal", x, self.number(sign * math.inf, x)) for sign in signs]
         if not found:  # no number is below minus infinity
-            return self.pointwise("less", x, self.number(-math.inf, x))
-        return found[0] if len(found) == 1 else self.pointwise("or", *found)
+            return self.binary("less", x, self.number(-math.inf, x))
+        return found[0] if len(found) == 1 else self.binary("or", *found)
 
     def negated(self, x: Tensor) -> Tensor:
         """-x; integers wrap around."""
@@ -176,26 +144,26 @@ class Translation:
         """|x|; the least integer stays."""
         if x.type.is_float:
             return self.apply("abs", x)
-        return x if x.type.name.startswith("uint") else self.pointwise("max", x, self.negated(x))
+        return x if x.type.name.startswith("uint") else self.binary("max", x, self.negated(x))
 
     def sign(self, x: Tensor, keeps_nan: bool) -> Tensor:
         """-1, 0 or 1. The sign of a NaN is NaN, or 0."""
         zero = self.number(0, x)
         y = x if keeps_nan else zero
         if not x.type.name.startswith("uint"):
-            y = self.pointwise("where", self.pointwise("less", x, zero), self.number(-1, x), y)
-        return self.pointwise("where", self.pointwise("less", zero, x), self.number(1, x), y)
+            y = self.where(self.binary("less", x, zero), self.number(-1, x), y)
+        return self.where(self.binary("less", zero, x), self.number(1, x), y)
 
     def above(self, x: Tensor, least: float) -> Tensor:
         """x where it is more than `least`, else 0."""
         bound = self.number(least, x)
-        return self.pointwise("where", self.pointwise("less", bound, x), x, self.number(0, x))
+        return self.where(self.binary("less", bound, x), x, self.number(0, x))
 
     def fmod(self, a: Tensor, b: Tensor) -> Tensor:
         """The remainder of a division that rounds towards 0."""
         if a.type.is_float:
             return self.binary("fmod", a, b)
-        return self.binary("sub", a, self.binary("mul", self.pointwise("div", a, b), b))
+        return self.binary("sub", a, self.binary("mul", self.binary("div", a, b), b))
 
     def clipped(self, x: Tensor, low: float | Tensor | None, high: float | Tensor | None) -> Tensor:
         """x between bounds: numbers or values, not one of each; None: no bound. The upper bound counts last."""
@@ -231,15 +199,9 @@ class Translation:
 
     def reduced(self, x: Tensor, kind: ReduceKind, axes: Sequence[int], keepdims: bool) -> Tensor:
         """The sum, product, maximum or minimum over axes; of booleans the maximum or minimum."""
-        if x.type.is_float:
-            return self.emit(Reduce(tuple(axes), keepdims, kind), x)
-        counts = x.type.name in WHOLE and x.type.name != "uint64"
-        if not counts and not (x.type.name == "bool" and kind in ("max", "min")):
+        if x.type.name not in NUMBERS or (x.type.name == "bool" and kind not in ("max", "min")):
             raise Unsupported(f"of {x.type}")
-        y = x
-        for axis in axes:
-            y = self.emit(Scan(axis, _SCANS[kind], total=True), y)
-        return y if keepdims else self.reshape(y, tuple(size for k, size in enumerate(y.shape) if k not in axes))
+        return self.emit(Reduce(tuple(axes), keepdims, kind), x)
 
     def moments(self, x: Tensor, axes: tuple[int, ...], keepdims: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """(the means over axes, the differences from them, the means of their squares).
@@ -256,7 +218,7 @@ class Translation:
             squares = self.emit(Binary("mul"), x, x, helps=True)
             return self.apply("sqrt", self.reduced(squares, "sum", axes, keepdims))
         if order == 0:
-            nonzero = self.pointwise("not_equal", x, self.number(0, x))
+            nonzero = self.binary("not_equal", x, self.number(0, x))
             return self.reduced(self.converted(nonzero, x.type.name), "sum", axes, keepdims)
         size = self.apply("abs", x, helps=True)
         if math.isinf(order):
@@ -318,7 +280,7 @@ class Translation:
                 wide = wide if wide.shape[axis] == size else self.gathered(wide, axis, np.zeros(size, np.int64))
             return wide
         if not x.type.is_float:
-            return self.pointwise("or", wide, self.constant(np.zeros(shape, x.type.dtype), "zeros"))
+            return self.binary("or", wide, self.constant(np.zeros(shape, x.type.dtype), "zeros"))
         return self.binary("mul", wide, self.constant(np.ones(shape, x.type.dtype), "ones"))
 
     def repeated(self, x: Tensor, counts: Sequence[int]) -> Tensor:
@@ -530,7 +492,7 @@ class Translation:
             wide = np.broadcast_to(value, (*value.shape[:-1], columns)) if value.shape[-1:] == (1,) else value
             mask = self.constant(wide.astype(q.type.dtype), "mask")
         if mask.type.name == "bool":
-            mask = self.pointwise("where", mask, self.number(0, q), self.number(-math.inf, q))
+            mask = self.where(mask, self.number(0, q), self.number(-math.inf, q))
         if mask.type != q.type or mask.shape[-1:] != (columns,):
             raise Unsupported(f"a mask of {mask.type} of shape {mask.shape}")
         return mask

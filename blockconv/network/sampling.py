@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import BinaryKind
+from blockconv.core.element_problem import BinaryKind
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import Concat, GatherAt, Slice, Transpose
@@ -64,13 +64,13 @@ def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tens
     for first, *others in itertools.product(*sides):
         at, inside, weight = first
         for size, other in zip(sizes[1:], others, strict=True):
-            at = call.pointwise("add", call.pointwise("mul", at, call.number(size, at)), other.at)
-            inside = call.pointwise("and", inside, other.inside)
+            at = call.binary("add", call.binary("mul", at, call.number(size, at)), other.at)
+            inside = call.binary("and", inside, other.inside)
             if weight is not None and other.weight is not None:
                 weight = call.binary("mul", weight, other.weight)
-        part = call.emit(GatherAt("tuples", 1), pixels, call.pointwise("where", inside, at, last), helps=True)
+        part = call.emit(GatherAt("tuples", 1), pixels, call.where(inside, at, last), helps=True)
         if weight is not None:
-            part = call.binary("mul", part, call.pointwise("where", inside, weight, call.number(0, weight)))
+            part = call.binary("mul", part, call.where(inside, weight, call.number(0, weight)))
         parts.append(part)
     y = functools.reduce(functools.partial(call.binary, "add"), parts)
     order = (0, rank + 1, *range(1, rank + 1))
@@ -115,9 +115,9 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
     ends = [call.number(end, at) for end in (0.0, size - 1.0)]
     found = []
     for pixel, weight in pixels:
-        from_first, to_last = (call.pointwise("less_equal", *pair) for pair in ((ends[0], pixel), (pixel, ends[1])))
+        from_first, to_last = (call.binary("less_equal", *pair) for pair in ((ends[0], pixel), (pixel, ends[1])))
         index = call.converted(call.apply(bounds, pixel, helps=True), "int64")
-        found.append(_Neighbour(index, call.pointwise("and", from_first, to_last), weight))
+        found.append(_Neighbour(index, call.binary("and", from_first, to_last), weight))
     return found
 
 

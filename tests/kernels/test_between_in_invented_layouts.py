@@ -19,11 +19,10 @@ import blockconv as bc
 from blockconv import Layout
 from blockconv.core import target
 from blockconv.core.activation import activation
-from blockconv.core.element_problem import PointwiseProblem
+from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.eltwise_problem import (
     ActivationProblem,
     AffineProblem,
-    BinaryProblem,
     ConcatProblem,
     GatherProblem,
     GroupNormProblem,
@@ -99,11 +98,18 @@ def test_elementwise(layout: str) -> None:
         shapes = [shape, (1, c, 1, 1), (n, c, 1, 1), (n, 1, h, w), (1, 1, 1, 1), (n, 1, 1, w), (1, c, h, 1)]
         for other in dict.fromkeys(shapes):
             y = integers(other)
-            run("binary", BinaryProblem("add", shape, other), layout, [x, y], np.clip(x + y, 0.5, 2.0), activation=CLIP)
+            run(
+                "binary",
+                ElementsProblem("add", (shape, other)),
+                layout,
+                [x, y],
+                np.clip(x + y, 0.5, 2.0),
+                activation=CLIP,
+            )
         for one, other in itertools.permutations(shapes[:4], 2):
             x, y = integers(one), integers(other)
             given = [(y > 0, layout), (x, layout), (y, layout)]
-            check("pointwise", PointwiseProblem("where", (other, one, other)), layout, given, np.where(y > 0, x, y))
+            check("where", ElementsProblem("where", (other, one, other)), layout, given, np.where(y > 0, x, y))
 
 
 def _softmax(x: Array, axis: int) -> Array:

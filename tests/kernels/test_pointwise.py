@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storage_oracle import Array
 
 import blockconv as bc
-from blockconv.core.element_problem import PointwiseProblem
+from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.types import FLOATS, NUMBERS, WHOLE, Types, element
 from blockconv.network import ops
@@ -75,7 +75,15 @@ def run(kind: Any, layout: str, name: str, shapes: list[Shape], seed: int = 0, *
     src = element(name)
     types = Types(src, src, src, element(wanted.dtype))
     placed = [(x, layout) for x in operands]
-    check("pointwise", PointwiseProblem(kind, tuple(shapes)), layout, placed, wanted, types=types, **options)
+    check(
+        "where" if kind == "where" else "binary",
+        ElementsProblem(kind, tuple(shapes)),
+        layout,
+        placed,
+        wanted,
+        types=types,
+        **options,
+    )
 
 
 def beside(shape: Shape) -> list[Shape]:
@@ -151,7 +159,7 @@ def test_conversions(src: str) -> None:
         wanted = wanted.reshape(x.shape)
         types = Types(element(src), element(src), element(src), kind)
         for layout in ("NCHW16", "NHWC"):
-            check("pointwise", PointwiseProblem("convert", (x.shape,)), layout, [(x, layout)], wanted, types=types)
+            check("convert", ElementsProblem("convert", (x.shape,)), layout, [(x, layout)], wanted, types=types)
         assert np.array_equal(ops.Convert(dst).evaluate([x], []), wanted, equal_nan=True)
 
 
@@ -177,18 +185,18 @@ def test_random_broadcasts(problem: tuple[str, str, list[Shape]], seed: int) -> 
         operands[0] = values(rng, shapes[0], "bool")
     b = bc.NetworkBuilder()
     given_ = [b.input(f"x{k}", x.shape, dtype=x.dtype) for k, x in enumerate(operands)]
-    b.output(b.add(ops.Pointwise(kind), *given_, name="y"))  # type: ignore[arg-type]
+    b.output(b.add(ops.Where() if kind == "where" else ops.Binary(kind), *given_, name="y"))  # type: ignore[arg-type]
     found = bc.compile(b.build(), threads=1)(*operands)
     np.testing.assert_array_equal(found, oracle(kind, *operands))
 
 
 def test_what_is_no_problem() -> None:
     with pytest.raises(ArgumentError, match="broadcast"):
-        PointwiseProblem("add", ((2, 3), (3, 2)))
+        ElementsProblem("add", ((2, 3), (3, 2)))
     with pytest.raises(ArgumentError, match="must be 3, for where"):
-        PointwiseProblem("where", ((2,), (2,)))
-    for kind, dtypes in (("where", "fff"), ("add", "ff"), ("equal", "fi"), ("and", "ff")):
+        ElementsProblem("where", ((2,), (2,)))
+    for kind, dtypes in (("where", "fff"), ("mod", "ff"), ("equal", "fi"), ("and", "ff")):
         b = bc.NetworkBuilder()
         operands = [b.input(f"x{k}", (2,), dtype={"f": "float32", "i": "int32"}[d]) for k, d in enumerate(dtypes)]
         with pytest.raises(NetworkError, match="float32"):
-            b.add(ops.Pointwise(kind), *operands)  # type: ignore[arg-type]
+            b.add(ops.Where() if kind == "where" else ops.Binary(kind), *operands)  # type: ignore[arg-type]

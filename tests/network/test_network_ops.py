@@ -22,7 +22,7 @@ from blockconv.core.eltwise_problem import (
     TransposeProblem,
 )
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import Types
+from blockconv.core.types import WHOLE, Types, element
 from blockconv.kernels import TABLE
 from blockconv.kernels.resize import rows as resize_rows
 from blockconv.network import ops
@@ -282,6 +282,24 @@ def test_other_reductions(kind: Any, shape: tuple[int, ...]) -> None:
                     wanted = (getattr(x.astype("f8"), kind)(axes, keepdims=True) if axes else x).astype(dtype)
                 p = ReduceMeanProblem(shape, axes, kind)
                 check("reduce_mean", p, rank, [(x, rank)], wanted, exact=kind in ("max", "min"), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "bool"])
+@pytest.mark.sampled(3)
+def test_reductions_of_integers(name: str) -> None:
+    """Any of these numbers, with both ends of the type: sums wrap around, as NumPy's of that type."""
+    rng, dtype = np.random.default_rng(5), element(name).dtype
+    for k, (layout, shape) in enumerate(
+        (("abc", (4, 5, 6)), ("ab", (3, 700)), ("NCHW16", (2, 20, 3, 5)), ("NHWC", (2, 9, 4, 7)))
+    ):
+        low, high = (0, 1) if name == "bool" else element(name).bounds
+        x = rng.choice(np.array([low, high, 0, 1, high, low + 1], dtype), shape)
+        for kind in ("max", "min") if name == "bool" else ("sum", "max", "min", "prod"):
+            for axes in ((0,), (len(shape) - 1,), (0, len(shape) - 1)):
+                dtypes = {} if kind in ("max", "min") else {"dtype": dtype}
+                wanted = np.asarray(getattr(x, kind)(axes, keepdims=True, **dtypes))
+                p = ReduceMeanProblem(shape, axes, kind)  # type: ignore[arg-type]
+                check("reduce_mean", p, layout, [(x, layout)], wanted, threads=1 + k % 2)
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,)])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.network import ops
+from blockconv.network import archive, ops
 
 
 def values(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -203,3 +203,16 @@ def test_a_file_with_any_bit_flipped_or_cut_short(kind: str, tmp_path: Path) -> 
             continue
         with contextlib.suppress(bc.ArgumentError):
             bc.BlockedArray.load(path)
+
+
+OF_BEFORE = [
+    ({"is": "Pointwise", "kind": "where"}, ops.Where()),
+    ({"is": "Pointwise", "kind": "less"}, ops.Binary("less")),
+    ({"is": "Scan", "axis": 2, "kind": "mul", "total": True}, ops.Reduce((2,), True, "prod")),
+    ({"is": "Scan", "axis": 2, "kind": "max", "total": False}, ops.Scan(2, "max")),
+]
+
+
+@pytest.mark.parametrize(("held", "made"), OF_BEFORE, ids=[repr(made) for _, made in OF_BEFORE])
+def test_ops_of_earlier_files_load(held: dict[str, Any], made: ops.Op) -> None:
+    assert archive._record(held) == made

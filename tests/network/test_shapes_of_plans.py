@@ -69,7 +69,7 @@ OPS: dict[str, Build] = {
     "mean of images": lambda b, x: b.add(ops.ReduceMean((2, 3), False), x),
     "shuffle": lambda b, x: b.add(ops.Shuffle(2), x),
     "cast": lambda b, x: b.add(ops.Cast("float32"), b.add(ops.Cast("bfloat16"), x)),
-    "mask": lambda b, x: b.add(ops.Pointwise("where"), b.add(ops.Pointwise("less"), x, b.activation(x, "relu")), x, x),
+    "mask": lambda b, x: b.add(ops.Where(), b.add(ops.Binary("less"), x, b.activation(x, "relu")), x, x),
     "converted": lambda b, x: b.add(ops.Convert("float32"), b.add(ops.Convert("int64"), x)),
     "sum so far": lambda b, x: b.add(ops.Scan(2), x),
     "largest": lambda b, x: b.add(ops.GatherAt("elements", 3), x, b.add(ops.Top(3, 2), x)),

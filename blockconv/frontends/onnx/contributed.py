@@ -111,7 +111,7 @@ op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
 @op("com.microsoft.QLinearWhere", limits=CONSTANT)
 @_of_integers(1, 4)
 def _qlinear_where(call: Call, x: Tensor, y: Tensor) -> Tensor:
-    return call.pointwise("where", call.input(), x, y)
+    return call.where(call.input(), x, y)
 
 
 @op("com.microsoft.QLinearConcat", limits=CONSTANT)
@@ -250,7 +250,7 @@ def _rotary(call: Call) -> Tensor:
     wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if x.rank == 4 else wide
     if positions.shape == (1,):
         later = call.constant(np.arange(wide.shape[1], dtype=np.int64)[None], "positions")
-        positions = call.pointwise("add", call.reshape(positions, (1, 1)), later)
+        positions = call.binary("add", call.reshape(positions, (1, 1)), later)
     tables = (call.emit(ops.GatherAt("along", 0), call.input(k), positions, helps=True) for k in (2, 3))
     cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
     step = 2 if call.attribute("interleaved", 0) else 1
@@ -352,9 +352,9 @@ def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
     if mask.rank not in (2, 3):
         raise Unsupported(f"a mask of shape {mask.shape}")
     mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - mask.rank), *mask.shape[1:]))
-    shown = call.pointwise("less", call.number(0, mask), mask)
+    shown = call.binary("less", call.number(0, mask), mask)
     hidden = call.number(call.attribute("mask_filter_value", -10000.0), q)
-    return call.pointwise("where", shown, call.number(0, q), hidden)
+    return call.where(shown, call.number(0, q), hidden)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels

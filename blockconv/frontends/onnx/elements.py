@@ -19,7 +19,7 @@ _COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 h
 
 # ---------------------------------------------------------------- each element by itself
 
-op("Where", since=9)(lowered("where"))
+op("Where", since=9)(lowered(Call.where))
 op("Equal", since=7)(lowered("equal"))
 op("Less", since=7)(lowered("less"))
 op("LessOrEqual", since=7)(lowered("less_equal"))
@@ -54,7 +54,7 @@ def _shrink(call: Call) -> Tensor:
     y = call.number(0, x)
     for ends, side in (((x, call.number(-size, x)), bias), ((call.number(size, x), x), -bias)):
         moved = call.binary("add", x, call.number(side, x))
-        y = call.pointwise("where", call.pointwise("less", *ends), moved, y)
+        y = call.where(call.binary("less", *ends), moved, y)
     return call.converted(y, given.type.name)
 
 
@@ -64,7 +64,7 @@ def _mod(call: Call) -> Tensor:
     fmod = call.attribute("fmod", 0)
     types = () if fmod and call.input().type.is_float else WHOLE
     a, b = call.operand(0, *types), call.operand(1, *types)
-    return call.fmod(a, b) if fmod else call.pointwise("mod", a, b)
+    return call.fmod(a, b) if fmod else call.binary("mod", a, b)
 
 
 @op("Trilu", "com.microsoft.Trilu")
@@ -78,7 +78,7 @@ def _trilu(call: Call) -> Tensor:
     k = call.operand(1, "int64") if call.has(1) else call.constant(np.zeros((), np.int64), "diagonal")
     k = call.reshape(k, ())
     ends = (k, above) if call.attribute("upper", 1) else (above, k)
-    return call.pointwise("where", call.pointwise("less_equal", *ends), x, call.number(0, x))
+    return call.where(call.binary("less_equal", *ends), x, call.number(0, x))
 
 
 @op("OneHot", limits="a constant depth", since=9)
@@ -90,11 +90,11 @@ def _one_hot(call: Call) -> Tensor:
     rank = indices.rank
     axis = call.axis(call.attribute("axis", -1), rank + 1)
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
-    negative = call.pointwise("less", wide, call.number(0, wide))
-    wide = call.pointwise("where", negative, call.pointwise("add", wide, call.number(depth, wide)), wide)
+    negative = call.binary("less", wide, call.number(0, wide))
+    wide = call.where(negative, call.binary("add", wide, call.number(depth, wide)), wide)
     places = np.arange(depth, dtype=np.int64).reshape(-1, *(1,) * (rank - axis))
     off, on = (call.reshape(call.emit(ops.Slice(0, k, 1), values), ()) for k in (0, 1))
-    return call.pointwise("where", call.pointwise("equal", wide, call.constant(places, "places")), on, off)
+    return call.where(call.binary("equal", wide, call.constant(places, "places")), on, off)
 
 
 # ---------------------------------------------------------------- indices

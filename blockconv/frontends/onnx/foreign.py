@@ -18,7 +18,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
-from blockconv.core.types import FLOATS, INTEGERS, Types, element
+from blockconv.core.types import FLOATS, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
 from blockconv.frontends.onnx.rules import MOST_VALUES, ONNX_ERRORS, Rules, onnx_type, with_defaults
 from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
@@ -151,7 +151,7 @@ class Fallback:
         a, type = node.attributes, self.scope.values[node.inputs[0]].type
         if isinstance(a, (ops.Reshape, *_CONVERSIONS)) or type.name in FLOATS:
             return True
-        wraps = isinstance(a, ops.Binary) and type.name in INTEGERS and a.kind not in ("max", "min")
+        wraps = isinstance(a, ops.Binary) and type.is_packed and a.kind not in ("max", "min")
         types = Types.all(type.unpacked.name)
         return not wraps and any(row.op == node.op and row.takes(types) for row in TABLE)
 

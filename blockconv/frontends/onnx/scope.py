@@ -65,14 +65,12 @@ class ReadStep(NamedTuple):
     """The result of a translator that looks at no sizes, for one node of a model.
 
     flows: the operands that are no constants: their names in the model, their own, and their ranks.
-    alike: pairs of these, by their own names, and whether both have one shape.
     nodes: what came into the scope, each with the value that it made.
     constants, tensors, dequantized, dequantizing: what came too; `tensors` are the constants'.
     gives: the names of the node's values in the model, and their own.
     """
 
     flows: tuple[tuple[str, str, int], ...]
-    alike: tuple[tuple[str, str, bool], ...]
     nodes: tuple[tuple[Node, Tensor], ...]
     constants: dict[str, Array]
     tensors: dict[str, Tensor]
@@ -132,9 +130,6 @@ class Scope(Emitter):
         values = self.values
         for name, own, rank in step.flows:
             if values[name].name != own or values[name].rank != rank or self.is_constant(own):
-                return False
-        for a, b, same in step.alike:
-            if (values[a].shape == values[b].shape) != same:
                 return False
         if step.tensors or step.dequantizing:
             self.constants |= step.constants
@@ -205,14 +200,14 @@ def op(*names: str, limits: str = "", since: int = 1) -> Callable[[Translator], 
 
 
 def lowered(lower: str | Callable[..., Tensor], *types: str) -> Translator:
-    """A translator that is a formula of the node's operands: a kind of `Call.pointwise`, or a method of `Call`.
+    """A translator that is a formula of the node's operands: a kind of `Call.binary`, or a method of `Call`.
 
     types: see `Call.operand`.
     """
 
     def translate(call: Call) -> Tensor:
         given = [call.operand(k, *types) for k in range(len(call.inputs))]
-        return call.pointwise(lower, *given) if isinstance(lower, str) else lower(call, *given)
+        return call.binary(lower, *given) if isinstance(lower, str) else lower(call, *given)
 
     return translate
 
@@ -240,7 +235,7 @@ def _plain(tensor: Tensor) -> Tensor:
 class Call(Translation):
     """One node of a model, as its translator sees it.
 
-    looks: whether the translator looked at sizes, but for ranks and `have_one_shape`.
+    looks: whether the translator looked at sizes, but for ranks.
     """
 
     def __init__(self, node: Any, scope: Scope) -> None:
@@ -250,7 +245,6 @@ class Call(Translation):
         # The outputs after the first that something reads.
         self.extra_outputs = [name for name in node.output[1:] if name in scope.read]
         self.attributes = {a.name: a for a in node.attribute}
-        self._alike: list[tuple[str, str, bool]] = []
         self._before = len(scope.nodes), len(scope.constants), len(scope.dequantized)
 
     def _watched(self, tensor: Tensor) -> Tensor:
@@ -267,11 +261,6 @@ class Call(Translation):
     def give(self, name: str, tensor: Tensor) -> None:
         super().give(name, _plain(tensor))
 
-    def have_one_shape(self, a: Tensor, b: Tensor) -> bool:
-        same = _plain(a).shape == _plain(b).shape
-        self._alike.append((a.name, b.name, same))
-        return same
-
     def maker(self, name: str) -> Node | None:
         """The node that makes a value; None for inputs and constants."""
         self.looks = True
@@ -283,14 +272,13 @@ class Call(Translation):
         if any(isinstance(tensor, Unknown) for tensor in operands.values()):
             return
         read = [(name, tensor.name) for name, tensor in operands.items()]
-        if self.looks or not {own for _, own in read}.issuperset(name for pair in self._alike for name in pair[:2]):
+        if self.looks:
             return
         nodes, constants, dequantized = self._before
         made, arrays = scope.nodes[nodes:], dict(itertools.islice(scope.constants.items(), constants, None))
         integers = dict(itertools.islice(scope.dequantized.items(), dequantized, None))
         scope.steps[self.node.output[0]] = ReadStep(
             tuple((name, own, operands[name].rank) for name, own in read if not scope.is_constant(own)),
-            tuple(self._alike),
             tuple((node, scope.values[node.output]) for node in made),
             arrays,
             {name: scope.values[name] for name in (*arrays, *integers)},

@@ -283,7 +283,7 @@ def _lp_norm(call: Call) -> Tensor:
         raise Unsupported(f"p={p}")
     wide = call.converted(x, x.type.computed.name)
     norm = call.norm(wide, p, (call.along(x, -1),), True)
-    divisor = call.pointwise("where", call.pointwise("equal", norm, call.number(0, norm)), call.number(1, norm), norm)
+    divisor = call.where(call.binary("equal", norm, call.number(0, norm)), call.number(1, norm), norm)
     return call.converted(call.binary("div", wide, divisor), x.type.name)
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.fx import Node as FxNode
 
-from blockconv.core.element_problem import ScatterKind
-from blockconv.core.eltwise_problem import BinaryKind, ReduceKind
+from blockconv.core.element_problem import BinaryKind, ScatterKind
+from blockconv.core.eltwise_problem import ReduceKind
 from blockconv.core.types import NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
 from blockconv.network import ops
@@ -92,12 +92,12 @@ def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
         return _quotient_of_floats(call, a, b)
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"rounding_mode={call['rounding_mode']!r} of {a.type}, or by what may be 0")
-    return _floored(call, a, b) if call["rounding_mode"] == "floor" else call.pointwise("div", a, b)
+    return _floored(call, a, b) if call["rounding_mode"] == "floor" else call.binary("div", a, b)
 
 
 def _floored(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """The quotient of integers, rounded down."""
-    return call.pointwise("div", call.pointwise("sub", a, call.pointwise("mod", a, b)), b)
+    return call.binary("div", call.binary("sub", a, call.binary("mod", a, b)), b)
 
 
 def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -108,17 +108,17 @@ def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
     rest, below = _divided(call, a, b)
     zero, one = (as_numbers(call, number, a.type.name) for number in (0.0, 1.0))
     whole = call.binary("div", call.binary("sub", a, rest), b)
-    whole = call.binary("sub", whole, call.pointwise("where", below, one, zero))
+    whole = call.binary("sub", whole, call.where(below, one, zero))
     rounded = call.apply("round", whole)
-    return call.pointwise("where", call.pointwise("equal", b, zero), y, rounded)
+    return call.where(call.binary("equal", b, zero), y, rounded)
 
 
 def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(remainder, is_below) of floats: `a - trunc(a / b) * b`, and whether floor(a / b) is trunc(a / b) - 1."""
     y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, a.type.name)
     opposite = (("less", "greater"), ("greater", "less"))  # y and b against zero
-    pairs = [[call.pointwise(kind, x, zero) for kind, x in zip(kinds, (y, b), strict=True)] for kinds in opposite]
-    return y, call.pointwise("or", *(call.pointwise("and", *pair) for pair in pairs))
+    pairs = [[call.binary(kind, x, zero) for kind, x in zip(kinds, (y, b), strict=True)] for kinds in opposite]
+    return y, call.binary("or", *(call.binary("and", *pair) for pair in pairs))
 
 
 def _never_zero(call: Call) -> bool:
@@ -135,10 +135,10 @@ def _remainder(call: Call) -> Tensor:
         if call.kind == "fmod":
             return call.fmod(a, b)
         y, below = _divided(call, a, b)
-        return call.pointwise("where", below, call.binary("add", y, b), y)
+        return call.where(below, call.binary("add", y, b), y)
     if a.type.name not in WHOLE or not _never_zero(call):
         raise Unsupported(f"of {a.type}, or by what may be 0")
-    return call.pointwise("mod", a, b) if call.kind == "remainder" else call.fmod(a, b)
+    return call.binary("mod", a, b) if call.kind == "remainder" else call.fmod(a, b)
 
 
 of_numbers("neg")(lowered(Call.negated))
@@ -167,14 +167,14 @@ _COMPARED = {
 
 @of_numbers(*_COMPARED)
 def _compared(call: Call) -> Tensor:
-    return call.pointwise(_COMPARED[call.kind], *_promoted(call, "self", "other"))
+    return call.binary(_COMPARED[call.kind], *_promoted(call, "self", "other"))
 
 
 @of_numbers("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _logic(call: Call) -> Tensor:
     family, _, kind = call.kind.partition("_")
     type_ = "bool" if family == "logical" else call.result
-    return call.pointwise(kind, *(as_numbers(call, call[one], type_) for one in ("self", "other")))
+    return call.binary(kind, *(as_numbers(call, call[one], type_) for one in ("self", "other")))
 
 
 @of_numbers("logical_not", "bitwise_not")
@@ -185,7 +185,7 @@ def _not(call: Call) -> Tensor:
 @of_numbers("where")
 def _where(call: Call) -> Tensor:
     condition = as_numbers(call, call["condition"], "bool")
-    return call.pointwise("where", condition, *(as_numbers(call, call[one], call.result) for one in ("self", "other")))
+    return call.where(condition, *(as_numbers(call, call[one], call.result) for one in ("self", "other")))
 
 
 @of_numbers("clamp", "clamp_min", "clamp_max", "hardtanh")
@@ -299,7 +299,7 @@ def _put(call: Call) -> Tensor:
     if [index.type.name for _, index in given] == ["bool"] and math.prod(values.shape) == 1 and kind == "none":
         ((axis, mask),) = given
         mask = call.reshape(mask, (*mask.shape, *(1,) * (x.rank - axis - mask.rank)))
-        return call.pointwise("where", mask, call.reshape(values, ()), x)
+        return call.where(mask, call.reshape(values, ()), x)
     tuples, order, named = _tuples(call, x, given)
     _check_updated(x, tuples, kind)
     shape, rest = tuples.shape[:-1], [x.shape[axis] for axis in order[len(named) :]]

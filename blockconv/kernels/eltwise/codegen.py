@@ -15,8 +15,7 @@ from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, ActivationKind
-from blockconv.core.element_problem import PointwiseKind
-from blockconv.core.eltwise_problem import BinaryKind
+from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
 from blockconv.kernels.common.activation import ActivationArguments, activate
@@ -28,7 +27,7 @@ from blockconv.kernels.common.walk import WRITTEN, Place
 
 UNROLL = 4  # vectors at a time
 COMPARED = {"equal": "==", "less": "<", "less_equal": "<="}
-KINDS = tuple(dict.fromkeys(("activation", "lookup", "affine", *get_args(BinaryKind), *get_args(PointwiseKind))))
+KINDS = ("activation", "lookup", "affine", *get_args(ElementKind))
 
 
 class Form(NamedTuple):

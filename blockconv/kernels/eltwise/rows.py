@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.element_problem import PointwiseProblem
-from blockconv.core.eltwise_problem import AffineProblem, BinaryProblem
+from blockconv.core.element_problem import ElementsProblem
+from blockconv.core.eltwise_problem import AffineProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, ElementType, element
 from blockconv.kernels.batches import fill_images
@@ -41,6 +41,7 @@ from blockconv.runtime import OWN_TABLE, Launch
 _SWAPPED = ("add", "mul", "max", "min")  # which give the same with their operands the other way round
 _UNSIGNED = ("and", "or", "xor", "add", "sub", "mul", "equal")  # whose code is the same for signed integers
 _OF_INTEGERS = ("and", "or", "xor", "mod")
+_REAL = ("pow", "fmod", "atan2")  # of floats, or of what stands for them
 # Cycles of a vector of float32: to dequantize a source. Rounding a result to 16 bits takes as long as quantizing it.
 DEQUANTIZED_CYCLES = 2
 
@@ -130,10 +131,8 @@ class Elementwise:
 
 def shapes_of(problem: Any) -> tuple[tuple[int, ...] | None, ...]:
     """The shapes of a problem's operands, as `Walk.of` takes them."""
-    if isinstance(problem, PointwiseProblem):
+    if isinstance(problem, ElementsProblem):
         return problem.shapes
-    if isinstance(problem, BinaryProblem):
-        return problem.src, problem.other
     return (problem.shape, None, None) if isinstance(problem, AffineProblem) else (problem.shape,)
 
 
@@ -157,6 +156,8 @@ def _row(op: str, dtypes: tuple[str, ...] | None) -> Row:
         if reason is not None:
             return reason
         made = Elementwise(op, request, **options)
+        if made.op in _REAL and not (made.real or request.types.src.is_float):
+            return f"{made.op} is of floats, not of {request.types.src}"
         return Primitive(made.seconds, made.launches)
 
     return Row(op, op, make, None if dtypes is None else frozenset(dtypes))
@@ -164,8 +165,9 @@ def _row(op: str, dtypes: tuple[str, ...] | None) -> Row:
 
 ROWS = (
     _row("activation", (*FLOATS, *BYTES)),
-    _row("binary", (*FLOATS, *BYTES)),
     _row("affine", (*FLOATS, *BYTES)),
     _row("lookup", BYTES),
-    _row("pointwise", None),
+    _row("binary", None),
+    _row("where", None),
+    _row("convert", None),
 )

@@ -155,7 +155,7 @@ class AxisLinesArgs(Arguments):
 
 
 @jit.kernel
-def scan(src, kind, exclusive, reverse, total):
+def scan(src, kind, exclusive, reverse):
     """A task reads some lines. Sums are float64 or int64 until they are stored."""
     type, how = ElementType.of(src), SCANS[kind]
     load, store, itemsize = number_at(type), put_number(type), type.itemsize
@@ -175,13 +175,11 @@ def scan(src, kind, exclusive, reverse, total):
             for n in range(size):
                 place = at + (size - 1 - n if reverse else n) * step
                 x = load(a.src + place)  # first: the destination may be the source
-                if exclusive and not total:
+                if exclusive:
                     store(a.dst + place, value)
                 value = combined(value, x, adds, multiplies, is_max)
-                if not (exclusive or total):
+                if not exclusive:
                     store(a.dst + place, value)
-            if total:
-                store(a.dst + line * itemsize, value)
 
     return kernel
 

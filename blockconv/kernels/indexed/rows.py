@@ -82,7 +82,7 @@ def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
 
 def _scan(request: Request) -> list[Launch]:
     p = request.problem
-    flags = int(p.exclusive), int(p.reverse), int(p.total)
+    flags = int(p.exclusive), int(p.reverse)
     return [Launch(scan(request.types.src.code, SCANS.index(p.kind), *flags), *_lines(request, 1))]
 
 

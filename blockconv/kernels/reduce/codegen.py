@@ -1,4 +1,4 @@
-"""Sums of rows, or their products, maxima and minima, as vector code."""
+"""Sums of rows, or their products, maxima and minima, as vector code. Integers wrap around."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from numba.core import cgutils
 
-from blockconv.core.types import ElementType
+from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import const, emitted, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
@@ -17,19 +17,46 @@ ACCUMULATORS = 4  # so that an addition need not wait for the one before
 
 
 class Combine:
-    """How two elements become one.
-
-    FIRST: the value that each result begins with.
-    """
+    """How two elements become one."""
 
     ADD, MAX, MIN, MUL = range(4)
-    FIRST = (0.0, -math.inf, math.inf, 1.0)
+
+    @staticmethod
+    def first(how: int, element: ElementType) -> float:
+        """The value that each result begins with."""
+        low, high = (-math.inf, math.inf) if element.is_float else element.bounds
+        return (0, low, high, 1)[how]
+
+
+class Whole(Vectors):
+    """Vectors of integers, with the names of `Floats`."""
+
+    computed: Vectors
+
+    def __init__(self, builder: Any, element: ElementType, lanes: int) -> None:
+        super().__init__(builder, element, lanes)
+        self.computed = self
+
+    def in_computed(self, offset: Any) -> Any:
+        return offset
+
+
+def summed_type(element: ElementType) -> ElementType:
+    """The type of the sums of elements before they are stored."""
+    return element.computed if element.is_float else element
+
+
+def _numbers(builder: Any, element: ElementType, lanes: int) -> Floats | Whole:
+    return (Floats if element.is_float else Whole)(builder, element, lanes)
 
 
 def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
     if how in (Combine.ADD, Combine.MUL):
         return v.add if how == Combine.ADD else v.mul
     b, word = v.b, ">" if how == Combine.MAX else "<"
+    if not v.type.is_float:
+        compared = b.icmp_signed if v.type.kind == SIGNED else b.icmp_unsigned
+        return lambda x, y: b.select(compared(word, x, y), x, y)
     # A NaN of either stays.
     return lambda x, y: b.select(b.or_(b.fcmp_ordered(word, x, y), b.fcmp_unordered("uno", x, x)), x, y)
 
@@ -39,8 +66,8 @@ def begin_sums(element: ElementType, lanes: int, how: int) -> Any:
 
     @emitted
     def begin(builder: Any, at: Any, count: Any) -> None:
-        v = Vectors(builder, element.computed, lanes)
-        first = v.c(Combine.FIRST[how])
+        v = Vectors(builder, summed_type(element), lanes)
+        first = v.c(Combine.first(how, element))
         v.each(count, lambda offset, mask: v.store(first, builder.add(at, offset), mask))
 
     return begin
@@ -70,7 +97,7 @@ def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int) -> Any
 
     @emitted
     def add_rows(builder: Any, s: Summands) -> None:
-        v = Floats(builder, element, lanes)
+        v = _numbers(builder, element, lanes)
         with builder.if_else(builder.icmp_signed(">=", s.size, const(vectors * lanes))) as (whole, partly):
             with whole:
                 _add(v, s, [None] * vectors, how)
@@ -80,8 +107,8 @@ def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int) -> Any
     return add_rows
 
 
-def _add(v: Floats, s: Summands, masks: list[Any], how: int) -> None:
-    b, vectors, first_value, combine = v.b, len(masks), Combine.FIRST[how], _combine(v, how)
+def _add(v: Floats | Whole, s: Summands, masks: list[Any], how: int) -> None:
+    b, vectors, first_value, combine = v.b, len(masks), Combine.first(how, v.type), _combine(v, how)
     missing = first_value or None
     unrolled = rows_at_once(vectors)
     slots = v.slots(unrolled * vectors, v.c(first_value))
@@ -120,17 +147,21 @@ def divide(element: ElementType, lanes: int, period: int, how: int) -> Any:
 
     @emitted
     def quotients(builder: Any, src: Any, by: Any, dst: Any, count: Any) -> None:
-        v = Floats(builder, element, lanes)
-        divisor = v.splat_float64(by)
+        v = _numbers(builder, element, lanes)
+
+        def divided(sums: Any, lanes: list[int] | None = None) -> Any:
+            if not element.is_float:
+                return sums
+            divisor = v.splat_float64(by)
+            return builder.fdiv(sums, shuffle(builder, divisor, divisor, lanes) if lanes else divisor)
 
         def vector(offset: Any, mask: Any) -> None:
             sums = v.computed.load(builder.add(src, v.in_computed(offset)))
-            v.store(builder.fdiv(sums, divisor), builder.add(dst, offset), mask)
+            v.store(divided(sums), builder.add(dst, offset), mask)
 
         if period:
             sums, first = v.fold(v.computed.load(src), _combine(v, how), period), list(range(period))
-            sums, divisor = (shuffle(builder, x, x, first) for x in (sums, divisor))
-            v.store(builder.fdiv(sums, divisor), dst)
+            v.store(divided(shuffle(builder, sums, sums, first), first), dst)
         else:
             v.each(count, vector)
 

@@ -6,7 +6,7 @@ from blockconv.jit.arguments import Arguments, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows
+from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows, summed_type
 
 LOOPS = 3  # of one sort, kept or reduced, that six dimensions make
 WIDE = 8  # vectors of folded rows that are summed at once
@@ -72,7 +72,7 @@ def reduce_mean(element, lanes, vectors, period, ragged, how):
     ragged: some results are of channels that do not exist. how: a `Combine`.
     """
     kind = ElementType.of(element)
-    itemsize, held, width = kind.itemsize, kind.computed.itemsize, vectors * lanes
+    itemsize, held, width = kind.itemsize, summed_type(kind).itemsize, vectors * lanes
     add_rows, quotients = sum_of_rows(kind, lanes, vectors, how), divide(kind, lanes, period, how)
     begin = begin_sums(kind, lanes, how)
 
@@ -115,8 +115,8 @@ def reduce_folded(element, lanes, vectors, period, ragged, how):
     Options as in `reduce_mean`; a row of a line's elements is no longer than `vectors`.
     """
     kind = ElementType.of(element)
-    itemsize, held, width, wide = kind.itemsize, kind.computed.itemsize, vectors * lanes, WIDE * lanes
-    add_rows, add_steps = sum_of_rows(kind, lanes, WIDE, how), sum_of_rows(kind.computed, lanes, vectors, how)
+    itemsize, held, width, wide = kind.itemsize, summed_type(kind).itemsize, vectors * lanes, WIDE * lanes
+    add_rows, add_steps = sum_of_rows(kind, lanes, WIDE, how), sum_of_rows(summed_type(kind), lanes, vectors, how)
     quotients, begin = divide(kind, lanes, period, how), begin_sums(kind, lanes, how)
 
     def kernel(args, first, last, scratch):

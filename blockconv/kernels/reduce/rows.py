@@ -1,5 +1,5 @@
 """Means over any axes of an array, but no blocked one. (Over H and W alone, pooling has them.) Sums, products, maxima
-and minima are made in the same way, and divided by 1.
+and minima are made in the same way, and divided by 1; so are those of integers, which wrap around, and of booleans.
 
 Neighbouring axes of one sort, kept or reduced, are one loop. The innermost kept axes are the elements of a row, and
 kernels sum rows. Where several rows are a vector, they are one row, whose sums are added to each other at the end.
@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Axis, Layout
-from blockconv.core.types import FLOATS, ElementType
+from blockconv.core.types import NUMBERS, ElementType
 from blockconv.jit import Kernel
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
-from blockconv.kernels.reduce.codegen import Combine, rows_at_once
+from blockconv.kernels.reduce.codegen import Combine, rows_at_once, summed_type
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
 from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Buffer, Launch
@@ -75,7 +75,7 @@ class Axes(NamedTuple):
 
 def _launches(request: Request) -> list[Launch]:
     p, layout, element, threads = request.problem, request.dst, request.types.src, request.threads
-    lanes = request.machine.lanes(element.computed.itemsize)
+    lanes = request.machine.lanes(max(4, summed_type(element).itemsize))
     if 0 in p.shape:
         return []
     at = Axes.of(p, layout, lanes)
@@ -126,7 +126,7 @@ def _summed(
         kept=kept,
         reduced=summed,
     )
-    scratch = -(-segment // width) * width * element.computed.itemsize
+    scratch = -(-segment // width) * width * summed_type(element).itemsize
     return Launch(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)
 
 
@@ -134,7 +134,7 @@ def _folded(
     at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
 ) -> Launch:
     *around, (_, rows), (_, lines), (_, steps) = at.outer
-    outer, line, held = math.prod(size for _, size in around), steps * at.inner, element.computed.itemsize
+    outer, line, held = math.prod(size for _, size in around), steps * at.inner, summed_type(element).itemsize
     run = max(1, min(lines, TASK_BYTES // (line * held), outer * lines // (4 * threads)))
     totals = -(-run * line // (WIDE * lanes)) * WIDE * lanes * held
     row_stride = lines * line * element.itemsize
@@ -172,6 +172,9 @@ def _why_not(request: Request) -> Reason | None:
     why_not, dst = same_layout_why_not(request), request.dst
     if why_not is None and any(dst.blocks[axis] > 1 for axis in request.problem.axes):
         return f"does not sum across the blocks of {dst}"
+    kind, type = request.problem.kind, request.types.src
+    if not type.is_float and (kind == "mean" or (type.name == "bool" and kind not in ("max", "min"))):
+        return f"has no {kind} of {type}"
     return why_not
 
 
@@ -180,4 +183,4 @@ def _cost(request: Request) -> float:
     return m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
 
 
-ROWS = (same_layout_row("reduce_mean", "reduce_mean", FLOATS, _cost, _launches, _why_not),)
+ROWS = (same_layout_row("reduce_mean", "reduce_mean", NUMBERS, _cost, _launches, _why_not),)

@@ -10,11 +10,10 @@ import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.checks import broadcast, checked_shape, checked_word
-from blockconv.core.element_problem import PointwiseKind, PointwiseProblem
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryKind, BinaryProblem
-from blockconv.core.errors import DtypeError
+from blockconv.core.element_problem import BinaryKind, ElementsProblem
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.types import INTEGERS, NUMBERS, WHOLE, ElementType, FloatType, Types, element
+from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
     Array,
     Arrays,
@@ -26,9 +25,9 @@ from blockconv.network.ops.base import (
     check_type,
     each_pixel,
 )
-from blockconv.network.ops.rule import Layouts, Requests, Shape, Site, Windows
+from blockconv.network.ops.rule import Layouts, Shape, Site, Windows
 
-__all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Pointwise"]
+__all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,15 @@ class Affine(Scaled):
 class _Broadcast(Solved):
     """An op of each element of operands that are broadcast together, as NumPy has it. Any of them may be a constant."""
 
+    solves = ElementsProblem
+
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        return {"shapes": shapes}
+
+    def types_at(self, site: Site) -> Types:
+        src = site.inputs[-1].type
+        return Types(src, src, src, site.output.type)
+
     def leading(self, site: Site) -> int:
         """The first operand of the result's shape; if there is none, one of its rank."""
         shape = site.output.shape
@@ -112,65 +120,55 @@ class _Broadcast(Solved):
 
 @dataclass(frozen=True)
 class Binary(_Broadcast):
-    """dst = activation(kind(a, b)) of floats, or of integers that stand for floats, broadcast.
+    """dst = activation(kind(a, b)), broadcast, of any two numbers of one type.
 
-    `Pointwise` has arithmetic of other integers.
+    Integers wrap around, unless they stand for floats (`Quantized`). Their "div" rounds towards zero, and their "mod"
+    has the divisor's sign; by zero both are 0. "equal", "less", "less_equal" give booleans: a NaN is equal to nothing,
+    and not less. "and", "or", "xor": of booleans, or of the bits of integers.
     """
 
-    solves = BinaryProblem
+    op = "binary"
     inputs = range(2, 3)
     effect = "computes"
     kind: BinaryKind
     activation: Activation = IDENTITY
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        """The shape that NumPy gives; not every such shape has a kernel: see `BinaryProblem`."""
         checked_word(self.op, "kind", self.kind, BinaryKind)
         return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", *inputs))
+
+    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+        found = super().infer_type(inputs, parameters)
+        if self.kind in ("equal", "less", "less_equal"):
+            check_type(self, "inputs", found, *NUMBERS)
+            return element("bool")
+        whole = {"mod": WHOLE, **dict.fromkeys(("and", "or", "xor"), (*WHOLE, "bool"))}
+        check_type(self, "inputs", found, *whole.get(self.kind, (*FLOATS, *WHOLE, *NIBBLES)))
+        return found
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return self.activation.reference(_BINARY[self.kind](*inputs))
 
-    def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
-        """Nothing for arithmetic on 8-bit integers, which wraps around: kernels clip and round it."""
-        if site.output.type.name not in INTEGERS or self.kind in ("max", "min"):
-            yield from super().requests(site, srcs, dsts)
-
 
 @dataclass(frozen=True)
-class Pointwise(_Broadcast):
-    """kind(operands) of each element, broadcast: a choice, comparisons, logic, and arithmetic of integers.
+class Where(_Broadcast):
+    """The second operand where the first, of booleans, is true, and the third elsewhere, broadcast."""
 
-    "where": of booleans, and of two of any type. "equal", "less", "less_equal": booleans, of two of any type; a NaN is
-    equal to nothing, and not less. "and", "or", "xor": of booleans, or of the bits of integers. "add", "sub", "mul":
-    integers that wrap around. "div" rounds towards zero, "mod" has the divisor's sign; by zero both are 0.
-    """
-
-    solves = PointwiseProblem
-    inputs = range(2, 4)
+    op = "where"
+    inputs = range(3, 4)
     is_exact = True
-    kind: PointwiseKind
 
     def sizes(self, shapes: Shapes) -> dict[str, Any]:
-        return {"shapes": shapes}
+        return {"kind": "where", "shapes": shapes}
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        first, second = inputs[-2:]
-        if self.kind == "where":
-            check_type(self, "condition", inputs[0], "bool")
-        if first != second:
-            raise DtypeError(self.op, "inputs", f"{first}, {second}", "have to be equal")
-        takes_all = self.kind in ("where", "equal", "less", "less_equal")
-        is_logic = self.kind in ("and", "or", "xor")
-        check_type(self, "inputs", first, *(NUMBERS if takes_all else (*WHOLE, "bool") if is_logic else WHOLE))
-        return element("bool") if self.kind in ("equal", "less", "less_equal") else first
-
-    def types_at(self, site: Site) -> Types:
-        src = site.inputs[-1].type
-        return Types(src, src, src, site.output.type)
+        check_type(self, "condition", inputs[0], "bool")
+        found = super().infer_type(inputs[1:], parameters)
+        check_type(self, "inputs", found, *NUMBERS)
+        return found
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(_POINTWISE[self.kind](*inputs))
+        return np.asarray(np.where(*inputs))
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ class Convert(_Broadcast):
     whether a number is not zero.
     """
 
-    solves = PointwiseProblem
+    op = "convert"
     is_exact = True
     dtype: str
 
@@ -192,10 +190,6 @@ class Convert(_Broadcast):
         check_type(self, "input", inputs[0], *NUMBERS)
         check_type(self, "dtype", element(self.dtype), *NUMBERS)
         return element(self.dtype)
-
-    def types_at(self, site: Site) -> Types:
-        src = site.inputs[0].type
-        return Types(src, src, src, site.output.type)
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (x,), wanted = inputs, element(self.dtype)
@@ -222,22 +216,11 @@ _BINARY: dict[BinaryKind, Callable[[Array, Array], Array]] = {
     "pow": np.power,
     "fmod": np.fmod,
     "atan2": np.arctan2,
-}
-
-
-_POINTWISE: dict[PointwiseKind, Callable[..., Array]] = {
-    "where": np.where,
+    "mod": np.mod,
     "equal": np.equal,
     "less": np.less,
     "less_equal": np.less_equal,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": _quotient,
-    "mod": np.mod,
-    "max": np.maximum,
-    "min": np.minimum,
 }

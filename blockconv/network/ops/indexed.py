@@ -146,12 +146,9 @@ class Scan(_OfAnyType):
     kind: ScanKind = "add"
     exclusive: bool = False
     reverse: bool = False
-    total: bool = False
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         (x,), ufunc = inputs, _COMBINED[self.kind]
-        if self.total:
-            return np.asarray(ufunc.reduce(x, self.axis, keepdims=True, dtype=x.dtype))
         x = np.flip(x, self.axis) if self.reverse else x
         y = ufunc.accumulate(x, self.axis, dtype=x.dtype)
         if self.exclusive:

@@ -323,7 +323,8 @@ def _activation_into(edit: Edit, node: Node, a: Activate) -> bool:
         return False
     for kind in _ACTIVATING:
         before = edit.private(node.inputs[0], kind)
-        if before and not _gives_floats(before[1]):
+        of_integers = isinstance(before and before[1], Binary) and not edit.type(node.output).is_float
+        if before and (of_integers or not _gives_floats(before[1])):
             continue
         joined = before and _after(before[1].activation, a.activation)  # type: ignore[attr-defined]
         if before and joined:

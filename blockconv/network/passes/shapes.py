@@ -1,4 +1,4 @@
-"""Shapes that kernels do not take: values without elements, values without axes, two operands that both broadcast.
+"""Shapes that kernels do not take: values without elements, and values without axes.
 
 This happens once, when the plan's sizes are known, so that no kernel, price or schedule has these cases.
 """
@@ -12,13 +12,13 @@ import numpy as np
 
 from blockconv.core.text import take_name
 from blockconv.network.graph import Network, Node, computed, held
-from blockconv.network.ops import Binary, Concat, Foreign, Pad, Quantized, ReduceMean, Reshape, Transpose
+from blockconv.network.ops import Concat, Foreign, Pad, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.fuse import drop_dead_code
 
 
 def of_kernels(network: Network) -> Network:
     """The network in shapes that kernels take. Empty values of 4 bits stay, as no constant holds these."""
-    return _foreign_together(_broadcast_once(_with_axes(_without_empty(network))))
+    return _foreign_together(_with_axes(_without_empty(network)))
 
 
 def _without_empty(network: Network) -> Network:
@@ -79,23 +79,6 @@ def _with_axes(network: Network) -> Network:
         if output != node.output:
             nodes.append(Node(take_name(f"{node.name}.scalar", taken), Reshape(wanted), (output,), node.output))
     return network.changed(nodes)
-
-
-def _broadcast_once(network: Network) -> Network:
-    """Where neither operand has the result's shape, the first gets it before, by the addition of zeros."""
-    taken, constants, nodes = {*network.tensors, *(node.name for node in network.nodes)}, {}, []
-    for node in network.nodes:
-        a = node.attributes
-        shapes, shape = [network.shape(name) for name in node.inputs], network.shape(node.output)
-        if isinstance(a.of if isinstance(a, Quantized) else a, Binary) and shape not in shapes:
-            first, *rest = node.inputs
-            value, zeros = (take_name(f"{first}.{word}", taken) for word in ("whole", "zeros"))
-            # -0.0 is what changes no number, not even -0.0.
-            constants[zeros] = np.full(shape, -0.0, network.tensors[first].type.dtype)
-            nodes.append(Node(take_name(f"{node.name}.whole", taken), Binary("add"), (first, zeros), value))
-            node = replace(node, inputs=(value, *rest))
-        nodes.append(node)
-    return network.changed(nodes, {**network.constants, **constants}) if constants else network
 
 
 def _foreign_together(network: Network) -> Network:

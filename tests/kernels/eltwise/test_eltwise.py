@@ -15,7 +15,8 @@ from storage_oracle import Array
 
 from blockconv import Layout
 from blockconv.core.activation import FUNCTIONS, ActivationKind, activation, function
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
+from blockconv.core.element_problem import ElementsProblem
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
@@ -59,7 +60,7 @@ def test_binary(layout: str, shape: tuple[int, ...]) -> None:
     for other in broadcasts(shape):
         y = integers(other)
         for act, threads in ((CLIP, 1), (activation(None), 2)):
-            p = BinaryProblem("add", shape, other)
+            p = ElementsProblem("add", (shape, other))
             operands = [(x, layout), (y, layout)]
             check("binary", p, layout, operands, clipped(x + y, act), activation=act, threads=threads)
 
@@ -89,14 +90,14 @@ def test_kinds_and_which_operand_is_broadcast(kind: str, layout: str) -> None:
     big, little = integers(shape, least=1), integers(small, least=1)
     for x, y in ((big, little), (little, big)):
         wanted = KINDS[kind](x, y)
-        check("binary", BinaryProblem(kind, x.shape, y.shape), layout, [(x, layout), (y, layout)], wanted)
+        check("binary", ElementsProblem(kind, (x.shape, y.shape)), layout, [(x, layout), (y, layout)], wanted)
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_nan_of_either_operand_stays(kind: str) -> None:
     values = np.array([1, np.nan, -np.inf, np.inf, 0], np.float32)
     x, y = (a.reshape(1, 1, 5, 5).copy() for a in np.meshgrid(values, values))
-    p = BinaryProblem(kind, x.shape, y.shape)
+    p = ElementsProblem(kind, (x.shape, y.shape))
     check("binary", p, "NCHW", [(x, "NCHW"), (y, "NCHW")], KINDS[kind](x, y))
 
 
@@ -104,17 +105,18 @@ def test_the_result_may_be_written_over_either_operand() -> None:
     shape = (2, 20, 3, 5)
     x, y = integers(shape), integers(shape)[::-1].copy()
     for in_place, layout in itertools.product((0, 1), ("NCHW", "NCHW16")):
-        p = BinaryProblem("add", shape, shape)
+        p = ElementsProblem("add", (shape, shape))
         check("binary", p, layout, [(x, layout), (y, layout)], x + y, in_place=in_place)
-    check("binary", BinaryProblem("add", (2, 20, 1, 1), shape), "NCHW16", [(x[:, :, :1, :1], "NCHW16"), (y, "NCHW16")],
-          x[:, :, :1, :1] + y, in_place=1)  # fmt: skip
+    one = x[:, :, :1, :1]
+    p = ElementsProblem("add", (one.shape, shape))
+    check("binary", p, "NCHW16", [(one, "NCHW16"), (y, "NCHW16")], one + y, in_place=1)
 
 
 def test_other_layouts_are_refused() -> None:
     (row,) = [row for row in TABLE if row.op == "binary"]
-    p, layout, types = BinaryProblem("add", (1, 32, 4, 4), (1, 32, 4, 4)), Layout("NCHW16"), Types.all("float32")
+    p, layout, types = ElementsProblem("add", ((1, 32, 4, 4), (1, 32, 4, 4))), Layout("NCHW16"), Types.all("float32")
     assert "does not change" in str(row.rejects(p, layout, Layout("NHWC"), types))
-    assert "has 4 dimensions" in str(row.rejects(BinaryProblem("add", (3, 4), (4,)), layout, layout, types))
+    assert "has 4 dimensions" in str(row.rejects(ElementsProblem("add", ((3, 4), (4,))), layout, layout, types))
 
 
 @pytest.mark.parametrize("name", conv_oracle.ACTIVATIONS)
@@ -203,7 +205,7 @@ def test_row_major_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
     x = integers(shape)
     for small in ((1,) * len(shape), shape[-1:], (*shape[:-1], 1)):
         y = integers(small)
-        check("binary", BinaryProblem("add", shape, small), rank, [(x, rank), (y, rank)], x + y)
+        check("binary", ElementsProblem("add", (shape, small)), rank, [(x, rank), (y, rank)], x + y)
     if len(shape) > 1:
         scale, shift = integers((2, shape[1]))
         wide = (shape[1], *[1] * (len(shape) - 2))
@@ -230,16 +232,15 @@ def test_any_broadcast(
     other = tuple(size if keep else 1 for size, keep in zip(shape, kept, strict=True))
     x, y = integers(shape), integers(other)
     a, b = (y, x) if swapped else (x, y)
-    p = BinaryProblem("add", a.shape, b.shape)
+    p = ElementsProblem("add", (a.shape, b.shape))
     check("binary", p, layout, [(a, layout), (b, layout)], clipped(x + y, CLIP), threads=threads, activation=CLIP)
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: BinaryProblem("add", (1, 3, 4, 4), (1, 2, 4, 4)), "binary: other="),
-        (lambda: BinaryProblem("add", (1, 3, 1, 1), (1, 1, 4, 4)), "binary: other="),
-        (lambda: BinaryProblem("hypot", (1,), (1,)), "binary: kind='hypot'"),  # type: ignore[arg-type]
+        (lambda: ElementsProblem("add", ((1, 3, 4, 4), (1, 2, 4, 4))), "elements: operands="),
+        (lambda: ElementsProblem("hypot", ((1,), (1,))), "elements: kind='hypot'"),  # type: ignore[arg-type]
         (lambda: ActivationProblem((1, -1)), "activation: shape="),
         (lambda: ActivationProblem((1.5, 2)), "activation: shape="),  # type: ignore[arg-type]
         (lambda: ActivationProblem((1,) * 7), "activation: shape="),

@@ -13,7 +13,8 @@ from storage_oracle import Array
 
 from blockconv import Quantization
 from blockconv.core.activation import activation
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem, BinaryProblem
+from blockconv.core.element_problem import ElementsProblem
+from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -38,7 +39,7 @@ def run(kind: str, layout: str, arrays: tuple[Array, Array], given: Any, act: An
     with np.errstate(all="ignore"):
         value = np.asarray(conv_oracle.activate(KINDS[kind](x, y), act), np.float32)
     wanted = quantized_oracle.integers(value, dtype, *dst)
-    problem = BinaryProblem(kind, arrays[0].shape, arrays[1].shape)  # type: ignore[arg-type]
+    problem = ElementsProblem(kind, (arrays[0].shape, arrays[1].shape))  # type: ignore[arg-type]
     said = tuple(Quantization(*one) for one in (*sides, dst))
     operands = [(a, layout) for a in arrays]
     options = {"fill": dst[1], "activation": activation(act), "quantizations": said, **options}
