@@ -32,7 +32,7 @@ def _span(a, unit, number, totals, terms):
     part, rest = number % a.row_chunks, number // a.row_chunks
     row, image = rest % a.rows, rest // a.rows
     at = image * a.image + unit * a.block_stride + row * a.row_stride
-    return span_of(a, at, part * a.chunk, unit * a.unit, totals, terms)
+    return span_of(a, at, part * a.chunk, a.pixels, unit * a.unit, totals, terms)
 
 
 @jit.kernel

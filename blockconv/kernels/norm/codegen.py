@@ -258,17 +258,20 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
     v.each(rest, lambda at, mask: columns([b.add(first, at)], mask))
 
 
-def group_means(element: ElementType, lanes: int) -> Any:
-    """Code that writes the mean of each group for its channels, of their sums."""
+def group_means(element: ElementType, lanes: int, kept: bool) -> Any:
+    """Code that writes the mean of each group for its channels: of their sums, or as it was kept."""
 
     @emitted
     def write_means(builder: Any, g: Groups) -> None:
-        v = Vectors(builder, element.computed, lanes)
+        b, v = builder, Vectors(builder, element.computed, lanes)
         means = _array(v, g.terms, g.room, MEANS)
 
         def group(first: Any, statistic: Any) -> None:
-            mean = v.mul(_group_total(v, builder.add(g.totals, first), g.size), v.splat_float64(g.share))
-            _fill(v, builder.add(means, first), g.size, mean)
+            if kept:
+                mean = v.broadcast(b.add(g.mean, statistic))
+            else:
+                mean = v.mul(_group_total(v, b.add(g.totals, first), g.size), v.splat_float64(g.share))
+            v.each(g.size, lambda at, mask: v.store(mean, b.add(b.add(means, first), at), mask))
 
         _each_group(v, g, group)
 
@@ -300,24 +303,6 @@ def group_terms(element: ElementType, lanes: int) -> Any:
         _each_group(v, g, group)
 
     return write_terms
-
-
-def group_statistics(element: ElementType, lanes: int) -> Any:
-    """Code that writes the mean of each group for its channels, as it was kept."""
-
-    @emitted
-    def write_means(builder: Any, g: Groups) -> None:
-        v = Vectors(builder, element.computed, lanes)
-        means = _array(v, g.terms, g.room, MEANS)
-        _each_group(
-            v,
-            g,
-            lambda first, statistic: _fill(
-                v, builder.add(means, first), g.size, v.broadcast(builder.add(g.mean, statistic))
-            ),
-        )
-
-    return write_means
 
 
 def group_gradients(element: ElementType, lanes: int) -> Any:
@@ -388,11 +373,6 @@ def _each_group(v: Vectors, g: Groups, body: Callable[[Any, Any], None]) -> None
     """body(bytes to the group's first channel in an array, and to its statistics)."""
     with cgutils.for_range(v.b, g.groups) as loop:
         body(v.b.mul(v.b.mul(loop.index, g.size), const(v.itemsize)), v.b.mul(loop.index, const(v.itemsize)))
-
-
-def _fill(v: Vectors, address: Any, size: Any, value: Any) -> None:
-    """Write a vector of equal elements to so many."""
-    v.each(size, lambda at, mask: v.store(value, v.b.add(address, at), mask))
 
 
 def _group_total(v: Vectors, address: Any, size: Any) -> Any:

@@ -24,7 +24,6 @@ from blockconv.kernels.norm.codegen import (
     add_parts,
     group_gradients,
     group_means,
-    group_statistics,
     group_terms,
     span_results,
     span_sums,
@@ -70,6 +69,7 @@ class NormArgs(Operands):
     chunk = word("pixels of a chunk, at the most: their sum is added to the total at once")
     row_chunks = word("chunks of a row")
     chunks = word("of all images")
+    joined = word("channels of a group whose pixels are one contiguous row; their sum is the first one's", "", 1)
     splits = word("shares of the images, or of their chunks")
     split = word("images of a split; the last may have fewer", "", 0)
     groups = word("of an image", "", 0)
@@ -80,10 +80,10 @@ class NormArgs(Operands):
 
 
 @inline
-def span_of(a, at, pixel, start, totals, terms):
+def span_of(a, at, pixel, pixels, start, totals, terms):
     """The span of the chunk from a pixel of a row on, with the channels of the block that begins with `start`.
 
-    at: bytes from the first element to the row's first of that block.
+    at: bytes from the first element to the row's first of that block. pixels: of the row.
     """
     at, count = at + pixel * a.pixel_stride, min(a.block, a.channels - start)
     return Span(
@@ -91,7 +91,7 @@ def span_of(a, at, pixel, start, totals, terms):
         grad=a.grad + at,
         dst=a.dst + at,
         residual=a.residual + at,
-        pixels=min(a.chunk, a.pixels - pixel),
+        pixels=min(a.chunk, pixels - pixel),
         stride=a.pixel_stride,
         channels=count,
         width=min(a.block, count + a.padded),
@@ -102,35 +102,40 @@ def span_of(a, at, pixel, start, totals, terms):
     )
 
 
-def _over_unit(held: int, apply: Any) -> Any:
-    """walked(args, image, start, totals): `apply` on all spans of an image's unit, which begins with that channel."""
+def _over_unit(nbytes: int, apply: Any) -> Any:
+    """walked(args, image, start, totals, joined): `apply` on all spans of an image's unit, from that channel on.
+
+    joined: channels whose pixels are visited as one row.
+    """
 
     @inline
-    def walked(a, image, start, totals):
+    def walked(a, image, start, totals, joined):
         at = image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
-        count = min(a.unit, a.channels - start)
-        for k in range((count + a.block - 1) // a.block):
-            sums, first = totals + k * a.block * held, start + k * a.block
-            for row in range(a.rows):
-                for part in range(a.row_chunks):
-                    place = at + k * a.block_stride + row * a.row_stride
-                    apply(span_of(a, place, part * a.chunk, first, sums, sums + TOTALS * a.room * held))
+        count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
+        rows, parts = a.rows, (pixels + a.chunk - 1) // a.chunk
+        for k in range((count + block - 1) // block):
+            sums, first = totals + k * block * nbytes, start + k * block
+            for row in range(rows):
+                place = at + k * a.block_stride * joined + row * a.row_stride
+                for part in range(parts):
+                    terms = sums + TOTALS * a.room * nbytes
+                    apply(span_of(a, place, part * a.chunk, pixels, first, sums, terms))
 
     return walked
 
 
 @inline
-def _groups(a, image, start, totals, held):
+def _groups(a, image, start, totals, nbytes):
     """The groups of a unit, which begins with the channel `start`."""
-    statistic = (image * a.groups + start // a.group) * held
+    statistic = (image * a.groups + start // a.group) * nbytes
     return Groups(
         groups=min(a.unit, a.channels - start) // a.group,
         size=a.group,
         totals=totals,
-        terms=totals + TOTALS * a.room * held,
+        terms=totals + TOTALS * a.room * nbytes,
         room=a.room,
-        scale=a.scale + start * held,
-        shift=a.shift + start * held,
+        scale=a.scale + start * nbytes,
+        shift=a.shift + start * nbytes,
         mean=a.mean + statistic if a.mean != 0 else 0,
         inverse=a.inverse + statistic,
         share=1.0 / a.count,
@@ -146,27 +151,27 @@ def group_norm(element, lanes, period, ragged):
     block may not exist.
     """
     kind = ElementType.of(element)
-    held = kind.computed.itemsize
+    nbytes = kind.computed.itemsize
     add_sums, add_squares = (
-        _over_unit(held, span_sums(kind, lanes, period, what, False)) for what in ("elements", "squares")
+        _over_unit(nbytes, span_sums(kind, lanes, period, what, False)) for what in ("elements", "squares")
     )
-    normalise = _over_unit(held, span_results(kind, lanes, period, bool(ragged), False, False))
-    write_means, write_terms = group_means(kind, lanes), group_terms(kind, lanes)
+    normalise = _over_unit(nbytes, span_results(kind, lanes, period, bool(ragged), False, False))
+    write_means, write_terms = group_means(kind, lanes, False), group_terms(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
-        totals = TOTALS * a.room * held
+        totals = TOTALS * a.room * nbytes
         for task in range(first, last):
             image, start = task // a.units, task % a.units * a.unit
-            groups = _groups(a, image, start, scratch, held)
-            fill_memory(scratch, totals + a.room * held, 0)  # and the means
+            groups = _groups(a, image, start, scratch, nbytes)
+            fill_memory(scratch, totals + a.room * nbytes, 0)  # and the means
             if a.centred:
-                add_sums(a, image, start, scratch)
+                add_sums(a, image, start, scratch, a.joined)
                 write_means(groups)
                 fill_memory(scratch, totals, 0)
-            add_squares(a, image, start, scratch)
+            add_squares(a, image, start, scratch, a.joined)
             write_terms(groups)
-            normalise(a, image, start, scratch)
+            normalise(a, image, start, scratch, 1)
 
     return kernel
 
@@ -178,25 +183,25 @@ def group_norm_backward(element, lanes, period, ragged):
     Scratch: totals and terms of a unit. period, ragged: as of `group_norm`.
     """
     kind = ElementType.of(element)
-    held = kind.computed.itemsize
-    add_products = _over_unit(held, span_sums(kind, lanes, period, "products", False))
-    write_gradient = _over_unit(held, span_results(kind, lanes, period, bool(ragged), True, False))
-    write_means, write_terms = group_statistics(kind, lanes), group_gradients(kind, lanes)
+    nbytes = kind.computed.itemsize
+    add_products = _over_unit(nbytes, span_sums(kind, lanes, period, "products", False))
+    write_gradient = _over_unit(nbytes, span_results(kind, lanes, period, bool(ragged), True, False))
+    write_means, write_terms = group_means(kind, lanes, True), group_gradients(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
-        room = a.room * held
+        room = a.room * nbytes
         for task in range(first, last):
             split, start = task // a.units, task % a.units * a.unit
             parts = a.work + 2 * room * task
             fill_memory(parts, 2 * room, 0)
             for image in range(split * a.split, min((split + 1) * a.split, a.all_images)):
-                groups = _groups(a, image, start, scratch, held)
+                groups = _groups(a, image, start, scratch, nbytes)
                 fill_memory(scratch, TOTALS * room, 0)
                 write_means(groups)
-                add_products(a, image, start, scratch)
+                add_products(a, image, start, scratch, 1)
                 write_terms(groups, parts)
-                write_gradient(a, image, start, scratch)
+                write_gradient(a, image, start, scratch, 1)
 
     return kernel
 
@@ -254,13 +259,13 @@ def layer_norm_backward(element, lanes, direction):
     The gradient of the source is that of `group_gradients`.
     """
     kind = ElementType.of(element)
-    held = kind.computed.itemsize
+    nbytes = kind.computed.itemsize
 
     def body(w):
         b, v, run, a = w.b, w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
         share = v.splat_float64(b.bitcast(a.share, ir.DoubleType()))
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
-        of_scale = b.add(run.given, b.mul(a.room, const(held)))
+        of_scale = b.add(run.given, b.mul(a.room, const(nbytes)))
 
         def loaded(at):
             """The gradient, what the element differs from the mean, the scale."""
@@ -290,8 +295,8 @@ def layer_norm_backward(element, lanes, direction):
     def kernel(args, first, last, scratch):
         a = LayerNormArgs(args)
         for split in range(first, last):
-            parts = a.work + 2 * a.room * held * split
-            fill_memory(parts, 2 * a.room * held, 0)
+            parts = a.work + 2 * a.room * nbytes * split
+            fill_memory(parts, 2 * a.room * nbytes, 0)
             walk(args, split * a.split, min((split + 1) * a.split, a.tasks), scratch, parts)
 
     return kernel
@@ -304,17 +309,17 @@ def group_norm_parameters(element, lanes):
     Scratch: two float64 of each channel of a unit.
     """
     kind = ElementType.of(element)
-    held, add = kind.computed.itemsize, add_parts(kind, lanes)
+    nbytes, add = kind.computed.itemsize, add_parts(kind, lanes)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
         for unit in range(first, last):
             fill_memory(scratch, 16 * a.room, 0)
             for split in range(a.splits):
-                add(scratch, a.work + 2 * a.room * held * (split * a.units + unit), 2 * a.room)
+                add(scratch, a.work + 2 * a.room * nbytes * (split * a.units + unit), 2 * a.room)
             for c in range(min(a.unit, a.channels - unit * a.unit)):
-                channel = (unit * a.unit + c) * held
-                store_f(a.of_shift + channel, load_f(scratch + 8 * c, 8), held)
-                store_f(a.of_scale + channel, load_f(scratch + 8 * (a.room + c), 8), held)
+                channel = (unit * a.unit + c) * nbytes
+                store_f(a.of_shift + channel, load_f(scratch + 8 * c, 8), nbytes)
+                store_f(a.of_scale + channel, load_f(scratch + 8 * (a.room + c), 8), nbytes)
 
     return kernel

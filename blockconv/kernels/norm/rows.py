@@ -33,7 +33,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.norm.batch import batch_apply, batch_sums, batch_terms
-from blockconv.kernels.norm.codegen import TERMS, TOTALS
+from blockconv.kernels.norm.codegen import TERMS, TOTALS, UNROLL
 from blockconv.kernels.norm.kernels import (
     LayerNormArgs,
     NormArgs,
@@ -75,6 +75,7 @@ class Cut(NamedTuple):
     period: int
     splits: int
     split: int = 0
+    joined: int = 1
 
     @property
     def row_chunks(self) -> int:
@@ -103,6 +104,7 @@ def _group_cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
         images, rows, pixels, period = n * all_pixels, 1, 1, 0
     period = period if not contiguous or unit == c else 0
     tasks = images if walked is None else walked.tasks
+    is_row = period == 1 and rows == 1 and at.block == pixels * at.col
     split = max(1, min(SPLIT, tasks // -(-TASKS // units)))
     return Cut(
         at=at,
@@ -116,10 +118,11 @@ def _group_cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
         rows=rows,
         row_stride=at.row,
         pixels=pixels,
-        chunk=PARTIAL * (lanes // period if period else 1),
+        chunk=PARTIAL * (UNROLL * lanes // period if period else 1),
         period=period,
         split=split,
         splits=-(-tasks // split),
+        joined=c // p.groups if is_row else 1,
     )
 
 
