@@ -179,8 +179,6 @@ class Unpacked(Parameters):
     def weights(self, *_: Any) -> tuple[Any, Any]:
         return np.empty(0), np.empty(0)
 
-    quantized_weights = dynamic_weights = weights
-
     def constant(self, *_: Any) -> Any:
         return np.empty(0)
 

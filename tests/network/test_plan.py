@@ -31,6 +31,7 @@ from blockconv.network import archive, ops
 from blockconv.network.memory import Interval, packed, same_bytes
 from blockconv.network.ops.moves import part
 from blockconv.network.planning import candidates, parameters, planned
+from blockconv.network.planning.binding import weights_and_bias
 from blockconv.network.reporting.data import more
 from blockconv.runtime.memory import Region
 
@@ -202,8 +203,8 @@ def test_kernels_that_share_parameters_have_those_of_their_own_form() -> None:
             layout = bc.Layout(name)
             if row.op == "conv2d" and selection.why_not(row, problem, layout, layout, FLOATS) is None:
                 form = row.prepare(problem, layout, layout, FLOATS).form
-                alone = parameters.Parameters(network).weights(node, problem, form, FLOATS)
-                together = shared.weights(node, problem, form, FLOATS)
+                alone = weights_and_bias(parameters.Parameters(network), node, problem, form, FLOATS)
+                together = weights_and_bias(shared, node, problem, form, FLOATS)
                 assert all(map(np.array_equal, alone, together)), (row.name, name)
                 seen += 1
     assert seen >= 6
@@ -218,10 +219,10 @@ def test_weights_are_packed_where_they_stay(monkeypatch: pytest.MonkeyPatch) -> 
     problem = network.problem(node)
     row = next(row for row in TABLE if row.name == "conv_direct")
     form = row.prepare(problem, layout, layout, FLOATS).form
-    first = parameters.Parameters(network).weights(node, problem, form, FLOATS)  # compiles what packs
+    first = weights_and_bias(parameters.Parameters(network), node, problem, form, FLOATS)  # compiles what packs
     monkeypatch.setattr(Region, "PIECE", 1 << 12)
     tracemalloc.start()
-    again = parameters.Parameters(network).weights(node, problem, form, FLOATS)
+    again = weights_and_bias(parameters.Parameters(network), node, problem, form, FLOATS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert all(map(np.array_equal, first, again))

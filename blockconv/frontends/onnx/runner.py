@@ -201,6 +201,29 @@ def runtime_errors() -> tuple[type[Exception], ...]:
     return (*FAILURES, *(kind for kind in kinds if issubclass(kind, Exception)))
 
 
+def _loaded(proto: Any, threads: int, optimized: bool, replaced: bool) -> tuple[Any, Callable[..., Any]]:
+    """(the session of ONNX Runtime, or None; what computes a model's outputs from inputs by name).
+
+    replaced: where ONNX Runtime does not load it, ONNX's own evaluator computes it.
+
+    Raises UnsupportedError, which names the ops, if nothing here runs it.
+    """
+    kinds, why = [node.op_type for node in proto.graph.node], "ONNX Runtime is not installed"
+    if has_onnx_runtime():
+        try:
+            session = new_session(proto.SerializeToString(), threads, optimized)
+            return session, session.run
+        except runtime_errors() as error:
+            why = f"ONNX Runtime cannot load it: {error}"
+            if not replaced:
+                raise UnsupportedError(f"ONNX Runtime cannot load {counted(kinds)}: {error}") from error
+    if not NUMPY_OPS.issuperset(kinds):
+        others = counted(kind for kind in kinds if kind not in NUMPY_OPS)
+        remedy = "" if has_onnx_runtime() else f"; {REMEDY}"
+        raise UnsupportedError(f"blockconv has no op for {others}, and {why}{remedy}")
+    return None, ReferenceEvaluator(proto).run
+
+
 class Session:
     """A model, ready to run on memory. Several threads may run it at once.
 
@@ -214,20 +237,7 @@ class Session:
             for values in (proto.graph.input, proto.graph.output)
         )
         self.nodes = named(proto)
-        kinds = [node.op for node in self.nodes]
-        self._session, self._evaluator = None, None
-        why = "ONNX Runtime is not installed"
-        if has_onnx_runtime():
-            try:
-                self._session = new_session(model, threads, optimized)
-                return
-            except runtime_errors() as error:
-                why = f"ONNX Runtime cannot load it: {error}"
-        if not NUMPY_OPS.issuperset(kinds):
-            others = counted(kind for kind in kinds if kind not in NUMPY_OPS)
-            remedy = "" if has_onnx_runtime() else f"; {REMEDY}"
-            raise UnsupportedError(f"blockconv has no op for {others}, and {why}{remedy}")
-        self._evaluator = ReferenceEvaluator(proto)
+        self._session, self._evaluate = _loaded(proto, threads, optimized, True)
 
     @property
     def library(self) -> str:
@@ -241,9 +251,8 @@ class Session:
             if self._session is not None:
                 self._bind_and_run(given, taken)
                 return
-            assert self._evaluator is not None
             feeds = {one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)}
-            results = self._evaluator.run(None, feeds)
+            results = self._evaluate(None, feeds)
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
         for one, at, result in zip(self.outputs, taken, results, strict=True):
@@ -274,25 +283,12 @@ class Model:
         self.inputs = [value.name for value in proto.graph.input]
         self.outputs = [value.name for value in proto.graph.output]
         self.nodes = named(proto)
-        self._run = self._loaded(proto, threads)
-
-    def _loaded(self, proto: Any, threads: int) -> Callable[..., Any]:
-        kinds = [node.op for node in self.nodes]
-        if has_onnx_runtime():
-            try:
-                run: Callable[..., Any] = new_session(proto.SerializeToString(), threads).run
-            except runtime_errors() as error:
-                raise UnsupportedError(f"ONNX Runtime cannot load {counted(kinds)}: {error}") from error
-            return run
-        if not NUMPY_OPS.issuperset(kinds):
-            raise UnsupportedError(f"blockconv has no op for {counted(kinds)}; {REMEDY}")
-        evaluate: Callable[..., Any] = ReferenceEvaluator(proto).run
-        return evaluate
+        _, self._evaluate = _loaded(proto, threads, True, False)
 
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name. Raises NetworkError, which names the node, where that fails."""
         try:
-            results = self._run(None, {name: values[name] for name in self.inputs})
+            results = self._evaluate(None, {name: values[name] for name in self.inputs})
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
         return dict(zip(self.outputs, results, strict=True))

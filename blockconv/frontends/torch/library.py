@@ -503,8 +503,12 @@ def _of_batch_norm(ctx: Any, grad: Any, *_: Any) -> Any:
     if y is not None:  # kernels know the bounds of sums without a residual
         grad, low, high = torch.where((y <= low) | (y >= high), 0, grad), *UNBOUNDED
     of_x, *rest = calls.batch_norm_backward(grad, *given, low, high)
-    of_weight, of_bias = (None if kind is None else g.to(kind) for g, kind in zip(rest, ctx.types, strict=True))
-    return of_x, of_weight, of_bias, None, None, None if y is None else grad, *(None,) * 4
+    return of_x, *_of_parameters(ctx, rest), None, None, None if y is None else grad, *(None,) * 4
+
+
+def _of_parameters(ctx: Any, found: Sequence[Any]) -> list[Any]:
+    """The gradients of weight and bias in their types; None for one that is not given."""
+    return [None if kind is None else g.to(kind) for g, kind in zip(found, ctx.types, strict=True)]
 
 
 def _of_norm_backward(ctx: Any, *_: Any) -> Any:
@@ -552,8 +556,7 @@ def _of_norm(name: str) -> Callable[..., Any]:
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
         x, *known = ctx.saved_tensors
         of_x, *rest = getattr(calls, f"{name}_backward")(grad, x, ctx.over, *known)
-        of_weight, of_bias = (None if kind is None else g.to(kind) for g, kind in zip(rest, ctx.types, strict=True))
-        return of_x, None, of_weight, of_bias, None
+        return of_x, None, *_of_parameters(ctx, rest), None
 
     return backward
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from blockconv import jit
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import PLAIN, Quantizations, Requantization
-from blockconv.core.types import element
-from blockconv.dispatch.packing import activation_block
-from blockconv.dispatch.quantizing import epilogue_block, epilogue_of
+from blockconv.core.types import Types, element
+from blockconv.dispatch.packing import activation_block, pack_bias
+from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias, weight_sums
 from blockconv.jit.compile_processes import compile_together
+from blockconv.kernels import WeightForm
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue, Primitive
 from blockconv.network.graph import Network, Node
@@ -99,12 +100,19 @@ def _prepared(
     return found
 
 
+def weights_and_bias(held: Parameters, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
+    """Those of a convolution of floats."""
+    dtype = types.acc.name
+    how = dtype, problem.g, form.sharing, form.bias, form.order, form.pieces
+    return held.weights(node, problem, form, how, lambda w, b: pack_bias(problem, b, form, dtype), 1)
+
+
 def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare) -> BoundNode:
     problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
     primitive, made = prepare(src, dst, Epilogue(act, residual))
-    weight, bias = held.weights(node, problem, primitive.form, candidate.types)
+    weight, bias = weights_and_bias(held, node, problem, primitive.form, candidate.types)
     memory = map(Workspace, primitive.workspace)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
@@ -120,7 +128,14 @@ def _quantized_conv2d(
     affine = tuple([network.constants[name] for name in node.parameters[2:]]) or None
     after = Requantization(a.activation, types, given, added, affine=affine)
     primitive, made = prepare(src, dst, epilogue_of(after))
-    weight, bias = held.quantized_weights(node, problem, primitive.form, after)
+    form, factors = primitive.form, [each.tobytes() for each in (after.scales.sums, *after.factors)]
+
+    def folded(weight: Array, bias: Array | None) -> Array:
+        check_sums(str(node), weight, bias)
+        return quantized_bias(problem, weight, bias, form, after)
+
+    how = problem.g, form, after.types, after.given.src, *factors
+    weight, bias = held.weights(node, problem, form, how, folded)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, epilogue_block(after)))
 
 
@@ -133,7 +148,13 @@ def _dynamic_conv2d(
     types, residual, shifted = candidate.types, len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=int(shifted))
     primitive, kernels = prepare(src, dst, epilogue)
-    weight, sums = held.dynamic_weights(node, problem, primitive.form, types, a.wei)
+    form = primitive.form
+
+    def summed(weight: Array, bias: Array | None) -> Array:
+        check_sums(str(node), weight, None)
+        return weight_sums(problem, weight, bias, form, types, a.wei)
+
+    weight, sums = held.weights(node, problem, form, (problem.g, form, types, a.wei), summed)
     after = Requantization(a.activation, types, Quantizations(), element("float32") if residual else None)
     scaled = types.is_requantized
     count = sums.size // (1 + scaled + shifted)

@@ -13,16 +13,15 @@ import numpy.typing as npt
 
 from blockconv import jit
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.quantization import Quantization, Requantization
-from blockconv.core.types import ElementType, Types
+from blockconv.core.types import ElementType
 from blockconv.dispatch.array import BlockedArray, to_layout
-from blockconv.dispatch.packing import pack_bias, pack_weights
-from blockconv.dispatch.quantizing import check_sums, quantized_bias, weight_sums
+from blockconv.dispatch.packing import pack_weights
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node, array_bytes, same_array
 from blockconv.runtime.memory import Empty, Region, aligned_copy, aligned_empty
 
 Array = npt.NDArray[Any]
+Beside = Callable[[Array, Array | None], Array]
 
 
 class Parameters:
@@ -57,54 +56,17 @@ class Parameters:
         """A key that tells constants apart from all others."""
         return tuple(self._keys.get(name, name) for name in names)
 
-    def weights(self, node: Node, problem: Any, form: WeightForm, types: Types) -> tuple[Array, Array]:
-        """Weights and bias of a convolution."""
-        names = node.parameters
-        dtype = types.acc.name
-        bias = self._constants[names[1]] if len(names) > 1 else None
-        key = dtype, problem.g, form.sharing, form.bias, form.order, form.pieces
-        packed = self._copied(names[1:], key, lambda: pack_bias(problem, bias, form, dtype))
-        return self._weights(node, problem, form), packed
-
-    def quantized_weights(
-        self, node: Node, problem: Any, form: WeightForm, after: Requantization
+    def weights(
+        self, node: Node, problem: Any, form: WeightForm, how: tuple[Any, ...], beside: Beside, first: int = 0
     ) -> tuple[Array, Array]:
-        """Weights of a convolution of integers; and its bias, with zero points in it and what follows it. after: what
-        becomes of its sums.
+        """Packed weights of a convolution, and what its kernel reads beside them.
 
-        Raises ArgumentError for sums that may be more than an int32 holds.
+        beside(weights, bias): makes the latter, from the node's parameters from the `first` on, and what `how` says.
         """
-        names = node.parameters
-        weight = self._constants[names[0]]
-        bias = self._constants[names[1]] if len(names) > 1 else None
-        factors = [each.tobytes() for each in (after.scales.sums, *after.factors)]
-        key = problem.g, form, after.types, after.given.src, *factors
-
-        def folded() -> Array:
-            check_sums(str(node), weight, bias)
-            return quantized_bias(problem, weight, bias, form, after)
-
-        packed = self._copied(names, key, folded)
-        return self._weights(node, problem, form), packed
-
-    def dynamic_weights(
-        self, node: Node, problem: Any, form: WeightForm, types: Types, given: Quantization
-    ) -> tuple[Array, Array]:
-        """Weights of a convolution of integers whose source's quantization is found; and what its biases and scales
-        are made of then: see `dynamic_epilogue_op`. given: what the weights stand for.
-
-        Raises ArgumentError for sums that may be more than an int32 holds.
-        """
-        names = node.parameters
-        weight = self._constants[names[0]]
-        bias = self._constants[names[1]] if len(names) > 1 else None
-
-        def summed() -> Array:
-            check_sums(str(node), weight, None)
-            return weight_sums(problem, weight, bias, form, types, given)
-
-        packed = self._copied(names, (problem.g, form, types, given), summed)
-        return self._weights(node, problem, form), packed
+        weight, *bias = [self._constants[name] for name in node.parameters[:2]]
+        made = self._copied(node.parameters[first:], how, lambda: beside(weight, bias[0] if bias else None))
+        key = problem.g, form
+        return self._kept(node.parameters[:1], key, lambda empty: pack_weights(problem, weight, form, empty)), made
 
     def constant(self, name: str, layout: Layout, type: ElementType | None = None) -> Array:
         """A constant operand in a layout, of another type if one is given; of fewer dimensions, with ones in front."""
@@ -116,11 +78,6 @@ class Parameters:
     def release(self) -> None:
         """Forget the constants; what is packed remains."""
         self._constants = {}
-
-    def _weights(self, node: Node, problem: Any, form: WeightForm) -> Array:
-        name = node.parameters[0]
-        weight = self._constants[name]
-        return self._kept((name,), (problem.g, form), lambda empty: pack_weights(problem, weight, form, empty))
 
     def _copied(self, names: tuple[str, ...], how: tuple[Any, ...], make: Callable[[], Array]) -> Array:
         return self._kept(names, how, lambda empty: aligned_copy(make(), empty))
