@@ -33,6 +33,7 @@ def test_convolution(out_layout: str) -> None:
     assert not again.storage[-1, :, :, :, 2:].any()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", BLOCKS)
 def test_no_image_is_the_zero_point(layout: str) -> None:
     rng = np.random.default_rng(4)
@@ -48,6 +49,7 @@ def test_no_image_is_the_zero_point(layout: str) -> None:
     assert np.array_equal(pooled.storage.reshape(-1), stored(bc.max_pool2d(x, 2), pooled.layout.tag, 7))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "pool", [lambda x: bc.max_pool2d(x, 2), lambda x: bc.avg_pool2d(x, 3, 1), lambda x: bc.global_avg_pool2d(x)]
 )

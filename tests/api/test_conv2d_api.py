@@ -196,6 +196,7 @@ def test_no_images():
     assert bc.conv2d(x, W, out=out) is out
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arguments", [
     {"stride": 2}, {"stride": (2, 1)}, {"stride": [1, 3]}, {"stride": (2,)}, {"stride": np.int64(2)},
     {"padding": 2}, {"padding": (0, 2)}, {"padding": [1]}, {"padding": "valid"}, {"padding": "same"},
@@ -223,12 +224,14 @@ def test_asymmetric_padding(pads):
     close(bc.conv2d(X, W, B, padding=[list(pair) for pair in pads], stride=2), like_torch(padded, W, B, stride=2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("groups", "oc"), [(1, 4), (2, 4), (3, 9), (6, 6), (6, 12)])
 def test_groups_as_torchs(groups, oc):
     w = RNG.standard_normal((oc, 6 // groups, 3, 3), np.float32)
     close(bc.conv2d(X, w, groups=groups, padding=1), like_torch(X, w, groups=groups, padding=1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arguments", [
     {}, {"stride": 2}, {"stride": (2,)}, {"padding": 2}, {"padding": [2]}, {"dilation": 3}, {"groups": 2},
     {"padding": "same"}, {"padding": "valid"}, {"padding": "same", "dilation": 2},
@@ -251,6 +254,7 @@ def test_conv1d_as_torchs(arguments):
 # ---------------------------------------------------------------- BlockedArray, out=, out_layout, layout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("src", bc.NATIVE, ids=str)
 def test_a_blocked_array_comes_out_in_its_own_layout(src):
     y = bc.conv2d(blocked(X, src), W, B, padding=1)
@@ -262,6 +266,7 @@ def test_a_blocked_array_comes_out_in_its_own_layout(src):
     close(logical(again), np.repeat(WANTED.sum(axis=1, keepdims=True), 3, axis=1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("src", "dst"), [("NCHW", "NCHW16"), ("NCHW64", "NHWC"), ("CHWN4", "NCHW8"), ("NCHW4", "NCHW32")]
 )

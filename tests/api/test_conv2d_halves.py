@@ -37,6 +37,7 @@ def test_arrays(dtype):
     assert dtype in repr(conv)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("last", [False, True])
 def test_tensors(dtype, last):
@@ -91,6 +92,7 @@ def test_weights_of_any_strides_are_rounded(dtype, how):
         assert (transposed == bc.conv_transpose2d(half(R, dtype), W.astype(np.float32), padding=1)).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reorders_convert(dtype):
     """In one pass, to and from float32, from arrays, tensors and BlockedArrays."""

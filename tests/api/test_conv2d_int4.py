@@ -76,6 +76,7 @@ FORMULAS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("src", "wei", "dst", "zero_point", "dst_zero_point"), FORMULAS)
 def test_megengines_formulas(src, wei, dst, zero_point, dst_zero_point):
     """Its pairs of types: S8 x S8, S4 x S4, 4Asymm x S4, to the same type, to 4 or 8 bits, to float32 and to S32."""
@@ -153,6 +154,7 @@ def bytes_of_weight() -> int:
 WEIGHT_LAYOUTS = ("OIHW", "OHWI", "HWIO", "oIhw64i", "Ihwo4i", "OIhw16i16o", "OIhw4i16o4i", "ohwI4i")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", WEIGHT_LAYOUTS)
 def test_weights_in_any_layout(layout):
     """For inputs of 4 and 8 bits, of arrays too; dense, grouped and depthwise."""

@@ -285,6 +285,7 @@ def test_each_call_checks_its_quantizations():
 FITTING, OTHERS = ((64, 64), (127, 1), (-64, -64), (-128, 127)), ((64, 65), (127, 127), (-64, -65), (-128, -1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.isa
 @pytest.mark.parametrize("src", [np.uint8, np.int8])
 @pytest.mark.parametrize("pair", FITTING + OTHERS)

@@ -69,6 +69,7 @@ def test_blocked_arrays(src: str) -> None:
     assert error(same, torch.nn.grad.conv2d_input((2, 12, 12, 10), w.double(), grad.double(), 2, 1)) < 2e-6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_types(dtype: str) -> None:
     of = getattr(torch, dtype)
@@ -79,6 +80,7 @@ def test_types(dtype: str) -> None:
     assert error(found.double(), wanted) < {"float64": 1e-14, "float32": 1e-6}.get(dtype, 5e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("src", NAMES)
 def test_weights_of_blocked_arrays(src: str) -> None:
     x, grad = tensors(5, (3, 20, 9, 11), (3, 12, 5, 6))
@@ -225,7 +227,7 @@ def unset(like: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRITES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_out_is_written_and_returned(name: str, kind: str) -> None:
     """Of the first call for its arrays, and of the next one, which is bound; with the bits of what is allocated."""
     call, plain = WRITES[name], np.asarray(WRITES[name](np.array, None))
@@ -333,7 +335,7 @@ def test_errors_of_pools(call: Any, told: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW4", "NCHW16", "CHWN4", "WHCN"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 def test_indices_outside_the_plane_add_nothing(layout: str, dtype: str) -> None:
     """They are arguments of the caller's: a kernel writes nowhere else for them."""
     x = np.arange(2 * 4 * 9 * 8).reshape(2, 4, 9, 8).astype(bc.empty((1,), "a", dtype).dtype)

@@ -46,6 +46,7 @@ def test_maxima_keep_the_zero_point() -> None:
     assert (out.numpy() == bc.max_pool2d(X, 3, 2, 1)).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.isa
 @pytest.mark.parametrize(("dtype", "low"), [("uint4", 0), ("int4", -8)])
 def test_packed_integers_of_four_bits(dtype: str, low: int) -> None:

@@ -216,6 +216,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("layout", "shape"), [(name, shape) for name, (_, shapes) in IMAGES.items() for shape in shapes]
 )

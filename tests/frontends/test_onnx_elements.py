@@ -90,6 +90,7 @@ def test_the_token_with_the_largest_number() -> None:
     check(nodes[:4], {"ids": IDS}, ATTENDED)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "one",
     [
@@ -116,6 +117,7 @@ def test_fused_ops_of_onnx_runtime(one: Any) -> None:
     check([one], fed, known)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "one",
     [

@@ -224,6 +224,7 @@ def test_cheap_ops_between_foreign_ones_join_them() -> None:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -372,6 +373,7 @@ def test_shapes_with_an_attribute_left_out() -> None:
     check(proto, {"x": signal})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["BFLOAT16", "FLOAT16", "DOUBLE", "INT8", "UINT16", "INT64", "UINT64", "BOOL"])
 def test_every_type_crosses_the_borders_of_parts(kind: str) -> None:
     to = TensorProto.DataType.Value(kind)
@@ -411,6 +413,7 @@ def test_numpy_runs_what_is_known_to_be_right() -> None:
     assert [action.kernel for action in plan.actions if action.part] == ["numpy"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("op", sorted(runner.NUMPY_OPS))
 def test_numpy_ops_agree_with_onnx_runtime(op: str) -> None:
     """ONNX's own evaluator gives what ONNX Runtime does, in every case of the suite."""

@@ -48,6 +48,7 @@ def test_the_light_networks_are_there():
     assert len(LIGHT) == 9
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
 def test_a_light_network_loads_with_the_shape_of_its_recorded_output(path):
     net = bc.load_onnx(path)

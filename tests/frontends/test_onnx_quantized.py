@@ -408,6 +408,7 @@ def with_batch_norms(dtype: str) -> Model:
     return m
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_batch_norms_between_quantizations_are_of_integers(dtype: str) -> None:
     proto = with_batch_norms(dtype).proto("out")
@@ -426,6 +427,7 @@ def test_batch_norms_between_quantizations_are_of_integers(dtype: str) -> None:
         np.testing.assert_array_equal(bc.compile(network, layouts, threads=1)(given), found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("factor", [1.0, 1e12], ids=["usual", "beyond 32 bits"])
 def test_batch_norms_right_after_convolutions_are_of_integers(factor: float) -> None:
     """As tools write a network that quantize the inputs of convolutions alone: scales of either sign, a residual."""
@@ -482,6 +484,7 @@ def test_transposed_convolutions_are_of_integers(kernel: Any, stride: Any, more:
     assert np.unique(wanted).size > 60
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 90), ("uint8", 255), ("int8", -128)])
 def test_weights_that_no_int8_holds_are_sums_of_such(groups: int, dtype: str, zero_point: int) -> None:

@@ -114,6 +114,7 @@ def ramp(*size: int) -> Any:
     return (1000 * rows + columns).astype("f4")[None, None]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", COORDINATES)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_nearest_as_onnx_runtime(mode: Any, rounding: Any) -> None:
@@ -145,6 +146,7 @@ WIDE = [{"mode": "cubic"}, {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_out
 WIDE += [{"mode": mode, "antialias": 1, "exclude_outside": out} for mode in ("linear", "cubic") for out in (0, 1)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", COORDINATES)
 @pytest.mark.parametrize("attributes", WIDE, ids=str)
 def test_cubic_and_antialias_as_onnx_runtime(mode: str, attributes: dict[str, Any]) -> None:
@@ -160,6 +162,7 @@ def test_cubic_and_antialias_as_onnx_runtime(mode: str, attributes: dict[str, An
         np.testing.assert_allclose(found, theirs, atol=3e-5, err_msg=f"{(h, oh)} {(w, ow)}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attributes", [{"mode": "nearest"}, {"mode": "linear"}, *WIDE[:3]], ids=str)
 def test_axes_of_any_rank(attributes: dict[str, Any]) -> None:
     """Axes of images, each alone, and any other axes. The oracle is the reference evaluator: ONNX Runtime takes few."""
@@ -301,6 +304,7 @@ def test_linear_of_bytes_between_quantize_and_dequantize() -> None:
 # ---------------------------------------------------------------- points that flow
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("outside", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])

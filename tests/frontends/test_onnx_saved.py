@@ -183,6 +183,7 @@ X86 = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_models_are_native(name: str, level: str, tmp_path: Path) -> None:

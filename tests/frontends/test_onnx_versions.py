@@ -279,6 +279,7 @@ def test_conv1d_and_pools_of_rows() -> None:
     compare(model("GlobalAveragePool", 1, x, {}), x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [(1, 8), (1, 1), (2, 3), (3, 1)])
 @pytest.mark.parametrize("opset", [11, 22])
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "counted"])
@@ -299,6 +300,7 @@ def test_windows_larger_than_the_image_are_cut(op: str, opset: int, size: tuple[
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 def test_same_pads_of_dilated_windows(op: str, auto: str) -> None:

@@ -298,7 +298,7 @@ def given(shape):
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)
@@ -481,6 +481,7 @@ def check_exactly(found, wanted):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_numbers_of_any_type_are_torchs(name):
     module, (x, k) = Apply(ELEMENTS[name]), numbers()

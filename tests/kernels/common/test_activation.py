@@ -129,6 +129,7 @@ def test_tails_are_zero_whatever_the_activation(act, specials):
                 check(row, p, src, dst, given, act)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("act", ["relu", ("clip", 0.5, 2.0), "hardsigmoid", "gelu"], ids=str)
 def test_float64(act):
     p = Conv2dProblem.from_descriptor(PROBLEMS[0])

@@ -61,6 +61,7 @@ def loop_of_products(text: str) -> list[str]:
     return max(inner, key=lambda loop: sum("fmla" in line for line in loop))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("vectors", "pixels"), tiles_of_registers(NEON.isa, True))
 @pytest.mark.parametrize("step", [4, 16])
 def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, step: int) -> None:

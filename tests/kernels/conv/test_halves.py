@@ -144,6 +144,7 @@ DEPTHWISE = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.isa
 @pytest.mark.parametrize("number", range(len(DEPTHWISE)))
 def test_depthwise(number):
@@ -161,6 +162,7 @@ def test_every_multiply_accumulate(dot):
         check(descriptor, pair, 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.isa
 @pytest.mark.parametrize("number", range(3))
 def test_emulated_matrices(emulated_matrices, number):

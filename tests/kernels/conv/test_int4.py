@@ -53,6 +53,7 @@ def test_every_pair_of_types(src, dst):
     check(case(PROBLEMS[0], src, dst, act=act, ends=True, away="int4" in dst), "NCHW64", "NCHW64")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("descriptor", PROBLEMS)
 def test_problems(descriptor):
     for k, kind in enumerate((("uint4", "int4", "uint4"), ("int4", "uint4"), ("int8", "uint4", "int4"))):

@@ -120,6 +120,7 @@ def test_ties_saturation_and_bounds(away, dst):
             check(finished(type(made)(**{**vars(made), "steps": steps})), "NHWC", "NHWC")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.isa
 @pytest.mark.parametrize("name", [name for name in DOTS if "emulated" in name or name == "vpmaddubsw"])
 def test_other_multiply_accumulates(name, monkeypatch):
