@@ -87,8 +87,8 @@ KINDS = {
 @pytest.mark.sampled(6)
 def test_kinds_and_which_operand_is_broadcast(kind: str, layout: str) -> None:
     shape, small = (2, 20, 3, 5), (2, 20, 1, 1)
-    big, little = integers(shape, least=1), integers(small, least=1)
-    for x, y in ((big, little), (little, big)):
+    big, little, pixels = (integers(some, least=1) for some in (shape, small, (1, 1, 3, 5)))
+    for x, y in ((big, little), (little, big), (little, pixels)):
         wanted = KINDS[kind](x, y)
         check("binary", ElementsProblem(kind, (x.shape, y.shape)), layout, [(x, layout), (y, layout)], wanted)
 
