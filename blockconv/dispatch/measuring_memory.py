@@ -113,5 +113,5 @@ def _pool_rates(row: str, kind: PoolKind, width: int, problems: Sequence[Sequenc
         if taken.rejects(problem, lay, lay, types) is None:
             primitive = taken.prepare(problem, lay, lay, types)
             runs[sizes] = runner(primitive, problem, lay, lay, ITEMSIZE)
-            counted.append((1, *counts[row](primitive.blocking)))
+            counted.append((1, *counts(primitive.blocking, row)))
     return rates(counted, list(in_turns(runs).values()))[1:] if runs else None

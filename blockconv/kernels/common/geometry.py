@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
@@ -49,6 +50,52 @@ class ConvSizes(Arguments):
     pw = word("padding on the left", "pixels")
     dh = word("vertical dilation", "pixels")
     dw = word("horizontal dilation", "pixels")
+
+
+class ChannelVector(Arguments):
+    """Neighbouring channels that are a vector."""
+
+    src = word("from the source's first channel to these", "bytes")
+    dst = word("from the destination's first channel to these", "bytes")
+    first = word("the first of them", "channels")
+    valid = word("channels that exist", "channels")
+    written = word("channels that are written, as zero where they do not exist", "channels")
+
+
+def channel_vectors(s: Geometry, d: Geometry, channels: int, lanes: int, padded: int = 0) -> list[tuple[int, ...]]:
+    """The words of a `ChannelVector` for each vector of at most so many lanes, inside a block of both arrays.
+
+    padded: channels of the destination, if its padding is written.
+    """
+    found: list[tuple[int, ...]] = []
+    c = 0
+    while c < max(channels, padded):
+        exist = channels - c
+        count = min(lanes, max(channels, padded) - c, d.length - c % d.length)
+        if exist > 0:
+            count = min(count, s.length - c % s.length, exist)
+        valid = max(0, min(count, exist))
+        found.append((s.offset(c) if valid else 0, d.offset(c), c, valid, count))
+        c += count
+    return found
+
+
+class WindowAxis(NamedTuple):
+    """One axis of a problem; windows of `kernel` taps, `dilation` apart."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    begin: int
+    end: int
+    dilation: int
+
+
+def window_axis(problem: Any, x: str) -> WindowAxis:
+    """The axis "h" or "w"."""
+    names = (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}")
+    return WindowAxis(*(int(getattr(problem, name)) for name in names))
 
 
 @functools.lru_cache(maxsize=4096)

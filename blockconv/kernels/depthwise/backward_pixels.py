@@ -25,8 +25,9 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import held
 from blockconv.jit.ir import const, emitted, fill_memory, join, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.geometry import ChannelVector
 from blockconv.kernels.common.vectors import Vectors, lanes_below
-from blockconv.kernels.depthwise.backward_weights import ChannelVector, DepthwiseWeightsArguments
+from blockconv.kernels.depthwise.backward_weights import DepthwiseWeightsArguments
 
 
 class PixelsSpec(NamedTuple):
@@ -264,6 +265,6 @@ def depthwise_weights_of_pixels(shape: PixelsSpec):
                 of = ChannelVector(a.table)[vector]
                 src = a.src + of.src - a.ph * a.source.row - a.pw * a.source.col
                 sums = a.sums + (split * a.vectors + vector) * each
-                add(a, _Planes(sums, scratch, src, a.grad + of.grad, start, end))
+                add(a, _Planes(sums, scratch, src, a.grad + of.dst, start, end))
 
     return kernel

@@ -17,12 +17,11 @@ from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common import operands
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
-from blockconv.kernels.common.geometry import contiguous_unit, image_blocks
+from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit, image_blocks
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.depthwise.backward_data import DataSpec, DepthwiseDataArguments, depthwise_data_of_pixels
 from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
 from blockconv.kernels.depthwise.backward_weights import (
-    ChannelVector,
     DepthwiseWeightsArguments,
     depthwise_weights,
     finish_depthwise_weights,
@@ -55,17 +54,7 @@ def _lanes(request: Request) -> int:
     return most if 2 * most >= request.machine.lanes(types.acc.itemsize) else 0
 
 
-Vectors = list[tuple[int, int, int, int]]
-
-
-def _vectors(request: Request, lanes: int) -> Vectors:
-    """The words of each `ChannelVector`."""
-    s, g, found, c = request.source, request.destination, [], 0
-    while c < request.problem.ic:
-        count = min(lanes, request.problem.ic - c, s.length - c % s.length, g.length - c % g.length)
-        found.append((s.offset(c), g.offset(c), c, count))
-        c += count
-    return found
+Vectors = list[tuple[int, ...]]
 
 
 def _splits(request: Request, vectors: int, along_pixels: bool) -> tuple[int, int]:
@@ -135,7 +124,7 @@ def _primitive(
 ) -> Primitive | Reason:
     """lanes: channels that are summed together. pixels: the kernel's, where vectors run along these."""
     p, types, m = request.problem, request.types, request.machine
-    vectors = _vectors(request, lanes)
+    vectors = channel_vectors(request.source, request.destination, p.ic, lanes)
     splits, groups = _splits(request, len(vectors), pixels is not None)
     sums = splits * len(vectors) * (p.kh * p.kw + 1) * lanes * types.acc.itemsize
 

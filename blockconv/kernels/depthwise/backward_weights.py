@@ -16,10 +16,10 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, held, word
+from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
+from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -45,15 +45,6 @@ class DepthwiseWeightsArguments(ConvSizes):
     inner = word("the first column of the gradient whose taps are all in the image")
     outer = word("past the last")
     dst_o = word("from an output channel to the next in the gradient of the weights", "bytes")
-
-
-class ChannelVector(Arguments):
-    """Neighbouring channels that are a vector."""
-
-    src = word("from the input's first channel to these", "bytes")
-    grad = word("from the gradient's first channel to these", "bytes")
-    first = word("the first of them", "channels")
-    valid = word("how many", "channels")
 
 
 class GradientRow(NamedTuple):
@@ -155,9 +146,7 @@ def depthwise_weights(src, fma, kh, kw, lanes, bias):
                 grad = image_at(a.grad, n, a.grad_images, a.grad_image_block, g.n) + oh * g.row
                 for vector in range(first_vector, end_vector):
                     of = ChannelVector(a.table)[vector]
-                    row = GradientRow(
-                        sums + vector * each, src + of.src, grad + of.grad, scratch, top, bottom, of.valid
-                    )
+                    row = GradientRow(sums + vector * each, src + of.src, grad + of.dst, scratch, top, bottom, of.valid)
                     if of.valid == lanes:
                         add_all(a, row)
                     else:

@@ -11,16 +11,16 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
-from blockconv.kernels.common.gathering import window_rows
+from blockconv.kernels.common.gathering import TOGETHER, is_crowded, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
-from blockconv.kernels.common.waiting import is_wide
+from blockconv.kernels.common.waiting import is_beyond, is_wide
 from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.codegen import DepthwiseShape
-from blockconv.kernels.depthwise.gathering import entries_gathered, entries_that_stay, gathered_rows
 from blockconv.kernels.depthwise.kernels import DepthwiseScratch
-from blockconv.kernels.depthwise.tiling import AxisTiling, WindowAxis, halved, outputs, tile_axis
+from blockconv.kernels.depthwise.tiling import AxisTiling, halved, outputs, tile_axis
 from blockconv.machine.machine import Machine
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
@@ -166,7 +166,7 @@ def _in_two_rows(request: Request, at: DepthwiseBlocking) -> DepthwiseBlocking:
 
     (144 channels of 56x56 in NHWC: 1.15 times as fast.)
     """
-    tiling = halved(request.machine, _width(request), at.unrolled, request.types)
+    tiling = halved(request, "w", at.unrolled)
     return replace(at, **tiling._asdict(), loops=min(request.problem.oh, 2)) if tiling else at
 
 
@@ -280,13 +280,12 @@ def _over_pixels(
         )
     if p.sw > 1 and (p.sw > MOST_COLUMNS or lanes % pixel):
         return f"cannot fill a vector of {lanes} elements with pixels of {pixel} elements at stride {p.sw}"
-    axis = WindowAxis(p.oh, p.kh, p.sh, p.dh, p.ph, max(0, p.ph_r), request.anchor is not None)
     packed = not types.acc.is_float and isa.name != "avx512"  # without masks of bytes
-    tiling = tile_axis(axis, most)
+    tiling = tile_axis(request, "h", most)
     # A tile of half the rows, with as many outputs, has half as many streams, twice as wide. It is 1.1 times as fast
     # (NCHW8 of 56x56), unless windows are as high as the tile.
     if p.sw == 1 and p.kh < most // 2:
-        tiling = halved(machine, axis, tiling.unrolled, types) or tiling
+        tiling = halved(request, "h", tiling.unrolled) or tiling
     loops = min(-(-p.ow * pixel // lanes), -(-least // tiling.unrolled))
     masks = 0 if packed else 1 if isa.name == "avx512" or not tiling.taps else 2
     inner = pixel if p.sw > 1 else 1
@@ -295,15 +294,10 @@ def _over_pixels(
     )
 
 
-def _width(request: Request) -> WindowAxis:
-    p = request.problem
-    return WindowAxis(p.ow, p.kw, p.sw, p.dw, p.pw, max(0, p.pw_r), request.anchor is not None)
-
-
 def _tiles_of_pixels(request: Request, one_by_one: bool = False) -> tuple[AxisTiling, int]:
     """(tiling of the width, rows) of tiles whose vectors are a pixel's. one_by_one: of one pixel a row."""
     most, least = outputs(request.machine, request.types)
-    tiling = tile_axis(_width(request), 1 if one_by_one else most)
+    tiling = tile_axis(request, "w", 1 if one_by_one else most)
     rows, oh = -(-least // tiling.unrolled), request.problem.oh
     return tiling, rows if rows <= oh else 1 if request.anchor is not None else oh
 
@@ -372,3 +366,59 @@ def _runs(problem: Conv2dProblem, length: int, padded: int, lanes: int, cut: int
         found.append(ChannelRun(first, end - first, src))
         first = end
     return tuple(found)
+
+
+# ---------------------------------------------------------------- what a task gathers
+
+
+def entries_gathered(machine: Machine, problem: Conv2dProblem, src: Geometry, each: int, entries: int) -> int:
+    """How many entries, of `each` bytes of a pixel, are gathered at once; 0 where the source is read in place.
+
+    entries: how many are contiguous in a pixel. Where a row of tiles reads nothing again, nothing is gathered.
+    """
+    p = problem
+    if p.oc != p.ic or p.kh <= p.sh or not is_crowded(machine, window_rows(p, 1) * p.iw, src.col):
+        return 0
+    parts = [k for k in range(1, entries + 1) if entries % k == 0 and k * each % LINE == 0]
+    found = max((k for k in parts if k * each <= TOGETHER), default=min(parts, default=0))
+    return found if found and rows_that_stay(machine, p.iw * found * each, window_rows(p, 1), p.sh) else 0
+
+
+def entries_that_stay(
+    machine: Machine, problem: Conv2dProblem, src: Geometry, each: int, entries: int, rows: int, nbytes: int
+) -> int:
+    """How many of a pixel's neighbouring entries a task takes at once; 0 where no part's window would stay.
+
+    each: bytes of a pixel that an entry reads. rows: of the source, that a row of tiles reads. nbytes: of the source.
+
+    A row of tiles reads again what those above it read. If pixels are many lines, this is more than the first-level
+    cache holds. With a part of the channels it may stay there (384 channels of 14x14 in NHWC: 1.6 times as fast). A
+    part is no fewer bytes than are fetched together; a source beyond the second-level cache is read pixel by pixel,
+    whose lines the processor fetches ahead. Vectors of a quarter of a line are computed longer than lines are fetched.
+    """
+    p, known = problem, machine.profile
+    pixels, half = rows * p.iw, known.caches["L1"] // 2
+    narrow = machine.isa.vector_bytes < known.line // 2
+    if narrow or p.kh <= p.sh or pixels * src.col <= half:
+        return entries
+    crowded = pixels > known.ways // 2 * known.sets_reached(src.col)
+    held = max(half // (pixels * each), -(-TOGETHER // each))
+    if is_beyond(machine, nbytes) or crowded or held * pixels * each > 3 * half // 2:
+        return 0
+    return -(-entries // -(-entries // held))
+
+
+def gathered_rows(machine: Machine, problem: Conv2dProblem, pixel: int, rows: int, unit: int) -> int:
+    """Rows of a task, at most `rows`, whole multiples of `unit`, whose window stays in the second-level cache.
+
+    pixel: bytes that are gathered of a pixel.
+    """
+    most = rows_that_stay(machine, problem.iw * pixel, window_rows(problem, 1), problem.sh)
+    return min(rows, max(unit, most // unit * unit))
+
+
+def gathered_scratch(problem: Conv2dProblem, window: int, pixel: int, rows: int) -> tuple[int, DepthwiseScratch]:
+    """(the end of the scratch, its parts) of tasks of so many rows, whose window begins at `window`."""
+    row = problem.iw * pixel
+    parts = DepthwiseScratch(window=window, row_stride=row, gathered_col=pixel)
+    return window + window_rows(problem, rows) * row, parts

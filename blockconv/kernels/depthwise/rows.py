@@ -31,12 +31,11 @@ from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
-from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking, gathered_scratch
 from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns, row_edges
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import Entry, find_steps
-from blockconv.kernels.depthwise.gathering import gathered_scratch
 from blockconv.kernels.depthwise.kernels import (
     ZEROS,
     DepthwiseArguments,

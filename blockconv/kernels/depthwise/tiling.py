@@ -6,29 +6,14 @@ from typing import NamedTuple
 
 from blockconv.core.target import Isa
 from blockconv.core.types import Types
-from blockconv.kernels.common.request import shared_sizes
+from blockconv.kernels.common.geometry import window_axis
+from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.machine.machine import Machine
 
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
-
-
-class WindowAxis(NamedTuple):
-    """One axis of a problem.
-
-    begin, end: its padding.
-    shared: whether axes of any size share its tiles (`Request.anchor`).
-    """
-
-    out: int
-    taps: int
-    stride: int
-    dilation: int
-    begin: int
-    end: int
-    shared: bool = False
 
 
 class AxisTiling(NamedTuple):
@@ -58,23 +43,28 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
     return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
 
 
-def tile_axis(axis: WindowAxis, most: int) -> AxisTiling:
+def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
     """The unrolled axis: as many outputs as registers hold, in the fewest tiles, of which one begins in the padding."""
-    fitting = [size for size in (shared_sizes(most) if axis.shared else range(1, most + 1)) if size <= axis.out]
+    axis = window_axis(request.problem, x)
+    sizes = range(1, most + 1) if request.anchor is None else shared_sizes(most)
+    fitting = [size for size in sizes if size <= axis.out]
     known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
-    known = known if axis.taps <= MOST_TAPS else []
+    known = known if axis.kernel <= MOST_TAPS else []
     outputs = min(known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
-    return AxisTiling(outputs, *(axis[1:6] if known else (0, 0, 0, 0, 0)))
+    if not known:
+        return AxisTiling(outputs, 0, 0, 0, 0, 0)
+    return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, axis.begin, max(0, axis.end))
 
 
-def halved(machine: Machine, axis: WindowAxis, outputs_of_tile: int, types: Types) -> AxisTiling | None:
+def halved(request: Request, x: str, outputs_of_tile: int) -> AxisTiling | None:
     """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
 
     None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
     too low or too narrow for it: too much is read again.
     """
+    machine, types = request.machine, request.types
     most, _ = outputs(machine, types)
     if not (lines_bind(machine.isa) and types.acc.is_float) or outputs_of_tile != most:
         return None
-    found = tile_axis(axis, most // 2)
+    found = tile_axis(request, x, most // 2)
     return found if 2 * found.unrolled == most else None

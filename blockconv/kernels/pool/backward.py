@@ -39,18 +39,17 @@ from blockconv.jit.ir import (
     store_f,
 )
 from blockconv.kernels.common.floats import Floats, narrower, widener
-from blockconv.kernels.common.geometry import Geometry, image_at
+from blockconv.kernels.common.geometry import ChannelVector, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.pool.kernels import Covered
 
 INDEX = 8  # bytes
 
 
-class WindowWords(Arguments):
-    """A row, or a column, of windows: elements of the input along the axis."""
+class WindowWords(Covered):
+    """A row, or a column, of windows."""
 
-    first = word("the first that they cover")
-    taps = word("how many they cover")
-    counted = word("how many an average counts")
+    counted = word("how many elements an average counts")
 
 
 class Covering(Arguments):
@@ -58,15 +57,6 @@ class Covering(Arguments):
 
     first = word("the first of them")
     end = word("past the last")
-
-
-class Channels(Arguments):
-    """Channels of a vector."""
-
-    dst = word("from the input's first channel to these", "bytes")
-    src = word("from the output's first channel to these", "bytes")
-    valid = word("channels that exist", "channels")
-    written = word("channels that are written, as zero where they do not exist", "channels")
 
 
 class PoolBackwardArgs(Arguments):
@@ -78,7 +68,7 @@ class PoolBackwardArgs(Arguments):
     rows = word("a table: `WindowWords` for each of their rows; the others follow it", "address")
     cols_at = word("from there to those for each column", "bytes")
     covering_at = word("to a `Covering` for each row of the input", "bytes")
-    channels_at = word("to a `Channels` for each vector", "bytes")
+    channels_at = word("to a `ChannelVector` for each vector", "bytes")
     vectors = word("how many of these")
     factors_at = word("from `rows` to 1 / what an average counts of each column of windows", "bytes")
     slots_at = word("to the slots of each vector of columns: bytes to sums, which of them, bits to keep", "bytes")
@@ -211,7 +201,7 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
             _clear(a, dst, band.end - band.top, d.col // itemsize, itemsize)
         else:
             for vector in range(band.vector, band.vector + a.inner):
-                of = Channels(a.rows + a.channels_at)[vector]
+                of = ChannelVector(a.rows + a.channels_at)[vector]
                 _clear(a, dst + of.dst, band.end - band.top, of.written, itemsize)
 
     @inline
@@ -226,7 +216,7 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
             place = band.to + (h - band.top) * band.row + cols.first * band.col
             part = 0.0 if is_max else 1.0 / (rows.counted * cols.counted)
             for vector in range(band.vector, band.vector + a.inner):
-                of = Channels(a.rows + a.channels_at)[vector]
+                of = ChannelVector(a.rows + a.channels_at)[vector]
                 tap = TapRun(
                     place + (vector - band.vector) * lanes * size if is_half else place + of.dst,
                     a.src + at + of.src,
@@ -252,7 +242,8 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
         for h in range(band.end - band.top):
             for w in range(a.iw):
                 for k in range(a.inner):
-                    of, sums = Channels(a.rows + a.channels_at)[band.vector + k], band.to + h * band.row + w * band.col
+                    of = ChannelVector(a.rows + a.channels_at)[band.vector + k]
+                    sums = band.to + h * band.row + w * band.col
                     round_all(dst + h * d.row + w * d.col + of.dst, sums + k * lanes * size, of.written)
 
     return cleared, add_row, rounded
@@ -319,7 +310,7 @@ def _plane(a, task):
     if a.src_plane:  # divisions take as long as a small plane
         return TaskChannels(a.dst + task * a.plane, task * a.src_plane, 1, 1)
     n = task // a.vectors
-    of = Channels(a.rows + a.channels_at)[task % a.vectors]
+    of = ChannelVector(a.rows + a.channels_at)[task % a.vectors]
     dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, a.destination.n) + of.dst
     src = image_at(0, n, a.src_images, a.src_image_block, a.source.n) + of.src
     return TaskChannels(dst, src, of.valid if n < a.n else 0, of.written)

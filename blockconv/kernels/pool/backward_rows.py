@@ -10,7 +10,7 @@ import numpy as np
 
 from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
-from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, image_blocks
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, channel_vectors, image_blocks
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import (
@@ -23,22 +23,6 @@ from blockconv.kernels.pool.backward import (
 from blockconv.kernels.pool.blocking import Windows, windows
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
-
-
-def _runs(request: Request, lanes: int) -> list[tuple[int, int, int, int]]:
-    """The words of a `Channels` for each vector of at most so many lanes."""
-    p, s, d = request.problem, request.source, request.destination
-    padded = request.dst.padded_shape(p.dst_shape)[1]
-    found, c = [], 0
-    while c < padded:
-        exist = p.ic - c
-        count = min(lanes, padded - c, d.length - c % d.length)
-        if exist > 0:
-            count = min(count, s.length - c % s.length, exist)
-        valid = max(0, min(count, exist))
-        found.append((d.offset(c), s.offset(c) if valid else 0, valid, count))
-        c += count
-    return found
 
 
 def _lanes(request: Request) -> int:
@@ -167,7 +151,8 @@ def _launch(request: Request) -> Launch:
     p, type, lanes = request.problem, request.types.src, _lanes(request)
     _, _, ih, iw = _axes(request)
     s, d, by_vectors = request.source, request.destination, _by_vectors(request)
-    runs = np.array(_runs(request, lanes if by_vectors or lanes == 1 else SCATTERED), np.int64)
+    padded, most_channels = request.dst.padded_shape(p.dst_shape)[1], lanes if by_vectors or lanes == 1 else SCATTERED
+    runs = np.array(channel_vectors(s, d, p.ic, most_channels, padded), np.int64)
     most, (table, at, slots) = request.machine.lanes(type.itemsize), _table(request, runs)
     # Where pixels hold all channels, these are neighbours.
     inner = len(runs) if s.length == d.length == NO_BLOCK else 1

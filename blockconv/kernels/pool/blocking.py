@@ -18,21 +18,29 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
+from blockconv.core.target import Isa
 from blockconv.core.types import ElementType
 from blockconv.jit.records import fill
-from blockconv.kernels.common.gathering import TOGETHER, rows_that_stay, window_rows
-from blockconv.kernels.common.geometry import geometry
+from blockconv.kernels.common.gathering import (
+    FEW_SETS,
+    TOGETHER,
+    gathering_seconds,
+    is_crowded,
+    rows_that_stay,
+    window_rows,
+)
+from blockconv.kernels.common.geometry import WindowAxis, geometry, window_axis
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, PoolReduction, held_type
-from blockconv.kernels.pool.tiles import pays_to_gather
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Block
 
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
+MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
 TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
 
@@ -102,24 +110,11 @@ class Windows(NamedTuple):
     counted: Block
 
 
-class PoolAxis(NamedTuple):
-    """One axis of a problem; windows of `kernel` taps, `dilation` apart."""
-
-    size: int
-    out: int
-    kernel: int
-    stride: int
-    begin: int
-    end: int
-    dilation: int
-
-
-def axis_of(problem: Problem, x: str) -> PoolAxis:
+def axis_of(problem: Problem, x: str) -> WindowAxis:
     """The axis "h" or "w"; windows of an adaptive pool have no one size."""
     if isinstance(problem, AdaptivePool2dProblem):
-        return PoolAxis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
-    names = (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}")
-    return PoolAxis(*(int(getattr(problem, name)) for name in names))
+        return WindowAxis(getattr(problem, "i" + x), getattr(problem, "o" + x), 0, 0, 0, 0, 1)
+    return window_axis(problem, x)
 
 
 def windows(problem: Problem, x: str, outputs: Block | None = None) -> Windows:
@@ -353,3 +348,43 @@ class PoolBlocking:
             sw=w.stride,
             kw=w.kernel,
         )
+
+
+# ---------------------------------------------------------------- tiles of wide pixels
+
+
+def pays_to_gather(machine: Machine, problem: Problem, s_col: int, pixel: int) -> bool:
+    """Whether it takes less time to gather a window's pixels, of so many bytes, than to read them where they are.
+
+    s_col: bytes from one to the next. A window of three rows reads each pixel so few times that two sets of the cache
+    suffice.
+    """
+    p = problem
+    if isinstance(p, AdaptivePool2dProblem) or pixel % TOGETHER or p.kw <= p.sw:
+        return False
+    if not rows_that_stay(machine, p.iw * TOGETHER, window_rows(p, 1), p.sh):
+        return False
+    return is_crowded(machine, window_rows(p, 1) * p.iw, s_col, FEW_SETS if p.kh > 3 else 1)
+
+
+def crowded_seconds(machine: Machine, problem: Pool2dProblem, s_col: int, nbytes: int) -> float:
+    """How long rows of windows wait beyond their loads, if they read each row of an image of `nbytes` by itself."""
+    p = problem
+    is_slow = is_crowded(machine, window_rows(p, 1) * p.iw, s_col)
+    return gathering_seconds(machine, nbytes * p.kh / p.sh) if is_slow else 0.0
+
+
+def _tile_columns(problem: Pool2dProblem, pixels: int) -> int:
+    p = problem
+    return len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
+
+
+def tile_pixels(isa: Isa, problem: Pool2dProblem) -> int:
+    """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
+    p, most = problem, isa.registers - 8
+    if p.kw <= p.sw + 1:
+        most = min(most, max(MOST_COLUMNS, p.kw))
+    if p.kw > most:
+        return 0
+    fit = [pixels for pixels in range(1, min(8, p.ow) + 1) if _tile_columns(p, pixels) <= most]
+    return min(fit, key=lambda pixels: (-(-p.ow // pixels) * (_tile_columns(p, pixels) + 1), -pixels), default=0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds
-from blockconv.kernels.pool.blocking import PoolBlocking, all_taps
-from blockconv.kernels.pool.tiles import crowded_seconds
+from blockconv.kernels.pool.blocking import PoolBlocking, all_taps, crowded_seconds
 from blockconv.machine.machine import QUANTIZED_CYCLES
 
 
@@ -21,7 +19,6 @@ class Counts(NamedTuple):
 
 
 MOST_VECTORS = 8  # of a pixel, that `pool_windows` reduces together
-Counted = Callable[[PoolBlocking], Counts]
 
 
 def unrolled(b: PoolBlocking) -> int:
@@ -37,53 +34,20 @@ def _vectors(b: PoolBlocking, columns: int) -> int:
     return columns * -(-inner // b.lanes) if inner >= b.lanes else -(-columns * inner // b.lanes)
 
 
-def _counts(b: PoolBlocking, outputs: float, loads: float) -> Counts:
-    return Counts(b.view.planes, b.view.planes * b.problem.oh, b.view.planes * outputs, b.view.planes * loads)
-
-
-def window_counts(b: PoolBlocking) -> Counts:
-    """Where every window reads all that it covers."""
-    p = b.problem
-    row = _vectors(b, p.ow)
-    return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
-
-
-def unrolled_counts(b: PoolBlocking) -> Counts:
-    """The same of kernels that reduce the vectors of a pixel together, which take no longer than one of them."""
-    p = b.problem
-    row = p.ow * -(-b.view.inner // (unrolled(b) * b.lanes))
-    return _counts(b, p.oh * row, all_taps(p, "h") * all_taps(p, "w") / p.ow * row)
-
-
-def bin_counts(b: PoolBlocking) -> Counts:
-    """The same of kernels that compute one output pixel at a time, of less than a vector."""
-    p = b.problem
-    return _counts(b, p.oh * p.ow, all_taps(p, "h") * all_taps(p, "w"))
-
-
-def line_counts(b: PoolBlocking) -> Counts:
-    """Where windows' rows are reduced into a line first, and then the line's columns."""
-    p = b.problem
-    image, row = _vectors(b, p.iw), _vectors(b, p.ow)
-    return _counts(b, p.oh * row, all_taps(p, "h") * image + p.oh * all_taps(p, "w") / p.ow * row)
-
-
-def plane_counts(b: PoolBlocking) -> Counts:
-    """Where a plane is one window, and one contiguous extent."""
-    p = b.problem
-    return _counts(b, 1, _vectors(b, p.ih * p.iw) if b.view.inner < b.lanes else p.ih * p.iw)
-
-
-counts: dict[str, Counted] = {
-    "pool_runs": window_counts,
-    "pool_shuffles": window_counts,
-    "pool_tiles": window_counts,
-    "pool_planes": plane_counts,
-    "pool_windows": unrolled_counts,
-    "pool_wide_lines": line_counts,
-    "pool_lines": line_counts,
-    "pool_bins": bin_counts,
-}
+def counts(b: PoolBlocking, name: str) -> Counts:
+    """The work of the kernel of a row."""
+    p, planes, inner = b.problem, b.view.planes, b.view.inner
+    if name == "pool_planes":  # one window, and one contiguous extent
+        return Counts(planes, planes, planes, planes * (_vectors(b, p.ih * p.iw) if inner < b.lanes else p.ih * p.iw))
+    taps, row = all_taps(p, "w") / p.ow, _vectors(b, p.ow)
+    if name == "pool_windows":  # the vectors of a pixel that are reduced together take no longer than one of them
+        row = p.ow * -(-inner // (unrolled(b) * b.lanes))
+    elif name == "pool_bins":  # an output pixel at a time
+        row = p.ow
+    loads = all_taps(p, "h") * taps * row
+    if name in ("pool_lines", "pool_wide_lines"):  # windows' rows are reduced into a line first, then its columns
+        loads = all_taps(p, "h") * _vectors(b, p.iw) + p.oh * taps * row
+    return Counts(planes, planes * p.oh, planes * p.oh * row, planes * loads)
 
 
 def cost(b: PoolBlocking, name: str) -> float:
@@ -93,7 +57,7 @@ def cost(b: PoolBlocking, name: str) -> float:
     """
     m = b.machine
     rates, moved = m.pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
-    computed = sum(count * rate for count, rate in zip(counts[name](b), rates, strict=True))
+    computed = sum(count * rate for count, rate in zip(counts(b, name), rates, strict=True))
     if b.is_widened:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * m.cycle_seconds()
     nbytes = b.itemsize * b.src.size(b.problem.src_shape)

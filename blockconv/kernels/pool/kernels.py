@@ -48,7 +48,7 @@ MOST_FOLDED = 16  # planes whose vectors are folded together
 class PoolWords(PoolOperands):
     """A pool: the sizes of a plane, and its windows, whose rows and columns are a dilation apart."""
 
-    table = word("a WindowRow for each row of outputs, a WindowColumn for each column, then scales", "address")
+    table = word("a WindowRow for each row of outputs, a `Covered` for each column, then scales", "address")
     oh = word("rows of outputs of a plane", "rows")
     ow = word("outputs of a row", "columns")
     iw = word("pixels of a row of the image", "columns")
@@ -97,19 +97,17 @@ class PlaneArgs(PoolArgs):
     left = word("elements after these", "elements")
 
 
-class WindowRow(Arguments):
+class Covered(Arguments):
+    """The part of an axis of the image that a row, or a column, of windows covers."""
+
+    first = word("the first element that exists")
+    taps = word("how many exist")
+
+
+class WindowRow(Covered):
     """The rows of the image that a row of windows covers."""
 
-    first = word("the first row that exists", "rows")
-    taps = word("how many rows exist", "rows")
     scales = word("from the table to what each window's sum is multiplied by, or that of integers divided by", "bytes")
-
-
-class WindowColumn(Arguments):
-    """The columns of the image that a column of windows covers."""
-
-    first = word("the first column that exists", "columns")
-    taps = word("how many columns exist", "columns")
 
 
 # ---------------------------------------------------------------- what kernels share
@@ -163,7 +161,7 @@ def output_row(a, plane, oh):
 @inline
 def window_column(a, ow):
     """(first column, how many) of a column of windows."""
-    column = WindowColumn(a.table + WindowRow.nbytes * a.oh)[ow]
+    column = Covered(a.table + WindowRow.nbytes * a.oh)[ow]
     return column.first, column.taps
 
 
@@ -191,18 +189,13 @@ class PoolTile(NamedTuple):
 
 @inline
 def _gathered_image(a, image, at, oh_first, oh_last, window, size):
-    """Gather the pixels that some rows of outputs read. Returns where the image would begin, seen from these.
-
-    at, size: of each pixel, from its first byte on and how many; these are a pixel's of the window.
-    """
+    """Gather the pixels that some rows of outputs read: see `gather_window`."""
     top, end = 1 << 62, 0
     for oh in range(oh_first, oh_last):
         row = WindowRow(a.table)[oh]
         if row.taps > 0:
             top, end = min(top, row.first), max(end, row.first + (row.taps - 1) * a.dh + 1)
-    top = min(top, end)
-    gather_window(window, size, image + top * a.s_row + at, a.s_row, a.s_col, end - top, a.iw, size)
-    return window - top * a.iw * size - at
+    return gather_window(window, size, image, at, size, min(top, end), end, a.s_row, a.s_col, a.iw)
 
 
 @jit.kernel

@@ -35,6 +35,7 @@ from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.jit import Kernel
 from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import window_rows
+from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.request import Reason, Request
@@ -43,17 +44,18 @@ from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
     TASK_BYTES,
     PoolBlocking,
+    axis_of,
+    tile_pixels,
     windows,
 )
 from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, unrolled
 from blockconv.kernels.pool.kernels import PoolArgs
-from blockconv.kernels.pool.reference import reference_op
+from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
 from blockconv.kernels.pool.shuffles import pool_shuffles
 from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
 from blockconv.kernels.pool.tables import LineOfScales, masks_of, table_of
-from blockconv.kernels.pool.tiles import tile_pixels
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import Block, Launch
+from blockconv.runtime import OWN_TABLE, Block, Launch
 
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
 MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
@@ -312,6 +314,34 @@ def _line_indices(b: PoolBlocking) -> Launch:
     return _launch(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
 
+# ---------------------------------------------------------------- pool_reference, pool_indices
+
+
+def _reference(b: PoolBlocking, indices: int) -> Launch:
+    """The op of a pool from any layout to any other."""
+    p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
+    s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]
+    args = fill(
+        ReferenceArgs,
+        p,
+        b,
+        src=POOL.src,
+        dst=POOL.dst,
+        idx=POOL.idx if indices else 0,
+        table=OWN_TABLE,
+        channels=p.ic,
+        padded=padded,
+        row_step=h.dilation * s.row,
+        col_step=w.dilation * s.col,
+        dh=h.dilation,
+        dw=w.dilation,
+        s=s,
+        d=geometry(b.dst, p.dst_shape, b.itemsize),
+    )
+    kernel = pool_reference(*b.reduction[:2], indices)
+    return Launch(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))
+
+
 # ---------------------------------------------------------------- rows of the table
 
 
@@ -367,7 +397,7 @@ ROWS = (
     _row(
         "pool_reference",
         lambda b: None,
-        partial(reference_op, indices=0),
+        partial(_reference, indices=0),
         partial(reference_cost, each=8.0),
         reference=True,
     ),
@@ -376,7 +406,7 @@ ROWS = (
     _row(
         "pool_indices",
         _why_not_indices,
-        partial(reference_op, indices=1),
+        partial(_reference, indices=1),
         partial(reference_cost, each=12.0),
         "pool2d_indices",
         reference=True,

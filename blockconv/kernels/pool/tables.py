@@ -26,7 +26,7 @@ def table_of(
 ) -> Block:
     """The table of a pool's windows, or `of` other rows and columns of windows.
 
-    It has a WindowRow for each row, and a WindowColumn for each column, if the kernel needs `columns`. Averages have a
+    It has a `WindowRow` for each row, and a `Covered` for each column, if the kernel needs `columns`. Averages have a
     line of scales for each counted height, and slack for a vector's load.
     """
     h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))

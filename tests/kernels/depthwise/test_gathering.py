@@ -14,8 +14,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
-from blockconv.kernels.depthwise.gathering import gathered_scratch
+from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking, gathered_scratch
 from blockconv.machine.machine import host
 
 ROW = selection.named("conv2d", "conv_depthwise")
