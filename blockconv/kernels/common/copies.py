@@ -84,21 +84,18 @@ def gather_blocks(dst, src, size, block, stride):
 
 
 @inline
-def gather_window(window, dst_col, image, at, size, top, end, src_row, src_col, columns):
-    """Gather rows `top` to `end` of an image; where the image would begin, seen from these.
+def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
+    """Copy `size` bytes, whole cache lines, of each pixel of so many rows.
 
-    at, size: bytes from a pixel to what is gathered of it, and bytes of that, in whole cache lines.
     dst_col: from a pixel to the next where they are gathered, also from a row's last one to the next row's first.
     src_row, src_col: likewise from a row to the next and from a pixel to the next of the source.
     """
-    dst = window
-    for r in range(top, end):
-        pixel = image + r * src_row + at
+    for r in range(rows):
+        pixel = src + r * src_row
         for _ in range(columns):
-            for k in range(0, size, LINE):
-                move(dst + k, pixel + k, LINE, 0)
+            for at in range(0, size, LINE):
+                move(dst + at, pixel + at, LINE, 0)
             dst, pixel = dst + dst_col, pixel + src_col
-    return window - top * columns * dst_col - at
 
 
 @inline

@@ -115,8 +115,11 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     Entries that exist read contiguous memory; those of padding read nothing.
     """
     e, window, s = Entry(a.table)[entry_first], scratch + a.scratch.window, a.source
-    size = Entry(a.table)[entry_last - 1].src + a.entry_bytes - e.src if e.valid > 0 else 0
-    return gather_window(window, a.scratch.gathered_col, src, e.src, size, top, bottom, s.row, s.col, a.src_width)
+    if e.valid > 0:
+        size = Entry(a.table)[entry_last - 1].src + a.entry_bytes - e.src
+        first = src + top * s.row + e.src
+        gather_window(window, a.scratch.gathered_col, first, s.row, s.col, bottom - top, a.src_width, size)
+    return window - top * a.scratch.row_stride - e.src
 
 
 @inline

@@ -99,19 +99,10 @@ def reduce_line(reduction: PoolReduction, spec: LineSpec) -> Any:
 # ---------------------------------------------------------------- whole planes
 
 
-class PlaneRun(NamedTuple):
-    """The arguments of `reduce_plane`: the plane is `runs` times `run` groups of four vectors, then `left` elements."""
-
-    src: Any
-    runs: Any
-    run: Any
-    left: Any
-    dst: Any
-    integers: Any  # address of the `PoolQuantization`
-
-
 def reduce_plane(reduction: PoolReduction, inner: int) -> Any:
     """Code for all pixels of a plane of narrow pixels (`inner` elements, at most a vector's), into one vector.
+
+    The plane is `runs` times `run` groups of four vectors, then `left` elements.
 
     Vectors start at whole pixels, so that a lane holds one channel (and lanes past the last whole pixel of a vector
     nothing of use).
@@ -120,13 +111,13 @@ def reduce_plane(reduction: PoolReduction, inner: int) -> Any:
     used = lanes // inner * inner
 
     @emitted
-    def plane(builder: Any, run: PlaneRun) -> None:
-        e = Reducer(builder, reduction, run.integers)
+    def plane(builder: Any, src: Any, runs: Any, run: Any, left: Any, dst: Any, integers: Any) -> None:
+        e = Reducer(builder, reduction, integers)
         at = cgutils.alloca_once(builder, I64)
         slots = [cgutils.alloca_once(builder, e.kind) for _ in range(4)]
         # A vector with lanes to spare may not read past the plane.
-        whole = builder.sdiv(builder.sub(run.left, const(lanes - used)), const(used))
-        rest = builder.sub(run.left, builder.mul(whole, const(used)))
+        whole = builder.sdiv(builder.sub(left, const(lanes - used)), const(used))
+        rest = builder.sub(left, builder.mul(whole, const(used)))
         rests = [builder.sub(rest, const(first)) for first in range(0, lanes - 1, used)]
         masks = [e.below(builder.select(builder.icmp_signed("<", n, const(used)), n, const(used))) for n in rests]
 
@@ -136,12 +127,12 @@ def reduce_plane(reduction: PoolReduction, inner: int) -> Any:
             return [e.read(e.plus(here, v * used)) for v in range(vectors)]
 
         def compute() -> _Vectors:
-            builder.store(run.src, at)
+            builder.store(src, at)
             total = e.accumulators(1)[0]
-            with cgutils.for_range(builder, run.runs):
+            with cgutils.for_range(builder, runs):
                 for slot in slots:
                     builder.store(e.c(e.identity), slot)
-                with cgutils.for_range(builder, run.run):
+                with cgutils.for_range(builder, run):
                     for slot, value in zip(slots, advance(4), strict=True):
                         e.accumulate(slot, value)
                 for slot in slots:
@@ -153,18 +144,9 @@ def reduce_plane(reduction: PoolReduction, inner: int) -> Any:
                     e.accumulate(total, e.read(e.plus(builder.load(at), k * used), mask))
             return [builder.load(total)]
 
-        e.guarded(compute, lambda values: e.store(values[0], run.dst))
+        e.guarded(compute, lambda values: e.store(values[0], dst))
 
     return plane
-
-
-class FoldRun(NamedTuple):
-    """The arguments of `fold_planes`."""
-
-    src: Any  # the vectors, one after another
-    dst: Any
-    scale: Any  # address of the scale of sums
-    integers: Any  # address of the `PoolQuantization`
 
 
 def fold_planes(reduction: PoolReduction, planes: int) -> Any:
@@ -175,11 +157,11 @@ def fold_planes(reduction: PoolReduction, planes: int) -> Any:
     lanes = reduction.lanes
 
     @emitted
-    def fold(builder: Any, run: FoldRun) -> None:
-        e = Reducer(builder, reduction, run.integers)
+    def fold(builder: Any, src: Any, dst: Any, scale: Any, integers: Any) -> None:
+        e = Reducer(builder, reduction, integers)
 
         def compute() -> _Vectors:
-            vectors = [e.read_held(e.plus_held(run.src, k * lanes)) for k in range(planes)]
+            vectors = [e.read_held(e.plus_held(src, k * lanes)) for k in range(planes)]
             part = lanes
             while len(vectors) > 1:
                 part //= 2
@@ -189,7 +171,7 @@ def fold_planes(reduction: PoolReduction, planes: int) -> Any:
             return vectors
 
         def store(values: _Vectors) -> None:
-            e.store_result(values[0], run.dst, e.scale(run.scale), None)
+            e.store_result(values[0], dst, e.scale(scale), None)
 
         e.guarded(compute, store)
 

@@ -27,10 +27,8 @@ from blockconv.kernels.pool.codegen import (
     reduce_window,
 )
 from blockconv.kernels.pool.codegen_lines import (
-    FoldRun,
     LineRun,
     LineSpec,
-    PlaneRun,
     fold_planes,
     reduce_line,
     reduce_plane,
@@ -189,13 +187,18 @@ class PoolTile(NamedTuple):
 
 @inline
 def _gathered_image(a, image, at, oh_first, oh_last, window, size):
-    """Gather the pixels that some rows of outputs read: see `gather_window`."""
+    """Gather the pixels that some rows of outputs read. Returns where the image would begin, seen from these.
+
+    at, size: of each pixel, from its first byte on and how many; these are a pixel's of the window.
+    """
     top, end = 1 << 62, 0
     for oh in range(oh_first, oh_last):
         row = WindowRow(a.table)[oh]
         if row.taps > 0:
             top, end = min(top, row.first), max(end, row.first + (row.taps - 1) * a.dh + 1)
-    return gather_window(window, size, image, at, size, min(top, end), end, a.s_row, a.s_col, a.iw)
+    top = min(top, end)
+    gather_window(window, size, image + top * a.s_row + at, a.s_row, a.s_col, end - top, a.iw, size)
+    return window - top * a.iw * size - at
 
 
 @jit.kernel
@@ -320,11 +323,11 @@ def pool_planes(reduction: PoolReduction, inner):
             plane = max(first, min(at, last - planes))
             count = min(planes, last - plane)
             for k in range(count):
-                reduce(PlaneRun(plane_at(a, plane + k).src, runs, run, left, vectors + k * size, words))
+                reduce(plane_at(a, plane + k).src, runs, run, left, vectors + k * size, words)
             dst = a.dst + plane * pixel
             whole = fold and count == planes
             if fold:
-                fold_all(FoldRun(vectors, dst if whole else folded, scale, words))
+                fold_all(vectors, dst if whole else folded, scale, words)
             else:
                 for i in range(inner):
                     at, step, to = vectors + i * held_bytes, inner * held_bytes, folded + i * itemsize

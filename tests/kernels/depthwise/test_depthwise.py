@@ -24,6 +24,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
+from blockconv.jit.families import collecting
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking
 from blockconv.kernels.depthwise.columns import Columns
@@ -214,6 +215,22 @@ def test_blocks_of_half_a_vector_are_computed_by_themselves_where_that_takes_les
         at = blocking(Request(Conv2dProblem.from_descriptor(descriptor), nchw8, nchw8, Types.all("float32")))
         assert isinstance(at, DepthwiseBlocking)
         assert at.lanes == (8 if less or target.isa().halves else 16)
+
+
+@pytest.mark.parametrize("on_machine", ["avx2, 1 MiB"], indirect=True)
+@pytest.mark.parametrize("layout", ["NCHW8", "NHWC"])
+@pytest.mark.parametrize(("taps", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
+def test_few_kernels_serve_many_sizes(layout, taps, stride, on_machine):
+    """Where tiles end, and whether there are several, is no constant of their code: only how many outputs they have."""
+    made = set()
+    with collecting():
+        for size in range(12, 80):
+            pads = {pad: taps // 2 for pad in ("ph", "ph_r", "pw", "pw_r")}
+            p = Conv2dProblem(n=1, ic=96, oc=96, g=96, ih=size, iw=size, kh=taps, kw=taps, sh=stride, sw=stride, **pads)
+            (row,) = depthwise(p, layout, layout)
+            (op,) = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32")).launches()
+            made.add(op.kernel.name)
+    assert len(made) <= 6
 
 
 def test_the_cost_ranks():
