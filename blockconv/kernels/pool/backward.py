@@ -174,6 +174,12 @@ def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) 
 
 
 @inline
+def _channels(a, vector):
+    """The `ChannelVector` of this number."""
+    return ChannelVector(a.rows + a.channels_at)[vector]
+
+
+@inline
 def _clear(a, dst, rows, written, itemsize):
     """Zeros in the channels of a vector, of so many rows of the input."""
     d = a.destination
@@ -201,7 +207,7 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
             _clear(a, dst, band.end - band.top, d.col // itemsize, itemsize)
         else:
             for vector in range(band.vector, band.vector + a.inner):
-                of = ChannelVector(a.rows + a.channels_at)[vector]
+                of = _channels(a, vector)
                 _clear(a, dst + of.dst, band.end - band.top, of.written, itemsize)
 
     @inline
@@ -216,7 +222,7 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
             place = band.to + (h - band.top) * band.row + cols.first * band.col
             part = 0.0 if is_max else 1.0 / (rows.counted * cols.counted)
             for vector in range(band.vector, band.vector + a.inner):
-                of = ChannelVector(a.rows + a.channels_at)[vector]
+                of = _channels(a, vector)
                 tap = TapRun(
                     place + (vector - band.vector) * lanes * size if is_half else place + of.dst,
                     a.src + at + of.src,
@@ -242,8 +248,7 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
         for h in range(band.end - band.top):
             for w in range(a.iw):
                 for k in range(a.inner):
-                    of = ChannelVector(a.rows + a.channels_at)[band.vector + k]
-                    sums = band.to + h * band.row + w * band.col
+                    of, sums = _channels(a, band.vector + k), band.to + h * band.row + w * band.col
                     round_all(dst + h * d.row + w * d.col + of.dst, sums + k * lanes * size, of.written)
 
     return cleared, add_row, rounded
@@ -310,7 +315,7 @@ def _plane(a, task):
     if a.src_plane:  # divisions take as long as a small plane
         return TaskChannels(a.dst + task * a.plane, task * a.src_plane, 1, 1)
     n = task // a.vectors
-    of = ChannelVector(a.rows + a.channels_at)[task % a.vectors]
+    of = _channels(a, task % a.vectors)
     dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, a.destination.n) + of.dst
     src = image_at(0, n, a.src_images, a.src_image_block, a.source.n) + of.src
     return TaskChannels(dst, src, of.valid if n < a.n else 0, of.written)

@@ -225,7 +225,7 @@ def test_few_kernels_serve_many_sizes(layout, taps, stride, on_machine):
     made = set()
     with collecting():
         for size in range(12, 80):
-            pads = {pad: taps // 2 for pad in ("ph", "ph_r", "pw", "pw_r")}
+            pads = dict.fromkeys(("ph", "ph_r", "pw", "pw_r"), taps // 2)
             p = Conv2dProblem(n=1, ic=96, oc=96, g=96, ih=size, iw=size, kh=taps, kw=taps, sh=stride, sw=stride, **pads)
             (row,) = depthwise(p, layout, layout)
             (op,) = row.prepare(p, Layout(layout), Layout(layout), Types.all("float32")).launches()
