@@ -14,6 +14,7 @@ the loop axis, a row outside is one sum of zero times each weight, and columns o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -154,7 +155,7 @@ class DepthwiseTileSpec(DepthwiseShape):
 class DepthwiseTileRun(NamedTuple):
     """One tile; addresses, and counts of elements.
 
-    variant: which of the tile's `variants`.
+    variant: the number of one of the tile's `variants`.
     src: the address of the first output's first tap, in bounds or not.
     wei: the weights of the first tap.
     bia: a bias for each valid channel.
@@ -255,22 +256,26 @@ class FloatTile:
         return ahead, self.b.add(self.loop.first, ahead)
 
     @property
-    def variants(self) -> list[Any]:
+    def variants(self) -> dict[int, Any]:
         """By the number of a run's `variant`: (whether the tile begins before the unrolled axis, whether it ends past
         it, whether loads along pixels are masked)."""
-        if self.spec.is_packed:
-            return [(False, False, False)]
-        masks = [False, True] if self.spec.masks == 2 else [True]
-        return [(first, last, mask) for mask in masks for last in (False, True) for first in (False, True)]
+        spec = self.spec
+        if spec.is_packed:
+            return {0: (False, False, False)}
+        begins, ends = range(1 + (spec.begin > 0)), range(1 + (spec.end > 0))
+        masks = range(2) if spec.masks == 2 else [1]
+        every = itertools.product(enumerate(masks), ends, begins)
+        return {4 * k + 2 * last + first: (bool(first), bool(last), bool(mask)) for (k, mask), last, first in every}
 
     def reduce_variant(self, first: int = 0) -> None:
-        """Reduce by the variant of this run, from number `first` on: each variant is code of its own."""
+        """Reduce by the variant of this run, one of those from the `first` on: each variant is code of its own."""
+        number, variant = [*self.variants.items()][first]
         if first + 1 == len(self.variants):
-            self.reduce(self.variants[first])
+            self.reduce(variant)
             return
-        with self.b.if_else(self.b.icmp_signed("==", self.run.variant, const(first))) as (this, others):
+        with self.b.if_else(self.b.icmp_signed("==", self.run.variant, const(number))) as (this, others):
             with this:
-                self.reduce(self.variants[first])
+                self.reduce(variant)
             with others:
                 self.reduce_variant(first + 1)
 

@@ -50,8 +50,8 @@ class IntegerRowsTile(IntegerTile):
         super().__init__(builder, spec, run, loop, unrolled, out)
 
     @property
-    def variants(self) -> list[Any]:
-        return self.columns.edges
+    def variants(self) -> dict[int, Any]:
+        return dict(enumerate(self.columns.edges))
 
     def vectors(self) -> int:
         return self.columns.vectors(self.spec.unrolled, self.v.lanes)

@@ -45,8 +45,8 @@ class RowsTile(FloatTile):
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
 
     @property
-    def variants(self) -> list[Any]:
-        return self.columns.edges
+    def variants(self) -> dict[int, Any]:
+        return dict(enumerate(self.columns.edges))
 
     def finished(self) -> list[Any]:
         """The accumulators, in the order of the outputs."""
