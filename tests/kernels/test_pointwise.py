@@ -195,8 +195,10 @@ def test_what_is_no_problem() -> None:
         ElementsProblem("add", ((2, 3), (3, 2)))
     with pytest.raises(ArgumentError, match="must be 3, for where"):
         ElementsProblem("where", ((2,), (2,)))
-    for kind, dtypes in (("where", "fff"), ("mod", "ff"), ("equal", "fi"), ("and", "ff")):
+    for kind, dtypes in (("where", "fff"), ("mod", "ff"), ("equal", "fi"), ("and", "ff"), ("add", "44")):
         b = bc.NetworkBuilder()
-        operands = [b.input(f"x{k}", (2,), dtype={"f": "float32", "i": "int32"}[d]) for k, d in enumerate(dtypes)]
+        operands = [
+            b.input(f"x{k}", (2,), dtype={"f": "float32", "i": "int32", "4": "int4"}[d]) for k, d in enumerate(dtypes)
+        ]
         with pytest.raises(NetworkError, match="float32"):
             b.add(ops.Where() if kind == "where" else ops.Binary(kind), *operands)  # type: ignore[arg-type]

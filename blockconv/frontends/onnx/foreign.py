@@ -151,9 +151,8 @@ class Fallback:
         a, type = node.attributes, self.scope.values[node.inputs[0]].type
         if isinstance(a, (ops.Reshape, *_CONVERSIONS)) or type.name in FLOATS:
             return True
-        wraps = isinstance(a, ops.Binary) and type.is_packed and a.kind not in ("max", "min")
         types = Types.all(type.unpacked.name)
-        return not wraps and any(row.op == node.op and row.takes(types) for row in TABLE)
+        return any(row.op == node.op and row.takes(types) for row in TABLE)
 
     # -- what does not
 

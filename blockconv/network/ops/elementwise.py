@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -142,8 +142,9 @@ class Binary(_Broadcast):
         if self.kind in ("equal", "less", "less_equal"):
             check_type(self, "inputs", found, *NUMBERS)
             return element("bool")
-        whole = {"mod": WHOLE, **dict.fromkeys(("and", "or", "xor"), (*WHOLE, "bool"))}
-        check_type(self, "inputs", found, *whole.get(self.kind, (*FLOATS, *WHOLE, *NIBBLES)))
+        whole: dict[str, Sequence[str]] = {"mod": WHOLE, **dict.fromkeys(("and", "or", "xor"), (*WHOLE, "bool"))}
+        whole |= dict.fromkeys(("max", "min"), (*FLOATS, *WHOLE, *NIBBLES))  # sums of 4 bits would wrap around
+        check_type(self, "inputs", found, *whole.get(self.kind, (*FLOATS, *WHOLE)))
         return found
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
