@@ -156,9 +156,6 @@ class _AlongAxis(OpProblem):
         """(lines outside of the axis, its elements, lines inside of it)."""
         return math.prod(self.shape[: self.axis]), self.shape[self.axis], math.prod(self.shape[self.axis + 1 :])
 
-    def _with(self, size: int) -> Shape:
-        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
-
 
 @dataclass(frozen=True)
 class ScanProblem(_AlongAxis):
@@ -204,4 +201,4 @@ class TopProblem(_AlongAxis):
     @property
     def dst_shape(self) -> Shape:
         """The shape of the result."""
-        return self._with(self.count)
+        return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :])
