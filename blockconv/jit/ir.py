@@ -75,7 +75,11 @@ def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
             value = emit(builder, *values)
             return context.get_dummy_value() if value is None else value
 
-        kinds = (kind if known else types.unliteral(kind) for kind, known in zip(given, literal, strict=True))
+        # (A number that is not known is an AttributeError here, while types are inferred.)
+        kinds = (
+            types.literal(kind.literal_value) if known else types.unliteral(kind)
+            for kind, known in zip(given, literal, strict=True)
+        )
         return result(*kinds), codegen
 
     # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.

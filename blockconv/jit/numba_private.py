@@ -18,7 +18,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import types
+from numba import TypingError, types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Compiler, DefaultPassBuilder, Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
@@ -101,14 +101,21 @@ _typed: dict[tuple[int, Any], tuple[Any, Any]] = {}  # (id of a function's type,
 
 
 def _type_call(function: Any, arguments: Any, named: Any) -> Any:
-    """Numba's `resolve_function_type`, which works out each of many equal calls anew: a tenth of a kernel's time."""
-    resolve = type(cpu_target.typing_context).resolve_function_type
+    """Numba's `resolve_function_type`, which works out each of many equal calls anew: a tenth of a kernel's time.
+
+    It compiles a function for each literal that it is given. Here one is compiled for all, where its code allows that.
+    """
+    resolve = functools.partial(type(cpu_target.typing_context).resolve_function_type, cpu_target.typing_context)
     if named:
-        return resolve(cpu_target.typing_context, function, arguments, named)
+        return resolve(function, arguments, named)
     held = _typed.get((id(function), arguments))
     if held is None:
+        found = None
+        if isinstance(function, types.Dispatcher):
+            with contextlib.suppress(TypingError, AttributeError):  # of `literal_value`, too
+                found = resolve(function, tuple(map(types.unliteral, arguments)), named)
         # (A function's type knows how it was called, so that another one, equal to it, is no substitute.)
-        held = function, resolve(cpu_target.typing_context, function, arguments, named)
+        held = function, found or resolve(function, arguments, named)
         if held[1] is not None:
             _typed[id(function), arguments] = held
     return held[1]

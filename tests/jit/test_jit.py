@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import pkgutil
@@ -16,7 +17,8 @@ import blockconv as bc
 import blockconv.kernels
 from blockconv import jit
 from blockconv.core import target
-from blockconv.jit.ir import store_i64
+from blockconv.jit.compiler import generate, inline, link
+from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.conv.reference import conv_reference
 from blockconv.kernels.reorder.kernels import reorder_copy, reorder_elements
 from blockconv.runtime import launcher
@@ -100,6 +102,30 @@ def test_a_kernel_is_compiled_inside_numbas_own_compilation() -> None:
 
     with global_compiler_lock:
         inside.compile(2)
+
+
+@pytest.mark.skipif(target.public_numba(), reason="Numba's public functions compile for each literal")
+def test_a_function_is_compiled_once_for_all_literals() -> None:
+    """But for each where its code needs the number."""
+
+    @inline
+    def doubled(address, index):  # type: ignore[no-untyped-def]
+        store_i64(address, index, 2 * index)
+
+    @inline
+    def of_bytes(address, nbytes):  # type: ignore[no-untyped-def]
+        store_bits(address, nbytes, nbytes)
+
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        doubled(args, 0)
+        doubled(args, 3)
+        of_bytes(args + 8, 4)
+        of_bytes(args + 16, 8)
+
+    address, memory = link("literals", generate("literals", kernel).object), np.full(4, -1)
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)(memory.ctypes.data, 0, 0, 0)
+    assert memory.tolist() == [0, 4 - (1 << 32), 8, 6]
+    assert (len(doubled.signatures), len(of_bytes.signatures)) == (1, 2)
 
 
 @pytest.mark.skipif(target.public_numba(), reason="Numba's own objects hold what its public functions compile")

@@ -10,7 +10,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import ElementType
 from blockconv.jit import Kernel
 from blockconv.jit.records import fill
-from blockconv.kernels.common.axis_walk import AxisArgs, Direction
+from blockconv.kernels.common.axis_walk import ACROSS, ALONG, ALONG_BLOCKS, AxisArgs
 from blockconv.kernels.common.conversion import conversion_words
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Request
@@ -53,7 +53,7 @@ class WalkedAxis(NamedTuple):
 
     @property
     def across(self) -> bool:
-        return self.direction == Direction.ACROSS
+        return self.direction == ACROSS
 
     @property
     def params(self) -> tuple[int, int, int]:
@@ -102,7 +102,7 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
         "own": 0,
         **element_words(element, given),
         "channels": shape[1] if across and layout.padded_shape(shape) != shape else 0,
-        "block": layout.blocks[1] if layout.is_blocked else 1,
+        "block": channels.step,
         "block_stride": channels.stride,
         "blocks": channels.size,
     }
@@ -119,7 +119,7 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
             **common,
         )
         outer = layout.size(shape) // (size * apart)
-        return WalkedAxis(args, element, lanes, Direction.ACROSS, outer * -(-apart // lanes), request.threads)
+        return WalkedAxis(args, element, lanes, ACROSS, outer * -(-apart // lanes), request.threads)
     along = fused(Loop(a.size, (a.stride * itemsize,)) for a in axes if a.size > 1)
     stride, extent = (along[0].src, along[1].size) if len(along) > 1 else (0, size)
     outer, inner = positions(layout, shape, axis, itemsize)
@@ -134,7 +134,7 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
         gathered=int(is_cut and gathers and size * itemsize <= m.second_level_cache // 4),
         **common,
     )
-    direction = Direction.ALONG_BLOCKS if len(along) > 1 else Direction.ALONG
+    direction = ALONG_BLOCKS if len(along) > 1 else ALONG
     return WalkedAxis(args, element, lanes, direction, math.prod(shape) // size, request.threads)
 
 

@@ -8,8 +8,7 @@ often as it likes (`AxisWalk.each`, `AxisWalk.folded`). It is written once, and 
   position at a time.
 - Across contiguous positions (NCHW). A vector holds one element of the axis for each of several positions.
 
-Results of channels that do not exist are zeros, whatever the source has there. Kernels compute 16-bit floats and 8-bit
-integers as float32.
+Results of channels that do not exist are zeros, whatever the source has there.
 """
 
 from __future__ import annotations
@@ -28,13 +27,8 @@ from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
 
+ALONG, ALONG_BLOCKS, ACROSS = range(3)  # directions
 PARTIAL = 64  # vectors of a partial sum: errors grow with the number of additions to it, and to the total
-
-
-class Direction:
-    """The direction of a walk."""
-
-    ALONG, ALONG_BLOCKS, ACROSS = range(3)
 
 
 class AxisArgs(Operands):
@@ -61,14 +55,12 @@ class AxisRun(NamedTuple):
     """What a body visits: one position, or a vector of contiguous ones.
 
     src, dst: the addresses of its first element.
-    size, extent, stride: as of `AxisArgs`.
-    extents: how many extents there are.
+    size, extent, extents, stride: as of `AxisArgs`; how many extents there are.
     number: of the first position, in memory order.
     offset: from the first position of all to it, in bytes.
     positions: how many there are; only a vector's lanes of them are computed.
     own: the address of the body's memory.
     args: the address of the kernel's argument block, which begins with an `AxisArgs`.
-    given: an address that the kernel gives the body.
     """
 
     src: int
@@ -82,7 +74,6 @@ class AxisRun(NamedTuple):
     positions: int
     own: int
     args: int
-    given: int
 
 
 class At(NamedTuple):
@@ -107,18 +98,17 @@ class AxisWalk:
     own_step: bytes of the body's memory from an element of the axis to the next.
     """
 
-    def __init__(
-        self, builder: Any, ends: tuple[Floats, Floats], run: AxisRun, direction: int, mask: Any | None
-    ) -> None:
-        self.b, self.run, self.direction, self.mask = builder, run, direction, mask
+    def __init__(self, ends: tuple[Floats, Floats], run: AxisRun, direction: int, mask: Any | None = None) -> None:
+        self.run, self.direction, self.mask = run, direction, mask
         self.v, self.out = ends
-        across = self.across = direction == Direction.ACROSS
+        self.b = self.v.b
+        across = self.across = direction == ACROSS
         self.own_step = self.v.computed.bytes if across else self.v.computed.itemsize
 
     def each(self, body: Callable[[At], None], after: Callable[[], None] | None = None) -> None:
         """body(at) for each vector, in order; after() after `PARTIAL` of them at the most, and at the end."""
         b, v, run = self.b, self.v, self.run
-        if self.direction == Direction.ALONG:
+        if self.direction == ALONG:
             self._along(const(0), const(0), run.size, body, after)
             return
         with cgutils.for_range(b, run.extents) as extents:
@@ -227,26 +217,26 @@ class AxisWalk:
 
 
 def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]) -> Any:
-    """walk(args, first, last, scratch, given): the body for these tasks. given: an address for it. direction: of it.
+    """walk(args, first, last, scratch): the body for these tasks.
 
     Along an axis a task is a position. Across, it is up to a vector of contiguous positions.
     """
-    itemsize, across, in_blocks = element.itemsize, direction == Direction.ACROSS, direction == Direction.ALONG_BLOCKS
+    itemsize, across, in_blocks = element.itemsize, direction == ACROSS, direction == ALONG_BLOCKS
 
     @emitted
     def run(builder: Any, x: AxisRun) -> None:
         ends = both_ends(builder, element, lanes, builder.add(x.args, const(8 * AxisArgs.fields["integers"].first)))
         if not across:
-            body(AxisWalk(builder, ends, x, direction, None))
+            body(AxisWalk(ends, x, direction))
             return
         with builder.if_else(builder.icmp_signed(">=", x.positions, const(lanes))) as (whole, partly):
             with whole:
-                body(AxisWalk(builder, ends, x, direction, None))
+                body(AxisWalk(ends, x, direction))
             with partly:
-                body(AxisWalk(builder, ends, x, direction, ends[0].below(x.positions)))
+                body(AxisWalk(ends, x, direction, ends[0].below(x.positions)))
 
     @inline
-    def along(args, first, last, scratch, given):
+    def along(args, first, last, scratch):
         a = held(AxisArgs(args))
         size, extent, stride = a.size, a.extent, a.stride
         last_extent = (size - 1) // extent
@@ -259,7 +249,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             if in_blocks and a.gathered:
                 whole, blocks, step, x, y = size, 1, 0, scratch, scratch
                 gather_blocks(scratch, src, size * itemsize, extent * itemsize, stride)
-            run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, args, given))
+            run(AxisRun(x, y, size, whole, blocks, step, task, at, 1, own, args))
             if in_blocks and a.gathered:
                 scatter_blocks(dst, scratch, size * itemsize, extent * itemsize, stride)
             end = dst + last_extent * stride + (size - last_extent * extent) * itemsize
@@ -267,7 +257,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
                 store_bits(end + k * itemsize, a.zero, itemsize)
 
     @inline
-    def over_positions(args, first, last, scratch, given):
+    def over_positions(args, first, last, scratch):
         a = held(AxisArgs(args))
         inner, size, stride = a.inner, a.size, a.stride
         vectors = (inner + lanes - 1) // lanes
@@ -276,7 +266,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             position = following
             at = outer * a.outer_stride + position * itemsize
             number, left, own = outer * inner + position, inner - position, scratch + a.own
-            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, args, given))
+            run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, args))
             outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
             for k in range(min(lanes, left) if a.channels else 0):
                 index = at // itemsize + k
@@ -292,6 +282,6 @@ def axis_kernel(element: ElementType, lanes: int, direction: int, body: Callable
     walk = axis_walk(element, lanes, direction, body)
 
     def kernel(args, first, last, scratch):
-        walk(args, first, last, scratch, 0)
+        walk(args, first, last, scratch)
 
     return kernel

@@ -117,8 +117,9 @@ class _Channels:
     def bounds(self) -> tuple[Any, Any]:
         """Vectors of the lower and of the upper bound."""
         b, double = self.v.b, ir.DoubleType()
-        low, high = (b.load(pointer(b, b.add(self.s.bounds, const(at)), double), align=8) for at in (0, 8))
-        return self.v.splat_float64(low), self.v.splat_float64(high)
+        found = (b.load(pointer(b, b.add(self.s.bounds, const(at)), double), align=8) for at in (0, 8))
+        low, high = map(self.v.splat_float64, found)
+        return low, high
 
 
 def span_sums(kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool = False) -> Any:

@@ -265,7 +265,7 @@ def layer_norm_backward(element, lanes, direction):
         b, v, run, a = w.b, w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
         share = v.splat_float64(b.bitcast(a.share, ir.DoubleType()))
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
-        of_scale = b.add(run.given, b.mul(a.room, const(nbytes)))
+        of_scale = b.add(run.own, b.mul(a.room, const(nbytes)))
 
         def loaded(at):
             """The gradient, what the element differs from the mean, the scale."""
@@ -275,7 +275,7 @@ def layer_norm_backward(element, lanes, direction):
         def summands(at):
             grad, apart, scale = loaded(at)
             product = v.mul(grad, apart)
-            for part, value in ((run.given, grad), (of_scale, v.mul(product, inverse))):
+            for part, value in ((run.own, grad), (of_scale, v.mul(product, inverse))):
                 w.add_to_parameter(value, part, at)
             return [v.mul(grad, scale), v.mul(product, scale)]
 
@@ -297,7 +297,7 @@ def layer_norm_backward(element, lanes, direction):
         for split in range(first, last):
             parts = a.work + 2 * a.room * nbytes * split
             fill_memory(parts, 2 * a.room * nbytes, 0)
-            walk(args, split * a.split, min((split + 1) * a.split, a.tasks), scratch, parts)
+            walk(args, split * a.split, min((split + 1) * a.split, a.tasks), parts)
 
     return kernel
 

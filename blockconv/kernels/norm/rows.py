@@ -55,10 +55,7 @@ UNIT = 512  # channels of a batch norm's unit, at the most, where all channels o
 
 
 class Cut(NamedTuple):
-    """How a request's elements are cut: see `NormArgs`.
-
-    period: as of `group_norm`.
-    """
+    """How a request's elements are cut: see `NormArgs`, and for the period `group_norm`."""
 
     at: Geometry
     unit: int
