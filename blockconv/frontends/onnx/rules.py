@@ -82,7 +82,8 @@ class Rules:
         except defs.SchemaError:
             if not defs.has(node.op_type, domain) or node.op_type in RUNTIMES:
                 return None
-            since = min(s.since_version for s in _history(node.op_type, domain))
+            history = (s for s in defs.get_all_schemas_with_history() if (s.name, s.domain) == (node.op_type, domain))
+            since = min(s.since_version for s in history)
             rule = f"exists from opset {since} on, and the model imports opset {version}"
             raise NetworkError(
                 title(node), "op_type", node.op_type, rule, f"export for opset {since} or later"
@@ -229,10 +230,6 @@ def check_dims(tensor: Any, where: str) -> None:
     """Raise NetworkError for a constant of a shape that is none."""
     if any(size < 0 for size in tensor.dims):
         raise NetworkError(where, f"tensor {tensor.name!r}", list(tensor.dims), "has to hold sizes of at least 0")
-
-
-def _history(op: str, domain: str) -> list[Any]:
-    return [s for s in defs.get_all_schemas_with_history() if s.name == op and s.domain == domain]
 
 
 # ---------------------------------------------------------------- how errors show things

@@ -13,7 +13,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 from torch.nn import functional
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # Ops that are translated as they are, though PyTorch would decompose them.
 _KEPT = frozenset(
@@ -27,21 +27,21 @@ _KEPT = frozenset(
         *("_log_softmax", "logsumexp", "_fused_rms_norm"),
         *("im2col", "col2im", "upsample_trilinear3d", "grid_sampler_2d"),
         *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "roll"),
+        "addr",  # whose parts give other strides than its kernel
     }
 )
 
 
 # Ops whose results PyTorch traces as contiguous. Their kernels give an image's memory format, or the strides of a sum.
-_OF_IMAGES = frozenset({"roll", "channel_shuffle", "reflection_pad3d", "replication_pad3d", "max_unpool2d"})
-_OF_SUMS = frozenset({"div", "copysign", "xlogy", "logical_and", "logical_or", "logical_xor"})
+_OF_IMAGES = {"roll", "channel_shuffle", "reflection_pad3d", "replication_pad3d", "max_unpool2d"}
+_OF_SUMS = {"div", "copysign", "xlogy", "logical_and", "logical_or", "logical_xor", "heaviside", "logaddexp"}
 
 
 def decompositions() -> dict[Any, Any]:
     """PyTorch's decompositions to core ATen, without those of ops that are translated as they are."""
-    table = dict(torch.export.default_decompositions())
-    for op in [*table]:
-        if getattr(op, "_schema", None) is not None and op._schema.name.removeprefix("aten::") in _KEPT:
-            del table[op]
+    every, whole = torch.export.default_decompositions(), _KEPT | _OF_SUMS
+    table = {op: trace for op, trace in dict(every).items() if getattr(op, "_opname", "") not in whole}
+    table[torch.ops.aten.ldexp.Tensor] = lambda x, exponent: x * 2.0**exponent
     table[torch.ops.aten.log_sigmoid_forward.default] = _log_sigmoid
     table[torch.ops.aten._native_multi_head_attention.default] = _multi_head_attention
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
@@ -100,6 +100,10 @@ def _of_batch(trace: Any, x: Any, *given: Any, **named: Any) -> Any:
     return trace(x.new_empty((1, *x.shape[1:])), *given, **named)[:0]
 
 
+def _like(form: Any, x: Any) -> Any:
+    return torch.empty_like(x, memory_format=form) if x.dim() > 1 else x
+
+
 def strides_of_kernels(graph: Any) -> None:
     """Let the values of a graph have the strides that PyTorch's kernels give, where its traces have others."""
     changed: set[Any] = set()
@@ -107,14 +111,16 @@ def strides_of_kernels(graph: Any) -> None:
     for node in (node for node in graph.nodes if node.op == "call_function"):
         name = str(getattr(node.target, "_opname", ""))
         given = [other.meta.get("val") for other in node.all_input_nodes]
-        tensors = [value for value in given if isinstance(value, FakeTensor)]
-        if not tensors or not (name in _OF_IMAGES | _OF_SUMS or changed.intersection(node.all_input_nodes)):
+        tensors = [value for value in tree_leaves(given) if isinstance(value, FakeTensor)]
+        of_image = name in _OF_IMAGES or "batch_norm" in name or node.target is torch.ops.aten.pow.Scalar
+        if not tensors or not (of_image or name in _OF_SUMS or changed.intersection(node.all_input_nodes)):
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
         with tensors[0].fake_mode:
             made = (torch.ops.aten.reshape.default if name == "view" else node.target)(*args, **kwargs)
-            if name in _OF_IMAGES and (name != "roll" or args[2:]):
-                made = torch.empty_like(made, memory_format=suggest_memory_format(args[0]))
+            if of_image and (name != "roll" or args[2:]):
+                form = torch.contiguous_format if name == "pow" else suggest_memory_format(args[0])
+                made = tree_map_only(torch.Tensor, functools.partial(_like, form), made)
             elif name in _OF_SUMS and len(tensors) > 1:
                 made = made.new_empty_strided(made.shape, torch.add(*args[:2]).stride())
         if strides(made) != strides(node.meta["val"]):
@@ -126,8 +132,7 @@ def strides_of_kernels(graph: Any) -> None:
 def kept_whole(trains: bool) -> Iterator[None]:
     """AOTAutograd would decompose resampling while it traces, whatever table it gets: not in here."""
     aten, key = torch.ops.aten, torch._C.DispatchKey
-    packets = [aten.upsample_bilinear2d, aten.upsample_nearest2d, aten._upsample_nearest_exact2d]
-    packets += [aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa]
+    packets = [getattr(aten, name) for name in _KEPT if "upsample" in name and "2d" in name]
     packets += [] if trains else [aten.upsample_trilinear3d]  # whose gradient takes no sizes that change
     overloads = [overload for packet in packets for overload in (packet.default, packet.vec)]
     gradients = [aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default]

@@ -299,9 +299,9 @@ class Reader:
             return stand_in(node, constant=True)
         given = [value.name for value in args if isinstance(value, Constant)]
         name = given[0] if len(given) == 1 else node.name
-        unwrapped = [_with_tensors(each) for each in (args, kwargs)]
+        args, kwargs = tree_map(lambda x: x.tensor if isinstance(x, Constant) else x, (args, kwargs))
         with torch.no_grad():
-            return _with_constants(node.target(*unwrapped[0], **unwrapped[1]), name)
+            return _with_constants(node.target(*args, **kwargs), name)
 
     def constant(self, value: Array, name: str) -> Tensor:
         """A constant of the network. The same memory seen the same way is one constant."""
@@ -390,10 +390,6 @@ def _as_real(value: Any) -> Any:
         return value
     parts = Constant(torch.view_as_real(value.tensor.detach().resolve_conj()), value.name)
     return Nested(torch.ops.aten.view_as_complex.default, (parts,), {})
-
-
-def _with_tensors(args: Any) -> Any:
-    return tree_map(lambda x: x.tensor if isinstance(x, Constant) else x, args)
 
 
 def _with_constants(result: Any, name: str) -> Value:

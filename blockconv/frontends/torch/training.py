@@ -79,7 +79,7 @@ class _Site:
     def emit(self, op: Any, *given: Any) -> Any:
         """A new node, with what it gives of fake tensors."""
         made = self.graph.call_function(op, given)
-        made.meta = {key: self.node.meta[key] for key in ("partitioner_tag",) if key in self.node.meta}
+        made.meta = {key: value for key, value in self.node.meta.items() if key == "partitioner_tag"}
         fakes = map_arg(given, lambda each: each.meta["val"])
         with self.mode:
             made.meta["val"] = op(*fakes)

@@ -40,7 +40,8 @@ def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),))
     wide: dict[str, str] = {}  # values of 4 bits that are there as 8 too
     nodes: list[Node] = []
     for node in network.nodes:
-        if not _is_packed(network, node) or _has_kernels(network, node, layouts):
+        is_packed = any(network.tensors[name].type.is_packed for name in (*node.inputs, node.output))
+        if not is_packed or _has_kernels(network, node, layouts):
             nodes.append(node)
             continue
         for name in dict.fromkeys(node.inputs):
@@ -65,10 +66,6 @@ def _conversion(src: str, dst: str, type: ElementType, taken: set[str]) -> Node:
     """The same integers, as those of another type. taken: names that the node cannot have."""
     dtype: Any = type.name
     return Node(take_name(f"{src}.to_{type}", taken), Requantize(_SAME, _SAME, dtype), (src,), dst)
-
-
-def _is_packed(network: Network, node: Node) -> bool:
-    return any(network.tensors[name].type.is_packed for name in (*node.inputs, node.output))
 
 
 def _has_kernels(network: Network, node: Node, layouts: tuple[Layout, ...]) -> bool:

@@ -136,7 +136,8 @@ class _Quantizing:
         fused = fuse(network)
         excluded, eight = _holders(fused, "float32", self.float32), _holders(fused, "int8", self.int8)
         shared = quantizable(fused, excluded, self.dtype)
-        values = _integers(shared, self.calibration, self.dtype, _read_by(fused, eight))
+        read = {name for node in fused.nodes if node.name in eight for name in node.inputs}
+        values = _integers(shared, self.calibration, self.dtype, read)
         return fused, values, fuse(rewritten(fused, values, excluded, self.weights._replace(kept=eight)))
 
 
@@ -179,11 +180,6 @@ def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
             raise NetworkError(fused.name, argument, name, "names no node that runs", f"these nodes run: {runs:.200}")
         found.add(holder)
     return found
-
-
-def _read_by(fused: Network, names: Collection[str]) -> set[str]:
-    """The values that nodes of these names read."""
-    return {name for node in fused.nodes if node.name in names for name in node.inputs}
 
 
 def _integers(
