@@ -12,9 +12,9 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.core.types import element
-from blockconv.jit.arguments import held
+from blockconv.jit.arguments import Arguments, held, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import const, emitted, load_bits, load_i64, store_bits
 from blockconv.kernels.common.copies import copy_bytes, fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import Output
@@ -121,5 +121,31 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                         tile(run, cols, rows, out)
                         if scratched:
                             _copy_rows(here, d.row, stored, tile_row, unrolled, written * itemsize)
+
+    return kernel
+
+
+class GatherArguments(Arguments):
+    """The arguments of `gather`."""
+
+    src = word("what is gathered from", "address")
+    dst = word("what is gathered to", "address")
+    table = word("the index of each element; -1: it is zero", "address")
+    count = word("of all elements", "elements")
+
+
+TASK = 4096  # elements
+
+
+@jit.kernel
+def gather(itemsize):
+    """Elements by a table. A task is `TASK` of them."""
+
+    def kernel(args, first, last, unused_scratch):
+        a = GatherArguments(args)
+        for k in range(first * TASK, min(a.count, last * TASK)):
+            at = load_i64(a.table, k)
+            value = load_bits(a.src + at * itemsize, itemsize) if at >= 0 else 0
+            store_bits(a.dst + k * itemsize, value, itemsize)
 
     return kernel

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv import jit
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import load_bits, load_i64, store_bits
 from blockconv.kernels.common.unpacked import unpacked_order
 from blockconv.kernels.depthwise.blocking import DepthwiseBlocking
 from blockconv.kernels.depthwise.codegen_integers import repeats
+from blockconv.kernels.depthwise.kernels_packed import TASK, GatherArguments, gather
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
@@ -84,29 +82,3 @@ def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBloc
     args = GatherArguments(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE, count=indices.size)
     table: Any = indices
     return Launch(gather(at.dot.itemsize), args, -(-indices.size // TASK), 1, 0, table)
-
-
-class GatherArguments(Arguments):
-    """The arguments of `gather`."""
-
-    src = word("what is gathered from", "address")
-    dst = word("what is gathered to", "address")
-    table = word("the index of each element; -1: it is zero", "address")
-    count = word("of all elements", "elements")
-
-
-TASK = 4096  # elements
-
-
-@jit.kernel
-def gather(itemsize):
-    """Elements by a table. A task is `TASK` of them."""
-
-    def kernel(args, first, last, unused_scratch):
-        a = GatherArguments(args)
-        for k in range(first * TASK, min(a.count, last * TASK)):
-            at = load_i64(a.table, k)
-            value = load_bits(a.src + at * itemsize, itemsize) if at >= 0 else 0
-            store_bits(a.dst + k * itemsize, value, itemsize)
-
-    return kernel
