@@ -9,8 +9,6 @@ from blockconv.jit.arguments import word
 from blockconv.jit.ir import const
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel
 
-THREE_QUARTERS, ANY_POWER = range(2)  # how s ** -beta is found: by two square roots, or by the C library
-
 
 class LrnArgs(AxisArgs):
     """x / (bias + scale * sum of squares) ** beta. The sum is of the channels in the window around the result's."""
@@ -23,8 +21,8 @@ class LrnArgs(AxisArgs):
 
 
 @jit.kernel
-def lrn(element, lanes, direction, power):
-    """The channels' squares are found first. Scratch: these, between zeros for channels that do not exist."""
+def lrn(element, lanes, direction, three_quarters):
+    """Scratch: the channels' squares, between zeros for channels that do not exist. three_quarters: beta is 0.75."""
 
     def body(w):
         b, v, run, a = w.b, w.v, w.run, LrnArgs.load(w.b, w.run.args, held=True)
@@ -47,7 +45,7 @@ def lrn(element, lanes, direction, power):
                 b.store(v.add(b.load(total), vectors.load(near, at.mask)), total)
             x = v.load(b.add(run.src, at.offset), at.mask)
             base = v.add(bias, v.mul(scale, b.load(total)))
-            if power == THREE_QUARTERS:
+            if three_quarters:
                 root = v.sqrt(base)
                 factor = v.mul(root, v.sqrt(root))
             else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from blockconv.core.types import BYTES, FLOATS, element
 from blockconv.kernels.common.axis import Quantizations, cost, walked_axis
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.lrn.kernels import ANY_POWER, THREE_QUARTERS, LrnArgs, lrn
+from blockconv.kernels.lrn.kernels import LrnArgs, lrn
 from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Launch
 
@@ -18,11 +18,12 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
     p, bits = request.problem, element("float64").bits
     if 0 in p.shape:
         return []
-    at, before = walked_axis(request, 1, quantizations), (p.size - 1) // 2
-    kernel = lrn(*at.params, THREE_QUARTERS if p.beta == 0.75 else ANY_POWER)
-    squares = (p.shape[1] + p.size - 1) * at.own_step
+    at = walked_axis(request, 1, quantizations)
+    # A window that reaches further than the channels do holds no more than all of them.
+    before, after = (min(side, p.shape[1]) for side in ((p.size - 1) // 2, p.size // 2))
+    kernel, squares = lrn(*at.params, p.beta == 0.75), (before + p.shape[1] + after) * at.own_step
     factors = {"scale": bits(p.alpha / p.size), "bias": bits(p.bias), "beta": bits(p.beta)}
-    return [at.launch(kernel, squares, LrnArgs, before=before, after=p.size - 1 - before, **factors)]
+    return [at.launch(kernel, squares, LrnArgs, before=before, after=after, **factors)]
 
 
 ROWS = (same_layout_row("lrn", "lrn", (*FLOATS, *BYTES), cost, _launches),)

@@ -114,12 +114,11 @@ class _Channels:
         v, mean, slope, shift = self.v, *(self.term(which) for which in (MEANS, SLOPES, SHIFTS))
         return lambda x: v.add(v.mul(v.sub(x, mean), slope), shift)
 
-    def bounds(self) -> tuple[Any, Any]:
+    def bounds(self) -> list[Any]:
         """Vectors of the lower and of the upper bound."""
         b, double = self.v.b, ir.DoubleType()
         found = (b.load(pointer(b, b.add(self.s.bounds, const(at)), double), align=8) for at in (0, 8))
-        low, high = map(self.v.splat_float64, found)
-        return low, high
+        return [*map(self.v.splat_float64, found)]
 
 
 def span_sums(kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool = False) -> Any:

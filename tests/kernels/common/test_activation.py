@@ -49,9 +49,9 @@ def test_every_name_and_parameter_is_documented():
     for name, definition in ACTIVATIONS.items():
         assert definition.formula
         assert len(definition.parameters) <= 2
-        for documented in (bc.conv2d, bc.Conv2d):
-            for word in () if name == "none" else (name, *definition.parameters):
-                assert word in documented.__doc__, (documented, word)
+        for word in () if name == "none" else (name, *definition.parameters):
+            assert word in bc.conv2d.__doc__, word
+    assert "activation: as in `conv2d`" in bc.Conv2d.__doc__
 
 
 def test_the_name_decides_the_number():
