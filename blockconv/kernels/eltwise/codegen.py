@@ -30,7 +30,7 @@ COMPARED = {"equal": "==", "less": "<", "less_equal": "<="}
 KINDS = ("activation", "lookup", "affine", *get_args(ElementKind))
 
 
-class Form(NamedTuple):
+class EltwiseForm(NamedTuple):
     """What a kernel is compiled for.
 
     kind: the op's number in `KINDS`.
@@ -104,7 +104,7 @@ class Extents(NamedTuple):
 class _Side:
     """Code over the elements of the destination or of an operand: in memory, and as they are computed with."""
 
-    def __init__(self, builder: Any, form: Form, type: ElementType, place: Place, quantization: Any) -> None:
+    def __init__(self, builder: Any, form: EltwiseForm, type: ElementType, place: Place, quantization: Any) -> None:
         self.memory, self.place, self.begin = Vectors(builder, type, form.lanes), place, place.at
         self.computed = Vectors(builder, form.computed(type), form.lanes)
         self.is_converted = self.computed.type != type
@@ -166,7 +166,7 @@ class _Side:
         return rounded(self.computed, self.memory.type, x) if self.is_converted else x
 
 
-def eltwise_extents(form: Form, masked: int) -> Any:
+def eltwise_extents(form: EltwiseForm, masked: int) -> Any:
     """Code for dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
     repeats = [0 if one == WRITTEN else one for one in (form.first, form.second, form.third)]
     count = math.lcm(*(math.lcm(one, form.lanes) // form.lanes for one in repeats if one))
@@ -286,7 +286,7 @@ def _converted(v: Vectors, made: Vectors, x: Any) -> Any:
     return (b.sext if src.kind == SIGNED else b.zext)(x, made.kind)
 
 
-def _activation(v: Vectors, form: Form, x: Extents) -> Any:
+def _activation(v: Vectors, form: EltwiseForm, x: Extents) -> Any:
     """activate(x), of the activation whose `ActivationArguments` are at an address."""
     if form.act == ActivationKind.NONE:
         return lambda x: x

@@ -14,7 +14,7 @@ from blockconv.kernels.common.walk import (
     repeat,
     write_mask,
 )
-from blockconv.kernels.eltwise.codegen import Extents, Form, eltwise_extents
+from blockconv.kernels.eltwise.codegen import EltwiseForm, Extents, eltwise_extents
 
 PLACES = MOST_ARRAYS * Place.nbytes
 NBYTES = 3 * PLACES
@@ -29,7 +29,7 @@ class EltwiseArgs(WalkArgs):
 
 
 @jit.kernel
-def eltwise(form: Form):
+def eltwise(form: EltwiseForm):
     """A task reads and writes a part of an extent, or of each of several.
 
     Scratch, where extents are cut into periods, or a block of channels has a tail: a mask, and operands that repeat.

@@ -32,7 +32,7 @@ from blockconv.kernels.common.requantize import QuantizationArguments, quantizat
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.walk import MOST_ARRAYS, Walk
-from blockconv.kernels.eltwise.codegen import COMPARED, KINDS, Form, computed_type, operand_types
+from blockconv.kernels.eltwise.codegen import COMPARED, KINDS, EltwiseForm, computed_type, operand_types
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, eltwise
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
@@ -93,7 +93,7 @@ class Elementwise:
         args = EltwiseArgs(**words, activation=OWN_TABLE, quantizations=given)
         first, second, third = *walk.repeats, *[0] * (MOST_ARRAYS - len(sizes))
         src, dst = (self._held(type).code for type in (types.src, types.dst))
-        form = Form(KINDS.index(self.op), src, dst, int(self.real), act.kind, walk.lanes, first, second, third)
+        form = EltwiseForm(KINDS.index(self.op), src, dst, int(self.real), act.kind, walk.lanes, first, second, third)
         table = np.frombuffer(self.table, np.int64) if self.table else np.array(activation_arguments(act), np.int64)
         return Launch(eltwise(form), args, tasks, chunk, scratch=walk.scratch, table=table)
 
