@@ -187,6 +187,14 @@ def test_any_rank_and_nothing(shape: tuple[int, ...]) -> None:
     assert (y.shape, mean.shape) == (shape, (shape[0], *(1 for _ in shape[1:])))
 
 
+def test_layouts_that_no_row_takes_have_a_reason() -> None:
+    types = Types.all("float32")
+    for row in (row for row in selection.TABLE if row.op in (FORWARD, BACKWARD)):
+        flat, image = GroupNormProblem((2, 3), 1), GroupNormProblem((2, 6, 4, 4), 1, per_pixel=True)
+        assert "has 4 dimensions" in (row.rejects(flat, Layout("NCHW"), Layout("NCHW"), types) or "")
+        assert "does not change the layout" in (row.rejects(image, Layout("NCHW"), Layout("NHWC"), types) or "")
+
+
 def test_what_is_refused() -> None:
     x = np.ones((2, 6, 4, 4), np.float32)
     y, mean, inverse = bc.group_norm(x, 3)

@@ -1,4 +1,4 @@
-"""A request for an op of which each result needs all elements of an axis, as the argument block of `axis_walk`."""
+"""From a request to the argument block of `axis_walk`: each result needs all elements of an axis."""
 
 from __future__ import annotations
 

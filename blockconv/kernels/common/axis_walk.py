@@ -52,7 +52,7 @@ class AxisArgs(Operands):
 
 
 class AxisRun(NamedTuple):
-    """What a body visits: one position, or a vector of contiguous ones.
+    """A body visits this: one position, or a vector of contiguous ones.
 
     src, dst: the addresses of its first element.
     size, extent, extents, stride: as of `AxisArgs`; how many extents there are.
@@ -210,7 +210,7 @@ class AxisWalk:
             v.store_first(value, at, 1)
 
     def statistic(self, address: Any) -> Any:
-        """What `put_statistic` stored, in every lane that it belongs to."""
+        """The number that `put_statistic` stored, in every lane that it belongs to."""
         v = self.v.computed
         at = self.b.add(address, self.b.mul(self.run.number, const(v.itemsize)))
         return v.load(at, self.mask) if self.across else v.broadcast(at)

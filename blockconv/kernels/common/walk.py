@@ -150,7 +150,7 @@ class Walk:
         """The walks of images in whole blocks, and in the last block where it is not full.
 
         operands: their shapes in the same layout, 1 along axes where they are broadcast. None: an element for each
-            channel, without those that only fill up a block.
+            channel that exists; channels that fill up a block have none.
         """
         count, block = (shape[0], layout.blocks[0]) if shape else (1, 1)
         whole = count // block * block

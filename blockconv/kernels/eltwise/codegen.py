@@ -31,7 +31,7 @@ KINDS = ("activation", "lookup", "affine", *get_args(ElementKind))
 
 
 class EltwiseForm(NamedTuple):
-    """What a kernel is compiled for.
+    """A kernel is compiled for this.
 
     kind: the op's number in `KINDS`.
     src, dst: the codes of the types of the operands and the destination in memory.

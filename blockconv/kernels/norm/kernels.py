@@ -116,10 +116,10 @@ def _over_unit(nbytes: int, apply: Any) -> Any:
         for k in range((count + block - 1) // block):
             sums, first = totals + k * block * nbytes, start + k * block
             for row in range(rows):
-                place = at + k * a.block_stride * joined + row * a.row_stride
+                offset = at + k * a.block_stride * joined + row * a.row_stride
                 for part in range(parts):
                     terms = sums + TOTALS * a.room * nbytes
-                    apply(span_of(a, place, part * a.chunk, pixels, first, sums, terms))
+                    apply(span_of(a, offset, part * a.chunk, pixels, first, sums, terms))
 
     return walked
 
@@ -224,7 +224,7 @@ class LayerNormArgs(AxisArgs):
 
 @jit.kernel
 def layer_norm(element, lanes, direction, centred):
-    """The mean, the mean square of what differs from it, the results. centred: 0: the mean counts as 0."""
+    """The mean, the mean square of the deviations, the results. centred: 0: the mean counts as 0."""
 
     def body(w):
         b, v, a = w.b, w.v, LayerNormArgs.load(w.b, w.run.args, held=True)
@@ -256,7 +256,7 @@ def layer_norm(element, lanes, direction, centred):
 def layer_norm_backward(element, lanes, direction):
     """A task is a split of the walk's: the gradient of each, and their part of the gradients of bias and scale.
 
-    The gradient of the source is that of `group_gradients`.
+    `group_gradients` has the formula of the gradient of the source.
     """
     kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
@@ -268,7 +268,7 @@ def layer_norm_backward(element, lanes, direction):
         of_scale = b.add(run.own, b.mul(a.room, const(nbytes)))
 
         def loaded(at):
-            """The gradient, what the element differs from the mean, the scale."""
+            """The gradient, the deviation from the mean, the scale."""
             grad, x = (v.load(b.add(first, at.offset), at.mask) for first in (b.add(a.grad, run.offset), run.src))
             return grad, v.sub(x, mean), w.parameter(a.scale, at)
 

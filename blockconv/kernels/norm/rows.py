@@ -91,7 +91,7 @@ def _group_cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
     if inner == Layout("NCHW") and all_pixels == 1:
         inner = Layout("NHWC")  # the same bytes, and channels are neighbours
     at = geometry(inner, shape, itemsize)
-    length = min(c, at.length) if at.length == NO_BLOCK else at.length
+    length = c if at.length == NO_BLOCK else at.length
     contiguous = length == c
     unit = min(c, math.lcm(c // p.groups, lanes if contiguous else length))  # whole groups, and whole blocks, or all
     block, units = unit if contiguous else length, -(-c // unit)
@@ -240,18 +240,18 @@ def _backward_launches(request: Request, walked: WalkedAxis | None, cut: Cut) ->
 
 
 def _forward(request: Request, statistics: bool = False) -> Primitive | Reason:
-    walked = _walked(request, statistics)
-    reason = _why_not(request, walked)
-    if reason is not None:
+    reason = same_layout_why_not(request)
+    walked = None if reason else _walked(request, statistics)
+    if reason := reason or _why_not(request, walked):
         return reason
     passes = PASSES if request.problem.centred else PASSES - 1
     return Primitive(lambda: _seconds(request, walked, 1, passes), lambda: _launches(request, walked, statistics))
 
 
 def _backward(request: Request) -> Primitive | Reason:
-    walked = _walked(request, True, gathers=False)
-    reason = _why_not(request, walked)
-    if reason is not None:
+    reason = same_layout_why_not(request)
+    walked = None if reason else _walked(request, True, gathers=False)
+    if reason := reason or _why_not(request, walked):
         return reason
     if 0 in request.problem.shape:
         return "needs at least one element"
@@ -267,10 +267,10 @@ def _backward(request: Request) -> Primitive | Reason:
 
 
 def _why_not(request: Request, walked: WalkedAxis | None) -> Reason | None:
+    """Why not, for equal layouts."""
     p, dst = request.problem, request.dst
-    why_not = same_layout_why_not(request)
-    if why_not is not None or dst.ndim != 4 or walked is not None:
-        return why_not
+    if dst.ndim != 4 or walked is not None:
+        return None
     at = geometry(dst, p.shape, request.types.src.itemsize)
     if dst.blocks[1] > 1 and at.channel != request.types.src.itemsize:
         return f"needs channels of a block that are neighbours, unlike {dst}"
