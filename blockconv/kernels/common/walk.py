@@ -130,7 +130,7 @@ class Walk:
     inner: those elements, where there are several.
     period: see `WalkArgs`.
     valid, block: channels, and those in a block, where the last block has a tail: results of others are masked. Else
-        `block` is 1.
+        `block` is 1, and nothing is masked.
     lanes: of a vector.
     """
 
@@ -217,7 +217,8 @@ def _walk(layout: Layout, shape: Shape, operands: Sequence[Shape | None], images
     elements = loops.pop() if loops and loops[-1].strides[0] == 1 else replace(once, strides=(1, *once.strides[1:]))
     inner, rows = elements.size, loops.pop() if loops else once
     repeats = [1 - stride for stride in elements.strides[1:]]
-    valid, block, least = (shape[1], layout.blocks[1], MASKED * lanes) if ragged else (1, 1, 1)
+    valid = shape[1] if len(shape) > 1 else 1
+    block, least = (layout.blocks[1], MASKED * lanes) if ragged else (1, 1)
     period, whole, size = lanes, math.lcm(inner, lanes), inner * rows.size
     held = inner <= LARGEST_BLOCK and whole <= MOST_REPEATED * lanes
     written = whole <= LONGEST and size >= 4 * whole and (inner % lanes > 0 or inner < 4 * lanes)

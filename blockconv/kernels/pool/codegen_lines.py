@@ -46,11 +46,11 @@ class LineRun(NamedTuple):
     dst: Any
     d_step: Any
     integers: Any  # address of the `PoolQuantization`
-    scales: Any = 0
-    mask: Any = 0
-    count: Any = 0
-    flags: Any = 0  # address of a byte for each element, of the first tap
-    flags_step: Any = 0  # from a tap's flags to the next's
+    scales: Any = const(0)
+    mask: Any = const(0)
+    count: Any = const(0)
+    flags: Any = const(0)  # address of a byte for each element, of the first tap
+    flags_step: Any = const(0)  # from a tap's flags to the next's
 
 
 def reduce_line(reduction: PoolReduction, spec: LineSpec) -> Any:

@@ -76,6 +76,18 @@ def test_affine(layout: str, shape: tuple[int, ...]) -> None:
         check("affine", AffineProblem(shape), layout, operands, wanted, activation=CLIP, in_place=in_place)
 
 
+@pytest.mark.parametrize("channels", [12, 60, 250])
+def test_channels_that_vectors_do_not_divide(channels: int) -> None:
+    """Few repeat in registers; more are written out; those of operands without memory for others, too."""
+    shape = (2, channels, 9, 13)
+    x, (scale, shift) = integers(shape), integers((2, channels))
+    shift_of_pixels = shift[None, :, None, None]
+    wanted = x * scale[:, None, None] + shift_of_pixels
+    check("affine", AffineProblem(shape), "NHWC", [(x, "NHWC"), (scale, ""), (shift, "")], wanted)
+    p = ElementsProblem("add", (shape, shift_of_pixels.shape))
+    check("binary", p, "NHWC", [(x, "NHWC"), (shift_of_pixels, "NHWC")], x + shift_of_pixels)
+
+
 KINDS = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
     "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2,
