@@ -154,8 +154,8 @@ class Walk:
         """
         count, block = (shape[0], layout.blocks[0]) if shape else (1, 1)
         whole = count // block * block
-        images = [some for some in (range(whole), range(whole, count)) if some]
-        return [_walk(layout, shape, operands, some, lanes) for some in images] if 0 not in shape else []
+        images = (range(whole), range(whole, count)) if 0 not in shape else ()
+        return [_walk(layout, shape, operands, some, lanes) for some in images if some]
 
     def seconds_of_code(self, cycle: float) -> float:
         """Predicted, beside memory: each extent begins anew, with vectors that may not be full."""
@@ -217,7 +217,7 @@ def _walk(layout: Layout, shape: Shape, operands: Sequence[Shape | None], images
     elements = loops.pop() if loops and loops[-1].strides[0] == 1 else replace(once, strides=(1, *once.strides[1:]))
     inner, rows = elements.size, loops.pop() if loops else once
     repeats = [1 - stride for stride in elements.strides[1:]]
-    valid = shape[1] if len(shape) > 1 else 1
+    valid = (*shape, 1, 1)[1]
     block, least = (layout.blocks[1], MASKED * lanes) if ragged else (1, 1)
     period, whole, size = lanes, math.lcm(inner, lanes), inner * rows.size
     held = inner <= LARGEST_BLOCK and whole <= MOST_REPEATED * lanes

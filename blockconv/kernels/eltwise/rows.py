@@ -150,7 +150,7 @@ def _why_not(op: str, request: Request) -> Reason | None:
     return same_layout_why_not(request, tails=(0, 1) if request.dst.is_native else (1,))
 
 
-def _row(op: str, dtypes: tuple[str, ...] | None) -> Row:
+def _row(op: str, *dtypes: str) -> Row:
     def make(request: Request, **options: Any) -> Primitive | Reason:
         reason = _why_not(op, request)
         if reason is not None:
@@ -160,14 +160,12 @@ def _row(op: str, dtypes: tuple[str, ...] | None) -> Row:
             return f"{made.op} is of floats, not of {request.types.src}"
         return Primitive(made.seconds, made.launches)
 
-    return Row(op, op, make, None if dtypes is None else frozenset(dtypes))
+    return Row(op, op, make, frozenset(dtypes) or None)
 
 
 ROWS = (
-    _row("activation", (*FLOATS, *BYTES)),
-    _row("affine", (*FLOATS, *BYTES)),
-    _row("lookup", BYTES),
-    _row("binary", None),
-    _row("where", None),
-    _row("convert", None),
+    _row("activation", *FLOATS, *BYTES),
+    _row("affine", *FLOATS, *BYTES),
+    _row("lookup", *BYTES),
+    *map(_row, ("binary", "where", "convert")),
 )
