@@ -16,12 +16,12 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, PoolPadding, Sizes
 from blockconv.api.pool_problems import PROBLEMS
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.interop import as_numpy
+from blockconv.core.types import Array
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.ops import Pool2d
 from blockconv.network.ops.rule import PIXELS
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["avg_pool2d", "conv2d", "map_plan", "max_pool2d"]
 
-Array = npt.NDArray[Any]
 TileSize = int | tuple[int, int] | None
 
 

@@ -13,9 +13,8 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import PLAIN, Quantization, Quantizations, Requantization, are_small
-from blockconv.core.types import BYTES, FLOATS, NIBBLES, ElementType, Types, as_float, element, is_quantized
+from blockconv.core.types import BYTES, FLOATS, NIBBLES, Array, ElementType, Types, as_float, element, is_quantized
 from blockconv.dispatch.array import BlockedArray
-from blockconv.dispatch.boundary import Array
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias
 from blockconv.kernels import WeightForm

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOptions, Weight, as_weight
 from blockconv.api.frame import Call, Computation, Derive, Frame, Result
@@ -22,7 +21,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
+from blockconv.core.types import Array, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
 from blockconv.dispatch.boundary import ONE_IMAGE, pads, pair
@@ -43,8 +42,6 @@ from blockconv.kernels import Row, WeightForm
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import Program, address_of, get_num_threads
-
-Array = npt.NDArray[Any]
 
 # The kernels of the table that each algorithm may take.
 ALGORITHMS: dict[str, Callable[[Row], bool]] = {

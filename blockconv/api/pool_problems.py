@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.api.frame import Call, Computation, Frame, Result, chosen
-from blockconv.core.checks import MOST_EXTENT, check_extents, check_flag, whole
+from blockconv.core.checks import MOST_EXTENT, Pads, Pair, Shape, check_extents, check_flag, whole
 from blockconv.core.errors import ArgumentError, LayoutError, raised_by
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKind
@@ -21,10 +21,7 @@ from blockconv.dispatch.quantizing import check_zero_point
 from blockconv.kernels.pool.blocking import ANY_TYPE
 from blockconv.kernels.pool.rows import MOST_SUMMED
 
-Pair = tuple[int, int]
-Pads = tuple[Pair, Pair]
 Problem = Pool2dProblem | AdaptivePool2dProblem
-Shape = tuple[int, ...]
 Quantizations = tuple[Quantization | None, Quantization | None]  # of input and output, as they are given
 
 INTEGERS = "input_quantization", "out_quantization"  # the arguments of averages that are for integers

@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.frontends.onnx import load_onnx
 from blockconv.network.graph import Network
 from blockconv.network.plan import SUFFIXES
 from blockconv.network.resnet import resnet50
-
-Shape = tuple[int, ...]
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.files import packaged
 from blockconv.core.layout import NATIVE, read_layout
+from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, compile
@@ -31,8 +32,6 @@ BUDGET = 3.0  # seconds that rounds go on for at most, once there are LEAST
 TOLERANCE = 1e-4  # of the largest output; Winograd costs up to 1e-5 a layer
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures, which most models expect
 LAYOUTS = tuple(layout.name for layout in NATIVE if layout.name != "CHWN4")  # with one image CHWN4 is NCHW4
-
-Array = npt.NDArray[Any]
 
 
 class Contestant(NamedTuple):

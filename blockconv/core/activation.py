@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
-
-Array = npt.NDArray[Any]
+from blockconv.core.types import Array
 
 
 class ActivationKind:

@@ -114,6 +114,8 @@ def checked_shape(op: str, name: str, shape: Sequence[int]) -> Shape:
 
 
 Shape = Annotated[tuple[int, ...], checked_shape]
+Pair = tuple[int, int]
+Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
 
 def check_rank(op: str, shape: Shape, rank: int) -> None:

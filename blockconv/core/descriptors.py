@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from blockconv.core.checks import axis_fields, reached_end, window
+from blockconv.core.checks import Pair, axis_fields, reached_end, window
 from blockconv.core.errors import ArgumentError, UnsupportedError
 
 
@@ -106,7 +106,7 @@ def _half(total: int) -> int:
     return int(total / 2)
 
 
-def write_descriptor(problem: Any, leading: dict[str, tuple[int, int]], **channels: int) -> str:
+def write_descriptor(problem: Any, leading: dict[str, Pair], **channels: int) -> str:
     """A descriptor in benchdnn's order; `leading` has (value, default), `channels` what follows the input."""
     h, w = _axis_tokens(problem, "h"), _axis_tokens(problem, "w")
     if h == w:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import (
+    Pair,
     Shape,
     check_axis,
     check_least,
@@ -28,6 +29,7 @@ from blockconv.core.checks import (
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
+from blockconv.core.types import Array
 
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
@@ -173,7 +175,7 @@ class PadProblem(OpProblem):
 
     op = "pad"
     shape: Shape
-    pads: tuple[tuple[int, int], ...]
+    pads: tuple[Pair, ...]
     value: float = 0.0
 
     def check(self) -> None:
@@ -375,14 +377,14 @@ class ResizeProblem(OpProblem):
         indices = np.stack([low, np.minimum(low + 1, last)], axis=1).astype(np.int64)
         return indices, np.stack([1 - second, second], axis=1)
 
-    def inside(self, axis: Literal["h", "w"]) -> tuple[int, int]:
+    def inside(self, axis: Literal["h", "w"]) -> Pair:
         """The first output along the axis whose coordinate is inside the source, and the first after the last such."""
         x, whole = self._coordinates(axis)
         found = np.flatnonzero((x >= 0) & (x <= (getattr(self, f"i{axis}") - 1) * whole))
         return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
     def _filtered(
-        self, x: npt.NDArray[Any], whole: int, last: int, reach: Fraction
+        self, x: Array, whole: int, last: int, reach: Fraction
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The taps at coordinates x / whole: the elements above x - reach, and up to x + reach."""
         p, q = reach.numerator, reach.denominator
@@ -420,7 +422,7 @@ class ResizeProblem(OpProblem):
         size, out, scale = (getattr(self, f"{name}{axis}") for name in ("i", "o", "scale_"))
         return Fraction(out, size) if scale == out / size else exact_scale("resize", "scale", scale)
 
-    def _coordinates(self, axis: Literal["h", "w"]) -> tuple[npt.NDArray[Any], int]:
+    def _coordinates(self, axis: Literal["h", "w"]) -> tuple[Array, int]:
         """The coordinates of all outputs of one axis as whole numbers, and what these are to be divided by."""
         size, out, exact = getattr(self, f"i{axis}"), getattr(self, f"o{axis}"), self._scale(axis)
         p, q = exact.numerator, exact.denominator
@@ -542,7 +544,7 @@ class RecurrentProblem(OpProblem):
         return 4 if self.kind == "lstm" else 3
 
     @property
-    def columns(self) -> tuple[int, int]:
+    def columns(self) -> Pair:
         """The number of gates that read the hidden values, and of gates that read the reset ones."""
         return (2, 1) if self.kind == "gru" else (self.gates, 0)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.checks import MOST_EXTENT, check_shape
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.types import element
-
-Array: TypeAlias = npt.NDArray[Any]
+from blockconv.core.types import Array, element
 
 
 def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:

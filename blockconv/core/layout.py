@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import LayoutError
 from blockconv.core.layout_names import (
     IMAGE_HEIGHT_AXES,
@@ -121,11 +122,11 @@ class Layout:
         """Whether a dimension has blocks; else the layout only permutes."""
         return bool(self.inner)
 
-    def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def padded_shape(self, shape: Sequence[int]) -> Shape:
         """The logical shape with every dimension rounded up to a multiple of its block."""
         return _padded(self, self._shape("padded_shape", shape))
 
-    def storage_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def storage_shape(self, shape: Sequence[int]) -> Shape:
         """The shape of the dense storage: outer axes, then blocks; (N, C/16, H, W, 16) for NCHW16."""
         return tuple(axis.size for axis in _axes(self, self._shape("storage_shape", shape)))
 
@@ -189,7 +190,7 @@ class Layout:
         sizes = self.storage_shape(shape)[:-1]
         return math.prod(sizes[:leading]), math.prod(sizes[leading:])
 
-    def _shape(self, op: str, shape: Sequence[int]) -> tuple[int, ...]:
+    def _shape(self, op: str, shape: Sequence[int]) -> Shape:
         sizes = _integers(op, "shape", shape)
         if not sizes and self.ndim == 1:  # a scalar: see `row_major`
             return (1,)
@@ -218,13 +219,13 @@ def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ..
 
 
 @lru_cache(maxsize=4096)
-def _padded(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _padded(layout: Layout, shape: Shape) -> tuple[int, ...]:
     padded = tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
     return tuple(map(max, padded, layout.whole)) if layout.whole else padded
 
 
 @lru_cache(maxsize=4096)
-def part_of(layout: Layout, whole: tuple[int, ...], steps: tuple[int, ...] = ()) -> Layout:
+def part_of(layout: Layout, whole: Shape, steps: tuple[int, ...] = ()) -> Layout:
     """The layout of a part of an array: its elements keep their addresses. (It has no name that is read.)
 
     whole: the array's size along each dimension; 0 where the part has all of it. steps: elements of the array from one
@@ -241,7 +242,7 @@ def part_of(layout: Layout, whole: tuple[int, ...], steps: tuple[int, ...] = ())
 
 
 @lru_cache(maxsize=1024)
-def _axes(layout: Layout, shape: tuple[int, ...]) -> tuple[Axis, ...]:
+def _axes(layout: Layout, shape: Shape) -> tuple[Axis, ...]:
     padded = _padded(layout, shape)
     steps = list(layout.blocks)  # what one further along a dimension's next axis is worth in that dimension
     sizes = [(dim, steps[dim], padded[dim] // steps[dim]) for dim in layout.outer]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair
 from blockconv.core.errors import LayoutError
 
 
@@ -117,7 +118,7 @@ def refused_name(name: object, rule: str) -> LayoutError:
     return LayoutError("Layout", "name", name, rule, f"give {likely!r}" if likely else _REMEDY)
 
 
-def read_name(name: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+def read_name(name: str) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
     """Read a name by the four systems' grammars into Layout's `outer` and `inner`."""
     for pattern, why in _REJECTED:
         if found := re.search(pattern, name):

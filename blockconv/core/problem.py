@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints, overload
 
 from blockconv.core.checks import (
+    Pair,
     Shape,
     check_arrays,
     check_flag,
@@ -123,7 +124,7 @@ class _Images:
     name: str = ""
 
     @property
-    def src_shape(self) -> tuple[int, int, int, int]:
+    def src_shape(self) -> Shape:
         """The logical shape of the source, (n, ic, ih, iw)."""
         return self.n, self.ic, self.ih, self.iw
 
@@ -148,7 +149,7 @@ class _Pooled(_Images):
     """The base of pools: source and destination have the same channels."""
 
     @property
-    def dst_shape(self) -> tuple[int, int, int, int]:
+    def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, ic, oh, ow)."""
         return self.n, self.ic, self.oh, self.ow
 
@@ -219,7 +220,7 @@ class Conv2dProblem(_Images):
         return 2 * self.macs
 
     @property
-    def wei_shape(self) -> tuple[int, int, int, int]:
+    def wei_shape(self) -> Shape:
         """The logical shape of the weights, (oc, ic/g, kh, kw)."""
         return self.oc, self.ic // self.g, self.kh, self.kw
 
@@ -229,7 +230,7 @@ class Conv2dProblem(_Images):
         return self.g, self.oc // self.g, self.ic // self.g, self.kh, self.kw
 
     @property
-    def dst_shape(self) -> tuple[int, int, int, int]:
+    def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, oc, oh, ow)."""
         return self.n, self.oc, self.oh, self.ow
 
@@ -266,12 +267,12 @@ class Conv2dBackwardDataProblem(Conv2dProblem):
     """
 
     @property
-    def src_shape(self) -> tuple[int, int, int, int]:
+    def src_shape(self) -> Shape:
         """The logical shape of the source, (n, oc, oh, ow)."""
         return self.n, self.oc, self.oh, self.ow
 
     @property
-    def dst_shape(self) -> tuple[int, int, int, int]:
+    def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, ic, ih, iw)."""
         return self.n, self.ic, self.ih, self.iw
 
@@ -323,7 +324,7 @@ class Pool2dProblem(_Pooled):
     oh: int = field(init=False)
     ow: int = field(init=False)
     # The effect of ph_r, pw_r and ceil_mode besides the output size: see `_counted_ends`.
-    _ends: tuple[int, int] | None = field(init=False, repr=False)
+    _ends: Pair | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         op = "pool2d"
@@ -345,7 +346,7 @@ class Pool2dProblem(_Pooled):
         if self.divisor == 0:
             raise ArgumentError(op, "divisor", self.divisor, "must not be zero")
 
-    def _counted_ends(self) -> tuple[int, int] | None:
+    def _counted_ends(self) -> Pair | None:
         """End padding inside the windows, where it counts: in a window's number of elements.
 
         Windows that ceil_mode lets hang over the padded input are clipped to it there.
@@ -428,12 +429,12 @@ class Pool2dBackwardProblem:
         return self.pool.ic
 
     @property
-    def src_shape(self) -> tuple[int, int, int, int]:
+    def src_shape(self) -> Shape:
         """The logical shape of the source, (n, ic, oh, ow)."""
         return self.pool.dst_shape
 
     @property
-    def dst_shape(self) -> tuple[int, int, int, int]:
+    def dst_shape(self) -> Shape:
         """The logical shape of the destination, (n, ic, ih, iw)."""
         return self.pool.src_shape
 
@@ -460,7 +461,7 @@ class ReorderProblem:
     Raises ArgumentError, which names the field, for a bad value.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     src: str
     dst: str
     itemsize: int
@@ -477,7 +478,7 @@ class ReorderProblem:
         check_least(self, op, 1, ("itemsize",))
 
     @property
-    def dst_shape(self) -> tuple[int, ...]:
+    def dst_shape(self) -> Shape:
         """The logical shape of the destination, which is the source's."""
         return self.shape
 

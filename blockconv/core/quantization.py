@@ -12,9 +12,7 @@ import numpy.typing as npt
 from blockconv.core.activation import Activation, ActivationKind
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import ElementType, Types, element
-
-Array = npt.NDArray[Any]
+from blockconv.core.types import Array, ElementType, Types, element
 
 
 class Quantization:

@@ -27,6 +27,7 @@ _NAMES = {FLOAT: "float", SIGNED: "int", UNSIGNED: "uint", BRAIN: "bfloat"}
 LIGHT = 1 << 17
 _PACKED = 15  # in a code, in place of an itemsize: two elements share a byte
 
+Array = npt.NDArray[Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 

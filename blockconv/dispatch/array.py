@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import target
-from blockconv.core.checks import check_extents
+from blockconv.core.checks import Shape, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.files import DAMAGED, as_path, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
-from blockconv.core.types import Types, element
+from blockconv.core.types import Array, Types, element
 from blockconv.dispatch.array_checks import (
     PACKED,
     checked_dtype,
@@ -32,7 +32,6 @@ from blockconv.dispatch.array_checks import (
 from blockconv.dispatch.reorders import Ends, conversion_program, reorder_program
 from blockconv.runtime import address_of, aligned_empty, get_num_threads
 
-Array: TypeAlias = npt.NDArray[Any]
 NCHW, NHWC = Layout("NCHW"), Layout("NHWC")
 
 
@@ -61,7 +60,7 @@ class BlockedArray:
 
     def __init__(
         self,
-        storage: npt.NDArray[Any],
+        storage: Array,
         layout: Layout | str,
         shape: Sequence[int],
         *,
@@ -129,7 +128,7 @@ class BlockedArray:
         """The bytes of the storage, with its padding."""
         return int(self.storage.nbytes)
 
-    def numpy(self) -> npt.NDArray[Any]:
+    def numpy(self) -> Array:
         """The logical array: a view if the layout only permutes dimensions, else a new array."""
         if self.dtype in PACKED:
             return _unpack(self).numpy()
@@ -138,7 +137,7 @@ class BlockedArray:
             return view
         return to_layout(self, row_major(self.ndim)).storage
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         array = self.numpy()
         if copy is False and (not np.shares_memory(array, self.storage) or dtype not in (None, array.dtype)):
             raise ValueError(f"{self.layout} needs a copy to become an array, and copy=False forbids it")
@@ -151,7 +150,7 @@ class BlockedArray:
     def __dlpack_device__(self) -> Any:
         return self.storage.__dlpack_device__()
 
-    def image(self) -> npt.NDArray[Any]:
+    def image(self) -> Array:
         """The storage as MACE's image, [height][width][4], without a copy.
 
         Raises LayoutError if the layout is no image of MACE.
@@ -209,7 +208,7 @@ class BlockedArray:
         )
 
 
-def _rebuild(storage: Array, tag: str, shape: tuple[int, ...], dtype: str | None, zero_point: int) -> BlockedArray:
+def _rebuild(storage: Array, tag: str, shape: Shape, dtype: str | None, zero_point: int) -> BlockedArray:
     return BlockedArray(storage, tag, shape, dtype=dtype, zero_point=zero_point)
 
 
@@ -239,7 +238,7 @@ def empty(
     return made
 
 
-def allocate(shape: tuple[int, ...], layout: Layout, dtype: np.dtype[Any] | str, zero_point: int = 0) -> BlockedArray:
+def allocate(shape: Shape, layout: Layout, dtype: np.dtype[Any] | str, zero_point: int = 0) -> BlockedArray:
     """`empty` for arguments that are known to be right, in a quarter of its time: what a kernel is about to write."""
     nbytes, stored, held = storage_for(layout, shape, dtype)
     made = object.__new__(BlockedArray)
@@ -328,7 +327,7 @@ def reorder_into(src: BlockedArray, out: BlockedArray, quantizations: Ends = (No
 # ---------------------------------------------------------------- the boundary with NumPy
 
 
-def is_channels_last(array: npt.NDArray[Any]) -> bool:
+def is_channels_last(array: Array) -> bool:
     """Whether the strides of a 4-D array mean NHWC.
 
     array: an array or a torch CPU tensor of any dimensions; False unless it has four.
@@ -368,7 +367,7 @@ def _logical(array: Array, axes: Layout | str | None) -> Array:
     return view
 
 
-def _nested(shape: tuple[int, ...], strides: tuple[int, ...], axes: Sequence[int]) -> bool:
+def _nested(shape: Shape, strides: tuple[int, ...], axes: Sequence[int]) -> bool:
     """Whether axes of an array, none of them empty, follow one another in memory, innermost first."""
     least = 0
     for d in axes:

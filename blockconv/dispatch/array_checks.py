@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import check_bytes, check_extents
+from blockconv.core.checks import Shape, check_bytes, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.layout import Layout
 from blockconv.core.types import NIBBLES, element, numpy_dtype
@@ -19,9 +19,7 @@ PACKED = {name: element(name).dtype for name in NIBBLES}  # two values a byte, a
 
 
 @functools.lru_cache(maxsize=4096)
-def storage_for(
-    layout: Layout, shape: tuple[int, ...], dtype: np.dtype[Any] | str
-) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+def storage_for(layout: Layout, shape: Shape, dtype: np.dtype[Any] | str) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
     """(bytes, shape, dtype) of a storage."""
     nbytes = element(dtype).nbytes(layout.size(shape))
     check_bytes("BlockedArray", "shape", shape, nbytes)
@@ -30,7 +28,7 @@ def storage_for(
     return nbytes, layout.storage_shape(shape), dtype
 
 
-def checked_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
+def checked_shape(op: str, shape: Sequence[int]) -> Shape:
     try:
         sizes = tuple(operator.index(n) for n in shape)
     except TypeError:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import marshal
 import sys
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from blockconv.core.checks import check_extents, whole
+from blockconv.core.checks import Pads, Pair, Shape, check_extents, whole
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, warn
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout
+from blockconv.core.types import Array
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
 from blockconv.runtime import address_of
 
-Array: TypeAlias = npt.NDArray[Any]
 T = TypeVar("T")
 
 KEPT = 256  # problems of each function, and of a Conv2d
@@ -74,7 +73,7 @@ def reordered(op: str, x: BlockedArray, layout: Layout, argument: str = "input")
 
 
 def check_out(
-    op: str, out: Any, kind: type[Any], shape: tuple[int, ...], dtype: np.dtype[Any] | str, layout: Layout | None
+    op: str, out: Any, kind: type[Any], shape: Shape, dtype: np.dtype[Any] | str, layout: Layout | None
 ) -> None:
     """Raise unless `out` is a writeable array of this kind, shape, dtype and (for a BlockedArray) layout."""
     if not isinstance(out, kind):
@@ -90,7 +89,7 @@ def check_out(
         raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
 
 
-def checked_alias(op: str, src: Array, dst: Array, what: str = "input") -> tuple[int, int]:
+def checked_alias(op: str, src: Array, dst: Array, what: str = "input") -> Pair:
     """The addresses of two contiguous arrays, one read and one written: ArgumentError if they overlap."""
     start, to = address_of(src), address_of(dst)
     if start < to + dst.nbytes and to < start + src.nbytes:
@@ -132,7 +131,7 @@ def two(value: Any) -> tuple[Any, ...]:
     return items * 2 if len(items) == 1 else items
 
 
-def output_paddings(op: str, value: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
+def output_paddings(op: str, value: Any, stride: Pair, dilation: Pair) -> Pair:
     """Pixels that a transposed convolution adds at the bottom and at the right: an int or a pair of them."""
     numbers = [number for each in two(value) if (number := whole(each)) is not None and number >= 0]
     if len(numbers) != 2 or len(two(value)) != 2:
@@ -142,7 +141,7 @@ def output_paddings(op: str, value: Any, stride: tuple[int, int], dilation: tupl
     return numbers[0], numbers[1]
 
 
-def pair(op: str, argument: str, value: Any) -> tuple[int, int]:
+def pair(op: str, argument: str, value: Any) -> Pair:
     """A positive int, or two of them, as a pair."""
     numbers = [number for v in two(value) if (number := whole(v)) is not None]
     if len(numbers) != 2 or len(two(value)) != 2 or min(numbers) < 1:
@@ -151,9 +150,7 @@ def pair(op: str, argument: str, value: Any) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def pads(
-    op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
+def pads(op: str, padding: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Pads:
     """((top, bottom), (left, right))."""
     kinds = "an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
     if not isinstance(padding, str):
@@ -189,7 +186,7 @@ def _padded_before(padding: str, total: list[int], same: tuple[object, ...]) -> 
     return f"give np.pad(input, {((0, 0), (0, 0), *same)}, mode={mode!r}) as input, and padding=0{scipys}"
 
 
-def sides(op: str, padding: Any, kinds: str) -> tuple[tuple[int, int], tuple[int, int]]:
+def sides(op: str, padding: Any, kinds: str) -> Pads:
     """((top, bottom), (left, right)) of a padding in numbers; ArgumentError if it is none of these kinds."""
     both = [[whole(end) for end in two(side)] for side in two(padding)]
     ends = [end for side in both for end in side if end is not None and end >= 0]

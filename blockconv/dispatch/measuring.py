@@ -18,6 +18,7 @@ import numpy as np
 
 from blockconv._version import __version__
 from blockconv.core import target
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
@@ -58,10 +59,10 @@ class Reduced(NamedTuple):
     tiles: the tiles of each block.
     """
 
-    depths: tuple[int, int] = DEPTHS
+    depths: Pair = DEPTHS
     channels: int = 1
     row: str = "conv_direct"
-    blocks: tuple[int, int] = BLOCKS
+    blocks: Pair = BLOCKS
     tiles: int = TILES
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.activation import Activation
+from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import ieee
+from blockconv.core.types import Array, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
@@ -74,7 +75,7 @@ def _packing_of_pieces(problem: Conv2dProblem, source: Layout, form: WeightForm,
     return Packing(Program(launches), end, between)
 
 
-def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], itemsize: int) -> Packing:
+def _packing_of_piece(piece: TapsPiece, source: Layout, shape: Shape, itemsize: int) -> Packing:
     """Pack the weights of one piece. `source` is the layout of all weights, of this shape.
 
     A gradient's are turned: input and output channels are exchanged. A reorder reads its taps in their order, and
@@ -106,20 +107,20 @@ def _packing_of_piece(piece: TapsPiece, source: Layout, shape: tuple[int, ...], 
     return Packing(Program(launches), transform.nbytes(problem), nbytes)
 
 
-def weights_layout(weight: npt.NDArray[Any]) -> Layout | None:
+def weights_layout(weight: Array) -> Layout | None:
     """The layout of weights that are dense in one of PyTorch's memory formats; None for others."""
     if weight.flags.c_contiguous:
         return PLAIN
     return _CHANNELS_LAST if weight.transpose(0, 2, 3, 1).flags.c_contiguous else None
 
 
-def weights_as_read(weight: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Layout]:
+def weights_as_read(weight: Array) -> tuple[Array, Layout]:
     """Weights, (O, I/G, KH, KW), and their layout: a copy, if they are dense in neither of PyTorch's memory formats."""
     layout = weights_layout(weight)
     return (np.ascontiguousarray(weight), PLAIN) if layout is None else (weight, layout)
 
 
-def widened(weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[Any]:
+def widened(weight: Array, form: WeightForm) -> Array:
     """Weights of the type that a kernel reads: int8 ones may be multiplied as int16, floats of 16 bits as float32."""
     itemsize = form.dot.itemsize
     kind = "i" if weight.dtype.kind == "i" else "f"
@@ -127,7 +128,7 @@ def widened(weight: npt.NDArray[Any], form: WeightForm) -> npt.NDArray[Any]:
 
 
 def pack_weights(
-    problem: Conv2dProblem, weight: npt.NDArray[Any], form: WeightForm, empty: Empty = aligned_empty
+    problem: Conv2dProblem, weight: Array, form: WeightForm, empty: Empty = aligned_empty
 ) -> npt.NDArray[np.uint8]:
     """The bytes of `weight`, (O, I/G, KH, KW), as a kernel reads them. empty: gives their memory."""
     weight, source = weights_as_read(widened(weight, form))
@@ -139,7 +140,7 @@ def pack_weights(
 
 def unpacked_weights(
     problem: Conv2dProblem, weight: BlockedArray, form: WeightForm
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+) -> tuple[npt.NDArray[np.uint8], Array]:
     """`pack_weights` of packed weights of 4 bits, which are unpacked on their way, and each output channel's sum.
 
     Where the kernel reads some of the taps, or tiles leave out some, the second are all weights, as int8.
@@ -183,9 +184,7 @@ def room_for(how: Packing) -> tuple[int, int, Any]:
     return start, start + first, room
 
 
-def pack_bias(
-    problem: Conv2dProblem, bias: npt.NDArray[Any] | None, form: WeightForm, dtype: npt.DTypeLike
-) -> npt.NDArray[Any]:
+def pack_bias(problem: Conv2dProblem, bias: Array | None, form: WeightForm, dtype: npt.DTypeLike) -> Array:
     """[groups][bias elements], zero beyond a group's channels; zeros without a bias. Or in the order of the form.
 
     bias: (O,), or one such for each of the form's ranges of taps; there are as many of what is packed.
@@ -214,6 +213,6 @@ def pack_bias(
 
 
 @ieee
-def activation_block(act: Activation) -> tuple[int, npt.NDArray[Any]]:
+def activation_block(act: Activation) -> tuple[int, Array]:
     """The kind of activation that a kernel is compiled for, and its parameter block."""
     return act.kind, np.array(activation_arguments(act), np.int64)

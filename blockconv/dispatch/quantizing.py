@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.activation import ActivationKind
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.quantization import Quantization, Requantization
 from blockconv.core.target import Isa
-from blockconv.core.types import LIGHT, ElementType, Types, ieee
+from blockconv.core.types import LIGHT, Array, ElementType, Types, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import pack_bias
 from blockconv.kernels import WeightForm
@@ -28,8 +27,6 @@ from blockconv.kernels.common.dot import dot_for
 from blockconv.kernels.common.requantize import EpilogueArguments, Rounding
 from blockconv.kernels.table import Epilogue
 from blockconv.machine.machine import host
-
-Array = npt.NDArray[Any]
 
 LARGEST = 255 * 128  # of a product of a byte less its zero point with a weight
 MOST_PRODUCTS = (2**31 - 1) // LARGEST  # whose sum is sure to be an int32: 65,793

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
@@ -19,7 +20,7 @@ Ends = tuple[Quantization | None, Quantization | None]  # what source and destin
 
 @functools.lru_cache(maxsize=4096)
 def reorder_program(
-    shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int, fill: int = 0, stream: bool = False
+    shape: Shape, src: Layout, dst: Layout, itemsize: int, fill: int = 0, stream: bool = False
 ) -> Program:
     """The program of a reorder, from buffer 0 to buffer 1; itemsize 0 is packed 4-bit.
 
@@ -44,7 +45,7 @@ def reorder_program(
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def reorder_seconds(machine: Machine, shape: tuple[int, ...], src: Layout, dst: Layout, itemsize: int) -> float:
+def reorder_seconds(machine: Machine, shape: Shape, src: Layout, dst: Layout, itemsize: int) -> float:
     """The predicted seconds of `reorder_program` on one thread: those of the kernel that is chosen on this machine."""
     problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
     request = Request(problem, src, dst, Types.bits(problem.itemsize), 1, machine)
@@ -59,7 +60,7 @@ def reorder_seconds(machine: Machine, shape: tuple[int, ...], src: Layout, dst: 
 
 @functools.lru_cache(maxsize=4096)
 def conversion_program(
-    shape: tuple[int, ...],
+    shape: Shape,
     layouts: tuple[Layout, Layout],
     types: Types,
     quantizations: Ends,

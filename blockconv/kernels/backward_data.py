@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, Types
@@ -94,7 +95,7 @@ class _Part(NamedTuple):
     request: Request
     src: int
     dst: int
-    taps: tuple[tuple[int, int], tuple[int, int]] | None
+    taps: tuple[Pair, Pair] | None
     planes: tuple[_Reached, _Reached] | None = None
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.types import Types
 from blockconv.kernels.common.fill import FillArgs, fill_extents
@@ -98,14 +99,14 @@ def _held(layout: Layout, images: int, part: int) -> Layout:
     return part_of(layout, (images, 0, 0, 0)) if inside and part != images else layout
 
 
-def _offset(layout: Layout, shape: tuple[int, ...], image: int, itemsize: int) -> tuple[int, int]:
+def _offset(layout: Layout, shape: Shape, image: int, itemsize: int) -> Pair:
     """From the first image to this one, and to the end of the array, in bytes."""
     first = layout.offset(shape, (image, 0, 0, 0)) if math.prod(shape) else 0
     return first * itemsize, layout.size(shape) * itemsize
 
 
 def fill_images(
-    layout: Layout, shape: tuple[int, ...], itemsize: int, buffer: int, fill: int = 0, given: int | Buffer = 0
+    layout: Layout, shape: Shape, itemsize: int, buffer: int, fill: int = 0, given: int | Buffer = 0
 ) -> list[Launch]:
     """Ops that fill the last block of images: at each pixel, or channel of a pixel, the missing images.
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
 from blockconv.core.activation import ActivationKind
+from blockconv.core.checks import Pair
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import LARGEST_BLOCK, Layout
-from blockconv.core.types import Types
+from blockconv.core.types import Array, Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot
 from blockconv.kernels.common.operands import CONV
@@ -67,7 +66,7 @@ class WeightForm(NamedTuple):
     sharing: int = 1
     transform: Transform | None = None
     dot: Dot = MULTIPLY_ADD
-    order: Callable[[Any], npt.NDArray[Any]] | None = None
+    order: Callable[[Any], Array] | None = None
     pieces: tuple[TapsPiece, ...] = ()
     kept: tuple[tuple[TapRange, TapRange], ...] = ()
 
@@ -103,10 +102,10 @@ class TapsPiece(NamedTuple):
 
     problem: Any
     form: WeightForm
-    taps: tuple[tuple[int, int], tuple[int, int]] | None
+    taps: tuple[Pair, Pair] | None
     turned: bool = True
 
-    def of(self, weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def of(self, weight: Array) -> Array:
         """Its weights among the whole's, (O, I/G, KH, KW), where it is not turned."""
         assert self.taps is not None
         (row, _), (col, _) = self.taps

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockconv.core import target
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.target import Isa
 from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, find, profile
@@ -98,7 +99,7 @@ class Machine:
         known, block = self.profile, dst.blocks[1]
         return known.stores[str(SCATTERED)] * _blocks(channels, block) / _blocks(lanes, SCATTERED_BLOCK)
 
-    def transform_seconds(self, form: tuple[int, int], width: int, rows: bool) -> tuple[float, float]:
+    def transform_seconds(self, form: Pair, width: int, rows: bool) -> tuple[float, float]:
         """Winograd's transforms of one vector of a tile's channels: source, destination.
 
         form: m and stride. width, rows: as in `Profile.transform`.

@@ -16,6 +16,7 @@ import numpy as np
 
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, NetworkError, short
 from blockconv.core.files import DAMAGED, as_path, replacing
 from blockconv.core.quantization import Quantization
@@ -27,7 +28,6 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
 
 FORMAT = 1
-Shape = tuple[int, ...]
 Names = tuple[str, ...]
 _ATTRIBUTES: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__ if isinstance(getattr(ops, name), type)}
 _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.types import Array
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.network.graph import elements_of
 from blockconv.network.ops.rule import Tensor
-
-Array = npt.NDArray[Any]
 
 
 class End(NamedTuple):
@@ -32,9 +31,9 @@ class End(NamedTuple):
     tensor: Tensor
     dtype: np.dtype[Any] | str
     layout: Layout
-    stored: tuple[int, ...]
+    stored: Shape
     held: np.dtype[Any]
-    logical: tuple[int, ...] | None
+    logical: Shape | None
     plain: bool
 
     @classmethod

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag, check_shape
@@ -19,8 +18,6 @@ from blockconv.network import ops
 from blockconv.network.emitter import Emitter
 from blockconv.network.graph import Network, Node, inferred, read_shape
 from blockconv.network.ops.rule import Tensor
-
-Array = npt.NDArray[Any]
 
 
 class NetworkBuilder:

@@ -12,21 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.text import take_name
-from blockconv.core.types import NIBBLES, ElementType, element
+from blockconv.core.types import NIBBLES, Array, ElementType, element
 from blockconv.network.graph import Network, Node, computed, frozen, held, inferred
-from blockconv.network.ops import (
-    Op,
-    Reshape,
-    Shape,
-)
+from blockconv.network.ops import Op, Reshape
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
 
-Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
 
 

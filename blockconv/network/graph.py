@@ -21,19 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core import text
-from blockconv.core.checks import check_flag, check_shape, read_sizes
+from blockconv.core.checks import Shape, check_flag, check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
-from blockconv.core.types import NIBBLES, ElementType, element, ieee
+from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
 from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Dequantize, Op, Reshape, Shape
+from blockconv.network.ops import Dequantize, Op, Reshape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Network:
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
-    constants: Mapping[str, npt.NDArray[Any]]
+    constants: Mapping[str, Array]
     name: str = "network"
     # Makes the network anew for other input shapes where a front end folded shapes into constants.
     remake: Callable[[dict[str, Shape]], Network] | None = field(default=None, repr=False)
@@ -166,7 +164,7 @@ class Network:
     def changed(
         self,
         nodes: Iterable[Node] | None = None,
-        constants: Mapping[str, npt.NDArray[Any]] | None = None,
+        constants: Mapping[str, Array] | None = None,
         outputs: Iterable[str] | None = None,
         merged: Mapping[str, str] | None = None,
     ) -> Network:
@@ -281,7 +279,7 @@ class Network:
 
     # -- running
 
-    def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, npt.NDArray[Any]]:
+    def evaluate(self, inputs: Mapping[str, Any] | Any, *, every: bool = False) -> dict[str, Array]:
         """The outputs by name, computed in plain NumPy: slowly, and without the kernels.
 
         inputs: {input: array}, or the array of the only input, with the network's shapes and dtypes. Each 4-bit integer

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import numpy.typing as npt
-
+from blockconv.core.types import Array
 from blockconv.network.arrays import End
 from blockconv.network.planning.planned import Planned
 from blockconv.network.rest import RestPlan
@@ -27,14 +26,14 @@ class Arenas:
     """
 
     def __init__(self) -> None:
-        self._idle: list[npt.NDArray[Any]] = []
+        self._idle: list[Array] = []
         self._most = 0  # bytes that a size was bound to
 
     def expect(self, nbytes: int) -> None:
         """A size is bound that needs an arena of so many bytes."""
         self._most = max(self._most, nbytes)
 
-    def take(self, nbytes: int) -> npt.NDArray[Any]:
+    def take(self, nbytes: int) -> Array:
         """An arena of at least so many bytes; a smaller one that was idle goes."""
         try:
             arena = self._idle.pop()
@@ -42,7 +41,7 @@ class Arenas:
             arena = None
         return aligned_empty(max(nbytes, self._most)) if arena is None or arena.nbytes < nbytes else arena
 
-    def give_back(self, arena: npt.NDArray[Any]) -> None:
+    def give_back(self, arena: Array) -> None:
         self._idle.append(arena)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockconv.network.ops import Shape
+from blockconv.core.checks import Shape
 
 _ARITHMETIC = ast.Expression, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.Load, ast.Constant, ast.Name
 _PLAIN = *_ARITHMETIC, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp

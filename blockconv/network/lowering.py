@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.activation import activation
-from blockconv.core.checks import MOST_DIMENSIONS
+from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape
 from blockconv.core.element_problem import IndexProblem
 from blockconv.core.eltwise_problem import ReduceKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, NUMBERS, FloatType
+from blockconv.core.types import BYTES, NUMBERS, Array, FloatType
 from blockconv.network.emitter import Emitter, Unsupported
 from blockconv.network.graph import named_error
 from blockconv.network.ops import (
@@ -41,7 +40,6 @@ from blockconv.network.ops import (
     Reduce,
     ReduceMean,
     Reshape,
-    Shape,
     Slice,
     Transpose,
     Where,
@@ -49,7 +47,6 @@ from blockconv.network.ops import (
 )
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
 MOST_INDICES = 1 << 16  # of a constant gather
 MOST_COPIES = 64  # along an axis, of a value that is repeated
@@ -310,7 +307,7 @@ class Translation:
             return self.emit(made, x)
         return x if (count, step) == (size, 1) else self.emit(Slice(axis, first, count, step), x)
 
-    def bordered(self, x: Tensor, pads: Sequence[tuple[int, int]], value: float) -> Tensor:
+    def bordered(self, x: Tensor, pads: Sequence[Pair], value: float) -> Tensor:
         """x with a value around it: axis by axis if kernels, which copy four axes, have no way to do it at once."""
         axes = [axis for axis, ends in enumerate(pads) if any(ends)]
         apart = sum(end - axis > 1 for axis, end in itertools.pairwise((*axes, len(pads))))
@@ -319,7 +316,7 @@ class Translation:
             x = self.emit(Pad(tuple(ends if k in part else (0, 0) for k, ends in enumerate(pads)), value), x)
         return x
 
-    def padded(self, x: Tensor, pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
+    def padded(self, x: Tensor, pads: Sequence[Pair], mode: str) -> Tensor:
         """x with (before, after) of its own elements on each axis, as `numpy.pad` has the modes edge, reflect, wrap.
 
         Negative ends crop first.

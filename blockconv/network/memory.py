@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout
 from blockconv.kernels.common.loop_nest import nest
 
@@ -14,7 +15,7 @@ ALIGNMENT = 128  # bytes: no two tensors share a (pair of) cache lines
 
 
 @functools.lru_cache(maxsize=4096)
-def same_bytes(shape: tuple[int, ...], a: Layout, b: Layout) -> bool:
+def same_bytes(shape: Shape, a: Layout, b: Layout) -> bool:
     """Whether an array's storage is the same in two layouts: NCHW and NHWC of 1x1 images, NCHW4 and CHWN4 of one."""
     if a == b:
         return True
@@ -43,7 +44,7 @@ def packed(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     total = 0
     for k in sorted(range(len(intervals)), key=lambda k: (-intervals[k].nbytes, intervals[k].first)):
         need = intervals[k]
-        best: tuple[int, int] | None = None  # (gap, offset)
+        best: Pair | None = None  # (gap, offset)
         end = 0
         for other in placed:
             taken = intervals[other]

@@ -13,15 +13,14 @@ from os import PathLike
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from blockconv.core.checks import axes_remedy, check_flag, whole
+from blockconv.core.checks import Shape, axes_remedy, check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
 from blockconv.core.files import as_path, replacing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
-from blockconv.core.types import FloatType, ieee
+from blockconv.core.types import Array, FloatType, ieee
 from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
 from blockconv.dispatch.tuning import read_costs
@@ -54,8 +53,7 @@ from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
 from blockconv.runtime import address_of, check_threads, get_num_threads
 
-Array = npt.NDArray[Any]
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[Shape, ...]
 SUFFIXES = (".html", ".htm", ".json")  # of reports
 KEPT = 32  # sizes of inputs, beside its own, that a plan keeps itself bound for
 
@@ -330,7 +328,7 @@ class Plan:
                 raise NetworkError(self.network.name, "inputs", [*given], f"lacks the input {name!r}")
         return given
 
-    def tiling(self, shape: tuple[int, ...], tile: int | tuple[int, int] | None = None, batch: int = 1) -> Tiling:
+    def tiling(self, shape: Shape, tile: int | tuple[int, int] | None = None, batch: int = 1) -> Tiling:
         """How `tiled` cuts images of a shape: the tiles, which pixels of each output they give, and their memory.
 
         shape: (N, C, H, W).

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from blockconv.core.checks import Pair
 from blockconv.core.errors import UnsupportedError
 from blockconv.network.ops.rule import PIXELS, Reach, Windows
 
@@ -25,9 +26,9 @@ class ReceptiveField(NamedTuple):
     first: the first pixel that output pixel 0 reads; negative ones are padding.
     """
 
-    size: tuple[int, int]
+    size: Pair
     stride: tuple[Fraction, Fraction]
-    first: tuple[int, int]
+    first: Pair
 
 
 Reaches = dict[int, Reach]  # by the axis of a value that counts pixels

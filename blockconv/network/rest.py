@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy.typing as npt
-
+from blockconv.core.checks import Shape
+from blockconv.core.types import Array
 from blockconv.network.foreign import runner
 
-Array = npt.NDArray[Any]
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Shapes = tuple[tuple[str, Shape], ...]
 KEPT = 8  # plans of what follows, for as many shapes
 
 
@@ -41,7 +40,7 @@ class Rest:
     odd: tuple[str, ...] = ()
     head: bytes | None = field(default=None, repr=False)
     follows: tuple[str, ...] = ()
-    read: Callable[[Mapping[str, tuple[int, ...]]], Any] | None = field(default=None, repr=False)
+    read: Callable[[Mapping[str, Shape]], Any] | None = field(default=None, repr=False)
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs, of those of the network. The library that runs foreign nodes computes them all."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.layout import Layout, row_major
+from blockconv.core.types import Array
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import foreign, ops
@@ -29,7 +30,6 @@ from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch, address_of
 
-Array = npt.NDArray[Any]
 Value = tuple[str, Layout]
 
 
@@ -79,7 +79,7 @@ class FailureReport(NamedTuple):
     """Where in the arena a node's kernels report that they failed, in bytes; they get inputs of these shapes."""
 
     node: Node
-    inputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[Shape, ...]
     begin: int
     end: int
 

@@ -14,17 +14,16 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from blockconv.core.checks import axes_remedy, check_shape
+from blockconv.core.checks import Pair, Shape, axes_remedy, check_shape
 from blockconv.core.checks import whole as as_whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.progress import Progress
+from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import PIXELS, Reach
 from blockconv.network.reach import reaches, windows
 
-Array = npt.NDArray[Any]
 USUAL = 512  # pixels of a tile along an axis, unless a size is requested
 LEAST_SHARE = 4  # a tile has at least this many times the pixels that its cuts cost
 
@@ -32,15 +31,15 @@ LEAST_SHARE = 4  # a tile has at least this many times the pixels that its cuts 
 class Piece(NamedTuple):
     """A tile: its first pixel along each axis, and for each output the pixels (first, end) that it gives."""
 
-    start: tuple[int, int]
-    gives: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]
+    start: Pair
+    gives: Mapping[str, tuple[Pair, Pair]]
 
 
 class _Cuts(NamedTuple):
     """The tiles along one axis: the first pixel of each, and the pixels (first, end) of each output that it gives."""
 
     starts: list[int]
-    gives: list[dict[str, tuple[int, int]]]
+    gives: list[dict[str, Pair]]
 
 
 class Tiling(NamedTuple):
@@ -58,12 +57,12 @@ class Tiling(NamedTuple):
         (`Plan.weights_nbytes`) are not in it, nor is what files and Zarr take for their chunks.
     """
 
-    shape: tuple[int, ...]
-    tile: tuple[int, int]
-    stride: tuple[int, int]
+    shape: Shape
+    tile: Pair
+    stride: Pair
     pieces: tuple[Piece, ...]
     steps: Mapping[str, tuple[Fraction, Fraction]]
-    outputs: Mapping[str, tuple[int, ...]]
+    outputs: Mapping[str, Shape]
     network: Network
     batch: int = 1
     nbytes: int = 0
@@ -91,9 +90,7 @@ class Tiling(NamedTuple):
         return rows, columns
 
 
-def tiling(
-    network: Network, shape: tuple[int, ...], tile: Any = None, usual: tuple[int, int] = (USUAL, USUAL)
-) -> Tiling:
+def tiling(network: Network, shape: Shape, tile: Any = None, usual: Pair = (USUAL, USUAL)) -> Tiling:
     """How an image of this shape is cut for a network with one input of four dimensions.
 
     tile: pixels of a tile, an int or (height, width); the next larger size that suits the network is taken. Default: a
@@ -189,7 +186,7 @@ def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int,
                 raise UnsupportedError(f"{node}: {rule}; give an image of another size")
 
 
-def _valid(small: Network, known: Mapping[str, Mapping[int, Reach]], k: int) -> dict[str, tuple[int, int]]:
+def _valid(small: Network, known: Mapping[str, Mapping[int, Reach]], k: int) -> dict[str, Pair]:
     """Pixels (first, end) of each value of a tile along an axis that read no pixel beyond a cut on either side."""
     name = small.inputs[0].name
     found = {name: (0, small.inputs[0].shape[PIXELS[k]])}

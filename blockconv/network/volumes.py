@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Pair
+from blockconv.core.types import Array
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import (
@@ -33,7 +34,6 @@ from blockconv.network.ops import (
 )
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
 TO_IMAGES, TO_VOLUME = (2, 0, 1, 3, 4), (1, 2, 0, 3, 4)  # between (N, C, D, H, W) and (D, N, C, H, W)
 
 
@@ -43,7 +43,7 @@ class Depth(NamedTuple):
     size: int
     stride: int = 1
     dilation: int = 1
-    pads: tuple[int, int] = (0, 0)
+    pads: Pair = (0, 0)
 
 
 class Window(NamedTuple):
@@ -55,7 +55,7 @@ class Window(NamedTuple):
     rank: int
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    pads: tuple[tuple[int, int], ...]
+    pads: tuple[Pair, ...]
     dilation: tuple[int, ...]
 
     @classmethod

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import shape_inference
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError, warn
+from blockconv.core.types import Array
 from blockconv.frontends.onnx import open_onnx
 from blockconv.frontends.onnx.file import without_weights
 from blockconv.frontends.onnx.rules import ONNX_ERRORS
@@ -40,7 +40,6 @@ from blockconv.onnxruntime.values import (
     type_text,
 )
 
-Array = npt.NDArray[Any]
 PROVIDERS = ["CPUExecutionProvider"]
 SMALL = 1024  # elements of a tensor on which shapes may depend
 FIX = "Please fix either the inputs/outputs or the model."

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, helper
 
+from blockconv.core.types import Array
 from blockconv.onnxruntime.errors import InvalidArgument
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

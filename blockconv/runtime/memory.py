@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from blockconv.core.types import Array
 
 T = TypeVar("T", bound=np.generic)
 Empty = Callable[[int], npt.NDArray[np.uint8]]  # so many uninitialised bytes, aligned
@@ -33,8 +35,8 @@ class AlignedLike:
         self._shape, self._strides, self._dtype = array.shape, array.strides, array.dtype
         self._nbytes = array.nbytes
 
-    def __call__(self) -> npt.NDArray[Any]:
-        made: npt.NDArray[Any] = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
+    def __call__(self) -> Array:
+        made: Array = np.ndarray(self._shape, self._dtype, aligned_empty(self._nbytes), 0, self._strides)
         return made
 
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from blockconv.core.checks import check_flag
+from blockconv.core.checks import Shape, check_flag
 from blockconv.core.errors import NetworkError, needing, warn
 from blockconv.network.graph import Network
 from blockconv.network.ops import Dequantize
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.integers import dequantized
 
-Shape = tuple[int, ...]
 OP = "load_onnx"
 SHOWN = 8  # nodes that a warning names
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Shape
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import element
+from blockconv.core.types import Array, element
 from blockconv.frontends.onnx.matrices import matmul
 from blockconv.frontends.onnx.quantized import (
     CONSTANT,
@@ -32,7 +31,6 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
 _FOUND = "zero points that are constant, or found by DynamicQuantizeLinear; uint8 and int8"
 _WHOLE = ops.Dequantize(Quantization(1.0))  # integers as floats
 _Source = tuple[ops.Convolution, tuple[Tensor, ...]]  # a convolution of integers, and its inputs after the first
@@ -146,7 +144,7 @@ def _corrected(call: Call, x: Tensor, source: _Source, zero_point: Array, produc
     return call.reshape(y, shape)
 
 
-def _as_image(shape: tuple[int, ...], at: int) -> tuple[int, ...]:
+def _as_image(shape: Shape, at: int) -> Shape:
     """(N, C, H, W) for an array whose channels are axis `at`, the second or the last."""
     if at == 1 and len(shape) > 2:
         return (*shape[:2], *(1,) * (4 - len(shape)), *shape[2:])

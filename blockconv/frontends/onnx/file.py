@@ -18,12 +18,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
+from blockconv.core.types import Array
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.rules import ONNX_ERRORS, check_dims, check_tensor, tensors_of
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
-
-Array = npt.NDArray[Any]
 
 
 def read_model(model: Any) -> tuple[Any, Files]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
-from blockconv.core.types import FLOATS, Types, element
+from blockconv.core.types import FLOATS, Array, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
 from blockconv.frontends.onnx.rules import MOST_VALUES, ONNX_ERRORS, Rules, onnx_type, with_defaults
 from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
@@ -30,7 +30,6 @@ from blockconv.network.graph import Node
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
 
-Array = npt.NDArray[Any]
 # ONNX's numbers of the element types that flow between nodes, by ONNX Runtime's names of such tensors.
 _NUMBERS = "float double float16 bfloat16 bool complex64 complex128"
 _INTEGERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
@@ -45,7 +44,7 @@ class _Value(NamedTuple):
     """
 
     dtype: np.dtype[Any] | None
-    shape: tuple[int, ...] | None
+    shape: Shape | None
 
 
 class OddInput(Exception):  # noqa: N818

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from blockconv.core.checks import MOST_DIMENSIONS, read_sizes
+from blockconv.core.checks import MOST_DIMENSIONS, Shape, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
-from blockconv.core.types import ieee
+from blockconv.core.types import Array, ieee
 from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename
 from blockconv.frontends.onnx.functions import definition
@@ -30,9 +29,6 @@ from blockconv.network.ops import Foreign
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.order import topological
 from blockconv.network.rest import Rest
-
-Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
 
 
 @ieee

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Pair
 from blockconv.core.eltwise_problem import RecurrentKind
+from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
-
-Array = npt.NDArray[Any]
 
 
 @op("Gemm", limits="floats, or constant B and C")
@@ -303,7 +301,7 @@ def _directions(call: Call) -> tuple[bool, ...]:
     return found[named]
 
 
-def _check(call: Call, x: Tensor, w: Array, r: Array, shape: tuple[int, int]) -> None:
+def _check(call: Call, x: Tensor, w: Array, r: Array, shape: Pair) -> None:
     if x.rank != 3 or w.shape != (*shape, x.shape[2]) or r.shape[:2] != shape or r.ndim != 3:
         rule = f"with weights of shapes {w.shape} and {r.shape} are no layers of {shape[0]} directions"
         raise call.error("input", x.shape, rule)

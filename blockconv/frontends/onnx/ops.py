@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import defs, helper
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
-from blockconv.core.types import BYTES, FLOATS, NUMBERS, numpy_dtype
+from blockconv.core.types import BYTES, FLOATS, NUMBERS, Array, numpy_dtype
 from blockconv.frontends.onnx import contributed, dynamic, elements, shapes  # noqa: F401  (their ops are read)
 from blockconv.frontends.onnx.contributed import SELU
 from blockconv.frontends.onnx.rules import RUNTIMES
@@ -25,9 +24,6 @@ from blockconv.frontends.onnx.scope import Call, Translator, only_output, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
-
-Array = npt.NDArray[Any]
-
 
 # ---------------------------------------------------------------- elementwise
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import helper
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, INTEGERS, element
+from blockconv.core.types import BYTES, INTEGERS, Array, element
 from blockconv.dispatch.array_checks import PACKED
 from blockconv.frontends.onnx.matrices import matmul
 from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op
@@ -23,8 +23,6 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
 CONSTANT = "constant scales and zero points; uint8 and int8"
 ALSO_4_BITS = f"{CONSTANT}, uint4 and int4"
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy.typing as npt
 import onnx
 from google.protobuf import json_format, message, text_format
 from onnx import (
@@ -27,11 +26,10 @@ from onnx import (
 )
 
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError
+from blockconv.core.types import Array
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.ops.rule import Tensor
-
-Array = npt.NDArray[Any]
 
 # What onnx raises for models, and protobuf for their files.
 ONNX_ERRORS = (

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
-from blockconv.core.types import numpy_dtype
+from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, counted
 from blockconv.network.ops import Foreign
 from blockconv.network.order import topological
 
-Array = npt.NDArray[Any]
 # Ops that ONNX's own evaluator computes as ONNX Runtime does, by the tests: they run without ONNX Runtime too.
 _NUMPY = """
     Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr
@@ -166,7 +165,7 @@ def check_foreign(network: Any) -> None:
         raise UnsupportedError(f"blockconv has no op for {counted(network.rest.kinds)}; {REMEDY}")
 
 
-def _dims(value: Any) -> tuple[int, ...]:
+def _dims(value: Any) -> Shape:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
@@ -178,7 +177,7 @@ class _Operand(NamedTuple):
 
     name: str
     kind: int
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 def new_session(model: bytes, threads: int, optimized: bool = True) -> Any:

@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from onnx import helper
 
-from blockconv.core.checks import MOST_DIMENSIONS
+from blockconv.core.checks import MOST_DIMENSIONS, Shape
 from blockconv.core.quantization import real
-from blockconv.core.types import NUMBERS, element
+from blockconv.core.types import NUMBERS, Array, element
 from blockconv.network.emitter import Emitter, Unsupported
 from blockconv.network.graph import Node, inferred
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import Concat, Convolution, Dequantize, Op
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
 Tensors = tuple[Tensor, ...]
 OP = "load_onnx"
 
@@ -219,7 +217,7 @@ class Watched(Tensor):
     plain: Tensor
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         self.call.looks = True
         return self.plain.shape
 

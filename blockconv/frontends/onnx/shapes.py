@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from onnx import helper
 
+from blockconv.core.checks import Shape
 from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
@@ -55,7 +56,7 @@ def _reshape(call: Call) -> Tensor:
     return call.emit(ops.Reshape(shape), x)
 
 
-def _relative(shape: tuple[int, ...], src: tuple[int, ...]) -> tuple[int, ...]:
+def _relative(shape: Shape, src: Shape) -> tuple[int, ...]:
     """A computed shape, with 0 for sizes that `src` has at the same axis, and -1 if only one size is left.
 
     So the op is mostly the same for other sizes, and the rewritten network can be fitted to them.

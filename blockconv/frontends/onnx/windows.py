@@ -9,6 +9,7 @@ from typing import Any
 
 from onnx import helper
 
+from blockconv.core.checks import Pair, Shape
 from blockconv.frontends.onnx.scope import Call, only_output, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
@@ -45,7 +46,7 @@ def _window(call: Call, kernel: Any) -> Window:
     return Window.of(kernel, stride, pads, dilation)
 
 
-def _image(call: Call, window: Window) -> tuple[int, ...]:
+def _image(call: Call, window: Window) -> Shape:
     """The sizes of the images that the windows are in."""
     return (1, *call.input().shape[2:])[-len(window.kernel) :]
 
@@ -53,7 +54,7 @@ def _image(call: Call, window: Window) -> tuple[int, ...]:
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
-def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> Pair:
     total = max(0, (-(-size // stride) - 1) * stride + dilation * (kernel - 1) + 1 - size)
     less, more = total // 2, total - total // 2
     return (less, more) if auto == "SAME_UPPER" else (more, less)
@@ -172,7 +173,7 @@ op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_in
 )
 
 
-def _reached(size: int, kernel: int, stride: int, step: int, pads: tuple[int, int], whole: bool) -> tuple[int, int]:
+def _reached(size: int, kernel: int, stride: int, step: int, pads: Pair, whole: bool) -> Pair:
     """The pads of one axis. If the input is less than a stride too short for a window, ONNX Runtime has one, cut.
     If it is less than two strides too short, `_pool` takes that window away: ONNX Runtime has none.
 

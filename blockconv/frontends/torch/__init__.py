@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from blockconv.core.checks import check_flag
+from blockconv.core.checks import Shape, check_flag
 from blockconv.core.errors import needing
 from blockconv.network.graph import Network
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Shape
 
 
 def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, strict: bool = False) -> Network:

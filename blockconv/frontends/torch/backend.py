@@ -28,6 +28,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, BlockconvError, reporting, warn
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
@@ -48,7 +49,6 @@ from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_op, place_ops
 from blockconv.frontends.torch.weights import Snapshot
 from blockconv.network.graph import Network
-from blockconv.network.ops import Shape
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
 from blockconv.network.planning.planned import Options, read_layouts

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.fx import Node as FxNode
 
@@ -20,7 +19,6 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
 _COUNTED = tuple(name for name in WHOLE if name != "uint64")  # which an int64 holds
 _SHORT = ("int8", "uint8", "int16", "uint16")
 MOST_SORTED = 256  # elements of a line

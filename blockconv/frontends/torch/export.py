@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils._sympy.printers import PythonPrinter
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import FAILURES, ArgumentError, NetworkError, UnsupportedError
 from blockconv.core.interop import like
 from blockconv.frontends.torch.decompositions import decompositions
@@ -27,7 +28,6 @@ from blockconv.frontends.torch.reader import Constant, Reader, hint, kind_of, mo
 from blockconv.frontends.torch.runner import op_of
 from blockconv.network.graph import Network
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Shape
 from blockconv.network.ops.rule import Tensor
 
 OP = "from_torch"

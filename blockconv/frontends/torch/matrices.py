@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.eltwise_problem import RecurrentKind
-from blockconv.core.types import FLOATS
+from blockconv.core.types import FLOATS, Array
 from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
@@ -78,7 +76,6 @@ def _attention(call: Call) -> Value:
 # ---------------------------------------------------------------- recurrent layers
 
 
-Array = npt.NDArray[Any]
 # The gates of PyTorch in ONNX's order.
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 

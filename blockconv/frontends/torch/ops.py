@@ -8,13 +8,12 @@ the list of values, that the node gives; None stands for an output that blockcon
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
+from blockconv.core.types import Array
 from blockconv.frontends.torch import matrices, shapes, windows  # noqa: F401  (their ops are read)
 from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
 from blockconv.frontends.torch.reader import OPS as OPS
@@ -23,7 +22,6 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-Array = npt.NDArray[Any]
 # Ops that are worth a plan by themselves.
 HEAVY = frozenset(
     {

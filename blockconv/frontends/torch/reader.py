@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -27,17 +26,16 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_numpy
-from blockconv.core.types import FLOATS, NUMBERS, ElementType, element, ieee
+from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
 from blockconv.frontends.torch.runner import Nested, as_call, op_of
 from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
 from blockconv.network.lowering import Translation
-from blockconv.network.ops import Foreign, Op, Reshape, Shape
+from blockconv.network.ops import Foreign, Op, Reshape
 from blockconv.network.ops.rule import Tensor
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
-from blockconv.core.types import numpy_dtype
+from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart
 from blockconv.network.ops import Foreign
 
@@ -27,7 +26,6 @@ torch: Any = None
 with contextlib.suppress(ModuleNotFoundError):  # `Session` says how to install it
     torch = importlib.import_module("torch")
 
-Array = npt.NDArray[Any]
 _NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from blockconv.core.checks import Pair
 from blockconv.frontends.torch.elements import as_numbers, flow_indices
 from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, hint, of_numbers, op, stand_in
 from blockconv.network import ops
@@ -215,7 +216,7 @@ def _pad_of_pixels(call: Call) -> Tensor:
     return call.padded(call.input(), _pads(call, call["padding"]), mode)
 
 
-def _pads(call: Call, flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _pads(call: Call, flat: Sequence[int]) -> tuple[Pair, ...]:
     """(before, after) of each axis; PyTorch begins with the last one."""
     last = [*zip(flat[::2], flat[1::2], strict=True)][::-1]
     return ((0, 0),) * (call.input().rank - len(last)) + tuple((int(a), int(b)) for a, b in last)

@@ -9,14 +9,13 @@ from typing import Any, get_args
 
 import numpy as np
 
+from blockconv.core.checks import Pair
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.frontends.torch.reader import Call, Value, of_numbers, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
-
-Pair = tuple[int, int]
 
 
 def _pair(values: Sequence[int], default: int) -> Pair:

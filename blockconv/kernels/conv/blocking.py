@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
@@ -430,7 +431,7 @@ def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[
     )
 
 
-def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[tuple[int, int]]:
+def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[Pair]:
     """(rows, pixels) of tiles of at most so many pixels: that share rows evenly, or, with an anchor, for any size.
 
     like: pixels of a row of the anchor's tile, or None.

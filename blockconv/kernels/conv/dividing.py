@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blockconv.core.checks import Pair
 from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.conv.space import Space
 
@@ -30,9 +31,7 @@ def splits_of_tasks(tasks: int, ocbs: int, threads: int, packing: float = 0.0) -
     return splits_of(tasks, ocbs, threads, min(ocbs, -(-tasks_wanted(threads) // tasks)))
 
 
-def pixels_of_task(
-    at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, threads: int, room: int
-) -> tuple[int, int]:
+def pixels_of_task(at: Space, groups: int, rows: int, pixels: int, pixel_bytes: int, threads: int, room: int) -> Pair:
     """(rows, columns) of a task: as large as its window may be (`room` bytes), as small as makes tasks enough."""
 
     def fits(task_rows: int, task_cols: int) -> bool:
@@ -72,7 +71,7 @@ def _even(size: int, extent: int, unit: int, others: int, threads: int) -> int:
     # For each size that the largest task may have, the least count of tasks.
     counts = {-(-units // size) for size in range(-(-units // most), -(-units // least) + 1)}
 
-    def busiest(count: int) -> tuple[int, int]:
+    def busiest(count: int) -> Pair:
         tasks = -(-count * others // threads)
         return -(-tasks * units // count), count
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 
+from blockconv.core.checks import Pair
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK
@@ -99,9 +100,9 @@ def _source_block(channels: int, length: int, lanes: int) -> int:
     return min(channels, lanes) if length == NO_BLOCK else math.gcd(channels, length, lanes)
 
 
-def _tile(at: Space, registers: int, like: TileShape | None) -> tuple[int, int]:
+def _tile(at: Space, registers: int, like: TileShape | None) -> Pair:
     """(rows, pixels) that fit into so many accumulators, in the fewest tiles; a few more cost less than a tile."""
-    best: tuple[float, tuple[int, int]] | None = None
+    best: tuple[float, Pair] | None = None
     for rows, pixels in tile_sizes(at, registers, like and like.pixels):
         tiles = -(-at.oh // rows) * -(-at.ow // pixels)
         score = tiles * (max(rows * pixels, 4) + 1.0), (rows, pixels)

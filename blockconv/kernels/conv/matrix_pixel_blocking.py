@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+from blockconv.core.checks import Pair
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, matrix_dot_for, packed_as_one
 from blockconv.kernels.common.request import Reason, Request
@@ -67,7 +68,7 @@ def blocking(request: Request) -> ConvBlocking:
     return replace(found, scratch=windows + 256 + 3 * found.lines * found.width * types.acc.itemsize)
 
 
-def _registers(request: Request, at: Space, step: int, dot: Dot) -> tuple[int, int]:
+def _registers(request: Request, at: Space, step: int, dot: Dot) -> Pair:
     """(blocks of output channels, of pixels) that are reduced together, of least predicted time by the profile."""
     found, oc = [], request.problem.oc // request.problem.g
     for vectors, most in SHAPES:

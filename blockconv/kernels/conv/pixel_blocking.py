@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair
 from blockconv.core.target import Isa
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.register_tiles import tiles_of_registers
@@ -129,7 +130,7 @@ def blocking(request: Request) -> ConvBlocking:
     )
 
 
-def _phases(at: Space, panel: int) -> tuple[int, int]:
+def _phases(at: Space, panel: int) -> Pair:
     """(phases, columns of each) of a row of a window for so many columns of the destination."""
     taps = [w * at.dw for w in range(at.kw)]
     return max(tap % at.sw for tap in taps) + 1, panel + max(tap // at.sw for tap in taps)
@@ -236,7 +237,7 @@ def _step_cycles(machine: Machine, tile: _Tile, itemsize: int, overlap: bool) ->
     return max(multiply_adds, (loads + tile.channels + 1) / 2, 4.0, instructions / 6) + STEP_CYCLES
 
 
-def _held(isa: Isa, oc: int) -> Iterator[tuple[int, int]]:
+def _held(isa: Isa, oc: int) -> Iterator[Pair]:
     """(vectors of pixels, the most output channels) of tiles that the registers hold: with all of a few, more vectors.
 
     Otherwise tiles of more channels load fewer vectors for the same products.

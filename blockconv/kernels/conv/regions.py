@@ -6,6 +6,7 @@ import functools
 import itertools
 from dataclasses import dataclass, replace
 
+from blockconv.core.checks import Pair
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.request import Request
@@ -17,10 +18,10 @@ from blockconv.kernels.conv.space import Space, space
 class TapsRegion:
     """Rows and columns of the destination, each as (first, count), and the rows and columns of taps that they have."""
 
-    rows: tuple[int, int]
-    cols: tuple[int, int]
+    rows: Pair
+    cols: Pair
     kept: tuple[TapRange, TapRange]
-    begin: tuple[int, int]  # padding before the first row and the first column; negative inside the image
+    begin: Pair  # padding before the first row and the first column; negative inside the image
 
     @property
     def taps(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.geometry import geometry
@@ -39,7 +40,7 @@ class Space:
     dw: int = 1
     depth: int = 1
 
-    def window(self, rows: int, cols: int) -> tuple[int, int]:
+    def window(self, rows: int, cols: int) -> Pair:
         """Source rows and columns that so many of the destination need; a single tap's stride is left out."""
         h = rows if self.kh == 1 else (rows - 1) * self.sh + (self.kh - 1) * self.dh + 1
         w = cols if self.kw == 1 else (cols - 1) * self.sw + (self.kw - 1) * self.dw + 1

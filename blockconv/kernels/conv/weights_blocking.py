@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blockconv.core.checks import Pair
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Reason, Request
@@ -88,7 +89,7 @@ class WeightsBlocking:
         return (cols - 1) * self.col_unit + self.col_reach
 
     @property
-    def window(self) -> tuple[int, int]:
+    def window(self) -> Pair:
         """Rows and columns of a chunk's window of an image, with the columns of single pixels."""
         singles = self.col_reach if self.dot.channels > 1 else 0
         return (self.rows - 1) * self.row_unit + self.row_reach, self.columns(self.cols) + singles
@@ -236,13 +237,13 @@ def _packed(request: Request, cb: int, width: int, together: int, wide: int) -> 
     return {"wide": wide, "packed_ic": cb * min(together * wide, p.g), "packed_oc": packed_oc}
 
 
-def _columns(request: Request, cb: int, taps: int) -> tuple[int, int]:
+def _columns(request: Request, cb: int, taps: int) -> Pair:
     """(lines, vectors) of a tile of columns: some channels at all taps of a row, or at one."""
     tiles = -(-cb // (_sums(request) // taps))
     return -(-cb // tiles) * taps, 1
 
 
-def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> tuple[int, int]:
+def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> Pair:
     """(lines, vectors) of the tile of least predicted time."""
     m = request.machine
     rates, lanes = m.profile.by(name_of(dot)), m.lanes(request.types.acc.itemsize)

@@ -6,13 +6,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.product_problem import Order, ordered
-from blockconv.core.types import ElementType
+from blockconv.core.types import Array, ElementType
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
@@ -163,7 +163,7 @@ def inverse(order: Order) -> Order:
     return None if order is None else tuple(order.index(axis) for axis in range(len(order)))
 
 
-def zeros_and(*tables: npt.ArrayLike, zeros: int) -> npt.NDArray[Any]:
+def zeros_and(*tables: npt.ArrayLike, zeros: int) -> Array:
     """So many bytes of zeros, and these tables of int64s, as one."""
     first = np.zeros(-(-zeros // 8), np.int64)
     return np.concatenate([first, *(np.asarray(table, np.int64).reshape(-1) for table in tables)])

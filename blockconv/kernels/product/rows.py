@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import Pair
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
@@ -305,7 +306,7 @@ class _Attention:
         self.is_few = _is_few(self.first, like)
 
     @property
-    def nbytes(self) -> tuple[int, int]:
+    def nbytes(self) -> Pair:
         """Bytes of all panels of keys, and of values."""
         if self.is_few:
             return 0, 0

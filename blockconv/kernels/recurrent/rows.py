@@ -9,6 +9,7 @@ sums), destination. Weights and biases are of the type that is computed with.
 
 from __future__ import annotations
 
+from blockconv.core.checks import Pair
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentProblem
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.request import Request
@@ -19,13 +20,13 @@ from blockconv.runtime import Buffer, Launch
 IMAGES = 4  # of a task at most: a weight is loaded once for all
 
 
-def _blocks(problem: RecurrentProblem) -> tuple[int, int]:
+def _blocks(problem: RecurrentProblem) -> Pair:
     """Blocks of columns of both weights."""
     first, second = ((count * problem.hidden + COLUMNS - 1) // COLUMNS for count in problem.columns)
     return first, second
 
 
-def _groups(problem: RecurrentProblem, threads: int) -> tuple[int, int]:
+def _groups(problem: RecurrentProblem, threads: int) -> Pair:
     """The groups that images are in, at least one for each thread, and the images of a group."""
     groups = max(-(-problem.batch // IMAGES), min(problem.batch, -(-threads // len(problem.reverse))))
     images = -(-problem.batch // groups)

@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.checks import Shape
 from blockconv.core.eltwise_problem import ResizeProblem
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.core.types import BYTES, FLOATS, ElementType
@@ -82,7 +83,7 @@ class Storage(NamedTuple):
     blocks_are_planes: bool
 
 
-def _storage(layout: Layout, shape: tuple[int, ...]) -> Storage:
+def _storage(layout: Layout, shape: Shape) -> Storage:
     """The storage of a layout that has w inside h, and at most one block of channels."""
     axes, block, channels = layout.axes(shape), layout.blocks[1], shape[1]
     h, w = (next(k for k, axis in enumerate(axes) if axis.dim == dim) for dim in (2, 3))

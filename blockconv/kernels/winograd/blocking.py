@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_of_words
@@ -268,7 +269,7 @@ def window_columns(problem: Conv2dProblem, at: WinogradBlocking, itemsize: int) 
     return min(COLUMNS, at.lanes, max(LEAST_COLUMNS, 1 << (problem.iw - 1).bit_length()))
 
 
-def _tile_block(tiles: int, at_most: int, held: int, tasks: int, shared: bool) -> tuple[int, int]:
+def _tile_block(tiles: int, at_most: int, held: int, tasks: int, shared: bool) -> Pair:
     """(tiles in registers together, tiles of a block), for so many tasks at least. held: the most in registers.
 
     tasks: more than one where there are more threads than blocks of output channels, so that they share the tiles too.
@@ -281,7 +282,7 @@ def _tile_block(tiles: int, at_most: int, held: int, tasks: int, shared: bool) -
     return tile_pixels, min(tiles, -(-wanted // tile_pixels) * tile_pixels)
 
 
-def _split_and_chunk(set_groups: int, blocks: int, ocbs: int, threads: int, most: int) -> tuple[int, int]:
+def _split_and_chunk(set_groups: int, blocks: int, ocbs: int, threads: int, most: int) -> Pair:
     """(tasks that share the output channels of each of so many blocks of tiles, blocks of these held together).
 
     most: that are held. With images in vectors, sources have a vector for each channel, and products take half as much
@@ -313,7 +314,7 @@ def _is_shared(problem: Conv2dProblem, lanes: int) -> bool:
     return problem.g > 1 and ic == oc and lanes % ic == 0
 
 
-def _block_vectors(machine: Machine, problem: Conv2dProblem, lanes: int) -> tuple[int, int]:
+def _block_vectors(machine: Machine, problem: Conv2dProblem, lanes: int) -> Pair:
     """(lanes, vectors) of a block of output channels: halves of vectors, if these cost nothing and fewer are idle."""
     oc = problem.oc // problem.g
     half, whole = lanes // 2, -(-oc // lanes)

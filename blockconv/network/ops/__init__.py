@@ -10,6 +10,7 @@ the field `activation`; it is the identity unless fusion set it. The records of 
 stand for; other ops take integers as they are. A family exports what its `__all__` names.
 """
 
+from blockconv.core.checks import Shape
 from blockconv.core.problem import PoolKind
 from blockconv.network.ops import (
     axes,
@@ -35,7 +36,6 @@ from blockconv.network.ops.norm import *  # noqa: F403
 from blockconv.network.ops.products import *  # noqa: F403
 from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.recurrent import *  # noqa: F403
-from blockconv.network.ops.rule import Shape
 from blockconv.network.ops.windows import *  # noqa: F403
 
 __all__ = ["Op", "PoolKind", "Shape", "Solved"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.core.checks import check_rank
+from blockconv.core.checks import Pair, Shape, check_rank
 from blockconv.core.eltwise_problem import (
     Coordinates,
     LrnProblem,
@@ -22,9 +22,9 @@ from blockconv.core.eltwise_problem import (
     exact_scale,
 )
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Pair, Shapes, Solved, each_pixel, framed
-from blockconv.network.ops.rule import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Shape, Site, Windows
+from blockconv.core.types import FLOATS, Array, ElementType
+from blockconv.network.ops.base import Arrays, ElementTypes, Shapes, Solved, each_pixel, framed
+from blockconv.network.ops.rule import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Site, Windows
 
 __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 

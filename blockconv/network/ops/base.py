@@ -8,21 +8,18 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Requests, Shape, Site, View, Windows, same_pixels
+from blockconv.core.types import Array, ElementType, Types, element
+from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Requests, Site, View, Windows, same_pixels
 
-Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
 Shapes = tuple[Shape, ...]
 ElementTypes = tuple[ElementType, ...]
-Pair = tuple[int, int]
-Pads = tuple[Pair, Pair]  # ((top, bottom), (left, right))
 
 
 @dataclass(frozen=True)

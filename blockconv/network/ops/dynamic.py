@@ -10,13 +10,14 @@ from typing import Literal
 
 import numpy as np
 
+from blockconv.core.checks import Shape
 from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
-from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shapes, Solved, check_type
-from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Shape, Site, Windows
+from blockconv.core.types import Array, ElementType, Types, element
+from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes, Solved, check_type
+from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Site, Windows
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]

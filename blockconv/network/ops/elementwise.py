@@ -9,13 +9,12 @@ from typing import Any, get_args
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.checks import broadcast, checked_shape, checked_word
+from blockconv.core.checks import Shape, broadcast, checked_shape, checked_word
 from blockconv.core.element_problem import BinaryKind, ElementsProblem
 from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, ElementType, FloatType, Types, element
+from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, Array, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
-    Array,
     Arrays,
     BetweenTypes,
     ElementTypes,
@@ -25,7 +24,7 @@ from blockconv.network.ops.base import (
     check_type,
     each_pixel,
 )
-from blockconv.network.ops.rule import Layouts, Shape, Site, Windows
+from blockconv.network.ops.rule import Layouts, Site, Windows
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import Array, ElementType, element
 from blockconv.network.foreign import runner
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Shapes
-from blockconv.network.ops.rule import Shape
+from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes
 
 __all__ = ["Foreign"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import checked_word
+from blockconv.core.checks import Shape, checked_word
 from blockconv.core.element_problem import (
     IndexForm,
     IndexProblem,
@@ -19,9 +19,9 @@ from blockconv.core.element_problem import (
     TopProblem,
 )
 from blockconv.core.errors import ArgumentError, DtypeError
-from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, RowMajor, Shapes, check_type
-from blockconv.network.ops.rule import Shape, Site
+from blockconv.core.types import Array, ElementType, Types, element
+from blockconv.network.ops.base import Arrays, ElementTypes, RowMajor, Shapes, check_type
+from blockconv.network.ops.rule import Site
 
 __all__ = ["GatherAt", "Scan", "ScatterAt", "Top"]
 

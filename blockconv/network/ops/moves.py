@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blockconv.core.checks import check_axis, check_rank
+from blockconv.core.checks import Pair, Shape, check_axis, check_rank
 from blockconv.core.eltwise_problem import (
     ConcatProblem,
     GatherProblem,
@@ -22,8 +22,9 @@ from blockconv.core.eltwise_problem import (
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
-from blockconv.network.ops.base import Array, Arrays, Op, Pair, Shapes, Solved, each_pixel, framed
-from blockconv.network.ops.rule import NOT_IMAGES, PIXELS, Layouts, Reach, Shape, Site, View, Windows
+from blockconv.core.types import Array
+from blockconv.network.ops.base import Arrays, Op, Shapes, Solved, each_pixel, framed
+from blockconv.network.ops.rule import NOT_IMAGES, PIXELS, Layouts, Reach, Site, View, Windows
 
 __all__ = ["Concat", "Gather", "Pad", "PixelShuffle", "Reshape", "Shuffle", "Slice", "Transpose"]
 

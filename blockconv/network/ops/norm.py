@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockconv.core.eltwise_problem import GroupNormProblem
-from blockconv.core.types import FLOATS
-from blockconv.network.ops.base import Array, Arrays, Scaled, each_pixel
+from blockconv.core.types import FLOATS, Array
+from blockconv.network.ops.base import Arrays, Scaled, each_pixel
 from blockconv.network.ops.rule import ALL_PIXELS, Site, Windows
 
 __all__ = ["GroupNorm"]

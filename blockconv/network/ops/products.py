@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.product_problem import AttentionProblem, MatMulProblem, Order
-from blockconv.core.types import FLOATS
+from blockconv.core.types import FLOATS, Array
 from blockconv.network.ops.axes import softmax
-from blockconv.network.ops.base import Array, Arrays, RowMajor
+from blockconv.network.ops.base import Arrays, RowMajor
 
 __all__ = ["Attention", "MatMul"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blockconv.core.activation import IDENTITY
-from blockconv.core.checks import check_axis
+from blockconv.core.checks import Shape, check_axis
 from blockconv.core.eltwise_problem import ActivationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
@@ -24,10 +24,10 @@ from blockconv.core.quantization import (
     integers,
     real,
 )
-from blockconv.core.types import BYTES, INTEGERS, ElementType, IntegerType, Types, element
-from blockconv.network.ops.base import Array, Arrays, BetweenTypes, ElementTypes, Op, Shapes, check_type
+from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
+from blockconv.network.ops.base import Arrays, BetweenTypes, ElementTypes, Op, Shapes, check_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary
-from blockconv.network.ops.rule import Layouts, Shape, Site, Windows
+from blockconv.network.ops.rule import Layouts, Site, Windows
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]

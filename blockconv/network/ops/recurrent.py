@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import check_rank
+from blockconv.core.checks import Shape, check_rank
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.core.types import FLOATS, ElementType
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Shapes, Solved, check_type
-from blockconv.network.ops.rule import Shape
+from blockconv.core.types import FLOATS, Array, ElementType
+from blockconv.network.ops.base import Arrays, ElementTypes, Shapes, Solved, check_type
 
 __all__ = ["Recurrent", "blocks_of_columns"]
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout
 from blockconv.core.types import ElementType
 
-Shape = tuple[int, ...]
 Layouts = tuple[Layout, ...]
 
 

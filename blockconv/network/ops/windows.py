@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.checks import check_rank, whole
+from blockconv.core.checks import Pads, Pair, Shape, check_rank, whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.problem import (
@@ -22,15 +22,14 @@ from blockconv.core.problem import (
     PoolKind,
 )
 from blockconv.core.quantization import PLAIN, Quantization
-from blockconv.core.types import ElementType, Types, element
-from blockconv.network.ops.base import Array, Arrays, ElementTypes, Op, Pads, Pair, Shapes, Solved, check_type, framed
+from blockconv.core.types import Array, ElementType, Types, element
+from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes, Solved, check_type, framed
 from blockconv.network.ops.rule import (
     ALL_PIXELS,
     NOT_IMAGES,
     PIXELS,
     Layouts,
     Requests,
-    Shape,
     Site,
     Windows,
     same_pixels,
@@ -355,7 +354,7 @@ def _taps(x: Array, p: Any) -> Iterator[tuple[int, int, Array]]:
             yield y, z, x[..., rows, left : left + (p.ow - 1) * p.sw + 1 : p.sw]
 
 
-def _reach(p: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
+def _reach(p: Any) -> tuple[Pair, Pair, Pair, Pair]:
     """Pads that make room for each window, and no more."""
     bottom = (p.oh - 1) * p.sh + (p.kh - 1) * p.dh + 1 - p.ih - p.ph
     right = (p.ow - 1) * p.sw + (p.kw - 1) * p.dw + 1 - p.iw - p.pw

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
+from blockconv.core.types import Array
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import (
     Affine,
@@ -28,7 +28,6 @@ from blockconv.network.ops import (
 from blockconv.network.passes import simplify
 from blockconv.network.passes.rewrite import Edit, after, on, rewritten
 
-Array = npt.NDArray[Any]
 _WHOLE = Dequantize(Quantization(1.0))  # integers as floats
 
 

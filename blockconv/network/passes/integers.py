@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.activation import ActivationKind
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, real
-from blockconv.core.types import BYTES, INTEGERS, ElementType, Types, element
+from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, Types, element
 from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
 from blockconv.kernels import TABLE
 from blockconv.network.graph import Network, Node
@@ -39,13 +39,10 @@ from blockconv.network.ops import (
     QuantizedConv2d,
     Requantize,
     Reshape,
-    Shape,
 )
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.passes.residuals import adding_convolution
 from blockconv.network.passes.rewrite import Edit, after, on, rewritten
-
-Array = npt.NDArray[Any]
 
 
 def convolutions(network: Network) -> Network:

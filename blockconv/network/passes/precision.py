@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
-from blockconv.core.types import FloatType, element, ieee, numpy_dtype
+from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
 from blockconv.network.passes.rewrite import Edit, Refit, after, rewritten
 from blockconv.network.passes.simplify import elementwise_after_reshape
 
-Array = npt.NDArray[Any]
 _FLOAT32 = element("float32")
 
 

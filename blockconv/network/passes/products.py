@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from blockconv.core.checks import Shape
+from blockconv.core.types import Array
 from blockconv.network.graph import Node
-from blockconv.network.ops import Affine, Attention, Binary, MatMul, Op, Reshape, Shape, Softmax, Transpose
+from blockconv.network.ops import Affine, Attention, Binary, MatMul, Op, Reshape, Softmax, Transpose
 from blockconv.network.passes.rewrite import Edit, after, on
 from blockconv.network.passes.simplify import even
 
-Array = npt.NDArray[Any]
 MOST_MASK = 1 << 24  # elements of a mask that several constants become
 
 

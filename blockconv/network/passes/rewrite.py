@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
-import numpy.typing as npt
-
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Network, Node, same_array
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Op, Reshape, Shape
+from blockconv.network.ops import Op, Reshape
 
-Array = npt.NDArray[Any]
 A = TypeVar("A", bound=Op)
 
 
@@ -362,7 +360,7 @@ def _divides_alike(before: Network, other: Network) -> bool:
             flows = [name for name in flows if before.shape(name) == before.shape(node.output)]
         if flows:
             first[node.output] = first.get(flows[0], flows[0])
-    places: dict[str, set[tuple[int, int]]] = {}
+    places: dict[str, set[Pair]] = {}
     for name, of in [*first.items(), *((of, of) for of in first.values())]:
         a, b = before.shape(name), other.shape(name)
         if len(a) != len(b):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.activation import Activation, activation
+from blockconv.core.checks import Pair, Shape
 from blockconv.core.eltwise_problem import TransposeProblem
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
     Activate,
@@ -28,14 +27,12 @@ from blockconv.network.ops import (
     Pool2d,
     ReduceMean,
     Reshape,
-    Shape,
     Shuffle,
     Slice,
     Transpose,
 )
 from blockconv.network.passes.rewrite import Edit, after, on
 
-Array = npt.NDArray[Any]
 LEAST = float(np.finfo(np.float32).tiny)
 
 
@@ -200,9 +197,9 @@ def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Op, Transp
             yield shuffle, shuffle.problem(src)
 
 
-def _loops(problem: TransposeProblem) -> list[tuple[int, int]]:
+def _loops(problem: TransposeProblem) -> list[Pair]:
     """(elements, stride) of the loops that read a transpose's source in the order of its result."""
-    found: list[tuple[int, int]] = []
+    found: list[Pair] = []
     for axis in problem.perm:
         size, stride = problem.shape[axis], math.prod(problem.shape[axis + 1 :])
         if size > 1 and found and found[-1][1] == size * stride:  # one loop is both

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from blockconv.core.checks import Shape
 from blockconv.network.graph import Node
-from blockconv.network.ops import (
-    Activate,
-    Affine,
-    Binary,
-    Cast,
-    Concat,
-    Dequantize,
-    Op,
-    Quantize,
-    Reshape,
-    Shape,
-    Transpose,
-)
+from blockconv.network.ops import Activate, Affine, Binary, Cast, Concat, Dequantize, Op, Quantize, Reshape, Transpose
 from blockconv.network.passes.rewrite import Edit, on
 from blockconv.network.volumes import TO_VOLUME
 

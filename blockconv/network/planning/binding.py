@@ -6,12 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
 from blockconv import jit
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import PLAIN, Quantizations, Requantization
-from blockconv.core.types import Types, element
+from blockconv.core.types import Array, Types, element
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias, weight_sums
 from blockconv.jit.compile_processes import compile_together
@@ -24,7 +22,6 @@ from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch
 
-Array = npt.NDArray[Any]
 OUTPUT = -1  # among a bound node's operands: what it writes
 Known = dict[Any, tuple[Primitive, tuple[Launch, ...]]]
 Prepare = Callable[..., tuple[Primitive, tuple[Launch, ...]]]

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
-
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types
@@ -26,7 +24,6 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Layouts, Site, View
 
-Array = npt.NDArray[Any]
 Reorder = Callable[[str, Layout, Layout], float]
 FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # of a foreign node, and the bytes a second that it moves
 

@@ -9,18 +9,16 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv import jit
 from blockconv.core.layout import Layout, row_major
-from blockconv.core.types import ElementType
+from blockconv.core.types import Array, ElementType
 from blockconv.dispatch.array import BlockedArray, to_layout
 from blockconv.dispatch.packing import pack_weights
 from blockconv.kernels import WeightForm
 from blockconv.network.graph import Network, Node, array_bytes, same_array
 from blockconv.runtime.memory import Empty, Region, aligned_copy, aligned_empty
 
-Array = npt.NDArray[Any]
 Beside = Callable[[Array, Array | None], Array]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from blockconv.core import text
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, UnsupportedError
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.core.progress import Progress
@@ -373,7 +374,7 @@ def cost_key(node: Node, candidate: Candidate, threads: int) -> str:
     return tuning.key(candidate.row, candidate.problem, src, dst, candidate.types, threads)
 
 
-def reorder_key(shape: tuple[int, ...], src: Layout, dst: Layout) -> str:
+def reorder_key(shape: Shape, src: Layout, dst: Layout) -> str:
     """The name of a reorder's time in a table of costs."""
     return f"reorder | {text.dims(shape)} | {src} -> {dst}"
 

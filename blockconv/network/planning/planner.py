@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from blockconv.core.checks import Pair
 from blockconv.core.errors import ArgumentError
 from blockconv.network.planning.elimination import STEPS, TABLE, Factor, Minimum, minimum
 
@@ -175,7 +176,7 @@ def _formulate(problem: Assignment) -> list[Factor]:
     """Costs over variables 0, 1, ...: the steps; then the tensors of several readers."""
     factors = [Factor((k,), np.array([c.cost for c in step.choices])) for k, step in enumerate(problem.steps)]
     producers: dict[str, int] = {}
-    readers: dict[str, list[tuple[int, int]]] = {}  # (step, which of its inputs)
+    readers: dict[str, list[Pair]] = {}  # (step, which of its inputs)
     for k, step in enumerate(problem.steps):
         producers[step.output] = k
         for i, tensor in enumerate(step.inputs):
@@ -193,7 +194,7 @@ def _of_tensor(
     problem: Assignment,
     tensor: str,
     maker: int | None,
-    uses: Sequence[tuple[int, int]],
+    uses: Sequence[Pair],
     wanted: Sequence[Lay],
     variables: Iterator[int],
 ) -> Iterator[Factor]:

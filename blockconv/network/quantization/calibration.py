@@ -15,11 +15,11 @@ import numpy.typing as npt
 from blockconv.core.errors import ArgumentError
 from blockconv.core.files import as_path, replacing
 from blockconv.core.interop import as_numpy
+from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.plan import Plan, compile
 
-Array = npt.NDArray[Any]
 METHODS = ("minmax", "percentile")
 DROPPED = 16  # bits of a float32 that do not tell bins of a histogram apart
 BINS = 1 << 32 - DROPPED

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import ElementType, IntegerType, element
+from blockconv.core.types import Array, ElementType, IntegerType, element
 from blockconv.dispatch.quantizing import LARGEST, check_sums, pair_sums
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops import Conv2d, Dequantize, Quantize
 from blockconv.network.passes.integers import computes_in_integers, moves_integers
 
-Array = npt.NDArray[Any]
 LEAST = 1e-30  # of a scale
 
 

@@ -13,6 +13,7 @@ from html import escape
 from typing import NamedTuple
 
 from blockconv.core import text
+from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.network import ops
 from blockconv.network.foreign import counted
@@ -127,7 +128,7 @@ def _what(network: Network, action: Action) -> str:
     return ", ".join(said)
 
 
-def _once(pair: tuple[int, int]) -> str:
+def _once(pair: Pair) -> str:
     return str(pair[0]) if pair[0] == pair[1] else text.dims(pair)
 
 
