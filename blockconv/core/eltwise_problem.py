@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import OpProblem
 from blockconv.core.types import Array
 
+Run = tuple[int, int, int]  # the first index, how many, and from one to the next
 ReduceKind = Literal["mean", "sum", "max", "min", "prod"]
 RecurrentKind = Literal["lstm", "gru", "gru_of_sums"]
 COLUMNS = 64  # of a recurrent layer's weights that are contiguous, for each hidden value
@@ -109,64 +111,48 @@ class FindQuantizationProblem(OpProblem):
 
 
 @dataclass(frozen=True)
-class SliceProblem(OpProblem):
-    """The elements begin, begin + step, ... of each axis, `sizes` of them. A step may be negative."""
-
-    op = "slice"
-    shape: Shape
-    begins: tuple[int, ...]
-    sizes: Shape
-    steps: tuple[int, ...]
-
-    def check(self) -> None:
-        for name in ("begins", "sizes", "steps"):
-            if len(getattr(self, name)) != len(self.shape):
-                raise ArgumentError(self.op, name, getattr(self, name), f"must hold {len(self.shape)} numbers")
-        if 0 in self.steps:
-            raise ArgumentError(self.op, "steps", self.steps, "must not be zero")
-        for extent, begin, size, step in zip(self.shape, self.begins, self.sizes, self.steps, strict=True):
-            if size and not (0 <= begin < extent and 0 <= begin + (size - 1) * step < extent):
-                rule = f"with begins {self.begins} and steps {self.steps} must stay inside {self.shape}"
-                raise ArgumentError(self.op, "sizes", self.sizes, rule)
-
-    @property
-    def dst_shape(self) -> Shape:
-        """The logical shape of the destination."""
-        return self.sizes
-
-
-@dataclass(frozen=True)
 class GatherProblem(OpProblem):
-    """The elements of these `indices`, 0 or more, along an axis."""
+    """Some elements along each axis. `runs` holds, for each axis, (first, size, step) of one or more runs of them.
+
+    A step may be negative, or 0: then one element is repeated.
+    """
 
     op = "gather"
     shape: Shape
-    axis: int
-    indices: tuple[int, ...]
+    runs: tuple[tuple[Run, ...], ...]
 
     def check(self) -> None:
-        check_axis(self.op, self.axis, self.shape)
-        size = self.shape[self.axis]
-        if not all(0 <= k < size for k in self.indices):
-            rule = f"must be 0 to {size - 1}, as axis {self.axis} has {size} elements"
-            raise ArgumentError(self.op, "indices", self.indices, rule)
+        if len(self.runs) != len(self.shape):
+            raise ArgumentError(self.op, "runs", self.runs, f"must hold those of {len(self.shape)} axes")
+        for extent, first, size, step in ((n, *run) for n, of in zip(self.shape, self.runs, strict=True) for run in of):
+            if size and not (0 <= first < extent and 0 <= first + (size - 1) * step < extent):
+                raise ArgumentError(self.op, "runs", self.runs, f"have to stay inside {self.shape}")
 
     @property
     def dst_shape(self) -> Shape:
         """The logical shape of the destination."""
-        return (*self.shape[: self.axis], len(self.indices), *self.shape[self.axis + 1 :])
+        return tuple(sum(size for _, size, _ in of) for of in self.runs)
 
-    @property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """The indices as slices: the first of each, how many there are, and from one to the next."""
-        found: list[tuple[int, int, int]] = []
-        for k in self.indices:
-            first, size, step = found[-1] if found else (0, 0, 0)
-            if size == 1 or (size > 1 and k == first + size * step):
-                found[-1] = (first, size + 1, k - first if size == 1 else step)
-            else:
-                found.append((k, 1, 1))
-        return found
+    def of_images(self, n: int) -> GatherProblem:
+        """The same problem with `n` images, all of which are gathered."""
+        return replace(self, shape=(n, *self.shape[1:]), runs=(((0, n, 1),), *self.runs[1:]))
+
+
+def runs_of(indices: Iterable[int]) -> tuple[Run, ...]:
+    """Indices as the fewest runs that are equally apart."""
+    found: list[Run] = []
+    for k in indices:
+        first, size, step = found[-1] if found else (0, 0, 0)
+        if size == 1 or (size > 1 and k == first + size * step):
+            found[-1] = (first, size + 1, k - first if size == 1 else step)
+        else:
+            found.append((k, 1, 1))
+    return tuple(found)
+
+
+def runs_along(shape: Shape, axis: int, runs: Iterable[Run]) -> tuple[tuple[Run, ...], ...]:
+    """The runs of all axes, of which one has these, and the others are whole."""
+    return tuple(tuple(runs) if k == axis else ((0, size, 1),) for k, size in enumerate(shape))
 
 
 @dataclass(frozen=True)
@@ -189,19 +175,6 @@ class PadProblem(OpProblem):
     def dst_shape(self) -> Shape:
         """The logical shape of the destination."""
         return tuple(size + sum(pair) for size, pair in zip(self.shape, self.pads, strict=True))
-
-
-@dataclass(frozen=True)
-class ShuffleProblem(OpProblem):
-    """ShuffleNet's channel shuffle of (N, C, H, W): output channel k * groups + i is channel i * (C / groups) + k."""
-
-    op = "shuffle"
-    shape: Shape
-    groups: int
-
-    def check(self) -> None:
-        check_rank(self.op, self.shape, 4)
-        _check_channels(self, self.groups)
 
 
 @dataclass(frozen=True)

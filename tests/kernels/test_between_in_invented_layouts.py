@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eltwise_lab import LAYOUTS, available, check, rows
+from eltwise_lab import LAYOUTS, available, check, rows, sliced
 from resize_oracle import resized
 from storage_oracle import Array
 
@@ -24,17 +24,15 @@ from blockconv.core.eltwise_problem import (
     ActivationProblem,
     AffineProblem,
     ConcatProblem,
-    GatherProblem,
     GroupNormProblem,
     LrnProblem,
     PadProblem,
     ReduceMeanProblem,
     ResizeProblem,
-    ShuffleProblem,
-    SliceProblem,
     SoftmaxProblem,
 )
 from blockconv.core.types import Types
+from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -205,11 +203,11 @@ def test_copies(part: int) -> None:
             x = xs[0]
             index = slice(None), slice(c - 2, 2, -3), slice(h // 2, None), slice(None, None, 2)
             starts = tuple(s.indices(size) for s, size in zip(index, x.shape, strict=True))
-            p2 = SliceProblem(x.shape, tuple(s[0] for s in starts), x[index].shape, tuple(s[2] for s in starts))
+            p2 = sliced(x.shape, tuple(s[0] for s in starts), x[index].shape, tuple(s[2] for s in starts))
             run("slice", p2, src, [x], x[index], dst=dst)
             for axis, size in enumerate(x.shape):
-                p4 = GatherProblem(x.shape, axis, (size - 1, 0, *range(size), size - 1, size - 1))
-                run("gather", p4, src, [x], x.take(p4.indices, axis), dst=dst)
+                indices = (size - 1, 0, *range(size), size - 1, size - 1)
+                run("gather", ops.Gather(axis, indices).problem(x.shape), src, [x], x.take(indices, axis), dst=dst)
             p3 = PadProblem(x.shape, ((0, 1), (3, -2), (1, 0), (0, 2)), -3.0)
             wanted = np.pad(x[:, :-2], [(0, 1), (3, 0), (1, 0), (0, 2)], constant_values=-3.0)
             run("pad", p3, src, [x], wanted, dst=dst)
@@ -220,4 +218,4 @@ def test_shuffle(layout: str) -> None:
     for n, c, groups, h, w in ((2, 20, 4, 3, 7), (1, 72, 3, 5, 6), (3, 9, 3, 1, 4), (16, 50, 2, 4, 5)):
         x = integers((n, c, h, w))
         wanted = x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2).reshape(x.shape)
-        run("shuffle", ShuffleProblem(x.shape, groups), layout, [x], wanted)
+        run("shuffle", ops.Shuffle(groups).problem(x.shape), layout, [x], wanted)

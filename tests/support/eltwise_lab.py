@@ -12,6 +12,7 @@ from guarded import Guarded, available
 from storage_oracle import Array, stored
 
 from blockconv import NATIVE, Layout
+from blockconv.core.eltwise_problem import GatherProblem
 from blockconv.core.types import Types, element
 from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, Row
@@ -116,3 +117,8 @@ def ordered(halves: Array) -> Array:
     bits = halves.view(np.int16).astype(np.int32)
     whole = np.where(bits < 0, -(bits & 0x7FFF), bits)
     return np.where(np.isnan(halves), 1 << 16, whole)
+
+
+def sliced(shape: Sequence[int], begins: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> GatherProblem:
+    """The elements begin, begin + step, ... of each axis."""
+    return GatherProblem(tuple(shape), tuple((run,) for run in zip(begins, sizes, steps, strict=True)))

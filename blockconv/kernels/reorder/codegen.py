@@ -22,6 +22,7 @@ FILLED = 4  # some written elements are fill values
 STREAM = 8  # stores pass the caches by
 BOUNCE = 16  # a tile whose rows are longer than the source is goes through the scratch
 TABLED = 32  # the destination offsets of u stand in a table: u runs over several loops
+TABLED_SRC = 64  # the source offsets of v do
 
 
 class TransposeShape(NamedTuple):
@@ -57,7 +58,8 @@ class TileAddresses(NamedTuple):
     % ub >= copied, and not written where q % ub >= written.
 
     lines: the address of three lines: fill values of the source, fill values of the destination, and a line for rows
-        that must not be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer.
+        that must not be written. With `TABLED`, row q is at dst + the q-th int64 at dst_outer; with `TABLED_SRC`, row r
+        at src + the r-th at src_outer.
     conversion: the address of the `ConversionArguments`.
     """
 
@@ -86,7 +88,10 @@ def tile_code(shape: TransposeShape) -> Any:
         if flags & DENSE_SRC:
             vectors = [load(builder.add(t.src, const(k * moved.src_bytes)), lanes) for k in dense]
         else:
-            addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
+            if flags & TABLED_SRC:
+                addresses = _tabled_addresses(builder, t.src, t.src_outer, a)
+            else:
+                addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
             rows = [load(at, b) for at in addresses]
             vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
         vectors = transpose(builder, vectors, a, b)
@@ -96,9 +101,7 @@ def tile_code(shape: TransposeShape) -> Any:
             return
         unwritten = builder.add(t.lines, const(2 * LINE))
         if flags & TABLED:
-            table = pointer(builder, t.dst_outer, I64)
-            offsets = [builder.load(builder.gep(table, [const(q)])) for q in range(b)]
-            addresses = [builder.add(t.dst, offset) for offset in offsets]
+            addresses = _tabled_addresses(builder, t.dst, t.dst_outer, b)
         else:
             addresses = _row_addresses(builder, t.dst, (t.dst_outer, t.dst_inner), ub, b, t.written, unwritten)
         per_vector = lanes // a
@@ -152,3 +155,9 @@ def _row_addresses(
         exists = builder.icmp_signed("<", const(r % inner), limit)
         addresses.append(builder.select(exists, at, other))
     return addresses
+
+
+def _tabled_addresses(builder: Any, base: Any, table: Any, rows: int) -> list[Any]:
+    """The addresses of `rows` rows, whose offsets stand at the address `table`."""
+    words = pointer(builder, table, I64)
+    return [builder.add(base, builder.load(builder.gep(words, [const(r)]))) for r in range(rows)]

@@ -1,10 +1,11 @@
 """The kernel of channel shuffles: tiles of pixels transposed to planes and back."""
 
 from blockconv import jit
+from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.shuffle.codegen import planes_to_tile, tile_to_planes
+from blockconv.kernels.reorder.codegen import DENSE_DST, TABLED_SRC, TileAddresses, TransposeShape, tile_code
 
 
 class ShuffleSource(Arguments):
@@ -34,9 +35,14 @@ class ShuffleArgs(Operands):
 
 
 @jit.kernel
-def permute_channels(itemsize, pixels, width):
-    """A task is a tile of pixels, all channels, `width` at a time. Scratch: a vector of the pixels for each channel."""
-    to_planes, to_tile = tile_to_planes(itemsize, pixels, width), planes_to_tile(itemsize, pixels, width)
+def permute_channels(code, pixels, width):
+    """A task is a tile of pixels, all channels, `width` at a time. Scratch: a vector of the pixels for each channel.
+
+    code: of the elements' type, which is bits.
+    """
+    to_planes = tile_code(TransposeShape(code, code, pixels, width, pixels, width, DENSE_DST))
+    to_tile = tile_code(TransposeShape(code, code, width, pixels, width, pixels, TABLED_SRC))
+    itemsize = ElementType.of(code).itemsize
 
     def kernel(args, first, last, scratch):
         a = ShuffleArgs(args)
@@ -51,11 +57,13 @@ def permute_channels(itemsize, pixels, width):
             row = a.table
             for _ in range(sources):
                 source = ShuffleSource(row)
-                to_planes(src + source.offset, col, scratch + source.plane)
+                at, to = src + source.offset, scratch + source.plane
+                to_planes(TileAddresses(at, 0, col, pixels, to, 0, 0, width, width, 0, 0))
                 row += ShuffleSource.nbytes
             for _ in range(results):
                 result = ShuffleResult(row)
-                to_tile(scratch, row + ShuffleResult.nbytes, dst + result.offset, col)
+                offsets, to = row + ShuffleResult.nbytes, dst + result.offset
+                to_tile(TileAddresses(scratch, offsets, 0, width, to, 0, col, pixels, pixels, 0, 0))
                 row += ShuffleResult.nbytes + 8 * width
 
     return kernel

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockconv.core.types import FLOATS
+from blockconv.core.types import FLOATS, Types
 from blockconv.kernels.common.axis import positions
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.request import Reason, Request
@@ -66,9 +66,9 @@ def _launches(request: Request) -> list[Launch]:
     firsts = [start + min(k, block - width) for start in range(0, padded, block) for k in range(0, block, width)]
     sources = [ShuffleSource(offset=g.offset(k), plane=k * plane) for k in firsts if k < c]
     table = [word for source in sources for word in source]
-    each = c // p.groups
+    read = [channel for first, size, step in p.runs[1] for channel in range(first, first + size * step, step)]
     for k in firsts:
-        planes = (d % p.groups * each + d // p.groups if d < c else padded for d in range(k, k + width))
+        planes = (read[d] if d < c else padded for d in range(k, k + width))
         table += [*ShuffleResult(offset=g.offset(k)), *(channel * plane for channel in planes)]
     outer, inner = positions(layout, p.shape, 1, itemsize)
     tiles = -(-inner.size // pixels)
@@ -85,7 +85,7 @@ def _launches(request: Request) -> list[Launch]:
         zero=padded * plane,
     )
     tasks, size = outer.size * tiles, padded * plane
-    kernel, chunk = permute_channels(itemsize, pixels, width), chunk_of(tasks, size, threads)
+    kernel, chunk = permute_channels(Types.bits(itemsize).src.code, pixels, width), chunk_of(tasks, size, threads)
     return [Launch(kernel, args, tasks, chunk, scratch=size + plane, table=np.array(table, np.int64))]
 
 

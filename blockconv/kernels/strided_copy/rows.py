@@ -19,13 +19,13 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, Run
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
@@ -52,6 +52,7 @@ from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
+_T = TypeVar("_T")
 MOST_RUNS = 32  # slices that a gather along N, H or W becomes, an op each
 
 # ---------------------------------------------------------------- how it is copied
@@ -135,8 +136,8 @@ def _launch(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Launch
     return Launch(strided_copy(how.moved), args, blocking.tasks, blocking.chunk, table=table)
 
 
-def _space(shape: Sequence[int]) -> tuple[int, int, int]:
-    """N, H and W."""
+def _space(shape: Sequence[_T]) -> tuple[_T, _T, _T]:
+    """Of N, H and W."""
     return shape[0], shape[2], shape[3]
 
 
@@ -155,29 +156,23 @@ def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: CopyMetho
     return launches
 
 
-def _slice_ops(problem: SliceProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
-    p = problem
-    channels = [CopySpan(p.sizes[1], p.begins[1], p.steps[1])]
-    region = CopyRegion(channels, 0, True, _space(p.sizes), sources=_space(p.begins), steps=_space(p.steps))
-    return _launches(region, Side(p.shape, src, 0), Side(p.dst_shape, dst, 1), how)
-
-
 def _gather_ops(problem: GatherProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
-    p, launches, at = problem, [], 0
+    p, launches = problem, []
     sides = Side(p.shape, src, 0), Side(p.dst_shape, dst, 1)
-    if p.axis == 1:
-        channels = [CopySpan(size, first, step) for first, size, step in p.runs]
-        return _launches(CopyRegion(channels, 0, True, _space(p.dst_shape)), *sides, how)
-    for first, size, step in p.runs:
-        sizes, starts, sources, steps = (
-            _space([one if axis == p.axis else other for axis, other in enumerate(others)])
-            for one, others in ((size, p.shape), (at, (0,) * 4), (first, (0,) * 4), (step, (1,) * 4))
-        )
-        channels = [CopySpan(p.shape[1])]
+    channels = [CopySpan(size, first, step) for first, size, step in p.runs[1]]
+    for runs in itertools.product(*map(_placed, _space(p.runs))):
+        starts, sources, sizes, steps = zip(*runs, strict=True)
         region = CopyRegion(channels, 0, True, sizes, starts=starts, sources=sources, steps=steps)
         launches += _launches(region, *sides, how)
-        at += size
     return launches
+
+
+def _placed(runs: Iterable[Run]) -> Iterator[tuple[int, int, int, int]]:
+    """The runs of an axis, each behind the index where it begins in the destination."""
+    start = 0
+    for run in runs:
+        yield start, *run
+        start += run[1]
 
 
 def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
@@ -192,13 +187,6 @@ def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> 
         channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
     )
     return _launches(region, Side(p.shape, src, 0), Side(shape, dst, 1), replace(how, fill=how.kind.bits(p.value)))
-
-
-def _shuffle_ops(problem: ShuffleProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
-    p, each = problem, problem.shape[1] // problem.groups
-    channels = [CopySpan(p.groups, k, each) for k in range(each)]
-    region = CopyRegion(channels, 0, True, _space(p.shape))
-    return _launches(region, Side(p.shape, src, 0), Side(p.shape, dst, 1), how)
 
 
 def _reorder_ops(
@@ -229,19 +217,19 @@ def _why_not_reorder(request: Request) -> Reason | None:
 # ---------------------------------------------------------------- arrays of other than four dimensions
 
 
-def _groups(problem: ConcatProblem | GatherProblem | SliceProblem | PadProblem) -> list[range]:
+def _groups(problem: ConcatProblem | GatherProblem | PadProblem) -> list[range]:
     """The groups of axes that are one axis to the copy.
 
     Each axis that is copied in part is a group: the first of these is the channels. The axes between two of these are
     one group. If there are fewer than four groups, the last are empty.
     """
     p, axes = problem, range(len(problem.src_shape))
-    if isinstance(p, (ConcatProblem, GatherProblem)):
+    if isinstance(p, ConcatProblem):
         parts = [p.axis]
     elif isinstance(p, PadProblem):
         parts = [axis for axis in axes if p.pads[axis] != (0, 0)]
     else:
-        parts = [k for k in axes if (p.begins[k], p.sizes[k], p.steps[k]) != (0, p.shape[k], 1)]
+        parts = [axis for axis in axes if p.runs[axis] != ((0, p.shape[axis], 1),)]
     ends = [0, *(end for axis in parts for end in (axis, axis + 1)), len(axes)]
     before, *rest = itertools.starmap(range, itertools.pairwise(ends))
     found = [before, *filter(None, rest)]
@@ -257,36 +245,40 @@ def _in_four(problem: Any, groups: Sequence[range]) -> Any:
     p = problem
     if isinstance(p, ConcatProblem):
         return ConcatProblem(tuple(map(of, p.shapes)), 1)
-    if isinstance(p, GatherProblem):
-        return GatherProblem(of(p.shape), 1, p.indices)
     if isinstance(p, PadProblem):
         before, after = (of(ends, sum) for ends in zip(*p.pads, strict=True))
         return PadProblem(of(p.shape), tuple(zip(before, after, strict=True)), p.value)
-    return SliceProblem(of(p.shape), of(p.begins, sum), of(p.sizes), of(p.steps))
+    shape = of(p.shape)
+    whole = [((0, size, 1),) for size in shape]
+    return GatherProblem(shape, tuple(p.runs[g[0]] if len(g) == 1 else w for g, w in zip(groups, whole, strict=True)))
 
 
 def _why_not(request: Request) -> Reason | None:
-    problem, src, dst = request.problem, request.src, request.dst
-    rank = len(problem.dst_shape)
+    src, dst = request.src, request.dst
+    rank = len(request.problem.dst_shape)
     if rank == 4:
-        launches = 1 if _is_of_channels(request) else len(problem.runs)
-        return None if launches <= MOST_RUNS else f"copies at most {MOST_RUNS} parts along other axes than the channels"
+        rule = f"copies at most {MOST_RUNS} parts along other axes than the channels"
+        return None if _count(_in_lines(request)) <= MOST_RUNS else rule
     if not src == dst == row_major(rank):
         return f"needs row-major arrays of {rank} dimensions ({row_major(rank).tag})"
-    axes = len(_groups(problem))
+    axes = len(_groups(request.problem))
     return None if axes == 4 else f"copies parts along at most 4 axes, and this copy needs {axes}"
 
 
-def _is_of_channels(request: Request) -> bool:
-    """Whether a copy is one op, and no gather along another axis than the channels."""
-    problem = request.problem
-    return not isinstance(problem, GatherProblem) or problem.axis == 1 or _in_lines(request)
-
-
-def _in_lines(request: Request) -> bool:
-    """Whether an array is copied as one of axes before, at, and behind the one that is copied in parts."""
+def _in_lines(request: Request) -> Request:
+    """The request as one of four dimensions; in row-major order, with the one that is gathered as the channels."""
     p, row = request.problem, row_major(4)
-    return len(p.dst_shape) != 4 or (isinstance(p, GatherProblem) and request.src == request.dst == row)
+    if len(p.dst_shape) == 4:
+        several = isinstance(p, GatherProblem) and any(len(runs) > 1 for runs in p.runs)
+        if not (several and request.src == request.dst == row and len(_groups(p)) == 4):
+            return request
+    return request.of(_in_four(p, _groups(p)), row, row)
+
+
+def _count(request: Request) -> int:
+    """Ops that copy from a source: each has one run of images, of rows and of columns."""
+    p = request.problem
+    return math.prod(map(len, _space(p.runs))) if isinstance(p, GatherProblem) else 1
 
 
 # ---------------------------------------------------------------- rows of the kernel table
@@ -299,14 +291,13 @@ def _seconds(request: Request) -> float:
     moved = m.move_seconds(itemsize * elements, itemsize * elements)
     if isinstance(problem, ReorderProblem):
         return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * m.scalar_seconds())
-    if isinstance(problem, ShuffleProblem) and geometry(dst, problem.shape, itemsize).channel == itemsize:
-        return moved + elements * m.scalar_seconds()
+    moved = moved if src == dst else 3 * moved
     if isinstance(problem, GatherProblem):
-        moved += m.launch_seconds() * (0 if _is_of_channels(request) else len(problem.runs))
-        inner = geometry(src, problem.shape, itemsize)
-        alone = problem.axis == 1 and inner.channel == itemsize and len(problem.runs) * 4 > len(problem.indices)
+        moved += m.launch_seconds() * max(0, _count(request) - 1)
+        extents = sum(1 if step == 1 else size for _, size, step in problem.runs[1])
+        alone = geometry(src, problem.shape, itemsize).channel == itemsize and extents * 4 > problem.dst_shape[1]
         return moved + (elements * m.scalar_seconds() if alone else 0.0)
-    return moved if src == dst else 3 * moved
+    return moved
 
 
 def _requantized_seconds(request: Request, how: CopyMethod) -> float:
@@ -330,8 +321,7 @@ def _row(
         reason = why_not(request)
         if reason:
             return reason
-        if _in_lines(request):
-            request = request.of(_in_four(request.problem, _groups(request.problem)), row_major(4), row_major(4))
+        request = _in_lines(request)
         problem, src, dst, types = request.problem, request.src, request.dst, request.types
         how = CopyMethod(types.src, request.threads, quantizations)
 
@@ -358,9 +348,7 @@ MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())
 
 ROWS = (
     _row("concat", _concat_ops),
-    _row("slice", _slice_ops),
-    _row("gather", _gather_ops),
+    *(_row(op, _gather_ops) for op in ("gather", "slice", "shuffle")),
     _row("pad", _pad_ops),
-    _row("shuffle", _shuffle_ops),
     _row("reorder", _reorder_ops, why_not=_why_not_reorder, dtypes=MOVED),
 )

@@ -15,9 +15,9 @@ from blockconv.core.eltwise_problem import (
     ConcatProblem,
     GatherProblem,
     PadProblem,
-    ShuffleProblem,
-    SliceProblem,
     TransposeProblem,
+    runs_along,
+    runs_of,
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
@@ -102,7 +102,8 @@ class Pad(Solved):
 class Slice(_Moves):
     """Elements begin, begin + step, ... (`size` of them) of one axis. A Split becomes one Slice per output."""
 
-    solves = SliceProblem
+    solves = GatherProblem
+    op = "slice"
     axis: int
     begin: int
     size: int
@@ -111,9 +112,11 @@ class Slice(_Moves):
     def sizes(self, shapes: Shapes) -> dict[str, Any]:
         (src,) = shapes
         check_axis(self.op, self.axis, src)
-        begins, sizes, steps = [0] * len(src), [*src], [1] * len(src)
-        begins[self.axis], sizes[self.axis], steps[self.axis] = self.begin, self.size, self.step
-        return {"shape": src, "begins": begins, "sizes": sizes, "steps": steps}
+        size, last = src[self.axis], self.begin + (self.size - 1) * self.step
+        if self.step == 0 or (self.size and not 0 <= min(self.begin, last) <= max(self.begin, last) < size):
+            rule = f"with step {self.step} has to give {self.size} of the {size} elements of axis {self.axis}"
+            raise ArgumentError(self.op, "begin", self.begin, rule)
+        return {"shape": src, "runs": runs_along(src, self.axis, [(self.begin, self.size, self.step)])}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].take(self.begin + self.step * np.arange(self.size), self.axis))
@@ -136,6 +139,11 @@ class Gather(_Moves):
     solves = GatherProblem
     axis: int
     indices: tuple[int, ...]
+
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        (src,) = shapes
+        check_axis(self.op, self.axis, src)
+        return {"shape": src, "runs": runs_along(src, self.axis, runs_of(self.indices))}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].take(self.indices, self.axis))
@@ -257,9 +265,18 @@ class Reshape(Op):
 class Shuffle(_Moves):
     """ShuffleNet's channel shuffle: output channel k * groups + i is input channel i * (C / groups) + k."""
 
-    solves = ShuffleProblem
+    solves = GatherProblem
+    op = "shuffle"
     keeps_pixels = True
     groups: int
+
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        (src,) = shapes
+        check_rank(self.op, src, 4)
+        if self.groups < 1 or src[1] % self.groups:
+            raise ArgumentError(self.op, "groups", self.groups, f"must divide the {src[1]} channels")
+        each = src[1] // self.groups
+        return {"shape": src, "runs": runs_along(src, 1, [(k, self.groups, each) for k in range(each)])}
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         n, c, h, w = inputs[0].shape

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import quantized_oracle
-from eltwise_lab import available, check, isa_layouts
+from eltwise_lab import available, check, isa_layouts, sliced
 from storage_oracle import Array
 
 from blockconv import Layout, Quantization
-from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
+from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -65,10 +66,10 @@ def test_bytes_are_moved(layout: str) -> None:
     x = array(3, 37, 9, 8)
     index = slice(2, None, -1), slice(5, 30, 1), slice(8, 0, -3), slice(1, 8)
     found = [s.indices(n) for s, n in zip(index, x.shape, strict=True)]
-    p = SliceProblem(x.shape, tuple(f[0] for f in found), x[index].shape, tuple(f[2] for f in found))
+    p = sliced(x.shape, tuple(f[0] for f in found), x[index].shape, tuple(f[2] for f in found))
     check("slice", p, layout, [(x, layout)], x[index], fill=200, quantizations=SAME)
     for axis, indices in ((1, (30, 2, 3, 4, 2)), (2, (8, 0, 0))):
-        p2 = GatherProblem(x.shape, axis, indices)
+        p2 = ops.Gather(axis, indices).problem(x.shape)
         check("gather", p2, layout, [(x, layout)], x.take(indices, axis), fill=200, quantizations=SAME)
     for pads in (((0, 0), (0, 0), (1, 2), (1, 1)), ((0, 1), (3, 2), (0, 1), (1, 0))):
         wanted = np.pad(x, pads, constant_values=200)
@@ -76,7 +77,7 @@ def test_bytes_are_moved(layout: str) -> None:
         check("pad", pad, layout, [(x, layout)], wanted, fill=200, quantizations=SAME)
     y = array(2, 36, 4, 5)
     wanted = y.reshape(2, 3, 12, 4, 5).swapaxes(1, 2).reshape(y.shape)
-    check("shuffle", ShuffleProblem(y.shape, 3), layout, [(y, layout)], wanted)
+    check("shuffle", ops.Shuffle(3).problem(y.shape), layout, [(y, layout)], wanted)
 
 
 def test_a_row_that_takes_bytes_takes_them_without_a_quantization() -> None:

@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eltwise_lab import LAYOUTS, available, check, isa_layouts
+from eltwise_lab import LAYOUTS, available, check, isa_layouts, sliced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from storage_oracle import Array
 
-from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, ShuffleProblem, SliceProblem
+from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import row_major
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
+from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -62,7 +63,7 @@ SLICES: list[tuple[slice, ...]] = [
 def test_slice(layout: str, index: int) -> None:
     x = array(3, 37, 9, 8)
     wanted, found = x[SLICES[index]], [s.indices(n) for s, n in zip(SLICES[index], x.shape, strict=True)]
-    p = SliceProblem(x.shape, tuple(f[0] for f in found), wanted.shape, tuple(f[2] for f in found))
+    p = sliced(x.shape, tuple(f[0] for f in found), wanted.shape, tuple(f[2] for f in found))
     check("slice", p, layout, [(x, layout)], wanted)
     check("slice", p, layout, [(x, layout)], wanted, dst="NCHW8", threads=2)
 
@@ -81,16 +82,16 @@ INDICES = {
 def test_gather(layout: str, axis: int) -> None:
     x = array(3, 37, 9, 8)
     wanted = x.take(INDICES[axis], axis)
-    p = GatherProblem(x.shape, axis, INDICES[axis])
+    p = ops.Gather(axis, INDICES[axis]).problem(x.shape)
     check("gather", p, layout, [(x, layout)], wanted)
     check("gather", p, layout, [(x, layout)], wanted, dst="NCHW8", threads=2)
 
 
 def test_a_gather_of_many_parts_is_one_op_along_lines() -> None:
     x, indices = array(2, 3, 50, 4), tuple(np.random.default_rng(1).permutation(50).tolist())
-    check("gather", GatherProblem(x.shape, 2, indices), "NCHW", [(x, "NCHW")], x.take(indices, 2))
+    check("gather", ops.Gather(2, indices).problem(x.shape), "NCHW", [(x, "NCHW")], x.take(indices, 2))
     line = array(2, 3, 4, 50)
-    check("gather", GatherProblem(line.shape, 3, indices), "NCHW", [(line, "NCHW")], line.take(indices, 3))
+    check("gather", ops.Gather(3, indices).problem(line.shape), "NCHW", [(line, "NCHW")], line.take(indices, 3))
 
 
 PADS = [
@@ -127,14 +128,14 @@ def test_other_numbers_of_dimensions(shape: tuple[int, ...]) -> None:
     for axis in range(rank):
         concat([x, x.take([1], axis), x], axis, layout)
         indices = (1, 0, 0, shape[axis] - 1)
-        check("gather", GatherProblem(shape, axis, indices), layout, [(x, "")], x.take(indices, axis))
+        check("gather", ops.Gather(axis, indices).problem(shape), layout, [(x, "")], x.take(indices, axis))
     for cut in itertools.combinations(range(rank), min(rank, 2)):
         index = tuple(slice(-1, 0, -1) if axis in cut else slice(None) for axis in range(rank))
         begins = tuple(n - 1 if axis in cut else 0 for axis, n in enumerate(shape))
         steps = tuple(-1 if axis in cut else 1 for axis in range(rank))
         pad = PadProblem(shape, tuple((2, 1) if axis in cut else (0, 0) for axis in range(rank)), 3.0)
         if cut[-1] - cut[0] < 2 or cut[-1] == rank - 1:  # else they are more than four axes
-            check("slice", SliceProblem(shape, begins, x[index].shape, steps), layout, [(x, "")], x[index])
+            check("slice", sliced(shape, begins, x[index].shape, steps), layout, [(x, "")], x[index])
             check("pad", pad, layout, [(x, "")], padded(x, pad))
     pad = PadProblem(shape, ((0, 0),) * rank)
     check("pad", pad, layout, [(x, "")], x)
@@ -159,7 +160,7 @@ def shuffled(x: Array, groups: int) -> Array:
 def test_shuffle(layout: str, channels: int, groups: int) -> None:
     for height, width in ((5, 6), (2, 1)):
         x = array(2, channels, height, width)
-        p = ShuffleProblem(x.shape, groups)
+        p = ops.Shuffle(groups).problem(x.shape)
         for dst in (layout, "NCHW8"):
             check("shuffle", p, layout, [(x, layout)], shuffled(x, groups), dst=dst)
 
@@ -172,7 +173,7 @@ def test_float64(layout: str) -> None:
         p = PadProblem(x.shape, *pads)
         check("pad", p, layout, [(x, layout)], padded(x, p))
     x = array(2, 24, 5, 6, dtype="float64")
-    check("shuffle", ShuffleProblem(x.shape, 3), layout, [(x, layout)], shuffled(x, 3))
+    check("shuffle", ops.Shuffle(3).problem(x.shape), layout, [(x, layout)], shuffled(x, 3))
 
 
 @given(
@@ -197,7 +198,7 @@ def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
     steps = data.draw(st.tuples(*[st.sampled_from((1, 1, 2, -1, -3))] * 4))
     firsts = data.draw(st.tuples(*[st.integers(0, n - 1) for n in shape]))
     index = tuple(slice(a, None, step) for a, step in zip(firsts, steps, strict=True))
-    s = SliceProblem(shape, firsts, x[index].shape, steps)
+    s = sliced(shape, firsts, x[index].shape, steps)
     check("slice", s, layout, [(x, layout)], x[index])
 
 
@@ -207,11 +208,12 @@ def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
         (lambda: ConcatProblem(()), "concat: shapes="),
         (lambda: ConcatProblem(((1, 3, 4, 4), (1, 3, 4, 5))), "concat: shapes=.*but 1"),
         (lambda: ConcatProblem(((1, 3, 4, 4),), 4), "concat: axis=4"),
-        (lambda: SliceProblem((1, 3, 4, 4), (0, 2, 0, 0), (1, 2, 4, 4), (1, 1, 1, 1)), "slice: sizes="),
-        (lambda: SliceProblem((1, 3, 4, 4), (0, 0, 0, 0), (1, 2, 4, 4), (1, 0, 1, 1)), "slice: steps="),
+        (lambda: sliced((1, 3, 4, 4), (0, 2, 0, 0), (1, 2, 4, 4), (1, 1, 1, 1)), "gather: runs=.*stay inside"),
+        (lambda: ops.Slice(1, 2, 2).problem((1, 3, 4, 4)), "slice: begin=2.*2 of the 3"),
+        (lambda: ops.Slice(1, 0, 2, 0).problem((1, 3, 4, 4)), "slice: begin=.*step 0"),
         (lambda: PadProblem((1, 3, 4, 4), ((0, 0), (0, 0), (-3, -2), (0, 0))), "pad: pads=.*crops more"),
         (lambda: PadProblem((1, 3, 4, 4), ((0, 0), (0, 0), (0, 0))), "pad: pads=.*each of 4 axes"),
-        (lambda: ShuffleProblem((1, 10, 4, 4), 3), "shuffle: groups=3"),
+        (lambda: ops.Shuffle(3).problem((1, 10, 4, 4)), "shuffle: groups=3"),
     ],
 )
 def test_what_is_no_problem(make: Any, said: str) -> None:
