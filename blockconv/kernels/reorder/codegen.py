@@ -45,9 +45,9 @@ class TransposeShape(NamedTuple):
         return Moved(self.src, self.dst)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that a tile of the source takes."""
-        return self.moved.src_bytes * self.a * self.b
+    def held(self) -> int:
+        """Bytes of the scratch for a tile of the source."""
+        return self.moved.src_bytes * self.a * self.b if self.flags & BOUNCE else 0
 
 
 class TileAddresses(NamedTuple):

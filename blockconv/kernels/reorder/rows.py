@@ -29,7 +29,7 @@ from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.reorder.blocking import Copy, TransposeBlocking, copy_blocking, transpose_blocking
-from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, TABLED
+from blockconv.kernels.reorder.codegen import DENSE_DST, DENSE_SRC, TABLED
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
     CopyArgs,
@@ -152,7 +152,7 @@ def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stre
     moved = elements.moved
     d1, d0 = (stride * moved.dst_bytes for stride in t.u_strides)
     s1, s0 = (stride * moved.src_bytes for stride in t.v_strides)
-    tabled, bounce = t.shape.flags & TABLED, t.shape.flags & BOUNCE
+    tabled = t.shape.flags & TABLED
     args = TransposeArgs(
         **_nest_words(nest.limits, t.dims, t.outer, elements),
         u=TileLoop(size=t.us, strip=t.u_strip, outer=OWN_TABLE if tabled else d1, inner=d0, index=t.u.step),
@@ -163,7 +163,7 @@ def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stre
         reorder_transpose(t.shape),
         args,
         t.tasks * math.prod(loop.size for loop in t.outer),
-        scratch=SCRATCH + (t.shape.nbytes if bounce else 0),
+        scratch=SCRATCH + t.shape.held,
         table=np.array(t.offsets, np.int64) * moved.dst_bytes,
     )
 

@@ -5,7 +5,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.reorder.codegen import DENSE_DST, TABLED_SRC, TileAddresses, TransposeShape, tile_code
+from blockconv.kernels.reorder.codegen import TABLED_SRC, TileAddresses, TransposeShape, tile_code
 
 
 class ShuffleSource(Arguments):
@@ -40,9 +40,10 @@ def permute_channels(code, pixels, width):
 
     code: of the elements' type, which is bits.
     """
-    to_planes = tile_code(TransposeShape(code, code, pixels, width, pixels, width, DENSE_DST))
+    to_planes = tile_code(TransposeShape(code, code, pixels, width, pixels, width, 0))
     to_tile = tile_code(TransposeShape(code, code, width, pixels, width, pixels, TABLED_SRC))
     itemsize = ElementType.of(code).itemsize
+    plane = pixels * itemsize
 
     def kernel(args, first, last, scratch):
         a = ShuffleArgs(args)
@@ -58,7 +59,7 @@ def permute_channels(code, pixels, width):
             for _ in range(sources):
                 source = ShuffleSource(row)
                 at, to = src + source.offset, scratch + source.plane
-                to_planes(TileAddresses(at, 0, col, pixels, to, 0, 0, width, width, 0, 0))
+                to_planes(TileAddresses(at, 0, col, pixels, to, 0, plane, width, width, 0, 0))
                 row += ShuffleSource.nbytes
             for _ in range(results):
                 result = ShuffleResult(row)
