@@ -9,7 +9,15 @@ from typing import NamedTuple
 from blockconv.kernels.common.conversion import Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest
 from blockconv.kernels.common.tasks import TASK_BYTES
-from blockconv.kernels.reorder.codegen import BOUNCE, DENSE_DST, DENSE_SRC, FILLED, STREAM, TABLED, TransposeShape
+from blockconv.kernels.common.transposed_tile import (
+    BOUNCE,
+    DENSE_DST,
+    DENSE_SRC,
+    FILLED,
+    STREAM,
+    TABLED,
+    TransposeShape,
+)
 
 SEGMENT = 256  # bytes in a row on either side that a task moves at the least, so that whole lines are filled
 FAR = 4096  # bytes between two rows from which on they are streams of their own

@@ -5,7 +5,7 @@ from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, prefetch, store_bits, store_i64
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
-from blockconv.kernels.reorder.codegen import (
+from blockconv.kernels.common.transposed_tile import (
     BOUNCE,
     LINE,
     TABLED,

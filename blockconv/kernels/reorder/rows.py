@@ -28,8 +28,8 @@ from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArgum
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.transposed_tile import DENSE_DST, DENSE_SRC, TABLED
 from blockconv.kernels.reorder.blocking import Copy, TransposeBlocking, copy_blocking, transpose_blocking
-from blockconv.kernels.reorder.codegen import DENSE_DST, DENSE_SRC, TABLED
 from blockconv.kernels.reorder.kernels import (
     SCRATCH,
     CopyArgs,

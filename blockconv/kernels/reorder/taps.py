@@ -20,7 +20,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
-from blockconv.kernels.reorder.codegen import TABLED, TileAddresses, TransposeShape, tile_code
+from blockconv.kernels.common.transposed_tile import TABLED, TileAddresses, TransposeShape, tile_code
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 

@@ -5,7 +5,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.reorder.codegen import TABLED_SRC, TileAddresses, TransposeShape, tile_code
+from blockconv.kernels.common.transposed_tile import TABLED_SRC, TileAddresses, TransposeShape, tile_code
 
 
 class ShuffleSource(Arguments):
