@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
 from blockconv.core.layout import Axis, Layout
-from blockconv.core.types import NUMBERS, ElementType
-from blockconv.jit import Kernel
+from blockconv.core.types import NUMBERS
+from blockconv.jit.records import fill
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.reduce.codegen import Combine, rows_at_once, summed_type
-from blockconv.kernels.reduce.kernels import LOOPS, WIDE, FoldedMeanArgs, MeanArgs, MeanLoop, reduce_folded, reduce_mean
+from blockconv.kernels.reduce.kernels import LOOPS, WIDE, MeanArgs, MeanLoop, reduce_mean
 from blockconv.kernels.table import same_layout_row
 from blockconv.runtime import Buffer, Launch
 
@@ -34,130 +33,98 @@ HOW = {"mean": Combine.ADD, "sum": Combine.ADD, "max": Combine.MAX, "min": Combi
 
 
 class Axes(NamedTuple):
-    """A storage's neighbouring axes of one sort as one: whether they are summed and how many elements they have.
+    """A storage's neighbouring axes of one sort as one.
 
-    inner: contiguous elements that are kept, inside all of these.
-    period: these, where several make a vector, else 0.
-    vectors: of a row that are summed at once.
-    summands: elements of a mean.
-    divisor: of the sums.
+    outer: whether they are summed, and how many elements they have.
+    inner, row_steps, line, line_row, means: as of `MeanArgs`.
+    vectors, period: as of `reduce_mean`.
+    width: elements of a row that are summed at once.
+    count: the divisor of sums.
     """
 
     outer: list[tuple[bool, int]]
     inner: int
-    period: int
     vectors: int
-    summands: int
-    divisor: int
+    period: int
+    row_steps: int
+    width: int
+    count: int
+    line: int = 0
+    line_row: int = 0
+    means: int = 0
 
     @staticmethod
-    def of(problem: ReduceMeanProblem, layout: Layout, lanes: int) -> Axes:
+    def of(problem: ReduceMeanProblem, layout: Layout, lanes: int, itemsize: int) -> Axes:
         p = problem
         axes = [(axis.dim in p.axes, axis.size) for axis in layout.axes(p.shape) if axis.size > 1]
         merged = [(sort, math.prod(size for _, size in same)) for sort, same in itertools.groupby(axes, lambda a: a[0])]
         inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
         period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
         vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
-        summands = math.prod(p.shape[axis] for axis in p.axes)
-        return Axes(merged, inner, period, vectors, summands, summands if p.kind == "mean" else 1)
+        count = math.prod(p.shape[axis] for axis in p.axes) if p.kind == "mean" else 1
+        row_steps, width = lanes // period if period else 1, vectors * lanes
+        found = Axes(merged, inner, vectors, period, row_steps, width, count)
+        if [reduced for reduced, _ in merged] not in _FOLDED or inner > width:
+            return found
+        *outer, (_, lines), (_, steps) = merged
+        line = steps * inner
+        if line * itemsize > LONGEST_LINE:
+            return found
+        rows = Axes(outer, lines * line, vectors, period, 1, WIDE * lanes, count)
+        return rows._replace(line=line, line_row=row_steps * inner, means=inner)
 
-    def row_steps(self, lanes: int) -> int:
-        """Steps of the innermost summed axis that are a row of elements."""
-        return lanes // self.period if self.period else 1
-
-    def is_folded(self, lanes: int, itemsize: int) -> bool:
-        """Whether a row holds short lines that are summed apart, around one another as `FoldedMeanArgs` has them."""
-        sorts = [reduced for reduced, _ in self.outer]
-        if sorts not in ([True, False, True], [False, True, False, True]) or self.inner > self.vectors * lanes:
-            return False
-        return self.outer[-1][1] * self.inner * itemsize <= LONGEST_LINE
+    def segment(self, results: int, threads: int, held: int) -> int:
+        """Inner elements in a task. results: of the loops around them. held: bytes of a sum."""
+        if self.line:
+            lines = self.inner // self.line
+            return self.line * max(1, min(lines, TASK_BYTES // (self.line * held), results * lines // (4 * threads)))
+        segments = max(-(-self.inner // LONGEST), -(-4 * threads // results) if threads > 1 else 1)
+        return min(self.inner, -(-self.inner // (segments * self.width)) * self.width)
 
 
 def _launches(request: Request) -> list[Launch]:
     p, layout, element, threads = request.problem, request.dst, request.types.src, request.threads
-    lanes = request.machine.lanes(max(4, summed_type(element).itemsize))
+    itemsize, held = element.itemsize, summed_type(element).itemsize
+    lanes = request.machine.lanes(max(4, held))
     if 0 in p.shape:
         return []
-    at = Axes.of(p, layout, lanes)
-    folded = at.is_folded(lanes, element.itemsize)
-    family, bound = (reduce_folded, _folded) if folded else (reduce_mean, _summed)
-    kernel = family(
-        element.code, lanes, at.vectors, at.period, int(layout.padded_shape(p.shape) != p.shape), HOW[p.kind]
-    )
-    blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
-    channels = {
-        "channels": p.shape[1] if layout.is_blocked else 0,
-        "block": layout.blocks[1] if layout.is_blocked else 1,
-        "blocks": blocks.size,
-        "block_stride": blocks.stride,
-    }
-    return [bound(at, kernel, element, lanes, threads, channels)]
-
-
-def _summed(
-    at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
-) -> Launch:
-    itemsize, inner, vectors, row_steps = element.itemsize, at.inner, at.vectors, at.row_steps(lanes)
-    stride = inner * itemsize
+    at = Axes.of(p, layout, lanes, itemsize)
+    stride = at.inner * itemsize
     loops: list[tuple[bool, MeanLoop]] = []
     for reduced, size in reversed(at.outer):
         loops.insert(0, (reduced, MeanLoop(size=size, stride=stride)))
         stride *= size
     kept, summed = (_three([loop for reduced, loop in loops if reduced == sort]) for sort in (False, True))
-    results, width = math.prod(loop.size for loop in kept), vectors * lanes
-    segments = max(-(-inner // LONGEST), -(-4 * threads // results) if threads > 1 else 1)
-    segment = min(inner, -(-inner // (segments * width)) * width)
-    segments = -(-inner // segment)
-    rows = summed[-1].size // row_steps
-    partial = SHORT if inner > width else LONG * rows_at_once(vectors)
-    nbytes = at.summands * segment * itemsize
+    results, rows = math.prod(loop.size for loop in kept), summed[-1].size // at.row_steps
+    segment = at.segment(results, threads, held)
+    segments = -(-at.inner // segment)
+    partial = SHORT if at.line or at.inner > at.width else LONG * rows_at_once(at.vectors)
+    nbytes = math.prod(loop.size for loop in summed) * segment * itemsize
     run = max(1, min(kept[-1].size, TASK_BYTES // nbytes, results * segments // (4 * threads)))
     tasks = segments * -(-kept[-1].size // run) * (results // kept[-1].size)
-    args = MeanArgs(
+    blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
+    args = fill(
+        MeanArgs,
+        at,
         src=Buffer(0),
         dst=Buffer(1),
-        inner=inner,
         segment=segment,
         run=run,
         partial=max(partial, rows // MOST_PARTIALS),
-        row_steps=row_steps,
-        count=at.divisor,
-        **channels,
+        channels=p.shape[1] if layout.is_blocked else 0,
+        block=layout.blocks[1] if layout.is_blocked else 1,
+        blocks=blocks.size,
+        block_stride=blocks.stride,
         kept=kept,
         reduced=summed,
     )
-    scratch = -(-segment // width) * width * summed_type(element).itemsize
-    return Launch(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)
+    ragged = int(layout.padded_shape(p.shape) != p.shape)
+    kernel = reduce_mean(element.code, lanes, at.vectors, at.period, ragged, HOW[p.kind], *[1] * (at.line > 0))
+    scratch = (-(-segment // at.width) * at.width + at.vectors * lanes * (at.line > 0)) * held
+    return [Launch(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 
 
-def _folded(
-    at: Axes, kernel: Kernel, element: ElementType, lanes: int, threads: int, channels: Mapping[str, int]
-) -> Launch:
-    *around, (_, rows), (_, lines), (_, steps) = at.outer
-    outer, line, held = math.prod(size for _, size in around), steps * at.inner, summed_type(element).itemsize
-    run = max(1, min(lines, TASK_BYTES // (line * held), outer * lines // (4 * threads)))
-    totals = -(-run * line // (WIDE * lanes)) * WIDE * lanes * held
-    row_stride = lines * line * element.itemsize
-    args = FoldedMeanArgs(
-        src=Buffer(0),
-        dst=Buffer(1),
-        outer_stride=rows * row_stride,
-        rows=rows,
-        row_stride=row_stride,
-        partial=max(SHORT, rows // MOST_PARTIALS),
-        lines=lines,
-        line=line,
-        run=run,
-        inner=at.inner,
-        row_steps=at.row_steps(lanes),
-        count=at.divisor,
-        totals=totals,
-        **channels,
-    )
-    tasks, nbytes = outer * -(-lines // run), rows * run * line * element.itemsize
-    return Launch(kernel, args, tasks, chunk_of(tasks, nbytes, threads), scratch=totals + at.vectors * lanes * held)
-
-
+_FOLDED = [True, False, True], [False, True, False, True]  # whether axes are summed, where lines of rows are short
 _ONCE = MeanLoop(size=1, stride=0)
 MOST, LONGEST = 8, 8192  # vectors that are summed at once, and elements in a task: their sums stay in the caches
 LONGEST_LINE = 4096  # bytes of a line that is summed with its row: of a longer one, to sum it apart costs little
