@@ -39,7 +39,7 @@ class Axes(NamedTuple):
     inner, row_steps, line, line_row, means: as of `MeanArgs`.
     vectors, period: as of `reduce_mean`.
     width: elements of a row that are summed at once.
-    count: the divisor of sums.
+    divisor: of the sums.
     """
 
     outer: list[tuple[bool, int]]
@@ -48,7 +48,7 @@ class Axes(NamedTuple):
     period: int
     row_steps: int
     width: int
-    count: int
+    divisor: int
     line: int = 0
     line_row: int = 0
     means: int = 0
@@ -61,16 +61,16 @@ class Axes(NamedTuple):
         inner = 1 if not merged or merged[-1][0] else merged.pop()[1]
         period, needed = (inner if lanes % inner == 0 else 0), -(-inner // lanes)
         vectors = min(range(1, min(MOST, needed) + 1), key=lambda k: (-(-needed // k) * (k + 1), -k))
-        count = math.prod(p.shape[axis] for axis in p.axes) if p.kind == "mean" else 1
+        divisor = math.prod(p.shape[axis] for axis in p.axes) if p.kind == "mean" else 1
         row_steps, width = lanes // period if period else 1, vectors * lanes
-        found = Axes(merged, inner, vectors, period, row_steps, width, count)
+        found = Axes(merged, inner, vectors, period, row_steps, width, divisor)
         if [reduced for reduced, _ in merged] not in _FOLDED or inner > width:
             return found
         *outer, (_, lines), (_, steps) = merged
         line = steps * inner
         if line * itemsize > LONGEST_LINE:
             return found
-        rows = Axes(outer, lines * line, vectors, period, 1, WIDE * lanes, count)
+        rows = Axes(outer, lines * line, vectors, period, 1, WIDE * lanes, divisor)
         return rows._replace(line=line, line_row=row_steps * inner, means=inner)
 
     def segment(self, results: int, threads: int, held: int) -> int:
@@ -108,6 +108,7 @@ def _launches(request: Request) -> list[Launch]:
         at,
         src=Buffer(0),
         dst=Buffer(1),
+        count=at.divisor,
         segment=segment,
         run=run,
         partial=max(partial, rows // MOST_PARTIALS),
