@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from blockconv.core.types import element
 from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
-from blockconv.kernels.common.requantize import FLOAT32, Elements, QuantizationArguments, float_of
+from blockconv.kernels.common.requantize import FLOAT32, QuantizationArguments, float_of
 from blockconv.kernels.common.vectors import Vectors
 
 UNROLL = 4  # vectors at a time, so that a comparison need not wait for the one before
@@ -90,19 +90,3 @@ def describe_found(builder: Any, found: Any, dst: Any) -> None:
 def _bounds(builder: Any, scale: Any, zero: Any) -> list[Any]:
     """The scale, and the bounds of uint8 less the zero point."""
     return [scale, *(builder.fsub(ir.Constant(ir.FloatType(), float(bound)), zero) for bound in UINT8.bounds)]
-
-
-def quantize_elements(lanes: int) -> Any:
-    """Code that writes `count` float32 as uint8. words: the address of their `QuantizationArguments`."""
-
-    @emitted
-    def quantize(builder: Any, src: Any, dst: Any, count: Any, words: Any) -> None:
-        made, v = Elements(builder, UINT8, lanes, words), float_of(builder, lanes)
-
-        def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
-            x = v.load(builder.add(src, builder.mul(offset, const(FLOAT32.itemsize))), mask)
-            made.store(x, builder.add(dst, offset), mask)
-
-        made.memory.each(count, vector, UNROLL)
-
-    return quantize

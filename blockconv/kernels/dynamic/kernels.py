@@ -3,12 +3,13 @@
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, load_f, load_i64, store_bits, store_f, store_i64
-from blockconv.kernels.common.requantize import EpilogueArguments
+from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
+from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments
 from blockconv.kernels.dynamic.codegen import (
     FOUND_BYTES,
+    UINT8,
     describe_found,
     found_of_range,
-    quantize_elements,
     range_of_elements,
 )
 
@@ -72,15 +73,16 @@ class QuantizeArgs(Arguments):
 
 @jit.kernel
 def dynamic_quantize(lanes):
-    """A task quantizes its elements. Scratch: the `QuantizationArguments`."""
-    quantize = quantize_elements(lanes)
+    """A task quantizes its elements. Scratch: the `ConversionArguments`."""
+    convert = convert_extents(Moved(FLOAT32.code, UINT8.code), lanes, 0)
+    of_dst = 8 * ConversionArguments.fields["dst"].first
 
     def kernel(args, first, last, scratch):
         a = QuantizeArgs(args)
-        describe_found(a.found, scratch)
+        describe_found(a.found, scratch + of_dst)
         for task in range(first, last):
             at = task * a.task_size
-            quantize(a.src + 4 * at, a.dst + at, min(a.task_size, a.size - at), scratch)
+            convert(ConvertedExtents(a.src + 4 * at, a.dst + at, min(a.task_size, a.size - at), 1, 0, 0, scratch))
 
     return kernel
 

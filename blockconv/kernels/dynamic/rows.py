@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv.core.types import Types
+from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.operands import ACT, BIA
-from blockconv.kernels.common.requantize import EpilogueArguments, QuantizationArguments
+from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.dynamic.codegen import FOUND_BYTES
@@ -70,7 +71,7 @@ def _quantize_ops(request: Request) -> list[Launch]:
     tasks = -(-size // task_size)
     kernel = dynamic_quantize(request.machine.lanes(ITEMSIZE))
     chunk = chunk_of(tasks, TASK_BYTES, request.threads)
-    return [Launch(kernel, args, tasks, chunk, scratch=QuantizationArguments.nbytes)]
+    return [Launch(kernel, args, tasks, chunk, scratch=ConversionArguments.nbytes)]
 
 
 def _quantize(request: Request) -> Primitive | Reason:

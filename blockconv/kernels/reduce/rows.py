@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 from blockconv.core.eltwise_problem import ReduceMeanProblem
-from blockconv.core.layout import Axis, Layout
+from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
 from blockconv.jit.records import fill
 from blockconv.kernels.common.request import Reason, Request
@@ -102,7 +102,7 @@ def _launches(request: Request) -> list[Launch]:
     nbytes = math.prod(loop.size for loop in summed) * segment * itemsize
     run = max(1, min(kept[-1].size, TASK_BYTES // nbytes, results * segments // (4 * threads)))
     tasks = segments * -(-kept[-1].size // run) * (results // kept[-1].size)
-    blocks = next((axis for axis in layout.axes(p.dst_shape) if axis.dim == 1), Axis(1, 1, 1, 1))
+    blocks, stride = next(((axis.size, axis.stride) for axis in layout.axes(p.dst_shape) if axis.dim == 1), (1, 1))
     args = fill(
         MeanArgs,
         at,
@@ -114,8 +114,8 @@ def _launches(request: Request) -> list[Launch]:
         partial=max(partial, rows // MOST_PARTIALS),
         channels=p.shape[1] if layout.is_blocked else 0,
         block=layout.blocks[1] if layout.is_blocked else 1,
-        blocks=blocks.size,
-        block_stride=blocks.stride,
+        blocks=blocks,
+        block_stride=stride,
         kept=kept,
         reduced=summed,
     )

@@ -3,7 +3,7 @@
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import load_bits, load_i64, move, prefetch, store_bits, store_i64
+from blockconv.jit.ir import load_bits, move, prefetch, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.transposed_tile import (
     BOUNCE,
@@ -258,73 +258,45 @@ def reorder_transpose(shape: TransposeShape):
 # ---------------------------------------------------------------- element by element
 
 
-class DstAxis(Arguments):
-    """An axis of the destination's storage."""
+class Offset(Arguments):
+    """The number that an index adds to the offset of an element."""
 
-    dim = word("the logical dimension")
-    step = word("what one further adds to the index in that dimension", "elements")
-    size = word("elements along it")
-
-
-class SrcAxis(DstAxis):
-    """An axis of the source's storage."""
-
-    stride = word("from one to the next", "elements")
+    src = word("in the source; negative where it has no such element", "elements")
+    dst = word("in the destination", "elements")
 
 
 class ElementArgs(Arguments):
-    """Any two layouts. The block goes on with an int64 for each dimension: the logical array's size."""
+    """Any two layouts. A task is an index of the outer dimensions."""
 
     src = word("the source's first element", "address")
     dst = word("the destination's first element", "address")
     fill = word("what elements are that the source does not have", "bits of an element")
     conversion = group(ConversionArguments, "where elements are converted")
-    task_size = word("in a task", "elements")
-    size = word("of the destination's storage", "elements")
-    dst_rank = word("axes of the destination")
-    src_rank = word("axes of the source")
-    dims = word("logical dimensions")
+    offsets = word("an `Offset` for each index of the outer dimensions, then of the inner ones", "address")
+    outer = word("indices of the outer dimensions")
+    inner = word("indices of the inner dimensions")
 
 
 @jit.kernel
 def reorder_elements(moved: Moved):
-    """A task writes `task_size` elements of the destination's storage, one by one. Scratch: the logical index.
-
-    After the arguments stand the destination's axes, innermost first, the source's, and the sizes of the dimensions.
-    """
+    """A task writes all elements of an index of the outer dimensions, one by one."""
     converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
     convert = convert_extents(moved, 1, 1)
 
     def kernel(args, first, last, scratch):
         a = ElementArgs(args)
-        src, dst, fill, task_size, size = a.src, a.dst, a.fill, a.task_size, a.size
-        dst_rank, src_rank, dims = a.dst_rank, a.src_rank, a.dims
-        dst_axes = DstAxis(args + ElementArgs.nbytes)
-        src_axes = SrcAxis(dst_axes[dst_rank].address)
-        sizes = src_axes[src_rank].address
-        for at in range(first * task_size, min(last * task_size, size)):
-            for d in range(dims):
-                store_i64(scratch, d, 0)
-            rest = at
-            for k in range(dst_rank):
-                axis = dst_axes[k]
-                dim, step, extent = axis.dim, axis.step, axis.size
-                store_i64(scratch, dim, load_i64(scratch, dim) + step * (rest % extent))
-                rest //= extent
-            exists = True
-            for d in range(dims):
-                exists = exists and load_i64(scratch, d) < load_i64(sizes, d)
-            value, to = fill, dst + at * dst_bytes
-            if exists:
-                offset = 0
-                for k in range(src_rank):
-                    held = src_axes[k]
-                    index = load_i64(scratch, held.dim) // held.step
-                    offset += (index % held.size) * held.stride
-                if converted:
-                    convert(ConvertedExtents(src + offset * itemsize, to, 1, 1, 0, 0, a.conversion.address))
-                    continue
-                value = load_bits(src + offset * itemsize, itemsize)
-            store_bits(to, value, dst_bytes)
+        src, dst, fill, inner, words = a.src, a.dst, a.fill, a.inner, a.conversion.address
+        outer = Offset(a.offsets)
+        inside = outer[a.outer]
+        for task in range(first, last):
+            read, written = outer[task].src, outer[task].dst
+            for k in range(inner):
+                at, to = read + inside[k].src, dst + (written + inside[k].dst) * dst_bytes
+                if at < 0:
+                    store_bits(to, fill, dst_bytes)
+                elif converted:
+                    convert(ConvertedExtents(src + at * itemsize, to, 1, 1, 0, 0, words))
+                else:
+                    store_bits(to, load_bits(src + at * itemsize, itemsize), dst_bytes)
 
     return kernel

@@ -11,7 +11,6 @@ destination. Packed integers of 4 bits are one a byte on their way, in buffers 2
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BITS, BYTES, NIBBLES, Types
-from blockconv.jit.arguments import Arguments
 from blockconv.kernels.common.conversion import CONVERTED_LANES, ConversionArguments, Moved
 from blockconv.kernels.common.loop_nest import Loop, Nest, nest
 from blockconv.kernels.common.requantize import quantization_words
@@ -34,11 +32,9 @@ from blockconv.kernels.reorder.kernels import (
     SCRATCH,
     CopyArgs,
     CopyLoop,
-    DstAxis,
     ElementArgs,
     Limit,
     OuterLoop,
-    SrcAxis,
     TileLoop,
     TransposeArgs,
     reorder_copy,
@@ -46,6 +42,7 @@ from blockconv.kernels.reorder.kernels import (
     reorder_transpose,
 )
 from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles, unpacked_bytes
+from blockconv.kernels.reorder.weights import offsets_of, sums_of
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
@@ -55,6 +52,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 SRC, DST = Buffer(0), Buffer(1)
 ALL = 1 << 40  # the limit of a dimension that is copied whole
+_NOWHERE = 1 << 50  # more than any offset
 
 
 Quantizations = tuple[Quantization | None, Quantization | None]  # of source and destination; None: of floats
@@ -170,20 +168,16 @@ def transpose_op(nest: Nest, t: TransposeBlocking, elements: MovedElements, stre
 
 def elements_op(src: Layout, dst: Layout, shape: tuple[int, ...], elements: MovedElements) -> Launch:
     """The op of any two layouts of one rank."""
-    size, task_size = dst.size(shape), 4096
-    dst_axes, src_axes = dst.axes(shape)[::-1], src.axes(shape)
-    args = ElementArgs(
-        **elements.words,
-        task_size=task_size,
-        size=size,
-        dst_rank=len(dst_axes),
-        src_rank=len(src_axes),
-        dims=len(shape),
+    padded = dst.padded_shape(shape)
+    read, written = offsets_of(src, shape), offsets_of(dst, padded)
+    read = [np.pad(x, (0, y.size - x.size), constant_values=-_NOWHERE) for x, y in zip(read, written, strict=True)]
+    cut = min(range(len(padded) + 1), key=lambda k: max(math.prod(padded[:k]), math.prod(padded[k:])))
+    outer, inner = (
+        np.stack([sums_of(*read[some]), sums_of(*written[some])], axis=1) for some in (slice(cut), slice(cut, None))
     )
-    axes: list[Arguments] = [DstAxis(dim=a.dim, step=a.step, size=a.size) for a in dst_axes]
-    axes += [SrcAxis(dim=a.dim, step=a.step, size=a.size, stride=a.stride) for a in src_axes]
-    words = (*args, *itertools.chain(*axes), *shape)
-    return Launch(reorder_elements(elements.moved), words, -(-size // task_size), scratch=8 * len(shape))
+    args = ElementArgs(**elements.words, offsets=OWN_TABLE, outer=len(outer), inner=len(inner))
+    table = np.concatenate([outer, inner]).reshape(-1)
+    return Launch(reorder_elements(elements.moved), args, len(outer), max(1, 4096 // len(inner)), table=table)
 
 
 # ---------------------------------------------------------------- rows of the kernel table
@@ -245,7 +239,8 @@ def _copy_cost(loops: Nest, cut: Copy, sizes: MovedBytes) -> float:
 
 
 def _elements_cost(loops: None, cut: None, sizes: MovedBytes) -> float:
-    return sizes.moved * 10e-9
+    """Two loads of offsets beside each move."""
+    return max(sizes.seconds, sizes.moved / sizes.itemsize * MOVE * sizes.machine.scalar_seconds())
 
 
 def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:

@@ -6,6 +6,8 @@ layout of (O, I/G, H, W) to any layout of (G, O/G, I/G, H, W).
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,7 @@ from blockconv import jit
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits
+from blockconv.kernels.reorder.kernels import Offset
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 Table = npt.NDArray[np.int64]
@@ -30,13 +33,6 @@ class UnpackArguments(Arguments):
     taps = word("taps of the window", "taps")
 
 
-class Offset(Arguments):
-    """The number that an index adds to the offset of a weight."""
-
-    src = word("in the source", "weights")
-    dst = word("in the destination", "bytes")
-
-
 @jit.kernel
 def unpack_weights(itemsize):
     """The loop over an output channel's weights. itemsize: of one in the destination."""
@@ -50,12 +46,12 @@ def unpack_weights(itemsize):
         for o in range(first, last):
             total = 0
             for c in range(ic):
-                at, to = of_oc[o].src + of_ic[c].src, dst + of_oc[o].dst + of_ic[c].dst
+                at, to = of_oc[o].src + of_ic[c].src, dst + (of_oc[o].dst + of_ic[c].dst) * itemsize
                 for t in range(taps):
                     k = at + of_tap[t].src
                     value = ((load_bits(src + (k >> 1), 1) >> 4 * (k & 1) & 15) ^ 8) - 8
                     total += value
-                    store_bits(to + of_tap[t].dst, value, itemsize)
+                    store_bits(to + of_tap[t].dst * itemsize, value, itemsize)
             store_bits(a.sums + 4 * o, total, 4)
 
     return kernel
@@ -67,12 +63,12 @@ def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, ite
     shape: (O, I/G, H, W). itemsize: of a weight in `dst`.
     """
     grouped = (groups, shape[0] // groups, *shape[1:])
-    oc, ic, *window = _offsets(src, shape)
-    g, oc_of_group, ic_of_group, *dst_window = (itemsize * along for along in _offsets(dst, grouped))
+    oc, ic, *window = offsets_of(src, shape)
+    g, oc_of_group, ic_of_group, *dst_window = offsets_of(dst, grouped)
     offsets = (
-        (oc, _sums(g, oc_of_group)),
+        (oc, sums_of(g, oc_of_group)),
         (ic, ic_of_group),
-        (_sums(*window), _sums(*dst_window)),
+        (sums_of(*window), sums_of(*dst_window)),
     )
     args = UnpackArguments(
         src=Buffer(0),
@@ -87,7 +83,7 @@ def unpack_op(shape: tuple[int, ...], src: Layout, groups: int, dst: Layout, ite
     return Launch(unpack_weights(itemsize), args, shape[0], table=table)
 
 
-def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:
+def offsets_of(layout: Layout, shape: tuple[int, ...]) -> list[Table]:
     """For each dimension, what each index adds to an element's offset, in elements."""
     offsets = [np.zeros(size, np.int64) for size in shape]
     for axis in layout.axes(shape):
@@ -96,6 +92,6 @@ def _offsets(layout: Layout, shape: tuple[int, ...]) -> list[Table]:
     return offsets
 
 
-def _sums(outer: Table, inner: Table) -> Table:
-    """The offsets of two dimensions as one."""
-    return (outer[:, None] + inner).reshape(-1)
+def sums_of(*dimensions: Table) -> Table:
+    """The offsets of several dimensions as one."""
+    return functools.reduce(lambda x, y: np.add.outer(x, y).reshape(-1), dimensions, np.zeros(1, np.int64))
