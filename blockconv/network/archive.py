@@ -98,7 +98,8 @@ def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:
     for name in described.get("bfloat16", ()):  # files of before have none
         constants[name] = constants[name].view(numpy_dtype("bfloat16"))
     inputs = tuple(
-        Tensor(name, _typed(Shape, shape), element(_typed(str, dtype))) for name, shape, dtype in described["inputs"]
+        Tensor(name, _typed(tuple[int, ...], shape), element(_typed(str, dtype)))
+        for name, shape, dtype in described["inputs"]
     )
     nodes = tuple(
         Node(name, _record(attributes), _typed(Names, taken), output, _typed(Names, parameters))

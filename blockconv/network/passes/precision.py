@@ -73,7 +73,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     given = [*(tensor.name for tensor in network.inputs), *(node.output for node in foreign)]
     nodes = [*foreign, *(Node(narrow[n], Cast(dtype), (n,), narrow[n]) for n in given if n in narrow and n in read)]
     for node in own:
-        kept = _kept(node)
+        kept = int(isinstance(node.attributes, Weighted))  # weights, but no biases, scales and shifts
         parameters = (*stored(node.parameters[:kept]), *node.parameters[kept:])
         (output,) = stored((node.output,))
         if node.attributes == Convert("float32"):
@@ -100,11 +100,6 @@ def _check_factor(network: Network, name: str, stored: Array) -> None:
             rule = f"has no finite number for {value[beyond].flat[0]:.4g}, by which {node} multiplies or divides"
             remedy = "compile it with precision='bfloat16' or 'float32'"
             raise NetworkError(network.name, "precision", stored.dtype.name, rule, remedy)
-
-
-def _kept(node: Node) -> int:
-    """How many of a node's parameters are stored as values are: weights, but no biases, scales and shifts."""
-    return int(isinstance(node.attributes, Weighted))
 
 
 @after(Conv2d, Cast)

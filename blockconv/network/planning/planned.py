@@ -125,7 +125,7 @@ class Planned(NamedTuple):
 
     network: Network
     problem: Assignment
-    candidates: tuple[tuple[Candidate, ...], ...]  # of each node, as the steps of `problem` have them
+    candidates: Found  # of each node, as the steps of `problem` have them
     solution: Solution
     threads: int = 1  # that the costs of candidates are for
     is_recalled: bool = False  # chosen before: only the chosen candidates were priced
@@ -382,9 +382,7 @@ def reorder_key(shape: Shape, src: Layout, dst: Layout) -> str:
 # ---------------------------------------------------------------- measured costs
 
 
-def measured(
-    network: Network, found: tuple[tuple[Candidate, ...], ...], threads: int, costs: Mapping[str, float]
-) -> tuple[tuple[Candidate, ...], ...]:
+def measured(network: Network, found: Found, threads: int, costs: Mapping[str, float]) -> Found:
     """The candidates with times for costs: for each node, the MOST with the least predicted costs are timed.
 
     The other predictions are multiplied by the median ratio of time to prediction. The cheapest kernel for each pair
