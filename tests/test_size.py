@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 67_657
+LINES_OF_THE_PACKAGE = 67_651
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -43,9 +43,9 @@ BUDGET = {
     "kernels/norm": 11_099, "kernels/pointwise": 0, "kernels/pool": 27_137, "kernels/product": 10_916,
     "kernels/recurrent": 2_904, "kernels/reduce": 3_751, "kernels/reorder": 9_847, "kernels/resize": 7_710,
     "kernels/shuffle": 1_319, "kernels/softmax": 590, "kernels/strided_copy": 5_502, "kernels/winograd": 16_921,
-    "machine": 3_388, "network": 101_167, "onnxruntime": 5_766, "runtime": 5_692, "torch": 238,
+    "machine": 3_388, "network": 101_127, "onnxruntime": 5_766, "runtime": 5_692, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 522_780
+TOKENS_OF_THE_PACKAGE = 522_740
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 246
 
