@@ -58,7 +58,7 @@ NOTHING_QUANTIZED = QuantizedOptions()
 def as_weight(weight: Any, op: str) -> Weight:
     """Weights as they are given: an array, or packed ones of 4 bits, which stay as they are."""
     if not isinstance(weight, BlockedArray) or weight.dtype not in NIBBLES:
-        return as_numpy(weight, op, "weight")
+        return as_numpy(weight, op, "weight", kept=True)
     if weight.dtype != "int4":
         raise DtypeError(op, "weight", weight.dtype, "has to be int4, because weights have no zero point")
     return weight

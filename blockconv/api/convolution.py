@@ -78,7 +78,7 @@ class CheckedConvolution:
         stride, padding, dilation, groups, activation, algorithm, accuracy = options
         self._op = op = op or self._op
         self.weight: Weight = as_weight(weight, op)
-        self.bias = None if bias is None else as_numpy(bias, op, "bias")
+        self.bias = None if bias is None else as_numpy(bias, op, "bias", kept=True)
         self.groups, self.padding = self._check_parameters(groups), padding
         self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))

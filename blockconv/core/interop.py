@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,17 @@ from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import Array, element
 
 
-def as_numpy(x: Any, op: str, argument: str, write: bool = False) -> Array:
+def as_numpy(x: Any, op: str, argument: str, write: bool = False, kept: bool = False) -> Array:
     """An array, a torch CPU tensor or nested lists as an array, without a copy but for bytes that are swapped.
 
-    write: it is to be written, so it has to be memory that the caller sees. Raises ArgumentError and its kinds for
-    what is no array, or holds more than an array can: a mask, a gradient.
+    write: it is to be written, so it has to be memory that the caller sees. kept: it is read after the call too. Else
+    an array of a tensor is read-only. Raises ArgumentError and its kinds for what is no array, or holds more than an
+    array can: a mask, a gradient.
     """
     if type(x) is np.ndarray:
         array = x
     elif _is_tensor(x):
-        array = _of_tensor(x, op, argument)
+        array = _of_tensor(x, op, argument, write or kept)
         if write:  # or autograd, and those who keep packed weights, would not know
             sys.modules["torch"].autograd.graph.increment_version(x)
     elif isinstance(x, np.ma.MaskedArray):
@@ -196,16 +198,25 @@ def as_autocast(input: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(x.to(dtype) if _is_tensor(x) and x.dtype in taken else x for x in (input, *others))
 
 
-def _of_tensor(x: Any, op: str, argument: str) -> Array:
+def _of_tensor(x: Any, op: str, argument: str, kept: bool) -> Array:
     torch = sys.modules["torch"]
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         # A subclass may watch calls of PyTorch's functions. These reads are none that it should see.
         with torch._C.DisableTorchFunctionSubclass():
-            return _memory_of(torch, x, op, argument)
-    return _memory_of(torch, x, op, argument)
+            return _memory_of(torch, x, op, argument, True)
+    return _memory_of(torch, x, op, argument, kept)
 
 
-def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
+def _numpy(x: Any, kept: bool) -> Array:
+    """The memory of a tensor. After `Tensor.numpy`, PyTorch refuses to resize its storage, as FSDP does."""
+    x = x.resolve_neg()  # its sign may be a bit of the tensor
+    if kept or x.is_conj() or x._is_zerotensor():
+        return x.numpy()  # type: ignore[no-any-return]
+    pack = sys.modules["torch"]._C._to_dlpack
+    return np.from_dlpack(SimpleNamespace(__dlpack__=lambda **_: pack(x), __dlpack_device__=lambda: (1, 0)))
+
+
+def _memory_of(torch: Any, x: Any, op: str, argument: str, kept: bool) -> Array:
     if has_tangent(x):
         rule = "carries a tangent of forward-mode differentiation, which ends here"
         remedy = "call a function of blockconv.torch.functional, or PyTorch's own"
@@ -219,17 +230,14 @@ def _memory_of(torch: Any, x: Any, op: str, argument: str) -> Array:
         raise ArgumentError(op, argument, x, rule, remedy)
     try:
         if x.dtype is torch.bfloat16:  # NumPy can read its bits
-            bits: Array = (x.detach() if x.requires_grad else x).view(torch.int16).numpy()
+            bits = _numpy((x.detach() if x.requires_grad else x).view(torch.int16), kept)
             return bits.view(_BFLOAT16.dtype)
-        array: Array = x.numpy()
-    except (TypeError, RuntimeError) as error:
-        if x.is_neg():  # its sign is a bit of the tensor
-            return _memory_of(torch, x.resolve_neg(), op, argument)
+        return _numpy(x, kept)
+    except (TypeError, RuntimeError, BufferError) as error:
         if x.device.type != "cpu":
             raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()") from None
         rule = f"cannot be read as an array ({error})"  # sparse, quantized, conjugated
         raise DtypeError(op, argument, x, rule) from None
-    return array
 
 
 # Remedies for arrays of other libraries, by the package of their type.

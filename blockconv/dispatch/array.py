@@ -113,7 +113,7 @@ class BlockedArray:
         op = "BlockedArray.from_numpy"
         if dtype is not None and not (isinstance(dtype, str) and dtype in PACKED):
             raise DtypeError(op, "dtype", dtype, f"has to be one of {', '.join(PACKED)}, or left out")
-        made = entered(op, "array", as_numpy(array, op, "array"), zero_point)
+        made = entered(op, "array", as_numpy(array, op, "array", kept=True), zero_point)
         if dtype is not None:
             made = _pack(made, dtype)
         return made if layout is None else to_layout(made, layout)
@@ -292,7 +292,7 @@ def to_layout(
             raise ArgumentError("to_layout", "axes", axes, "is for arrays, and x is a BlockedArray")
         src = x
     else:
-        src = entered("to_layout", "x", _logical(as_numpy(x, "to_layout", "x"), axes), 0, given)
+        src = entered("to_layout", "x", _logical(as_numpy(x, "to_layout", "x", kept=True), axes), 0, given)
     wanted = src.dtype if dtype is None else converted_dtype("to_layout", src.dtype, dtype)
     require_rank("to_layout", target, "array", src.ndim)
     if out is None:

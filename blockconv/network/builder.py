@@ -72,7 +72,7 @@ class NetworkBuilder:
         """Add a constant, an array or a number, as operand of a binary op or a concatenation. Returns its name."""
         name = name or f"constant_{len(self._emitter.constants)}"
         self._check_free("constant", name)
-        return self._emitter.constant(name, as_numpy(value, self.name, name)).name
+        return self._emitter.constant(name, as_numpy(value, self.name, name, kept=True)).name
 
     def output(self, *values: str) -> None:
         """Make these values outputs of the network."""
@@ -104,7 +104,9 @@ class NetworkBuilder:
             if value not in self._emitter.values:
                 rule = "is no input and no constant, and no node before this one produces it"
                 raise NetworkError(f"node {name!r} ({attributes.op})", "inputs", value, rule)
-        arrays = {f"{name}.{i}": as_numpy(value, self.name, f"{name}.{i}") for i, value in enumerate(parameters)}
+        arrays = {
+            f"{name}.{i}": as_numpy(value, self.name, f"{name}.{i}", kept=True) for i, value in enumerate(parameters)
+        }
         for held in arrays:
             self._check_free("constant", held)
         read = tuple(self._emitter.values[value] for value in inputs)
@@ -145,7 +147,7 @@ class NetworkBuilder:
         residual: None, or the name of a value of the output's shape.
         name: the node's name.
         """
-        w = as_numpy(weight, "conv2d", "weight")
+        w = as_numpy(weight, "conv2d", "weight", kept=True)
         strides, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
         edges = pads("conv2d", padding, (*w.shape[2:], 1, 1)[:2], strides, dilations)
         attributes = ops.Conv2d(strides, edges, dilations, groups, read_activation(activation))
@@ -175,7 +177,7 @@ class NetworkBuilder:
         name: the node's name.
         """
         op = "conv_transpose2d"
-        w = as_numpy(weight, op, "weight")
+        w = as_numpy(weight, op, "weight", kept=True)
         strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
         more = output_paddings(op, output_padding, strides, dilations)
         edges = pads(op, padding, (*w.shape[2:], 1, 1)[:2], strides, dilations)

@@ -73,22 +73,11 @@ def _runtime(path: str | None) -> Runtime | None:
     return Runtime(_file_of(address) or "unknown", _PARALLEL(address)) if address else None
 
 
-class _SymbolInfo(ctypes.Structure):
-    """The result of `dladdr` for an address: Dl_info."""
-
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
 def _file_of(address: int) -> str | None:
     """The file of the library that contains an address."""
-    info = _SymbolInfo()
+    info = (ctypes.c_char_p * 4)()  # Dl_info: the file, its address, the symbol, its address
     try:
-        found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info))
+        found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), info)
     except AttributeError:
         return None
-    return os.fsdecode(info.file) if found and info.file else None
+    return os.fsdecode(info[0]) if found and info[0] else None

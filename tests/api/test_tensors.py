@@ -97,3 +97,26 @@ def test_autocast_of_what_is_packed_once_and_of_arrays():
         assert doubled(x.double()).dtype == torch.float64
         with torch.autocast("cpu", enabled=False):
             assert conv(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CALLS)
+def test_storages_stay_resizable_unless_they_are_kept(name, dtype):
+    x, w = torch.from_numpy(X).clone().to(dtype), torch.from_numpy(W).clone()
+    if name != "plan" or dtype is torch.float32:
+        CALLS[name][0](x)
+    bc.conv2d(x, w.to(dtype))
+    assert x.untyped_storage().resizable()
+    assert w.untyped_storage().resizable()
+    bc.Conv2d(w)
+    assert not w.untyped_storage().resizable()
+
+
+def test_bits_that_change_a_tensors_values():
+    """Signs and conjugates that are bits of a tensor, and zeros without memory."""
+    z = torch.complex(*(torch.from_numpy(X + k) for k in (0, 1)))
+    for x in (torch.imag(z.conj()), torch.imag(torch.conj(z)).real, torch.real(z.conj())):
+        close(bc.conv2d(x, W).numpy(), bc.conv2d(x.resolve_neg().clone().numpy(), W))
+    for x in (z.conj(), torch._efficientzerotensor(X.shape)):
+        with pytest.raises(bc.DtypeError, match="cannot be read as an array"):
+            bc.conv2d(x, W)

@@ -47,7 +47,7 @@ from blockconv.frontends.torch.reader import (
 )
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_op, place_ops
-from blockconv.frontends.torch.weights import Snapshot
+from blockconv.frontends.torch.weights import Snapshot, lent
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
@@ -554,7 +554,7 @@ class _Variant:
                 number = part.derived[k]
                 reader.values[node] = number.pytype(number.expr.subs(sizes))
             else:
-                reader.values[node] = Constant(value, node.name) if k in part.static else value
+                reader.values[node] = Constant(lent(value), node.name) if k in part.static else value
         reader.read(node for node in graph.nodes if node.op == "call_function")
         reader.refused.report(OP)
         (results,) = graph.output_node().args

@@ -325,20 +325,10 @@ def _check_rank(op: str, argument: str, value: Any, ranks: tuple[int, ...], axes
 
 
 _F: Any = torch_functional
-_ACTIVATIONS: dict[str, Callable[..., Any]] = {
+_ACTIVATIONS: dict[str, Callable[..., Any]] = {  # those whose function of PyTorch has another name, or fewer parameters
     "none": lambda x: x,
-    "relu": _F.relu,
-    "relu6": _F.relu6,
-    "clip": lambda x, low, high: x.clamp(low, high),
-    "leaky_relu": _F.leaky_relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "silu": _F.silu,
-    "hardswish": _F.hardswish,
-    "gelu": _F.gelu,
+    "clip": torch.clamp,
     "hardsigmoid": lambda x, alpha, beta: (x * alpha + beta).clamp(0, 1),
-    "mish": _F.mish,
-    "celu": _F.celu,
 }
 
 
@@ -346,4 +336,5 @@ def _activated(y: Any, given: Any) -> Any:
     """An activation by PyTorch, which has its gradient."""
     known = read_activation(given)
     count = len(DEFINITIONS[known.name].parameters)
-    return _ACTIVATIONS[known.name](y, *(known.first, known.second)[:count])
+    function = _ACTIVATIONS.get(known.name) or getattr(_F, known.name)
+    return function(y, *(known.first, known.second)[:count])

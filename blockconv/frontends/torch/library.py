@@ -399,39 +399,37 @@ def _keep_pool(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.shape, ctx.layout = x.shape, _layout(x)
 
 
-def _of_avg_pool2d(ctx: Any, grad: Any) -> Any:
-    return calls.avg_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout), *ctx.options), *(None,) * 6
+def _keep_pool_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    _, grad, *ctx.rest = inputs
+    ctx.options = ctx.rest or [grad.shape[2:]]
 
 
-def _keep_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    _, _, *ctx.options = inputs
+def _of_means(name: str) -> Callable[..., Any]:
+    """The gradient of a pool of means. An adaptive one has the shapes alone."""
+
+    def backward(ctx: Any, grad: Any) -> Any:
+        options = ctx.options if name == "avg_pool2d" else ()
+        of_x = getattr(calls, f"{name}_backward")(ctx.shape, _laid_out(grad, ctx.layout), *options)
+        return of_x, *(None for _ in ctx.options)
+
+    return backward
 
 
-def _of_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
-    return None, calls.avg_pool2d(given, *ctx.options), *(None,) * 6
+def _of_means_backward(name: str) -> Callable[..., Any]:
+    return lambda ctx, given: (None, getattr(calls, name)(given, *ctx.options), *(None for _ in ctx.rest))
 
 
-def _of_adaptive_avg_pool2d(ctx: Any, grad: Any) -> Any:
-    return calls.adaptive_avg_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout)), None
-
-
-def _keep_adaptive_avg_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.size = inputs[1].shape[2:]
-
-
-def _of_adaptive_avg_pool2d_backward(ctx: Any, given: Any) -> Any:
-    return None, calls.adaptive_avg_pool2d(given, ctx.size)
-
-
-_POOL_RULES: tuple[tuple[str, int, Callable[..., Any], Callable[..., Any]], ...] = (
-    ("adaptive_avg_pool2d", 0, _keep_pool, _of_adaptive_avg_pool2d),
-    ("avg_pool2d", 0, _keep_pool, _of_avg_pool2d),
-    ("adaptive_avg_pool2d_backward", 1, _keep_adaptive_avg_pool2d_backward, _of_adaptive_avg_pool2d_backward),
-    ("avg_pool2d_backward", 1, _keep_avg_pool2d_backward, _of_avg_pool2d_backward),
-    ("max_pool2d_backward", 1, _keep_max_pool2d_backward, _of_max_pool2d_backward),
+for _name in ("adaptive_avg_pool2d", "avg_pool2d"):
+    _back = f"{_name}_backward"
+    _differentiate(_name, _keep_pool, _of_means(_name), _linear(_name, 0), autocast=False)
+    _differentiate(_back, _keep_pool_backward, _of_means_backward(_name), _linear(_back, 1), autocast=False)
+_differentiate(
+    "max_pool2d_backward",
+    _keep_max_pool2d_backward,
+    _of_max_pool2d_backward,
+    _linear("max_pool2d_backward", 1),
+    autocast=False,
 )
-for _name, _operand, _saved, _rule in _POOL_RULES:
-    _differentiate(_name, _saved, _rule, _linear(_name, _operand), autocast=False)
 _differentiate(
     "max_pool2d",
     _keep_max_pool2d,

@@ -15,7 +15,7 @@ from blockconv.api.pooling import max_pool2d
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import follows_tangents, has_tangent, has_values
 from blockconv.frontends.torch import functional
-from blockconv.frontends.torch.weights import Snapshot
+from blockconv.frontends.torch.weights import Snapshot, lent
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
@@ -41,7 +41,7 @@ class _StandIn(type):
 
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _StandIn:
         theirs: Any = bases[0]
-        if not isinstance(theirs, _StandIn):  # not a class that inherits from a stand-in
+        if not any(isinstance(base, _StandIn) for base in bases):  # not a class that inherits from a stand-in
             own = body["forward"]
 
             @functools.wraps(theirs.forward)
@@ -98,7 +98,7 @@ class Conv2d(torch.nn.Conv2d, metaclass=_StandIn):  # type: ignore[misc]
         given = (weight,) if bias is None else (weight, bias)
         if held is None or held[1] != options or not held[0].are(given):
             known = Snapshot(given)
-            held = known, options, Packed(weight.detach(), None if bias is None else bias.detach(), *options)
+            held = known, options, Packed(lent(weight), None if bias is None else lent(bias), *options)
             self.__dict__["_packed"] = held
         return held[2](input)
 

@@ -56,7 +56,7 @@ class Constant:
         if isinstance(self.tensor, FakeTensor):
             shape = tuple(map(hint, self.tensor.shape))
             return np.broadcast_to(np.zeros((), _element(self.tensor.dtype).dtype), shape)
-        return frozen(as_numpy(self.tensor.detach(), "from_torch", self.name))
+        return frozen(as_numpy(self.tensor.detach(), "from_torch", self.name, kept=True))
 
 
 class InTraining(Unsupported):

@@ -15,6 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from blockconv.runtime.fingerprint import Fingerprint
 
 
+def lent(tensor: Any) -> Any:
+    """A tensor's memory in another storage. An array of it does not keep the tensor's own from being resized."""
+    try:
+        return torch.from_dlpack(tensor.detach())
+    except (BufferError, RuntimeError):  # a type that DLPack does not have
+        return tensor
+
+
 class Snapshot:
     """Tensors as they are now. Make it before what is packed from them, so that a write in between is seen."""
 

@@ -258,6 +258,16 @@ def test_counters_count_what_they_count_without_blockconv():
     assert counts[0] == counts[1] > 0
 
 
+def test_a_class_that_a_tool_makes_of_a_converted_one_runs_on_blockconv():
+    """As fully_shard makes one, of a class of its own and the module's."""
+    own, x = bc.torch.convert(nn.Conv2d(3, 4, 3)), images(1, 3, 6, 6)
+    wanted = own(x)
+    for bases in ((type("Mixin", (), {}), type(own)), (type(own),)):
+        own.__class__ = type("Sharded", bases, {})
+        assert own(x).equal(wanted)
+        assert isinstance(own, bc.torch.Conv2d)
+
+
 # ---------------------------------------------------------------- inputs that PyTorch alone computes
 
 

@@ -205,6 +205,40 @@ def test_a_write_of_one_element_is_seen_in_time(route):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_weights_whose_memory_is_freed_between_calls(route, trains):
+    """As FSDP and fully_shard free it: weights are parts of one storage, which is resized."""
+    theirs = made(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2), nn.GroupNorm(2, 4),
+            nn.Conv2d(4, 4, 3, groups=4), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2),
+        )
+    ).train(trains)  # fmt: skip
+    model, x = copy.deepcopy(theirs), images(2, 3, 10, 10)
+    values = torch.cat([p.detach().flatten() for p in theirs.parameters()])
+    flat, begin = values.clone(), 0
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            part = flat[begin : begin + p.numel()].view_as(p)
+            setattr(module, name, nn.Parameter(part))
+            begin += p.numel()
+    torch._dynamo.reset()
+    call = ROUTES[route](model)
+    with torch.set_grad_enabled(trains):
+        for k in range(3):
+            found = call(x)
+            if trains:
+                found.square().sum().backward()
+            close(found.detach(), theirs(x).detach())
+            flat.untyped_storage().resize_(0)
+            flat.untyped_storage().resize_(4 * len(values))
+            flat.copy_(values * (k + 2) / 2)
+            with torch.no_grad():
+                torch.nn.utils.vector_to_parameters(values * (k + 2) / 2, theirs.parameters())
+    torch._dynamo.reset()
+
+
 HOGWILD = """
 import sys, torch
 from torch import nn, multiprocessing
