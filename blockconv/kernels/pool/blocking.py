@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,9 +19,7 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.target import Isa
 from blockconv.core.types import ElementType
-from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import (
     FEW_SETS,
     TOGETHER,
@@ -33,14 +32,21 @@ from blockconv.kernels.common.geometry import WindowAxis, geometry, window_axis
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.requantize import quantization_words
+from blockconv.kernels.common.request import Reason
 from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.pool.codegen import PoolTile
 from blockconv.kernels.pool.kernels import PoolArgs
 from blockconv.kernels.pool.reduction import MAXIMUM, SUM, PoolQuantization, PoolReduction, held_type
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Block
 
 MASK_VECTORS = 12  # the most that a kernel stores with one mask address
-MOST_COLUMNS = 10  # of a tile that shares few of them: memory streams better through narrow tiles (1.2x at 112x112)
+MOST_SHARED = 10  # columns of a tile that shares few: memory streams better through narrow tiles (1.2x at 112x112)
+MOST_PICKED = 16  # vectors of a tile whose columns are picked from them
+MOST_STRIDE, MOST_TAPS = 4, 5  # of windows whose columns are picked
+MOST_UNROLLED = 3  # taps along an axis; more are a loop
+MOST_BYTES = 20 * 1024  # of rows of the image that are read again for the next row of outputs
+SPARE = 8  # vector registers for anything but the columns of a tile
 TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
 
@@ -319,34 +325,50 @@ class PoolBlocking:
     @cached_property
     def args(self) -> PoolArgs:
         """The words that all kernels share."""
-        p, v, ((s_row, s_col), (d_row, d_col)) = self.problem, self.view, self.strides
-        h, w = axis_of(p, "h"), axis_of(p, "w")
-        outer, nearer = ([stride * self.itemsize for stride in loop.strides] for loop in (v.outer, v.nearer))
-        return fill(
-            PoolArgs,
-            p,
-            v,
-            self,
+        p, h, w = self.problem, axis_of(self.problem, "h"), axis_of(self.problem, "w")
+        s, d = (geometry(*of, self.itemsize) for of in ((self.src, p.src_shape), (self.dst, p.dst_shape)))
+        return PoolArgs(
             src=POOL.src,
             dst=POOL.dst,
             table=OWN_TABLE,
-            masks=0,
-            mask_bytes=0,
-            mask_period=v.period * self.itemsize,
-            planes=v.nearer.size,
-            s_outer=outer[0],
-            s_plane=nearer[0],
-            s_row=s_row,
-            s_col=s_col,
-            d_outer=outer[1],
-            d_plane=nearer[1],
-            d_row=d_row,
-            d_col=d_col,
-            row_step=h.dilation * s_row,
-            col_step=w.dilation * s_col,
+            s=s,
+            d=d,
+            oh=h.out,
+            ow=w.out,
+            ih=h.size,
+            iw=w.size,
+            ph=h.begin,
             pw=w.begin,
             sw=w.stride,
             kw=w.kernel,
+            dh=h.dilation,
+            dw=w.dilation,
+            row_step=h.dilation * s.row,
+            col_step=w.dilation * s.col,
+            integers=self.integers,
+        )
+
+    @cached_property
+    def plane_args(self) -> PoolArgs:
+        """The words that all kernels of planes share."""
+        v, args, (s, d) = self.view, self.args, self.strides
+        outer, nearer = ([stride * self.itemsize for stride in loop.strides] for loop in (v.outer, v.nearer))
+        return args._replace(
+            s=args.s._replace(row=s[0], col=s[1]),
+            d=args.d._replace(row=d[0], col=d[1]),
+            row_step=args.dh * s[0],
+            col_step=args.dw * s[1],
+            inner=v.inner,
+            mask_period=v.period * self.itemsize,
+            blocks=v.blocks,
+            block_planes=v.block_planes,
+            planes=v.nearer.size,
+            s_outer=outer[0],
+            s_plane=nearer[0],
+            d_outer=outer[1],
+            d_plane=nearer[1],
+            task_rows=self.task_rows,
+            plane_tasks=self.plane_tasks,
         )
 
 
@@ -374,17 +396,88 @@ def crowded_seconds(machine: Machine, problem: Pool2dProblem, s_col: int, nbytes
     return gathering_seconds(machine, nbytes * p.kh / p.sh) if is_slow else 0.0
 
 
-def _tile_columns(problem: Pool2dProblem, pixels: int) -> int:
-    p = problem
-    return len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
-
-
-def tile_pixels(isa: Isa, problem: Pool2dProblem) -> int:
-    """Outputs of a tile, so that the fewest columns are read; 0 if a window has too many for the registers."""
-    p, most = problem, isa.registers - 8
+def _wide_tiles(b: PoolBlocking) -> Iterator[PoolTile]:
+    """Tiles of one pixel a vector, whose columns fit the registers."""
+    p, most = b.problem, b.machine.isa.registers - SPARE
     if p.kw <= p.sw + 1:
-        most = min(most, max(MOST_COLUMNS, p.kw))
-    if p.kw > most:
-        return 0
-    fit = [pixels for pixels in range(1, min(8, p.ow) + 1) if _tile_columns(p, pixels) <= most]
-    return min(fit, key=lambda pixels: (-(-p.ow // pixels) * (_tile_columns(p, pixels) + 1), -pixels), default=0)
+        most = min(most, max(MOST_SHARED, p.kw))
+    for pixels in range(1, min(8, p.ow) + 1) if p.kw <= most else ():
+        if len(_columns(p, pixels)) <= most:
+            yield PoolTile(pixels, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0))
+
+
+def _columns(problem: Pool2dProblem, pixels: int) -> set[int]:
+    p = problem
+    return {pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)}
+
+
+def wide_tile(b: PoolBlocking) -> PoolTile | None:
+    """The tile of one pixel a vector that reads the fewest columns; None if no window fits the registers."""
+    p = b.problem
+
+    def columns(tile: PoolTile) -> tuple[int, int]:
+        return -(-p.ow // tile.vectors) * (len(_columns(p, tile.vectors)) + 1), -tile.vectors
+
+    return min(_wide_tiles(b), key=columns, default=None)
+
+
+def _unrolled(problem: Pool2dProblem) -> int:
+    return problem.kh if problem.kh <= MOST_UNROLLED else 0
+
+
+# ---------------------------------------------------------------- tiles of narrow pixels
+
+
+def why_not_shuffled(b: PoolBlocking) -> Reason | None:
+    """None for a pool that is cut into tiles whose columns are picked, else why it is not, in a sentence."""
+    p, isa, inner = b.problem, b.machine.isa, b.view.inner
+    if b.is_adaptive:
+        return "needs windows of equal size"
+    if not b.has_contiguous_pixels:
+        return f"the pixels of a row are not contiguous in {b.src}"
+    if inner % b.lanes == 0:
+        return f"a pixel of {b.src} has {inner} elements here, which fill whole vectors without shuffles"
+    if isa.vector_bytes < 32:
+        return f"needs masked loads and vectors of at least 256 bits, unlike {isa.name}"
+    if inner == 1 and p.sw == 1:
+        return "contiguous pixels at stride 1 fill vectors without shuffles"
+    if p.sw > MOST_STRIDE or p.kw > MOST_TAPS or p.iw * inner >= 1 << 31:
+        return f"needs strides up to {MOST_STRIDE}, windows of up to {MOST_TAPS} columns, and rows below 2^31 elements"
+    return None if _shuffled_tiles(b) else f"the vector registers do not hold {p.kw} columns of a window"
+
+
+def shuffled_tile(b: PoolBlocking) -> PoolTile:
+    """The tile of a pool that needs the fewest instructions."""
+    p, row = b.problem, -(-b.problem.ow * b.view.inner // b.lanes)
+
+    def instructions(tile: PoolTile) -> int:
+        return -(-row // tile.vectors) * (tile.span(b.lanes) * p.kh + tile.vectors * p.kw + 2)
+
+    return min(_shuffled_tiles(b), key=instructions)
+
+
+def _shuffled_tiles(b: PoolBlocking) -> list[PoolTile]:
+    """Tiles of whole pixels, or of a whole row of outputs, whose columns fit the registers."""
+    lanes, outputs = b.lanes, b.problem.ow * b.view.inner
+    period, most = math.lcm(b.view.inner, lanes) // lanes, min(b.machine.isa.registers - SPARE, MOST_PICKED)
+    choices = {-(-outputs // lanes), *range(period, min(MASK_VECTORS, outputs // lanes) + 1, period)}
+    tiles = [_shuffled_tile(b, vectors) for vectors in sorted(choices) if vectors <= MASK_VECTORS]
+    return [tile for tile in tiles if tile.span(lanes) <= most]
+
+
+def _shuffled_tile(b: PoolBlocking, vectors: int) -> PoolTile:
+    p, lanes, inner, width = b.problem, b.lanes, b.view.inner, vectors * b.lanes
+    shift, partial = -p.pw * inner % lanes, int(width > p.ow * inner)
+    tile = PoolTile(vectors, inner, _unrolled(p), p.kw, p.sw, p.dw, shift=shift, partial=partial)
+    columns, before = tile.span(lanes), p.pw * inner + shift
+    last = max(0, p.ow * inner - width) * p.sw - before  # the first element of the last tile
+    beyond = last + columns * lanes - p.iw * inner
+    return tile._replace(left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
+
+
+def shuffled_parts(b: PoolBlocking, tile: PoolTile) -> tuple[int, int]:
+    """(outputs of a part of a row, parts): so short that the rows of their windows stay near for the next row."""
+    width, outputs = tile.vectors * b.lanes, b.problem.ow * b.view.inner
+    wanted = -(-b.problem.kh * b.row_bytes // MOST_BYTES)
+    part = -(-outputs // (width * wanted)) * width
+    return part, -(-outputs // part)

@@ -3,18 +3,19 @@
 Every function reduces vectors at run-time strides, in several accumulators, so that no operation waits for the one
 before it.
 
-A `PoolReduction` and a ``...Spec`` hold the parameters that a kernel is built for, a ``...Run`` the arguments of a
-call. Addresses and steps between elements of memory are in bytes.
+A `PoolReduction` and a tile or ``...Spec`` hold the parameters that a kernel is built for, a `PoolRun` the arguments
+of a call.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from llvmlite import ir
 from numba.core import cgutils
 
-from blockconv.jit.ir import I64, const, emitted
-from blockconv.kernels.pool.reduction import PoolReduction, Reducer
+from blockconv.jit.ir import I32, I64, const, emitted, shuffle, splat
+from blockconv.kernels.pool.reduction import PoolReduction, PoolRun, Reducer
 
 _Vectors = list[Any]
 
@@ -36,117 +37,140 @@ def filler(reduction: PoolReduction, in_memory: bool = False) -> Any:
 
 
 def reduce_element(reduction: PoolReduction) -> Any:
-    """Code for one element of outputs, whose window is reduced in its order: see `WindowRun`."""
+    """Code for one element of outputs, whose window is reduced in its order: see `PoolRun`."""
 
     @emitted
-    def window(builder: Any, run: WindowRun) -> None:
+    def window(builder: Any, run: PoolRun) -> None:
         e = Reducer(builder, reduction._replace(lanes=1, masked=0), run.integers)
         slot = e.accumulators(1)[0]
         with cgutils.for_range(builder, run.rows) as row, cgutils.for_range(builder, run.cols) as col:
             at = builder.add(run.src, builder.mul(row.index, run.row_step))
-            e.accumulate(slot, e.read(builder.add(at, builder.mul(col.index, run.col_step))))
-        e.store_result(builder.load(slot), run.dst, e.scale(run.scale), run.mask)
+            e.accumulate(slot, e.read(builder.add(at, builder.mul(col.index, run.step))))
+        e.store_result(builder.load(slot), run.dst, e.scale(run.scales), run.mask)
 
     return window
 
 
-# ---------------------------------------------------------------- wide pixels
+# ---------------------------------------------------------------- tiles
 
 
-class PoolTileSpec(NamedTuple):
-    """A tile of neighbouring outputs of one row, a vector of channels each."""
+class PoolTile(NamedTuple):
+    """A tile of neighbouring outputs of a row, in vectors of one pixel each, or of whole pixels that are neighbours."""
 
-    pixels: int  # outputs
-    taps: int  # columns of a window
-    stride: int  # columns between windows
-    dilation: int  # columns between taps
-    border: int  # 1: columns outside the image are met, and read from `PoolTileRun.fill`
-    rows: int  # of a window, if known, or 0
+    vectors: int  # of outputs
+    inner: int  # elements of a pixel; a vector's where it is of one pixel
+    kh: int  # rows of a window that are few enough to be unrolled, or 0
+    kw: int
+    stride: int
+    dilation: int
+    gathered: int = 0  # 1: a task gathers its source first
+    shift: int = 0  # elements read before the first column: so vectors of columns begin at multiples of vectors
+    partial: int = 0  # 1: the tile is a whole row, whose last vector has fewer elements
+    left: int = 0  # first vectors of columns that some tile has outside the image, or in part
+    right: int = 0  # last vectors of columns that some tile has outside the image, or in part
 
+    def picked(self, tap: int, output: int) -> int:
+        """The number of the read element that is this tap of an output's window."""
+        column = output // self.inner * self.stride + tap * self.dilation
+        return self.shift + column * self.inner + output % self.inner
 
-class PoolTileRun(NamedTuple):
-    """The arguments of `pool_tile`."""
-
-    src: Any  # the channel of the first column, in the first row that exists
-    rows: Any  # of the windows
-    row_step: Any
-    col_step: Any
-    column: Any  # the first column's number
-    width: Any  # columns of the image
-    fill: Any  # address of a vector that changes no result
-    dst: Any  # the first output
-    d_step: Any  # from an output to the next
-    scales: Any  # address of the scale of each output's sum
-    mask: Any  # address of zero bits for channels that do not exist
-    integers: Any  # address of the `PoolQuantization`
+    def span(self, lanes: int) -> int:
+        """Vectors from the first that a tile reads to the last."""
+        return self.picked(self.kw - 1, self.vectors * lanes - 1) // lanes + 1
 
 
-def pool_tile(reduction: PoolReduction, spec: PoolTileSpec) -> Any:
-    """Code for a tile: the windows' rows are reduced into a vector a column, then the columns of each window.
+def pool_tile(reduction: PoolReduction, tile: PoolTile, border: bool, rows: int = 0) -> Any:
+    """Code for a tile: the windows' rows are reduced into vectors of columns, then the columns of each window.
 
-    Each column is loaded once, whatever the number of windows that it is in.
+    Each column is loaded once, whatever the number of windows that it is in. Constant shuffles pick columns from
+    vectors of several pixels. border: columns outside the image are met; they are masked off, or read from
+    `PoolRun.edge`. rows: of a window, if known.
     """
-    windows = [[p * spec.stride + t * spec.dilation for t in range(spec.taps)] for p in range(spec.pixels)]
-    columns = sorted({c for window in windows for c in window})
+    lanes, span = reduction.lanes, tile.span(reduction.lanes)
+    is_wide = tile.inner == lanes
+    windows = [
+        [[tile.picked(t, k) for k in range(first, first + lanes)] for t in range(tile.kw)]
+        for first in range(0, tile.vectors * lanes, lanes)
+    ]
+    columns = sorted({k // lanes for taps in windows for elements in taps for k in elements})
 
     @emitted
-    def tile(builder: Any, run: PoolTileRun) -> None:
+    def code(builder: Any, run: PoolRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         inside = {}
-        for c in columns if spec.border else ():
-            inside[c] = builder.icmp_unsigned("<", builder.add(run.column, const(c)), run.width)
+        for c in columns if border else ():
+            if is_wide:
+                inside[c] = builder.icmp_unsigned("<", builder.add(run.column, const(c)), run.width)
+            elif c < tile.left or c >= span - tile.right:
+                inside[c] = _inside(e, run, c * lanes)
 
         def read(row: Any, v: int) -> Any:
             c = columns[v]
-            at = e.after(builder.add(run.src, builder.mul(row, run.row_step)), c, run.col_step)
-            return e.read(builder.select(inside[c], at, run.fill) if spec.border else at)
+            at = e.after(builder.add(run.src, builder.mul(row, run.row_step)), c, run.step)
+            if is_wide:
+                return e.read(builder.select(inside[c], at, run.edge) if border else at)
+            return e.read(at, inside.get(c))
 
         def compute() -> _Vectors:
-            reduced = dict(zip(columns, e.reduced(len(columns), spec.rows, run.rows, read), strict=True))
+            reduced = dict(zip(columns, e.reduced(len(columns), rows, run.rows, read), strict=True))
             values = []
-            for window in windows:
-                value = reduced[window[0]]
-                for c in window[1:]:
-                    value = e.combine(value, reduced[c])
+            for taps in windows:
+                value = _pick(e, reduced, taps[0])
+                for elements in taps[1:]:
+                    value = e.combine(value, _pick(e, reduced, elements))
                 values.append(value)
             return values
 
         def store(values: _Vectors) -> None:
-            for p, value in enumerate(values):
-                scale = e.scale(e.plus_held(run.scales, p))
-                e.store_result(value, e.after(run.dst, p, run.d_step), scale, run.mask)
+            for k, value in enumerate(values):
+                first = 0 if is_wide else k * lanes
+                scale = e.scale(e.plus_held(run.scales, k if is_wide else first), is_wide)
+                count = builder.sub(run.count, const(first)) if tile.partial and k + 1 == tile.vectors else None
+                e.store_result(value, e.after(run.dst, k, run.d_step), scale, e.plus(run.mask, first), count)
 
         e.guarded(compute, store)
 
-    return tile
+    return code
 
 
-class WindowRun(NamedTuple):
-    """The arguments of `reduce_window`."""
+def _inside(e: Reducer, run: PoolRun, first: int) -> Any:
+    """The mask of a vector's elements that are in the image's row; first: its number of elements from the tile's."""
+    numbers = ir.Constant(ir.VectorType(I32, e.lanes), [first + lane for lane in range(e.lanes)])
+    before, elements = (splat(e.b, e.b.trunc(value, I32), e.lanes) for value in (run.column, run.width))
+    return e.b.icmp_unsigned("<", e.b.add(before, numbers), elements)
 
-    src: Any  # the window's first pixel that exists
-    rows: Any
-    row_step: Any
-    cols: Any
-    col_step: Any
-    dst: Any
-    scale: Any  # address of a sum's scale
-    mask: Any  # address of zero bits for channels that do not exist
-    last: Any  # from the first vector to the last, which may overlap the one before, in bytes
-    integers: Any  # address of the `PoolQuantization`
+
+def _pick(e: Reducer, vectors: dict[int, Any], elements: list[int]) -> Any:
+    """A vector of elements of others that follow one another."""
+    value, have = None, [0] * e.lanes
+    for number in dict.fromkeys(k // e.lanes for k in elements):
+        here = [k // e.lanes == number for k in elements]
+        if value is None:
+            have = [k % e.lanes if mine else -1 for k, mine in zip(elements, here, strict=True)]
+            value = vectors[number]
+            continue
+        chosen = [e.lanes + k % e.lanes if mine else h for k, mine, h in zip(elements, here, have, strict=True)]
+        value = shuffle(e.b, value, vectors[number], [0 if k < 0 else k for k in chosen])
+        have = [lane if k >= 0 else -1 for lane, k in enumerate(chosen)]
+    return value if have == list(range(e.lanes)) else shuffle(e.b, value, value, have)
+
+
+# ---------------------------------------------------------------- windows
 
 
 def reduce_window(reduction: PoolReduction, vectors: int, unroll: int) -> Any:
-    """Code for one window of any size: `vectors` vectors of its channels, `unroll` columns at a time.
+    """Code for one window of any size: `vectors` vectors of `PoolRun.count` channels, `unroll` columns at a time.
 
+    The last vector is moved back to be whole.
     Each row has accumulators of its own: a sum's rounding errors grow with rows plus columns, not with their product.
     """
 
     @emitted
-    def window(builder: Any, run: WindowRun) -> None:
+    def window(builder: Any, run: PoolRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         at = cgutils.alloca_once(builder, I64)
-        offsets = [*(const(v * e.memory.bytes) for v in range(vectors - 1)), run.last]
+        last = builder.mul(builder.sub(run.count, const(reduction.lanes)), const(e.memory.itemsize))
+        offsets = [*(const(v * e.memory.bytes) for v in range(vectors - 1)), last]
         parts = (unroll, builder.sdiv(run.cols, const(unroll))), (1, builder.srem(run.cols, const(unroll)))
 
         def compute() -> _Vectors:
@@ -159,9 +183,9 @@ def reduce_window(reduction: PoolReduction, vectors: int, unroll: int) -> Any:
                         here = builder.load(at)
                         for c in range(width):
                             for v, offset in enumerate(offsets):
-                                address = builder.add(e.after(here, c, run.col_step), offset)
+                                address = builder.add(e.after(here, c, run.step), offset)
                                 e.accumulate(slots[c * vectors + v], e.read(address))
-                        builder.store(e.after(here, width, run.col_step), at)
+                        builder.store(e.after(here, width, run.step), at)
                 for i, slot in enumerate(slots):
                     e.accumulate(totals[i % vectors], builder.load(slot))
             return [builder.load(slot) for slot in totals]
@@ -169,7 +193,7 @@ def reduce_window(reduction: PoolReduction, vectors: int, unroll: int) -> Any:
         def store(values: _Vectors) -> None:
             for offset, value in zip(offsets, values, strict=True):
                 dst, mask = (builder.add(x, offset) for x in (run.dst, run.mask))
-                e.store_result(value, dst, e.scale(run.scale), mask)
+                e.store_result(value, dst, e.scale(run.scales), mask)
 
         e.guarded(compute, store)
 

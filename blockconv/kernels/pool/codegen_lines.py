@@ -13,7 +13,7 @@ from numba.core import cgutils
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, I64, const, emitted, pointer, shuffle, splat
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.pool.reduction import PoolReduction, Reducer
+from blockconv.kernels.pool.reduction import PoolReduction, PoolRun, Reducer
 
 _Vectors = list[Any]
 
@@ -22,35 +22,18 @@ _Vectors = list[Any]
 
 
 class LineSpec(NamedTuple):
-    """Code for neighbouring vectors, each reduced with the vectors a few `LineRun.tap_step` after it."""
+    """Code for neighbouring vectors, each reduced with the vectors a few `PoolRun.row_step` after it."""
 
     vectors: int = 1
     taps: int = 0  # if known
     held: int = 0  # 1: of a line in the scratch, of the held type; 0: of the image
     inner: int = 0  # elements of a pixel, if the pixels of a vector are not neighbours in the line
     stride: int = 1  # such pixels' distance; 1: a vector's elements are neighbours
-    partial: int = 0  # 1: only `LineRun.count` elements of one vector exist
+    partial: int = 0  # 1: only `PoolRun.count` elements of one vector exist
     result: int = 0  # 1: results are stored, scaled and masked; 0: they are a line
     spread: int = 0  # 1: a vector has one scale; else each lane has its own
     checked: int = 0  # bit t: tap t is read only where its flags are not zero
     guarded: int = 0  # 1: see `Reducer.guarded`
-
-
-class LineRun(NamedTuple):
-    """The arguments of `reduce_line`."""
-
-    src: Any
-    step: Any  # from a vector to the next
-    taps: Any
-    tap_step: Any
-    dst: Any
-    d_step: Any
-    integers: Any  # address of the `PoolQuantization`
-    scales: Any = const(0)
-    mask: Any = const(0)
-    count: Any = const(0)
-    flags: Any = const(0)  # address of a byte for each element, of the first tap
-    flags_step: Any = const(0)  # from a tap's flags to the next's
 
 
 def reduce_line(reduction: PoolReduction, spec: LineSpec) -> Any:
@@ -58,19 +41,19 @@ def reduce_line(reduction: PoolReduction, spec: LineSpec) -> Any:
     used = reduction.lanes if spec.stride == 1 else reduction.lanes // spec.inner * spec.inner
 
     @emitted
-    def line(builder: Any, run: LineRun) -> None:
+    def line(builder: Any, run: PoolRun) -> None:
         e = Reducer(builder, reduction, run.integers)
         flags_kind = ir.VectorType(ir.IntType(8), e.lanes)
         count = run.count if spec.partial else None
         keep = e.below(count) if spec.partial and not spec.held else None
 
         def read(tap: Any, v: int) -> Any:
-            at = e.after(builder.add(run.src, builder.mul(tap, run.tap_step)), v, run.step)
+            at = e.after(builder.add(run.src, builder.mul(tap, run.row_step)), v, run.step)
             if spec.held:
                 return e.read_pixels(at, spec.inner, spec.stride)
             mask = keep
             if spec.checked and spec.checked >> tap.constant & 1:
-                flags = builder.add(builder.add(run.flags, builder.mul(tap, run.flags_step)), const(v * e.lanes))
+                flags = builder.add(builder.add(run.edge, builder.mul(tap, run.edge_step)), const(v * e.lanes))
                 flags = builder.load(pointer(builder, flags, flags_kind), align=1)
                 inside = builder.icmp_unsigned("!=", flags, ir.Constant(flags_kind, None))
                 mask = inside if keep is None else builder.and_(inside, keep)
@@ -86,7 +69,7 @@ def reduce_line(reduction: PoolReduction, spec: LineSpec) -> Any:
                 e.store_result(value, to, scale, e.plus(run.mask, first), count)
 
         def compute() -> _Vectors:
-            return e.reduced(spec.vectors, spec.taps, run.taps, read)
+            return e.reduced(spec.vectors, spec.taps, run.rows, read)
 
         if spec.guarded:
             e.guarded(compute, store)

@@ -4,8 +4,8 @@ A task is some rows of outputs of one plane. A table of rows and one of columns 
 window covers. A third holds the factors of sums. So no kernel clips a window, or counts or divides.
 
 This module has the argument blocks, code that all kernels share, and the kernels that read windows from the image
-itself. `kernels_lines` has the kernels that first reduce rows of windows into lines of scratch, and those for indices.
-`kernels_reference` has the kernel that takes any two layouts.
+itself. `kernels_lines` has the kernels that first reduce rows of windows into lines of scratch, those for indices, and
+the one that takes any two layouts.
 """
 
 from __future__ import annotations
@@ -17,23 +17,11 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
+from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.operands import PoolOperands
-from blockconv.kernels.pool.codegen import (
-    PoolTileRun,
-    PoolTileSpec,
-    WindowRun,
-    filler,
-    pool_tile,
-    reduce_window,
-)
-from blockconv.kernels.pool.codegen_lines import (
-    LineRun,
-    LineSpec,
-    fold_planes,
-    reduce_line,
-    reduce_plane,
-)
-from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction
+from blockconv.kernels.pool.codegen import PoolTile, filler, pool_tile, reduce_window
+from blockconv.kernels.pool.codegen_lines import LineSpec, fold_planes, reduce_line, reduce_plane
+from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction, PoolRun
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
@@ -43,56 +31,53 @@ MOST_FOLDED = 16  # planes whose vectors are folded together
 # ---------------------------------------------------------------- argument blocks
 
 
-class PoolWords(PoolOperands):
-    """A pool: the sizes of a plane, and its windows, whose rows and columns are a dilation apart."""
+class PoolArgs(PoolOperands):
+    """A pool of planes: the image, its outputs, its windows, whose rows and columns are a dilation apart, and tasks.
 
-    table = word("a WindowRow for each row of outputs, a `Covered` for each column, then scales", "address")
+    Words that only some kernels read are 0 for the others.
+    """
+
+    table = word("a `WindowRow` for each row of outputs, a `Covered` for each column, then scales", "address")
+    s = group(Geometry, "the strides of the image; planes have strides of their own")
+    d = group(Geometry, "those of the outputs")
     oh = word("rows of outputs of a plane", "rows")
     ow = word("outputs of a row", "columns")
+    ih = word("rows of the image", "rows")
     iw = word("pixels of a row of the image", "columns")
-    row_step = word("from a row of a window to the next", "bytes")
-    col_step = word("from a column of a window to the next", "bytes")
-    integers = group(PoolQuantization, "where the image is of integers")
-
-
-class PoolArgs(PoolWords):
-    """A pool of planes: the image, its outputs, and the tasks."""
-
-    inner = word("elements of a pixel", "elements")
-    masks = word("from the table to a mask of ones over a pixel's elements; that of the last block follows", "bytes")
-    mask_bytes = word("from a mask to the next", "bytes")
-    mask_period = word("of elements of a pixel after which a mask begins anew", "bytes")
-    blocks = word("channel blocks that are planes of their own", "blocks")
-    block_planes = word("planes from a channel block to the next", "planes")
-    planes = word("planes of the inner of their two loops", "planes")
-    s_outer = word("from a plane of the image to the next of the outer loop", "bytes")
-    s_plane = word("from a plane of the image to the next of the inner loop", "bytes")
-    s_row = word("from a row of the image to the next", "bytes")
-    s_col = word("from a pixel of the image to the next", "bytes")
-    d_outer = word("from a plane of outputs to the next of the outer loop", "bytes")
-    d_plane = word("from a plane of outputs to the next of the inner loop", "bytes")
-    d_row = word("from a row of outputs to the next", "bytes")
-    d_col = word("from an output to the next", "bytes")
+    ph = word("rows of padding at the beginning of the image", "rows")
     pw = word("columns of padding at the beginning of a row", "columns")
     sw = word("columns from a window to the next", "columns")
     kw = word("columns of a window, padding included", "columns")
-    task_rows = word("rows of outputs of a task, of which a plane's last task may have fewer", "rows")
-    plane_tasks = word("tasks of a plane", "tasks")
-
-
-class WindowsArgs(PoolArgs):
-    """Windows whose channels may be cut into tasks too."""
-
-    split = word("elements of a pixel that are one task's", "elements")
-    splits = word("such parts of a pixel", "parts")
-
-
-class PlaneArgs(PoolArgs):
-    """Planes whose only window is the whole plane: `runs` times `run` groups of four vectors, then `left` elements."""
-
-    runs = word("times that accumulators begin anew", "runs")
-    run = word("groups of four vectors until they do", "groups")
-    left = word("elements after these", "elements")
+    dh = word("rows from a row of a window to the next", "rows")
+    dw = word("columns from a column of a window to the next", "columns")
+    row_step = word("from a row of a window to the next", "bytes")
+    col_step = word("from a column of a window to the next", "bytes")
+    integers = group(PoolQuantization, "where the image is of integers")
+    inner = word("elements of a pixel", "elements", 0)
+    masks = word("from the table to a mask of ones over a pixel's elements; that of the last block follows", "bytes", 0)
+    mask_bytes = word("from a mask to the next", "bytes", 0)
+    mask_period = word("of elements of a pixel after which a mask begins anew", "bytes", 0)
+    blocks = word("channel blocks that are planes of their own", "blocks", 0)
+    block_planes = word("planes from a channel block to the next", "planes", 0)
+    planes = word("planes of the inner of their two loops", "planes", 0)
+    s_outer = word("from a plane of the image to the next of the outer loop", "bytes", 0)
+    s_plane = word("from a plane of the image to the next of the inner loop", "bytes", 0)
+    d_outer = word("from a plane of outputs to the next of the outer loop", "bytes", 0)
+    d_plane = word("from a plane of outputs to the next of the inner loop", "bytes", 0)
+    task_rows = word("rows of outputs of a task, of which a plane's last task may have fewer", "rows", 0)
+    plane_tasks = word("tasks of a plane", "tasks", 0)
+    part = word(
+        "elements of a pixel, or of a row of outputs, that are computed for all rows before the next", "elements", 0
+    )
+    parts = word("such parts", "parts", 0)
+    runs = word("of a plane that is one window: times that accumulators begin anew", "runs", 0)
+    run = word("groups of four vectors until they do", "groups", 0)
+    left = word("elements after these", "elements", 0)
+    line_elements = word("elements of a line, with margins that stand for the padding", "elements", 0)
+    line_bytes = word("from a line to the next", "bytes", 0)
+    flags = word("from the table to what `reduce_line` reads of columns: bytes for a row's elements, a tap", "bytes", 0)
+    channels = word("of the reference: channels", "channels", 0)
+    padded = word("channels of the destination, padding included", "channels", 0)
 
 
 class Covered(Arguments):
@@ -153,7 +138,7 @@ def output_row(a, plane, oh):
     """The `OutputRow` of a plane."""
     row = WindowRow(a.table)[oh]
     ih, rows, scales = row.first, row.taps, a.table + row.scales
-    return OutputRow(ih, rows, plane.src + ih * a.s_row, plane.dst + oh * a.d_row, scales)
+    return OutputRow(ih, rows, plane.src + ih * a.s.row, plane.dst + oh * a.d.row, scales)
 
 
 @inline
@@ -163,26 +148,7 @@ def window_column(a, ow):
     return column.first, column.taps
 
 
-# ---------------------------------------------------------------- wide pixels
-
-
-class TilesArgs(PoolArgs):
-    """Tiles of wide pixels. A task may first gather parts of these: see `kernels.common.gathering`."""
-
-    dh = word("rows from a row of a window to the next", "rows")
-    part = word("elements of a pixel that are gathered at once, or all that it has", "elements")
-    parts = word("such parts of a pixel", "parts")
-
-
-class PoolTile(NamedTuple):
-    """The shape of `pool_tiles`' tiles."""
-
-    gathered: int  # 1: a task gathers its source first
-    pixels: int  # outputs
-    kh: int  # rows of a window that are few enough to be unrolled, or 0
-    kw: int
-    stride: int
-    dilation: int
+# ---------------------------------------------------------------- tiles and windows
 
 
 @inline
@@ -197,7 +163,7 @@ def _gathered_image(a, image, at, oh_first, oh_last, window, size):
         if row.taps > 0:
             top, end = min(top, row.first), max(end, row.first + (row.taps - 1) * a.dh + 1)
     top = min(top, end)
-    gather_window(window, size, image + top * a.s_row + at, a.s_row, a.s_col, end - top, a.iw, size)
+    gather_window(window, size, image + top * a.s.row + at, a.s.row, a.s.col, end - top, a.iw, size)
     return window - top * a.iw * size - at
 
 
@@ -207,22 +173,20 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
 
     A row's last tile, or vector, is moved back to be whole.
     """
-    gathered, pixels, kh, kw, stride, dilation = tile
+    gathered, pixels, kh, stride, span = tile.gathered, tile.vectors, tile.kh, tile.stride, tile.span(reduction.lanes)
     lanes, masked, itemsize, held_bytes = reduction.lanes, reduction.masked, reduction.itemsize, reduction.held.itemsize
     sums, fill_identity = int(reduction.sums_integers), filler(reduction, in_memory=True)
-    span = (pixels - 1) * stride + (kw - 1) * dilation + 1
-    inner_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 0, kh))
-    border_tile = pool_tile(reduction, PoolTileSpec(pixels, kw, stride, dilation, 1, 0))
+    inner_tile, border_tile = pool_tile(reduction, tile, False, kh), pool_tile(reduction, tile, True)
 
     def kernel(args, first, last, scratch):
-        a = TilesArgs(args)
+        a = PoolArgs(args)
         fill = scratch + FILL
         for at in range(0, 64 if sums else 0, itemsize):
             store_bits(fill + at, a.integers.src.zero_point, itemsize)
         if not sums:
             fill_identity(fill, 64 // itemsize)
         inner, iw, ow_count, pw = a.inner, a.iw, a.ow, a.pw
-        s_row, s_col, d_col, part, period = a.s_row, a.s_col, a.d_col, a.part, a.mask_period
+        s_row, s_col, d_col, part, period = a.s.row, a.s.col, a.d.col, a.part, a.mask_period
         if gathered:
             s_row, s_col = iw * part * itemsize, part * itemsize
         row_step = a.dh * s_row
@@ -241,24 +205,61 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
                         inside = column >= 0 and column + span <= iw
                         for i_at in range(i_first, i_first + part, lanes):
                             i = min(i_at, inner - lanes) * itemsize
-                            run = PoolTileRun(
+                            run = PoolRun(
                                 src=src + column * s_col + i,
+                                step=s_col,
                                 rows=row.rows,
                                 row_step=row_step,
-                                col_step=s_col,
-                                column=column,
-                                width=iw,
-                                fill=fill,
                                 dst=row.dst + ow * d_col + i,
                                 d_step=d_col,
+                                integers=a.integers.address,
                                 scales=row.scales + ow * held_bytes,
                                 mask=plane.mask + i % period if masked else 0,
-                                integers=a.integers.address,
+                                count=lanes,
+                                cols=0,
+                                edge=fill,
+                                edge_step=0,
+                                column=column,
+                                width=iw,
                             )
                             if inside and (kh == 0 or row.rows == kh):
                                 inner_tile(run)
                             else:
                                 border_tile(run)
+
+    return kernel
+
+
+@jit.kernel
+def pool_shuffles(reduction: PoolReduction, tile: PoolTile):
+    """A task is rows of outputs, by tiles of vectors of them. A row's last tile is moved back to be whole."""
+    lanes, masked, itemsize = reduction.lanes, reduction.masked, reduction.itemsize
+    inner, kh, stride, shift, width = tile.inner, tile.kh, tile.stride, tile.shift, tile.vectors * lanes
+    span, size = tile.span(lanes) * lanes, lanes * itemsize
+    inner_tile, border_tile = (pool_tile(reduction, tile, border, kh) for border in (False, True))
+    any_tile = pool_tile(reduction, tile, True)
+
+    def kernel(args, first, last, scratch):
+        a = PoolArgs(args)
+        elements, outputs, pw, row_step, period = a.iw * inner, a.ow * inner, a.pw, a.row_step, a.mask_period
+        for task in range(first, last):
+            plane, oh_first, oh_last = start(a, task)
+            for number in range(a.parts):
+                part = number * a.part
+                for oh in range(oh_first, oh_last):
+                    row = output_row(a, plane, oh)
+                    for at in range(part, min(outputs, part + a.part), width):
+                        done = max(0, min(at, outputs - width))
+                        before, here = done * stride - pw * inner - shift, done * itemsize
+                        src, mask = row.src + before * itemsize, plane.mask + here % period if masked else 0
+                        given = src, size, row.rows, row_step, row.dst + here, size, 0, row.scales + here, mask, outputs
+                        run = PoolRun(*given, 0, 0, 0, before, elements)
+                        if kh == 0 or row.rows != kh:
+                            any_tile(run)
+                        elif before >= 0 and before + span <= elements:
+                            inner_tile(run)
+                        else:
+                            border_tile(run)
 
     return kernel
 
@@ -275,13 +276,13 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
     reduce = reduce_window(reduction, vectors, unroll)
 
     def kernel(args, first, last, scratch):
-        a = WindowsArgs(args)
-        s_col, d_col, splits, words = a.s_col, a.d_col, a.splits, a.integers.address
+        a = PoolArgs(args)
+        s_col, d_col, parts, words = a.s.col, a.d.col, a.parts, a.integers.address
         inner, row_step, col_step, period = a.inner, a.row_step, a.col_step, a.mask_period
-        for split_task in range(first, last):
-            task = split_task // splits
-            i_first = (split_task - task * splits) * a.split
-            i_last = min(inner, i_first + a.split)
+        for number in range(first, last):
+            task = number // parts
+            i_first = (number - task * parts) * a.part
+            i_last = min(inner, i_first + a.part)
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):
                 row = output_row(a, plane, oh)
@@ -291,9 +292,20 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
                     for i in range(i_first, i_last, width):
                         first_of = max(0, min(i, inner - width))
                         at = first_of * itemsize
-                        m = plane.mask + at % period if masked else 0
-                        where = src + at, row.rows, row_step, cols, col_step, dst + at
-                        reduce(WindowRun(*where, scale, m, (min(width, inner) - lanes) * itemsize, words))
+                        run = PoolRun(
+                            src=src + at,
+                            step=col_step,
+                            rows=row.rows,
+                            row_step=row_step,
+                            dst=dst + at,
+                            d_step=0,
+                            integers=words,
+                            scales=scale,
+                            mask=plane.mask + at % period if masked else 0,
+                            count=min(width, inner),
+                            cols=cols,
+                        )
+                        reduce(run)
 
     return kernel
 
@@ -314,7 +326,7 @@ def pool_planes(reduction: PoolReduction, inner):
     element = reduce_line(reduction._replace(lanes=1), LineSpec(held=1, result=1, spread=1))
 
     def kernel(args, first, last, scratch):
-        a = PlaneArgs(args)
+        a = PoolArgs(args)
         runs, run, left, period, words = a.runs, a.run, a.left, a.mask_period, a.integers.address
         scale = a.table + WindowRow(a.table).scales
         folded = scratch + LINE
@@ -331,7 +343,7 @@ def pool_planes(reduction: PoolReduction, inner):
             else:
                 for i in range(inner):
                     at, step, to = vectors + i * held_bytes, inner * held_bytes, folded + i * itemsize
-                    element(LineRun(at, 0, used // inner, step, to, 0, words, scale))
+                    element(PoolRun(at, 0, used // inner, step, to, 0, words, scale))
             if not whole:
                 for k in range(0, count * pixel, itemsize):
                     move(dst + k, folded + k, itemsize, 0)

@@ -1,7 +1,7 @@
 """Pooling's kernels that reduce the rows of a row of windows into lines of scratch, and outputs from there.
 
-So large windows cost their height plus their width. The two kernels that find maxima and their indices are here too.
-Tasks and shared code are in `kernels`.
+So large windows cost their height plus their width. The kernels that find maxima and their indices, and the one from
+any layout to any other, are here too. Tasks and shared code are in `kernels`.
 """
 
 from __future__ import annotations
@@ -9,28 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv import jit
-from blockconv.jit.arguments import word
 from blockconv.jit.compiler import inline
-from blockconv.kernels.pool.codegen import filler
-from blockconv.kernels.pool.codegen_lines import IndexRun, LineRun, LineSpec, max_with_index, reduce_line
-from blockconv.kernels.pool.kernels import (
-    LINE,
-    PoolArgs,
-    output_row,
-    start,
-    window_column,
-)
-from blockconv.kernels.pool.reduction import PoolReduction
+from blockconv.jit.ir import store_bits, store_i64
+from blockconv.kernels.pool.codegen import filler, reduce_element
+from blockconv.kernels.pool.codegen_lines import IndexRun, LineSpec, max_with_index, reduce_line
+from blockconv.kernels.pool.kernels import LINE, PoolArgs, WindowRow, output_row, start, window_column
+from blockconv.kernels.pool.reduction import PoolReduction, PoolRun
 
 SLACK = 8 * 64  # bytes that a load of pixels which are apart may read after the end of a line
 GROUP = 4  # vectors of a contiguous extent that are reduced at a time
-
-
-class LineArgs(PoolArgs):
-    """Lines in the scratch, of pixels with margins that stand for the padding."""
-
-    line_elements = word("elements of a line", "elements")
-    line_bytes = word("from a line to the next", "bytes")
 
 
 def whole_rows(reduction: PoolReduction, known: int = 0) -> Any:
@@ -46,13 +33,13 @@ def whole_rows(reduction: PoolReduction, known: int = 0) -> Any:
     def reduce(a, src, step, elements, rows, row_step, line):
         done, words = 0, a.integers.address
         while done + 4 * lanes <= elements:
-            four(LineRun(src, step, rows, row_step, line, size, words))
+            four(PoolRun(src, step, rows, row_step, line, size, words))
             done, src, line = done + 4 * lanes, src + 4 * step, line + 4 * size
         while done + lanes <= elements:
-            one(LineRun(src, step, rows, row_step, line, size, words))
+            one(PoolRun(src, step, rows, row_step, line, size, words))
             done, src, line = done + lanes, src + step, line + size
         if done < elements:
-            part(LineRun(src, step, rows, row_step, line, size, words, 0, 0, elements - done))
+            part(PoolRun(src, step, rows, row_step, line, size, words, 0, 0, elements - done))
 
     return reduce
 
@@ -74,7 +61,7 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
     several, one = reduce_line(reduction, column), reduce_line(reduction, column._replace(vectors=1, partial=1 - wide))
 
     def kernel(args, first, last, scratch):
-        a = LineArgs(args)
+        a = PoolArgs(args)
         lines, line_bytes, period = scratch + LINE, a.line_bytes, a.mask_period
         fill(lines, a.line_elements)  # the margins stay so
         fill(lines + line_bytes, a.line_elements)
@@ -83,9 +70,9 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
         src_step, d_step = lanes * itemsize, used * itemsize
         if wide:
             pixel, parts, step = lanes, (channels + lanes - 1) // lanes, lanes * a.sw * held_bytes
-            src_step, d_step = a.s_col, a.d_col
+            src_step, d_step = a.s.col, a.d.col
         margin, elements, outputs, words = a.pw * pixel * held_bytes, a.iw * pixel, a.ow * pixel, a.integers.address
-        row_step, taps, tap_step = a.row_step, a.kw, a.col_step // a.s_col * pixel * held_bytes
+        row_step, taps, tap_step = a.row_step, a.kw, a.dw * pixel * held_bytes
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             steps = (oh_last - oh_first) * parts
@@ -108,12 +95,12 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
                     dst, mask = dst + i, mask + i % period
                 while whole and done + vectors * lanes <= outputs:
                     m = mask if wide or not masked else mask + done * itemsize % period
-                    several(LineRun(src, step, taps, tap_step, dst, d_step, words, scales, m))
+                    several(PoolRun(src, step, taps, tap_step, dst, d_step, words, scales, m))
                     done, src, dst = done + vectors * used, src + vectors * step, dst + vectors * d_step
                     scales += vectors * (1 if wide else used) * held_bytes
                 while done < outputs:
                     m = mask if wide or not masked else mask + done * itemsize % period
-                    one(LineRun(src, step, taps, tap_step, dst, 0, words, scales, m, min(used, outputs - done)))
+                    one(PoolRun(src, step, taps, tap_step, dst, 0, words, scales, m, min(used, outputs - done)))
                     done, src, dst = done + used, src + step, dst + d_step
                     scales += (1 if wide else used) * held_bytes
 
@@ -143,20 +130,12 @@ def pool_bins(reduction: PoolReduction):
                     for i in range(pixel):
                         at, to = line + (column * pixel + i) * held_bytes, row.dst + (ow * pixel + i) * itemsize
                         m = plane.mask + i * itemsize % period if masked else 0
-                        element(LineRun(at, 0, cols, step, to, 0, words, scale, m))
+                        element(PoolRun(at, 0, cols, step, to, 0, words, scale, m))
 
     return kernel
 
 
 # ---------------------------------------------------------------- contiguous extents
-
-
-class RunsArgs(PoolArgs):
-    """Rows of outputs as long as the image's, with windows one pixel apart."""
-
-    ih = word("rows of the image", "rows")
-    ph = word("rows of padding at the beginning of the image", "rows")
-    flags = word("from the table to what `reduce_line` reads of columns: bytes for a row's elements, a tap", "bytes")
 
 
 def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: int = 0) -> Any:
@@ -173,8 +152,8 @@ def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: int = 
     def moved(run, at, offset, step, count):
         """The run from element `at` on, with the flags and scales `offset` elements after the first."""
         src, dst, size = run.src + at * itemsize, run.dst + at * itemsize, lanes * itemsize
-        scales, mask, flags = run.scales + offset * itemsize, run.mask + offset * itemsize, run.flags + offset
-        return LineRun(src, size, 0, run.tap_step, dst, size, run.integers, scales, mask, count, flags, step)
+        scales, mask, edge = run.scales + offset * itemsize, run.mask + offset * itemsize, run.edge + offset
+        return PoolRun(src, size, 0, run.row_step, dst, size, run.integers, scales, mask, count, 0, edge, step)
 
     @inline
     def reduce(run, elements, row):
@@ -202,28 +181,28 @@ def pool_runs(reduction: PoolReduction, kh, kw, checked):
     columns, rows = extent(reduction, kw, checked), extent(reduction, kh, result=1)
 
     def kernel(args, first, last, scratch):
-        a = RunsArgs(args)
+        a = PoolArgs(args)
         buffer = scratch + LINE
-        s_row, row_step = a.s_row, a.row_step
+        s_row, row_step = a.s.row, a.row_step
         row, flags, plane_tasks, words = a.iw * a.inner, a.table + a.flags, a.plane_tasks, a.integers.address
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             top = oh_first - a.ph
-            end = oh_last - a.ph + (kh - 1) * (row_step // s_row)
+            end = oh_last - a.ph + (kh - 1) * a.dh
             ih_first, ih_last = max(top, 0), min(end, a.ih)
             for ih in range(top, end if plane_tasks > 1 or task == first else top):
                 if ih < 0 or ih >= ih_last:
                     fill(buffer + (ih - top) * row * itemsize, row)
-            src = plane.src + ih_first * s_row - a.pw * a.s_col
+            src = plane.src + ih_first * s_row - a.pw * a.s.col
             to = buffer + (ih_first - top) * s_row
-            columns(LineRun(src, 0, 0, a.col_step, to, 0, words, 0, 0, 0, flags), (ih_last - ih_first) * row, row)
+            columns(PoolRun(src, 0, 0, a.col_step, to, 0, words, 0, 0, 0, 0, flags), (ih_last - ih_first) * row, row)
             oh = oh_first
             while oh < oh_last:  # as many rows as have the same scales
                 one, upto = output_row(a, plane, oh), oh + 1
                 while upto < oh_last and output_row(a, plane, upto).scales == one.scales:
                     upto += 1
                 src = buffer + (oh - oh_first) * s_row
-                run = LineRun(src, 0, 0, row_step, one.dst, 0, words, one.scales, plane.mask, 0, 0)
+                run = PoolRun(src, 0, 0, row_step, one.dst, 0, words, one.scales, plane.mask, 0, 0, 0)
                 rows(run, (upto - oh) * row, row)
                 oh = upto
 
@@ -233,15 +212,6 @@ def pool_runs(reduction: PoolReduction, kh, kw, checked):
 # ---------------------------------------------------------------- maxima and their indices
 
 
-class IndexArgs(PoolArgs):
-    """Maxima and their indices."""
-
-    line_elements = word("elements of all lines; 0 if there are none", "elements")
-    line_bytes = word("from a line to the next", "bytes")
-    index_row = word("from an index to that of a window's next row", "pixels")
-    index_col = word("from an index to that of a window's next column", "pixels")
-
-
 @jit.kernel
 def pool_wide_indices(reduction: PoolReduction):
     """Maxima and their indices: a task is rows of outputs, by a vector of channels of one output at a time."""
@@ -249,9 +219,9 @@ def pool_wide_indices(reduction: PoolReduction):
     maxima = max_with_index(reduction)
 
     def kernel(args, first, last, scratch):
-        a = IndexArgs(args)
-        inner, iw, s_col, row_step, col_step = a.inner, a.iw, a.s_col, a.row_step, a.col_step
-        d_col, period = a.d_col, a.mask_period
+        a = PoolArgs(args)
+        inner, iw, s_col, row_step, col_step = a.inner, a.iw, a.s.col, a.row_step, a.col_step
+        d_col, period = a.d.col, a.mask_period
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):
@@ -269,8 +239,8 @@ def pool_wide_indices(reduction: PoolReduction):
                             cols=cols,
                             col_step=col_step,
                             index=row.ih * iw + column,
-                            index_row=a.index_row,
-                            index_col=a.index_col,
+                            index_row=a.dh * iw,
+                            index_col=a.dw,
                             column=0,
                             dst=row.dst + at,
                             idx=idx + at // itemsize * 8,
@@ -294,7 +264,7 @@ def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
     maxima = max_with_index(reduction, inner, stride, dilation)
 
     def kernel(args, first, last, scratch):
-        a = IndexArgs(args)
+        a = PoolArgs(args)
         line, line_bytes = scratch + LINE, a.line_bytes
         iw, pw, taps, row_step = a.iw, a.pw, a.kw, a.row_step
         outputs = a.ow * inner
@@ -316,7 +286,7 @@ def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
                         cols=taps,
                         col_step=dilation * size,
                         index=row.ih * iw + column,
-                        index_row=a.index_row,
+                        index_row=a.dh * iw,
                         index_col=dilation,
                         column=column,
                         dst=row.dst + done * itemsize,
@@ -325,5 +295,52 @@ def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
                         count=min(used, outputs - done),
                     )
                     maxima(run)
+
+    return kernel
+
+
+# ---------------------------------------------------------------- any two layouts
+
+
+@inline
+def _offset(strides, n, c, h, w):
+    """The offset of an element, in bytes."""
+    at = n * strides.n + c // strides.length * strides.block + c % strides.length * strides.channel
+    return at + h * strides.row + w * strides.col
+
+
+@jit.kernel
+def pool_reference(operation, element, indices):
+    """From any layout to any other; a task is one row of one channel, padding channels included (they stand for zero).
+
+    indices: 1 for maxima and where they are, h * width + w: of equals the first, of NaNs the last, as PyTorch has it.
+    """
+    reduction = PoolReduction(operation, element, 1)
+    itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
+    reduce, maximum = reduce_element(reduction), max_with_index(reduction)
+
+    def kernel(args, first, last, scratch):
+        a = PoolArgs(args)
+        iw, row_step, col_step = a.iw, a.row_step, a.col_step
+        for task in range(first, last):
+            n, c, oh = task // a.oh // a.padded, task // a.oh % a.padded, task % a.oh
+            row = WindowRow(a.table)[oh]
+            ih, rows, scales = row.first, row.taps, a.table + row.scales
+            for ow in range(a.ow):
+                offset = _offset(a.d, n, c, oh, ow)
+                to, index_to = a.dst + offset, a.idx + offset // itemsize * 8
+                if c >= a.channels:
+                    store_bits(to, a.integers.dst.zero_point, itemsize)
+                    if indices:
+                        store_i64(index_to, 0, 0)
+                    continue
+                column, cols = window_column(a, ow)
+                start = a.src + _offset(a.s, n, c, ih, column)
+                if indices:
+                    window = start, rows, row_step, cols, col_step, ih * iw + column, a.dh * iw, a.dw
+                    maximum(IndexRun(*window, 0, to, index_to, 0, 1))
+                else:
+                    scale, words = scales + ow * held_bytes, a.integers.address
+                    reduce(PoolRun(start, col_step, rows, row_step, to, 0, words, scale, 0, 0, cols))
 
     return kernel

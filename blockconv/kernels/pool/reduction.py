@@ -79,6 +79,28 @@ def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
     return elements.rounded(elements.b.fdiv(elements.b.sitofp(total, elements.real.kind), divisor))
 
 
+class PoolRun(NamedTuple):
+    """The arguments of a call, of which code reads some. Addresses, and steps between elements of memory, in bytes."""
+
+    src: Any  # the first element that is read
+    step: Any  # from a vector that is read, or a column, to the next
+    rows: Any  # of the windows, or columns of a line
+    row_step: Any
+    dst: Any
+    d_step: Any  # from a vector of outputs to the next
+    integers: Any = const(0)  # address of the `PoolQuantization`
+    scales: Any = const(0)  # address of the scales of sums
+    mask: Any = const(0)  # address of zero bits for channels that do not exist
+    count: Any = const(0)  # elements that are read or stored
+    cols: Any = const(0)  # of a window
+    edge: Any = const(
+        0
+    )  # address of a vector that columns outside read, or of a byte for each element: whether it is read
+    edge_step: Any = const(0)  # from a tap's such bytes to the next's
+    column: Any = const(0)  # the first column's number
+    width: Any = const(0)  # columns of the image
+
+
 class Reducer(Vectors):
     """The vector code of a reduction: over vectors of the held type, which are read from `memory`.
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,36 +33,99 @@ import blockconv.kernels.pool.kernels_lines as pl
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.jit import Kernel
-from blockconv.jit.records import fill
 from blockconv.kernels.common.gathering import window_rows
-from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
+    MASK_VECTORS,
+    MOST_STRIDE,
+    MOST_TAPS,
+    MOST_UNROLLED,
     TASK_BYTES,
     PoolBlocking,
-    axis_of,
-    tile_pixels,
+    Windows,
+    shuffled_parts,
+    shuffled_tile,
+    why_not_shuffled,
+    wide_tile,
     windows,
 )
 from blockconv.kernels.pool.costs import MOST_VECTORS, cost, reference_cost, unrolled
-from blockconv.kernels.pool.kernels import PoolArgs
-from blockconv.kernels.pool.kernels_reference import ReferenceArgs, pool_reference
-from blockconv.kernels.pool.shuffles import pool_shuffles
-from blockconv.kernels.pool.shuffles_blocking import shuffled_tile, shuffles_args, why_not_shuffled
-from blockconv.kernels.pool.tables import LineOfScales, masks_of, table_of
+from blockconv.kernels.pool.kernels import PoolArgs, WindowRow
 from blockconv.kernels.table import Primitive, Row
-from blockconv.runtime import OWN_TABLE, Block, Launch
+from blockconv.runtime import Block, Launch
 
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
-MOST_STRIDE = 4  # a load of pixels that are apart reads as many vectors
-MOST_UNROLLED = 3  # taps along an axis; more are a loop
-MOST_TAPS = 5  # along an axis, of a window that is unrolled in a contiguous extent
 MOST_SUMMED = (2**31 - 1) // 255  # integers of 8 bits less a zero point, whose sum is sure to be an int32
 LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own; the second if pixels fill vectors
+
+
+# ---------------------------------------------------------------- the tables of windows, their sums' scales, channels
+
+
+class LineOfScales(NamedTuple):
+    """A line of scales: each column's stands `repeat` times, and `more` elements go on from the line's beginning."""
+
+    repeat: int = 1
+    more: int = 0
+
+
+ONE_EACH = LineOfScales()
+
+
+def table_of(
+    b: PoolBlocking, of: tuple[Windows, Windows] | None = None, columns: bool = False, scales: LineOfScales = ONE_EACH
+) -> Block:
+    """The table of a pool's windows, or `of` other rows and columns of windows.
+
+    It has a `WindowRow` for each row, and a `Covered` for each column, if the kernel needs `columns`. Averages have a
+    line of scales for each counted height, and slack for a vector's load.
+    """
+    h, w = of or (windows(b.problem, "h"), windows(b.problem, "w"))
+    empty = np.empty(0, np.int64)
+    of_columns = np.stack([w.first, w.taps], axis=1).ravel() if columns else empty
+    held, lines = empty, np.zeros_like(h.first)
+    if b.is_average:
+        heights, which = np.unique(h.counted, return_inverse=True)
+        filled = _scales(b, heights, np.repeat(w.counted, scales.repeat), scales.more)
+        lines = WindowRow.nbytes * len(lines) + 8 * (len(of_columns) + filled.shape[1] * which)
+        held = np.append(filled, np.zeros(8, np.int64))
+    return np.concatenate([np.stack([h.first, h.taps, lines], axis=1).ravel(), of_columns, held])
+
+
+def masks_of(b: PoolBlocking, elements: int) -> Block:
+    """Two masks over elements of pixels, of ones, and with zero bits for the last block's channels that do not exist.
+
+    Each holds so many elements, and as many as vectors read after them.
+    """
+    exist = np.resize(b.view.exist, elements + MASK_VECTORS * b.lanes)
+    bits = np.where(exist, -1, 0)
+    if b.is_odd:  # the last pair that exists has its first channel alone
+        bits[(exist > 0) & (np.roll(exist, -1) == 0)] = 0x0F
+    words = np.zeros((2, -(-exist.size * b.itemsize // 8) * 8 // b.itemsize), f"i{b.itemsize}")
+    words[0], words[1, : exist.size] = -1, bits
+    return words.ravel().view(np.int64)
+
+
+def _scales(b: PoolBlocking, heights: Block, widths: Block, more: int) -> Block:
+    """A line of whole words for each height: 1 / (height * width), or 0 for empty windows.
+
+    For integers, the divisors of sums: (height * width) times the destination's scale relative to the source's.
+    """
+    widths = np.resize(widths, widths.size + more)
+    itemsize = b.held.itemsize
+    words = -(-widths.size * itemsize // 8)
+    held = np.zeros((len(heights), 8 * words // itemsize), b.element.computed.name)
+    for line, height in zip(held, heights, strict=True):
+        counts = (height * widths).astype(np.float64)
+        if not b.element.is_float:
+            line[: widths.size] = np.where(counts != 0, counts * b.step, 1.0)
+        else:
+            line[: widths.size] = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts != 0)
+    return held.view(np.int64)
 
 
 # ---------------------------------------------------------------- what several rows ask
@@ -120,20 +183,22 @@ def _why_not_tiles(b: PoolBlocking) -> Reason | None:
         return reason
     if b.is_global:
         return "needs several windows, which share columns"
-    if tile_pixels(b.machine.isa, b.problem):
-        return None
-    return f"the vector registers do not hold {b.problem.kw} columns of a window"
+    return None if wide_tile(b) else f"the vector registers do not hold {b.problem.kw} columns of a window"
 
 
 def _tiles(b: PoolBlocking) -> Launch:
-    p = b.problem
-    tile = pk.PoolTile(
-        int(b.part > 0), tile_pixels(b.machine.isa, b.problem), p.kh if p.kh <= MOST_UNROLLED else 0, p.kw, p.sw, p.dw
-    )
-    part = b.part or b.view.inner
-    args = fill(pk.TilesArgs, b.args, dh=p.dh, part=part, parts=b.view.inner // part)
-    scratch = pk.LINE + window_rows(p, b.task_rows) * p.iw * b.part * b.itemsize
+    tile, part = wide_tile(b), b.part or b.view.inner
+    assert tile is not None
+    args = b.plane_args._replace(part=part, parts=b.view.inner // part)
+    scratch = pk.LINE + window_rows(b.problem, b.task_rows) * b.problem.iw * b.part * b.itemsize
     return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table_of(b))
+
+
+def _shuffles(b: PoolBlocking) -> Launch:
+    tile = shuffled_tile(b)
+    part, parts = shuffled_parts(b, tile)
+    args, table = b.plane_args._replace(part=part, parts=parts), table_of(b, scales=LineOfScales(repeat=b.view.inner))
+    return _launch(b, pk.pool_shuffles(b.reduction, tile), args, b.tasks, 0, table)
 
 
 def _why_not_windows(b: PoolBlocking) -> Reason | None:
@@ -148,28 +213,23 @@ def _why_not_windows(b: PoolBlocking) -> Reason | None:
 
 def _windows(b: PoolBlocking) -> Launch:
     p, v, lanes, vectors = b.problem, b.view, b.lanes, unrolled(b)
-    split, splits, tasks = v.inner, 1, v.planes * b.plane_tasks
+    part, parts, tasks = v.inner, 1, v.planes * b.plane_tasks
     # Otherwise a vector that is moved back would be in two tasks.
     width = vectors * lanes
     if tasks < 4 * b.threads and v.inner % width == 0:
         wanted = min(v.inner // width, -(-4 * b.threads // tasks))
-        split = -(-(v.inner // width) // wanted) * width
-        splits = -(-v.inner // split)
-    args = fill(pk.WindowsArgs, b.args, split=split, splits=splits)
+        part = -(-(v.inner // width) // wanted) * width
+        parts = -(-v.inner // part)
+    args = b.plane_args._replace(part=part, parts=parts)
     h, w = windows(p, "h"), windows(p, "w")
     pixels = p.ih * p.iw
     cols = max(k for k in range(1, 129) if pixels % k == 0)
     if b.is_global and b.has_contiguous_rows and cols >= min(p.iw, 16):  # the image as rows of at most 128 pixels
-        row_bytes = cols * args.s_col
-        args = args._replace(s_row=row_bytes, row_step=row_bytes, col_step=args.s_col)
+        row = cols * args.s.col
+        args = args._replace(s=args.s._replace(row=row), row_step=row, col_step=args.s.col)
         h, w = h._replace(taps=h.taps * 0 + pixels // cols), w._replace(taps=w.taps * 0 + cols)
     kernel = pk.pool_windows(b.reduction, vectors, MOST_VECTORS // vectors)
-    return _launch(b, kernel, args, (tasks * splits, 1), 0, table_of(b, (h, w), columns=True))
-
-
-def _shuffles(b: PoolBlocking) -> Launch:
-    table = table_of(b, scales=LineOfScales(repeat=b.view.inner))
-    return _launch(b, pool_shuffles(b.reduction, shuffled_tile(b)), shuffles_args(b), b.tasks, 0, table)
+    return _launch(b, kernel, args, (tasks * parts, 1), 0, table_of(b, (h, w), columns=True))
 
 
 # ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
@@ -195,7 +255,7 @@ def _line_bytes(b: PoolBlocking) -> int:
 def _lines(b: PoolBlocking) -> Launch:
     p, line_bytes, wide = b.problem, _line_bytes(b), b.view.inner >= b.lanes
     inner = min(b.view.inner, b.lanes)
-    args = fill(pl.LineArgs, b.args, line_elements=b.line_columns * inner, line_bytes=line_bytes)
+    args = b.plane_args._replace(line_elements=b.line_columns * inner, line_bytes=line_bytes)
     if wide:
         kernel = pl.pool_lines(b.reduction, 0, 0, 1, 1, 1)
     else:
@@ -207,7 +267,7 @@ def _lines(b: PoolBlocking) -> Launch:
 
 def _bins(b: PoolBlocking) -> Launch:
     scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
-    return _launch(b, pl.pool_bins(b.reduction), b.args, b.tasks, scratch, table_of(b, columns=True))
+    return _launch(b, pl.pool_bins(b.reduction), b.plane_args, b.tasks, scratch, table_of(b, columns=True))
 
 
 def _why_not_runs(b: PoolBlocking) -> Reason | None:
@@ -237,7 +297,7 @@ def _runs(b: PoolBlocking) -> Launch:
     flags = np.stack([np.resize(tap, p.iw * inner + more) for tap in inside]).ravel()
     flags = np.resize(flags, -(-flags.size // 8) * 8).view(np.int64)
     table = table_of(b, scales=LineOfScales(inner, more))
-    args = fill(pl.RunsArgs, b.args, ih=p.ih, ph=p.ph, flags=table.nbytes)
+    args = b.plane_args._replace(flags=table.nbytes)
     kernel = pl.pool_runs(b.reduction, p.kh, p.kw, checked)
     buffer = (b.task_rows + (p.kh - 1) * p.dh) * b.row_bytes
     return _launch(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
@@ -260,7 +320,7 @@ def _planes(b: PoolBlocking) -> Launch:
     groups = total // group if lanes % v.inner == 0 else max(0, (total - lanes) // group)
     run = min(groups, 16)
     runs = groups // run if run else 0
-    args = fill(pk.PlaneArgs, b.args, runs=runs, run=run, left=total - runs * run * group)
+    args = b.plane_args._replace(runs=runs, run=run, left=total - runs * run * group)
     chunk = chunk_of(v.planes, total * b.itemsize, b.threads, TASK_BYTES)
     scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.held.itemsize
     kernel = pk.pool_planes(b.reduction, v.inner)
@@ -280,26 +340,14 @@ def _why_not_indices_by_vectors(b: PoolBlocking) -> Reason | None:
     return _why_not_indices(b)
 
 
-def _index_args(b: PoolBlocking, line_elements: int, line_bytes: int) -> pl.IndexArgs:
-    p = b.problem
-    return fill(
-        pl.IndexArgs,
-        b.args,
-        line_elements=line_elements,
-        line_bytes=line_bytes,
-        idx=POOL.idx,
-        index_row=p.dh * p.iw,
-        index_col=p.dw,
-    )
-
-
 def _why_not_wide_indices(b: PoolBlocking) -> Reason | None:
     return _why_not_indices_by_vectors(b) or _why_not_wide(b)
 
 
 def _wide_indices(b: PoolBlocking) -> Launch:
     kernel = pl.pool_wide_indices(b.reduction)
-    return _launch(b, kernel, _index_args(b, 0, 0), b.tasks, pk.LINE, table_of(b, columns=True))
+    args = b.plane_args._replace(idx=POOL.idx)
+    return _launch(b, kernel, args, b.tasks, pk.LINE, table_of(b, columns=True))
 
 
 def _why_not_line_indices(b: PoolBlocking) -> Reason | None:
@@ -309,7 +357,7 @@ def _why_not_line_indices(b: PoolBlocking) -> Reason | None:
 def _line_indices(b: PoolBlocking) -> Launch:
     p, line_bytes = b.problem, _line_bytes(b)
     nbytes = p.kh * line_bytes
-    args = _index_args(b, nbytes // b.held.itemsize, line_bytes)
+    args = b.plane_args._replace(idx=POOL.idx, line_elements=nbytes // b.held.itemsize, line_bytes=line_bytes)
     kernel = pl.pool_line_indices(b.reduction, b.view.inner, p.sw, p.dw)
     return _launch(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
@@ -319,26 +367,9 @@ def _line_indices(b: PoolBlocking) -> Launch:
 
 def _reference(b: PoolBlocking, indices: int) -> Launch:
     """The op of a pool from any layout to any other."""
-    p, h, w = b.problem, axis_of(b.problem, "h"), axis_of(b.problem, "w")
-    s, padded = geometry(b.src, p.src_shape, b.itemsize), b.dst.padded_shape(p.dst_shape)[1]
-    args = fill(
-        ReferenceArgs,
-        p,
-        b,
-        src=POOL.src,
-        dst=POOL.dst,
-        idx=POOL.idx if indices else 0,
-        table=OWN_TABLE,
-        channels=p.ic,
-        padded=padded,
-        row_step=h.dilation * s.row,
-        col_step=w.dilation * s.col,
-        dh=h.dilation,
-        dw=w.dilation,
-        s=s,
-        d=geometry(b.dst, p.dst_shape, b.itemsize),
-    )
-    kernel = pool_reference(*b.reduction[:2], indices)
+    p, padded = b.problem, b.dst.padded_shape(b.problem.dst_shape)[1]
+    args = b.args._replace(idx=POOL.idx if indices else 0, channels=p.ic, padded=padded)
+    kernel = pl.pool_reference(*b.reduction[:2], indices)
     return Launch(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))
 
 
