@@ -13,10 +13,11 @@ ITEMSIZE = {"float32": 4, "float64": 8}
 
 
 NO_BLOCK = 1 << 30  # the length of a channel block that holds all channels
+NO_IMAGES = 1 << 40  # more than a batch has: all are in one block
 
 
 class Geometry(Arguments):
-    """The strides of an activation with at most one block of channels."""
+    """The strides of an activation with at most one block of channels, and one of images."""
 
     n: int = word("from an image to the next", "bytes")
     block: int = word("from a block of channels to the next", "bytes")
@@ -24,6 +25,8 @@ class Geometry(Arguments):
     row: int = word("from a row of pixels to the next", "bytes")
     col: int = word("from a pixel of a row to the next", "bytes")
     channel: int = word("from a channel of a block to the next", "bytes")
+    images: int = word("of a block of images; a number that no batch has where there are no such blocks", "images")
+    image_block: int = word("from a block of images to the next", "bytes")
 
     def offset(self, channel: int) -> int:
         """From the first channel to this one, in bytes."""
@@ -118,7 +121,19 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
         row = width * col
     elif width == 1:
         col = row
-    return Geometry(n=n, block=block, length=length, row=row, col=col, channel=channel)
+    images, image_block = layout.blocks[0], 0
+    if images > 1:
+        image_block = strides[0, images]
+    return Geometry(
+        n=n,
+        block=block,
+        length=length,
+        row=row,
+        col=col,
+        channel=channel,
+        images=images if images > 1 else NO_IMAGES,
+        image_block=image_block,
+    )
 
 
 def contiguous_unit(lies: Geometry, itemsize: int) -> int:
@@ -128,12 +143,6 @@ def contiguous_unit(lies: Geometry, itemsize: int) -> int:
 
 
 @inline
-def image_at(first, n, images, block, each):
-    """The address of image `n`; images may be in blocks, `block` bytes apart, of so many, `each` bytes apart."""
-    return first + n // images * block + n % images * each
-
-
-def image_blocks(layout: Layout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """The arguments of `image_at` for a layout: images of a block, and bytes from a block to the next."""
-    step = next((a.stride for a in layout.axes(shape) if a.dim == 0 and a.step > 1), 0)
-    return (layout.blocks[0], step * itemsize) if step else (1 << 40, 0)
+def image_at(first, n, strides):
+    """The address of image `n`, from the first one's; strides: a `Geometry`."""
+    return first + n // strides.images * strides.image_block + n % strides.images * strides.n

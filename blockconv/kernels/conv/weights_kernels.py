@@ -33,12 +33,10 @@ from blockconv.kernels.conv.weights_packing import PackRecord
 
 
 class Images(Arguments):
-    """Where the pixels of an array are. Images may be in blocks, which are outermost."""
+    """Where the pixels of an array are."""
 
     first = word("the array", "address")
-    lies = group(Geometry, "its strides; `n` is from an image of a block to the next")
-    images = word("images of a block")
-    image_block = word("from a block of images to the next", "bytes")
+    lies = group(Geometry, "its strides")
     pack = word("what packs its pixels, by a `PackRecord`", "address of a kernel")
 
 
@@ -238,7 +236,7 @@ class _Chunk(Arguments):
 
 @inline
 def _image(of, n):
-    return image_at(of.first, n, of.images, of.image_block, of.lies.n)
+    return image_at(of.first, n, of.lies)
 
 
 @inline

@@ -31,7 +31,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import name_of
-from blockconv.kernels.common.geometry import geometry, image_blocks
+from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.register_tiles import are_far
@@ -100,7 +100,6 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     p, type, m = request.problem, request.types.src, request.machine
     layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
     lies = geometry(layout, shape, type.itemsize)
-    images, image_block = image_blocks(layout, shape, type.itemsize)
     contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
     if lies.length == 1 and lies.col == type.itemsize and step <= 2:
         contiguous = 1 + step
@@ -108,13 +107,7 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     # Vectors are made of blocks, where these are smaller.
     unit = lies.length if contiguous == 1 and 1 < lies.length < lanes and lanes % lies.length == 0 else 0
     pack = pack_channels(type.code, packed.code, lanes, contiguous, unit)
-    return Images(
-        first=INPUT if is_input else GRAD,
-        lies=lies,
-        images=images,
-        image_block=image_block,
-        pack=pack.address,
-    )
+    return Images(first=INPUT if is_input else GRAD, lies=lies, pack=pack.address)
 
 
 def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> list[Launch]:

@@ -1,15 +1,19 @@
-"""The gradient of the weights of a depthwise convolution, where neighbouring pixels are contiguous.
+"""The gradients of a depthwise convolution where neighbouring pixels are contiguous: of its weights, and of its input
+where there is a stride.
 
-A vector is neighbouring pixels of a row of one channel (NCHW), or of a block of a few (NCHW4). Each tap has a vector of
-sums, one for each pixel of a vector. They stay in registers while all images are read, a column of vectors at a time.
-At the end the sums of a vector's pixels are added: pairs of vectors become one, until all taps are in one.
+A vector is neighbouring pixels of a row of one channel (NCHW), or of a block of a few (NCHW4). Rows outside an array
+are read as a row of zeros. Masks set columns outside it, or past a row, to zero; inner columns need none.
 
-A step reads `sh` new rows of the input, and one of the gradient. Each row of the input is multiplied by all rows of the
-gradient whose taps reach it; these stay in registers from a step to the next. So of 3x3 taps with stride 1 a step has
-four loads and nine products. Masks set values outside the image, or past a row, to zero. They depend on the column
-alone, and inner columns need none. With a horizontal stride of 2, taps share loads.
+Weights: each tap has a vector of sums, one for each pixel of a vector. They stay in registers while all images are
+read, a column of vectors at a time. At the end the sums of a vector's pixels are added: pairs of vectors become one,
+until all taps are in one. A step reads `sh` new rows of the input, and one of the gradient. Each row of the input is
+multiplied by all rows of the gradient whose taps reach it; these stay in registers from a step to the next. So of 3x3
+taps with stride 1 a step has four loads and nine products. With a horizontal stride of 2, taps share loads. Tasks,
+splits and their sums are as in `backward_weights`.
 
-Tasks, splits and their sums are as in `backward_weights`.
+Input: pixels of the input with the same remainder by the stride are reached by the same taps: their sums are a vector,
+and these are interleaved and stored. A step computes the `sh` rows of the input that the same rows of the output's
+gradient reach, so each of these is loaded once for all. Buffers: those of the forward op.
 """
 
 from __future__ import annotations
@@ -21,24 +25,32 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv import jit
+from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import held
+from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, emitted, fill_memory, join, opaque, shuffle
+from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import ChannelVector
-from blockconv.kernels.common.vectors import Vectors, lanes_below
+from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry
+from blockconv.kernels.common.operands import ConvOperands
+from blockconv.kernels.common.tile import LINE
+from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.backward_weights import DepthwiseWeightsArguments
 
 
 class PixelsSpec(NamedTuple):
     """The compile-time parameters of a kernel.
 
-    src: the code of the type of input and gradient.
+    src, dst: the codes of the types of the arrays that are read, and of the input's gradient.
     lanes: of a vector, `unit` channels of so many pixels.
-    bias: whether its gradient is wanted.
+    bias: of weights: whether the bias's gradient is wanted.
+    top, left: of the input: the padding, modulo the stride.
+    holds: whether all weights stay in registers.
+    activation: the `ActivationKind` of results.
     """
 
     src: int
+    dst: int
     fma: int
     kh: int
     kw: int
@@ -48,18 +60,33 @@ class PixelsSpec(NamedTuple):
     dw: int
     lanes: int
     unit: int
-    bias: int
+    bias: int = 0
+    top: int = 0
+    left: int = 0
+    holds: int = 0
+    activation: int = ActivationKind.NONE
 
     @property
     def pixels(self) -> int:
         return self.lanes // self.unit
 
     @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a pixel's channels that are read."""
+        return self.unit * ElementType.of(self.src).itemsize
+
+    def zeros(self, columns: int) -> int:
+        """Bytes of so many columns that are read in place of a row outside an array, in whole lines."""
+        return -(-columns * self.pixel_bytes // LINE) * LINE
+
+    # ------------------------------------------------------------ the gradient of weights
+
+    @property
     def sums(self) -> int:
         return self.kh * self.kw + self.bias
 
     @property
-    def rows(self) -> int:
+    def grad_rows(self) -> int:
         """Rows of the gradient whose taps reach a row of the input, and rows between such."""
         return (self.kh - 1) * self.dh // self.sh + 1
 
@@ -69,16 +96,75 @@ class PixelsSpec(NamedTuple):
         return sorted({w * self.dw // self.sw * self.sw for w in range(self.kw)})
 
     @property
-    def loads(self) -> int:
+    def weights_loads(self) -> int:
         """Loads of a step."""
         rows = len({h * self.dh % self.sh for h in range(self.kh)})
         return 1 + rows * len(self.bases) * self.sw
 
     @property
-    def zeros(self) -> int:
-        """Bytes that are read in place of a row outside the image, in whole lines."""
-        pixels = self.bases[-1] + self.sw * self.pixels
-        return -(-pixels * self.unit * ElementType.of(self.src).itemsize // 64) * 64
+    def weights_zeros(self) -> int:
+        return self.zeros(self.bases[-1] + self.sw * self.pixels)
+
+    # ------------------------------------------------------------ the gradient of the input
+
+    @property
+    def rows(self) -> dict[tuple[int, int], int]:
+        """For the row of a step and each row of taps that reaches it, the row of the gradient, from the step's on."""
+        return _reached(self.kh, self.sh, self.dh, self.top)
+
+    @property
+    def cols(self) -> dict[tuple[int, int], int]:
+        """Likewise of columns."""
+        return _reached(self.kw, self.sw, self.dw, self.left)
+
+    @property
+    def loads(self) -> int:
+        """Loads of a step."""
+        return len({*self.rows.values()}) * len({*self.cols.values()})
+
+    @property
+    def first(self) -> int:
+        """The first column that a step reads."""
+        return min(self.cols.values(), default=0)
+
+    @property
+    def data_zeros(self) -> int:
+        return self.zeros(max(self.cols.values(), default=0) - self.first + self.pixels)
+
+
+def _reached(taps: int, stride: int, dilation: int, begin: int) -> dict[tuple[int, int], int]:
+    """Where pixel `stride * m + rest` of the input is reached by a tap: {(rest, tap): output pixel - m}."""
+    found = {}
+    for rest in range(stride):
+        for tap in range(taps):
+            output, other = divmod(rest + begin - tap * dilation, stride)
+            if other == 0:
+                found[rest, tap] = output
+    return found
+
+
+class _Code:
+    """The code of a kernel. `v`: vectors of what is read; `sums`: vectors of the type that is computed with."""
+
+    def __init__(self, builder: Any, spec: PixelsSpec, a: Any, x: Any) -> None:
+        self.b, self.spec, self.a, self.x = builder, spec, a, x
+        self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
+        self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
+
+    def below(self, pixels: Any) -> Any:
+        """The mask of a vector's first pixels."""
+        return self.v.below(self.b.mul(pixels, const(self.spec.unit)))
+
+    def between(self, begin: Any, end: Any) -> Any:
+        """The mask of a vector's pixels from number `begin` to `end`."""
+        return self.b.and_(self.b.not_(self.below(begin)), self.below(end))
+
+    def read(self, address: Any, mask: Any | None) -> Any:
+        """A vector; zeros where there is a mask that lacks them."""
+        return self.v.load(address) if mask is None else self.v.load(address, mask, 0.0)
+
+
+# ---------------------------------------------------------------- the gradient of weights
 
 
 class _Planes(NamedTuple):
@@ -110,15 +196,13 @@ class _Column(NamedTuple):
     masks: dict[tuple[int, int], Any]
 
 
-class _Code:
-    """The code of a kernel, in one function: what it holds in registers is stored once, at the end."""
+class _WeightsCode(_Code):
+    """The code of planes, in one function: what it holds in registers is stored once, at the end."""
 
     def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseWeightsArguments, x: _Planes) -> None:
-        self.b, self.spec, self.a, self.x = builder, spec, a, x
-        self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
-        self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
+        super().__init__(builder, spec, a, x)
         self.accs = self.sums.slots(spec.sums, self.sums.zero)
-        self.grads = self.sums.slots(spec.rows, self.sums.zero)  # of this step, of the one before, ...
+        self.grads = self.sums.slots(spec.grad_rows, self.sums.zero)  # of this step, of the one before, ...
 
     def all(self) -> None:
         b, a, x, spec = self.b, self.a, self.x, self.spec
@@ -129,11 +213,11 @@ class _Code:
         with cgutils.for_range_slice(b, b.sdiv(x.start, a.oh), end_image, const(1)) as (n, _):
             before = b.mul(n, a.oh)
             first, last = (self.clipped(b.sub(row, before), const(0), a.oh) for row in (x.start, x.end))
-            end = b.add(last, const(spec.rows - 1))
-            inner = self.clipped(top, b.add(first, const(spec.rows - 1)), end)
+            end = b.add(last, const(spec.grad_rows - 1))
+            inner = self.clipped(top, b.add(first, const(spec.grad_rows - 1)), end)
             outer = self.clipped(self.smaller(bottom, last), inner, end)
-            src = self.image(n, x.src, a.src_images, a.src_image_block, a.source.n)
-            grad = self.image(n, x.grad, a.grad_images, a.grad_image_block, a.gradient.n)
+            src = self.image(n, x.src, a.source)
+            grad = self.image(n, x.grad, a.gradient)
             with cgutils.for_range_slice(b, const(0), a.ow, const(spec.pixels)) as (col, _):
                 at = self.column(col, src, grad)._replace(first=first, last=last)
                 past = b.add(col, const(spec.pixels))
@@ -155,13 +239,13 @@ class _Code:
 
         has_border: rows may be outside the image, or not be reduced.
         """
-        b, a, x, v, spec = self.b, self.a, self.x, self.v, self.spec
+        b, a, x, spec = self.b, self.a, self.x, self.spec
         for older, newer in zip(self.grads[:0:-1], self.grads[-2::-1], strict=True):
             b.store(b.load(newer), older)
         mask = at.grad_mask
         if has_border:
             mask = b.select(b.icmp_signed("<", oh, at.last), mask, ir.Constant(mask.type, None))
-        grad = v.load(b.add(at.grad, b.mul(oh, a.gradient.row)), *((mask, 0.0) if has_mask else ()))
+        grad = self.read(b.add(at.grad, b.mul(oh, a.gradient.row)), mask if has_mask else None)
         b.store(grad, self.grads[0])
         # One pointer that moves: else each row has its own, and most of these are spilled.
         src = opaque(b, b.add(at.src, b.mul(oh, b.mul(const(spec.sh), a.source.row))))
@@ -186,8 +270,8 @@ class _Code:
         """The vector that each tap of a row reads."""
         spec, loaded = self.spec, dict[int, list[Any]]()
         for (base, start), mask in at.masks.items():
-            address = self.b.add(line, const((base + start) * spec.unit * self.v.itemsize))
-            loaded.setdefault(base, []).append(self.v.load(address, *((mask, 0.0) if has_mask else ())))
+            address = self.b.add(line, const((base + start) * spec.pixel_bytes))
+            loaded.setdefault(base, []).append(self.read(address, mask if has_mask else None))
         taps = [divmod(w * spec.dw, spec.sw) for w in range(spec.kw)]
         return [_every(self.b, loaded[base * spec.sw], spec.sw, phase, spec.unit) for base, phase in taps]
 
@@ -199,7 +283,7 @@ class _Code:
             for start in range(0, spec.sw * spec.pixels, spec.pixels):
                 begin = b.add(left, const(base + start))
                 end = self.smaller(b.sub(a.iw, begin), b.sub(b.mul(valid, const(spec.sw)), const(start)))
-                masks[base, start] = b.and_(b.not_(self.below(b.neg(begin))), self.below(end))
+                masks[base, start] = self.between(b.neg(begin), end)
         src, grad = b.add(src, b.mul(col, b.mul(a.sw, a.source.col))), b.add(grad, b.mul(col, a.gradient.col))
         return _Column(src, grad, None, None, self.below(valid), masks)
 
@@ -223,17 +307,14 @@ class _Code:
     def clipped(self, p: Any, low: Any, high: Any) -> Any:
         return self.smaller(self.b.select(self.b.icmp_signed("<", p, low), low, p), high)
 
-    def image(self, n: Any, first: Any, images: Any, block: Any, each: Any) -> Any:
+    def image(self, n: Any, first: Any, strides: Geometry) -> Any:
         """`image_at`, which divides only where there are several blocks."""
         b = self.b
-        at = cgutils.alloca_once_value(b, b.add(first, b.mul(n, each)))
-        with b.if_then(b.icmp_signed(">=", n, images)):
-            further = b.sub(block, b.mul(images, each))
-            b.store(b.add(b.load(at), b.mul(b.udiv(n, images), further)), at)
+        at = cgutils.alloca_once_value(b, b.add(first, b.mul(n, strides.n)))
+        with b.if_then(b.icmp_signed(">=", n, strides.images)):
+            further = b.sub(strides.image_block, b.mul(strides.images, strides.n))
+            b.store(b.add(b.load(at), b.mul(b.udiv(n, strides.images), further)), at)
         return b.load(at)
-
-    def below(self, pixels: Any) -> Any:
-        return lanes_below(self.b, self.spec.lanes, self.b.mul(pixels, const(self.spec.unit)))
 
 
 def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -> Any:
@@ -247,11 +328,11 @@ def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -
 @jit.kernel
 def depthwise_weights_of_pixels(shape: PixelsSpec):
     """The loop over splits and vectors of channels."""
-    zeros, each = shape.zeros, shape.sums * shape.unit * ElementType.of(shape.src).computed.itemsize
+    zeros, each = shape.weights_zeros, shape.sums * shape.unit * ElementType.of(shape.src).computed.itemsize
 
     @emitted
     def add(builder: Any, a: DepthwiseWeightsArguments, planes: _Planes) -> None:
-        code = _Code(builder, shape, a, planes)
+        code = _WeightsCode(builder, shape, a, planes)
         code.all()
         code.fold()
 
@@ -266,5 +347,152 @@ def depthwise_weights_of_pixels(shape: PixelsSpec):
                 src = a.src + of.src - a.ph * a.source.row - a.pw * a.source.col
                 sums = a.sums + (split * a.vectors + vector) * each
                 add(a, _Planes(sums, scratch, src, a.grad + of.dst, start, end))
+
+    return kernel
+
+
+# ---------------------------------------------------------------- the gradient of the input
+
+
+class DepthwiseDataArguments(ConvOperands, ConvSizes):
+    """The gradient of the input, whose source is the output's gradient. A task is a block of channels of an image.
+
+    The weights are [block][tap][channel].
+    """
+
+    source = group(Geometry, "the strides of `src`")
+    destination = group(Geometry, "those of `dst`")
+    blocks = word("of channels", "blocks")
+
+
+class _Plane(NamedTuple):
+    """A block of channels of an image: addresses.
+
+    src: what the first step reads at column 0 of its window.
+    """
+
+    src: int
+    zeros: int
+    wei: int
+    bia: int
+    dst: int
+
+
+class _DataCode(_Code):
+    """The code of one plane."""
+
+    def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseDataArguments, x: _Plane) -> None:
+        super().__init__(builder, spec, a, x)
+        # Whole strides of padding.
+        self.up, self.left = builder.sdiv(a.ph, const(spec.sh)), builder.sdiv(a.pw, const(spec.sw))
+        self.stored = Floats(builder, ElementType.of(spec.dst), spec.lanes)
+        self.bias = self.repeated(x.bia)
+        self.parameters = list(parameters_at(self.sums, a.activation)) if spec.activation else []
+        self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
+
+    def repeated(self, address: Any) -> Any:
+        """The values of a block's channels, for each pixel of a vector."""
+        if self.spec.unit == 1:
+            return self.sums.broadcast(address)
+        one = self.sums.load(address, lanes=self.spec.unit)
+        return shuffle(self.b, one, one, [lane % self.spec.unit for lane in range(self.spec.lanes)])
+
+    def weight(self, tap: int) -> Any:
+        return self.repeated(self.b.add(self.x.wei, const(tap * self.spec.unit * self.sums.itemsize)))
+
+    def all(self) -> None:
+        b, a, spec = self.b, self.a, self.spec
+        steps = b.sdiv(b.add(a.ih, const(spec.sh - 1)), const(spec.sh))
+        columns = b.sdiv(b.add(a.iw, const(spec.sw - 1)), const(spec.sw))
+        offsets = sorted({*spec.cols.values()})
+        with cgutils.for_range_slice(b, const(0), columns, const(spec.pixels)) as (col, _):
+            at = b.add(col, self.left)
+            begins = [b.add(at, const(k)) for k in (spec.first, offsets[-1] + spec.pixels if offsets else 0)]
+            reads_inside = b.and_(b.icmp_signed(">=", begins[0], const(0)), b.icmp_signed("<=", begins[1], a.ow))
+            fits = b.icmp_signed("<=", b.mul(const(spec.sw), b.add(col, const(spec.pixels))), a.iw)
+            with b.if_else(b.and_(reads_inside, fits)) as (inner, border):
+                with inner, cgutils.for_range(b, steps) as loop:
+                    self.step(loop.index, col, {})
+                with border:
+                    starts = {k: b.add(at, const(k)) for k in offsets}
+                    masks = {k: self.between(b.neg(start), b.sub(a.ow, start)) for k, start in starts.items()}
+                    with cgutils.for_range(b, steps) as loop:
+                        self.step(loop.index, col, masks, has_border=True)
+
+    def step(self, number: Any, col: Any, masks: dict[int, Any], has_border: bool = False) -> None:
+        """The rows `sh * number` and on of the input: a vector of each remainder, from column `sw * col` on."""
+        b, a, x, spec = self.b, self.a, self.x, self.spec
+        loaded = {}
+        at = b.mul(b.add(b.add(col, self.left), const(spec.first)), const(spec.pixel_bytes))
+        for row in sorted({*spec.rows.values()}):
+            oh = b.add(b.add(number, self.up), const(row))
+            line = b.add(b.add(x.src, at), b.mul(oh, a.source.row))
+            line = b.select(b.icmp_unsigned("<", oh, a.oh), line, x.zeros)
+            for k in {*spec.cols.values()}:
+                address = b.add(line, const((k - spec.first) * spec.pixel_bytes))
+                loaded[row, k] = self.read(address, masks[k] if has_border else None)
+        for rest in range(spec.sh):
+            found = [self.bias] * spec.sw
+            for (of_row, h), row in spec.rows.items():
+                for (phase, w), k in spec.cols.items() if of_row == rest else ():
+                    tap = h * spec.kw + w
+                    weight = self.held[tap] if self.held else self.weight(tap)
+                    found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
+            found = list(map(self.activated, found))
+            ih = b.add(b.mul(number, const(spec.sh)), const(rest))
+            with b.if_then(b.icmp_signed("<", ih, a.ih)):
+                dst = b.add(
+                    b.add(x.dst, b.mul(ih, a.destination.row)),
+                    b.mul(col, const(spec.sw * spec.unit * self.stored.itemsize)),
+                )
+                self.store(self.interleaved(found), dst, col, has_border)
+
+    def activated(self, value: Any) -> Any:
+        v, kind = self.sums, self.spec.activation
+        if kind == ActivationKind.CLIP:
+            return v.clip(value, *map(v.splat, self.parameters))
+        number = ActivationArguments.load(self.b, self.a.activation).number
+        return activate(v, value, number, self.parameters) if kind else value
+
+    def interleaved(self, vectors: list[Any]) -> list[Any]:
+        """The pixels of vectors of each remainder, in their order."""
+        spec, found = self.spec, []
+        for first in range(0, spec.sw * spec.pixels, spec.pixels):
+            value, at = vectors[0], [divmod(first + lane // spec.unit, spec.sw) for lane in range(spec.lanes)]
+            for rest, vector in enumerate(vectors):
+                lanes = [m * spec.unit + lane % spec.unit for lane, (m, _) in enumerate(at)]
+                taken = [
+                    spec.lanes + k if of == rest else lane
+                    for lane, (k, (_, of)) in enumerate(zip(lanes, at, strict=True))
+                ]
+                value = shuffle(self.b, value, vector, taken)
+            found.append(value)
+        return found
+
+    def store(self, values: list[Any], dst: Any, col: Any, has_border: bool) -> None:
+        b, spec = self.b, self.spec
+        for k, value in enumerate(values):
+            rest = b.sub(self.a.iw, b.add(b.mul(col, const(spec.sw)), const(k * spec.pixels)))
+            mask = (self.below(rest),) if has_border else ()
+            self.stored.store(value, b.add(dst, const(k * self.stored.bytes)), *mask)
+
+
+@jit.kernel
+def depthwise_data_of_pixels(shape: PixelsSpec):
+    """The loop over planes."""
+    zeros, taps, size = shape.data_zeros, shape.kh * shape.kw, shape.unit * ElementType.of(shape.src).computed.itemsize
+
+    @emitted
+    def compute(builder: Any, a: DepthwiseDataArguments, plane: _Plane) -> None:
+        _DataCode(builder, shape, a, plane).all()
+
+    def kernel(args, first, last, scratch):
+        a = held(DepthwiseDataArguments(args))
+        s, d = a.source, a.destination
+        fill_memory(scratch, zeros, 0)
+        for task in range(first, last):
+            n, block = task // a.blocks, task % a.blocks
+            src, dst = a.src + n * s.n + block * s.block, a.dst + n * d.n + block * d.block
+            compute(a, _Plane(src, scratch, a.wei + block * (taps * size), a.bia + block * size, dst))
 
     return kernel

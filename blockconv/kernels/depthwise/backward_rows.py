@@ -1,5 +1,5 @@
 """The rows of depthwise gradients: of weights, by vectors along channels (`backward_weights`) and pixels
-(`backward_pixels`), and of inputs by vectors along pixels (`backward_data`).
+(`backward_pixels`), and of inputs by vectors along pixels (`backward_pixels` too).
 
 Buffers and options of the first two: as in `kernels.conv.weights_rows`.
 """
@@ -10,17 +10,20 @@ import math
 
 import numpy as np
 
-from blockconv.core.activation import ActivationKind
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
-from blockconv.kernels.common import operands
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
-from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit, image_blocks
+from blockconv.kernels.common.geometry import ChannelVector, channel_vectors, contiguous_unit
+from blockconv.kernels.common.operands import CONV
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.depthwise.backward_data import DataSpec, DepthwiseDataArguments, depthwise_data_of_pixels
-from blockconv.kernels.depthwise.backward_pixels import PixelsSpec, depthwise_weights_of_pixels
+from blockconv.kernels.depthwise.backward_pixels import (
+    DepthwiseDataArguments,
+    PixelsSpec,
+    depthwise_data_of_pixels,
+    depthwise_weights_of_pixels,
+)
 from blockconv.kernels.depthwise.backward_weights import (
     DepthwiseWeightsArguments,
     depthwise_weights,
@@ -82,13 +85,13 @@ def _unit(request: Request, type: ElementType) -> int:
     return unit if is_part and unit == contiguous_unit(request.destination, type.itemsize) else 0
 
 
-def _spec(request: Request, unit: int, bias: bool) -> PixelsSpec:
-    """Half a vector, or less, serves rows that it holds: fewer sums are added at the end."""
-    p, lanes = request.problem, request.machine.lanes(request.types.acc.itemsize)
-    while lanes > 4 and lanes >= 2 * max(unit, p.ow * unit):
+def _spec(request: Request, unit: int, columns: int) -> PixelsSpec:
+    """Half a vector, or less, serves rows of so many columns that it holds: fewer sums are added at the end."""
+    p, types, lanes = request.problem, request.types, request.machine.lanes(request.types.acc.itemsize)
+    while lanes > 4 and lanes >= 2 * max(unit, columns * unit):
         lanes //= 2
-    fma = int(request.machine.isa.fma)
-    return PixelsSpec(request.types.src.code, fma, p.kh, p.kw, p.sh, p.sw, p.dh, p.dw, lanes, unit, int(bias))
+    codes = types.src.code, types.dst.code, int(request.machine.isa.fma)
+    return PixelsSpec(*codes, p.kh, p.kw, p.sh, p.sw, p.dh, p.dw, lanes, unit)
 
 
 def _why_not(request: Request) -> Reason | None:
@@ -116,7 +119,9 @@ def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Pr
         reason = "needs vectors of contiguous pixels, of the same few channels in both arrays"
     if reason is None and request.problem.sw > 2:
         reason = f"needs a horizontal stride of 1 or 2, not {request.problem.sw}"
-    return reason or _primitive(request, unit, _spec(request, unit, bias), weights, bias)
+    return reason or _primitive(
+        request, unit, _spec(request, unit, request.problem.ow)._replace(bias=int(bias)), weights, bias
+    )
 
 
 def _primitive(
@@ -133,7 +138,7 @@ def _primitive(
         if pixels is None:
             cycles = p.ow * (p.kh * p.kw + 1) * borders + ROW_CYCLES
         else:
-            each = max(pixels.loads, pixels.sums / 2) + p.kh * p.kw * (p.sw - 1) / 2 + PIXELS_CYCLES
+            each = max(pixels.weights_loads, pixels.sums / 2) + p.kh * p.kw * (p.sw - 1) / 2 + PIXELS_CYCLES
             cycles = -(-p.ow // pixels.pixels) * each
         cycles = len(vectors) * (p.n * p.oh * cycles + (0 if pixels is None else FOLD_CYCLES * splits))
         cycles += 2 * sums / types.acc.itemsize / lanes
@@ -146,10 +151,6 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
     p, types = request.problem, request.types
     lanes = _lanes(request) if pixels is None else pixels.unit
     splits, groups = _splits(request, len(vectors), pixels is not None)
-    src, grad = (
-        image_blocks(layout, shape, types.src.itemsize)
-        for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape))
-    )
     # Vectors of pixels are read whole, past the last tap of their last pixel.
     reach = (p.kw - 1) * p.dw if pixels is None else pixels.bases[-1] + p.sw - 1
     inner = min(p.ow, -(-p.pw // p.sw))
@@ -174,10 +175,6 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
         splits=splits,
         source=request.source,
         gradient=request.destination,
-        src_images=src[0],
-        src_image_block=src[1],
-        grad_images=grad[0],
-        grad_image_block=grad[1],
         inner=inner,
         outer=outer,
         dst_o=axes[0],
@@ -188,7 +185,7 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
         scratch = 256
     else:
         kernel = depthwise_weights_of_pixels(pixels)
-        scratch = pixels.zeros
+        scratch = pixels.weights_zeros
     op = Launch(kernel, args, splits * groups, 1, scratch, table)
     if is_finished:
         return [op]
@@ -223,15 +220,11 @@ def _data_why_not(request: Request, unit: int) -> Reason | None:
     return None
 
 
-def _data_spec(request: Request, unit: int) -> DataSpec:
-    p, m = request.problem, request.machine
-    lanes = m.lanes(request.types.acc.itemsize)
-    while lanes > 4 and lanes >= 2 * max(unit, -(-p.iw // p.sw) * unit):
-        lanes //= 2
-    codes, taps = (request.types.src.code, request.types.dst.code, int(m.isa.fma)), (p.kh, p.kw, p.sh, p.sw, p.dh, p.dw)
-    spec = DataSpec(*codes, *taps, p.ph % p.sh, p.pw % p.sw, lanes, unit, holds=0, activation=ActivationKind.NONE)
+def _data_spec(request: Request, unit: int) -> PixelsSpec:
+    p = request.problem
+    spec = _spec(request, unit, -(-p.iw // p.sw))._replace(top=p.ph % p.sh, left=p.pw % p.sw)
     needed = p.kh * p.kw + spec.loads + p.sw + DATA_SPARE
-    return spec._replace(holds=int(needed <= m.isa.registers))
+    return spec._replace(holds=int(needed <= request.machine.isa.registers))
 
 
 _NO_EPILOGUE = Epilogue()
@@ -263,17 +256,13 @@ def _data(request: Request) -> Primitive | Reason:
         args = fill(
             DepthwiseDataArguments,
             p,
-            src=operands.SRC,
-            wei=operands.WEI,
-            bia=operands.BIA,
-            dst=operands.DST,
-            activation=operands.ACT,
+            CONV,
             source=request.source,
             destination=request.destination,
             blocks=p.ic // unit,
         )
         chunk = max(1, planes // (16 * request.threads))
-        return [Launch(kernel, args, planes, chunk, spec.zeros)]
+        return [Launch(kernel, args, planes, chunk, spec.data_zeros)]
 
     return Primitive(seconds, launches, weights=form)
 

@@ -38,10 +38,6 @@ class DepthwiseWeightsArguments(ConvSizes):
     splits = word("shares of the rows")
     source = group(Geometry, "the input's strides")
     gradient = group(Geometry, "the gradient's strides")
-    src_images = word("images of a block of the input")
-    src_image_block = word("from a block to the next", "bytes")
-    grad_images = word("images of a block of the gradient")
-    grad_image_block = word("from a block to the next", "bytes")
     inner = word("the first column of the gradient whose taps are all in the image")
     outer = word("past the last")
     dst_o = word("from an output channel to the next in the gradient of the weights", "bytes")
@@ -142,8 +138,8 @@ def depthwise_weights(src, fma, kh, kw, lanes, bias):
                 ih = oh * a.sh - a.ph
                 top = max(0, (a.dh - 1 - ih) // a.dh)
                 bottom = max(top, min(kh, (a.ih - ih + a.dh - 1) // a.dh))
-                src = image_at(a.src, n, a.src_images, a.src_image_block, s.n) + ih * s.row - a.pw * s.col
-                grad = image_at(a.grad, n, a.grad_images, a.grad_image_block, g.n) + oh * g.row
+                src = image_at(a.src, n, s) + ih * s.row - a.pw * s.col
+                grad = image_at(a.grad, n, g) + oh * g.row
                 for vector in range(first_vector, end_vector):
                     of = ChannelVector(a.table)[vector]
                     row = GradientRow(sums + vector * each, src + of.src, grad + of.dst, scratch, top, bottom, of.valid)

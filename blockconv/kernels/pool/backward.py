@@ -88,10 +88,6 @@ class PoolBackwardArgs(Arguments):
     dw = word("from a tap to the next", "columns")
     source = group(Geometry, "the output's strides")
     destination = group(Geometry, "the input's strides")
-    src_images = word("images of a block of the output")
-    src_image_block = word("from a block to the next", "bytes")
-    dst_images = word("images of a block of the input")
-    dst_image_block = word("from a block to the next", "bytes")
 
 
 class TapRun(NamedTuple):
@@ -272,8 +268,8 @@ def pool_backward(src, lanes, is_max, cols):
             share, rest = task % shares, task // shares
             top, n = rest % bands * a.band, rest // bands
             end = min(a.ih, top + a.band)
-            dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, d.n) + top * d.row
-            image = image_at(0, n, a.src_images, a.src_image_block, s.n)
+            dst = image_at(a.dst, n, d) + top * d.row
+            image = image_at(0, n, s)
             band = Band(scratch if is_half else dst, row, col, top, end, share * a.inner, image)
             cleared(a, band, dst)
             oh = Covering(a.rows + a.covering_at)[top].first
@@ -316,8 +312,8 @@ def _plane(a, task):
         return TaskChannels(a.dst + task * a.plane, task * a.src_plane, 1, 1)
     n = task // a.vectors
     of = _channels(a, task % a.vectors)
-    dst = image_at(a.dst, n, a.dst_images, a.dst_image_block, a.destination.n) + of.dst
-    src = image_at(0, n, a.src_images, a.src_image_block, a.source.n) + of.src
+    dst = image_at(a.dst, n, a.destination) + of.dst
+    src = image_at(0, n, a.source) + of.src
     return TaskChannels(dst, src, of.valid if n < a.n else 0, of.written)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
-from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, channel_vectors, image_blocks
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, channel_vectors
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import (
@@ -184,7 +184,6 @@ def _launch(request: Request) -> Launch:
         dw=getattr(p.pool, "dw", 1),
         source=s,
         destination=d,
-        **_images(request),
     )
     images = request.dst.padded_shape(p.dst_shape)[0]
     if by_vectors:
@@ -201,15 +200,6 @@ def _launch(request: Request) -> Launch:
         return Launch(pool_repeat(type.code, lanes, columns), args, tasks, chunk, 0, table)
     scratch = made + (iw + most) * type.itemsize
     return Launch(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
-
-
-def _images(request: Request) -> dict[str, int]:
-    """The strides of images in both arrays, as words of `PoolBackwardArgs`."""
-    p, found = request.problem, {}
-    for name, layout, shape in (("src", request.src, p.src_shape), ("dst", request.dst, p.dst_shape)):
-        blocks = image_blocks(layout, shape, request.types.src.itemsize)
-        found[f"{name}_images"], found[f"{name}_image_block"] = blocks
-    return found
 
 
 def _planes_follow(problem: Any, lies: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
