@@ -12,15 +12,14 @@ from blockconv.core.target import Isa
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.gathering import TOGETHER, is_crowded, rows_that_stay, window_rows
-from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
-from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, window_axis
+from blockconv.kernels.common.request import Reason, Request, shared_sizes
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.unpacked import PARTS, permutes_bytes
+from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.common.waiting import is_beyond, is_wide
-from blockconv.kernels.depthwise.blocking_rows import ISSUED, integer_tile_seconds, whole_integer_rows, whole_rows
 from blockconv.kernels.depthwise.codegen import DepthwiseShape
+from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import DepthwiseScratch
-from blockconv.kernels.depthwise.tiling import AxisTiling, halved, outputs, tile_axis
 from blockconv.machine.machine import Machine
 
 MOST_COLUMNS = 4  # a strided load reads as many vectors
@@ -28,6 +27,185 @@ MOST_PICKED = 10  # vectors of a row in which every second pixel is picked, wher
 # In vector operations, measured on AVX-512: to interleave a position of bytes, to finish a vector of them, to pack one.
 _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
+MOST_TAPS = 11  # that are unrolled
+MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
+LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
+MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
+# For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
+# of a row that is spilled.
+SPARE, MOST_PRODUCTS, MOST_SPILLED = 8, 1100, 28
+MOST_OF_INTEGERS = 28  # accumulators of a tile of bytes: those of rows that are done may leave the registers
+# For bytes, in vector operations: to shuffle a row for a vector and a group of taps, to finish a vector, beside these
+# for a tile. ISSUED: how long an operation takes, in multiply-adds; half as many of these can be issued. An operation
+# of two halves is issued once. Measured on AVX-512 and on AVX2.
+_SHUFFLED, _ROW_FINISHED, _TILE, ISSUED, _OF_HALVES = 2, 7, 20, 0.7, 0.87
+
+
+# ---------------------------------------------------------------- one axis, cut into tiles
+
+
+class AxisTiling(NamedTuple):
+    unrolled: int
+    taps: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+
+
+def lines_bind(isa: Isa) -> bool:
+    """Whether a tile of floats may wait for cache lines: a vector is a line, and is not computed in two halves.
+
+    Where arithmetic takes twice as long for a line, saving fetches made no difference (Zen 4).
+    """
+    return isa.name == "avx512" and not isa.halves
+
+
+def outputs(machine: Machine, types: Types) -> tuple[int, int]:
+    """(most, least) vectors of outputs of a tile."""
+    registers = machine.registers
+    if not types.acc.is_float:
+        return MOST_OF_BYTES[registers], LEAST_OF_BYTES[registers]
+    most = MOST_OUTPUTS[registers]
+    # With 128-bit vectors a tile is little arithmetic: more vectors share what a tile costs besides.
+    return most, most if machine.isa.vector_bytes == 16 else LEAST_OUTPUTS[registers]
+
+
+def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
+    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, of which one begins in the padding."""
+    axis = window_axis(request.problem, x)
+    sizes = range(1, most + 1) if request.anchor is None else shared_sizes(most)
+    fitting = [size for size in sizes if size <= axis.out]
+    known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
+    known = known if axis.kernel <= MOST_TAPS else []
+    outputs = min(known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
+    if not known:
+        return AxisTiling(outputs, 0, 0, 0, 0, 0)
+    return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, axis.begin, max(0, axis.end))
+
+
+def halved(request: Request, x: str, outputs_of_tile: int) -> AxisTiling | None:
+    """The axis in tiles of half as many outputs, for tiles of twice as many along the other one, where lines bind.
+
+    None where tiles are not as long as registers hold, or are not halved evenly. With fewer registers tiles would be
+    too low or too narrow for it: too much is read again.
+    """
+    machine, types = request.machine, request.types
+    most, _ = outputs(machine, types)
+    if not (lines_bind(machine.isa) and types.acc.is_float) or outputs_of_tile != most:
+        return None
+    found = tile_axis(request, x, most // 2)
+    return found if 2 * found.unrolled == most else None
+
+
+# ---------------------------------------------------------------- tiles of whole rows, whose columns are known
+
+
+def row_columns(problem: Conv2dProblem, pixel: int, unit: int = 0) -> Columns:
+    """The columns of a row, without strides and edges. The others: as in `Columns`."""
+    p = problem
+    return Columns(p.iw * pixel, p.ow * pixel, pixel, p.kw, p.sw, p.dw, p.pw, unit)
+
+
+def row_edges(problem: Conv2dProblem, rows: int) -> tuple[int, int, int] | None:
+    """`Columns.begin`, `end` and `alone` of tiles of so many rows. None if an inner tile reaches over an edge."""
+    p, span, final = problem, rows_read(problem, rows), (problem.oh - 1) // rows * rows
+    first_rows = [min(at, p.oh - rows) * p.sh - p.ph for at in (0, min(rows, final), max(0, final - rows), final)]
+    begin, *others, end = [(max(0, -ih), max(0, ih + span - p.ih)) for ih in first_rows]
+    if begin == end and set(others) == {end}:
+        return (*end, 1)
+    return (begin[0], end[1], 0) if {begin, *others, end} <= {(0, 0), (begin[0], 0), (0, end[1])} else None
+
+
+def rows_read(problem: Conv2dProblem, rows: int) -> int:
+    """Rows of the image, or of its padding, that a tile of so many rows reads."""
+    return (rows - 1) * problem.sh + (problem.kh - 1) * problem.dh + 1
+
+
+def tile_rows(problem: Conv2dProblem, most: int) -> int:
+    """Rows of a tile, at most so many, in the fewest tiles whose edges are known; 0 if there are none, or too few."""
+    p = problem
+    fitting = [rows for rows in range(1, min(most, p.oh) + 1) if p.kh <= MOST_TAPS and row_edges(p, rows)]
+    rows = min(fitting, key=lambda k: (-(-p.oh // k) * (k + 1.0), -k), default=0)
+    # Tiles of a few rows where more would do: the edges are nearly everything.
+    return rows if rows > min(3, most // 2) or rows == p.oh or p.oh < 7 else 0
+
+
+def picked_unit(isa: Isa, problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
+    """`Columns.unit`, of vectors of so many floats."""
+    unit, stride = min(lanes, UNIT // types.src.itemsize), problem.sw
+    if isa.name == "avx512" or types.src.is_half:  # one instruction permutes two vectors, whole
+        return 0
+    return unit if (stride == 2 and 2 * pixel <= unit) or (stride > 1 and pixel == unit) else 0
+
+
+def whole_rows(
+    machine: Machine, problem: Conv2dProblem, lanes: int, block: int, pixel: int, types: Types
+) -> tuple[int, int, AxisTiling] | None:
+    """(lanes, vectors of a row, tiling) of tiles of whole rows of floats, where that is few vectors; else None.
+
+    block: channels of a pixel; pixel: elements of one.
+    """
+    p, isa, registers, (most, _) = problem, machine.isa, machine.registers, outputs(machine, types)
+    elements, half = p.ow * pixel, lanes // 2
+    fewer_idle = isa.halves and -(-elements // half) < 2 * -(-elements // lanes)
+    if half % block == 0 and half > block and (elements <= half or fewer_idle):
+        lanes = half
+    loops = -(-elements // lanes)
+    taps = row_columns(p, pixel, picked_unit(isa, p, pixel, lanes, types)).groups(p.kh, lanes, registers)
+    most = max(most, registers - SPARE - p.kh * max(map(len, taps)))
+    # With a stride each row is read once or twice, however few are computed. Else rows have to share what is read. More
+    # rows have to where tiles of other shapes need no masks, inside a row whose vectors are whole.
+    rows = 1 if p.sw > 1 else 2 if elements % lanes or isa.name == "avx512" else 3
+    # Without masks other tiles read borders lane by lane, where strides are: one row that is spilled takes less.
+    widest = max(most, MOST_SPILLED) if p.sw > 1 and isa.name not in ("avx512", "avx2") else most // rows
+    if p.kw > MOST_TAPS or loops > widest:
+        return None
+    rows = tile_rows(p, max(1, most // loops))
+    if not rows or p.kh * p.kw * rows * loops > MOST_PRODUCTS:
+        return None
+    return lanes, loops, AxisTiling(rows, p.kh, p.sh, p.dh, 0, 0)
+
+
+def whole_integer_rows(
+    isa: Isa, problem: Conv2dProblem, lanes: int, block: int, pixel: int
+) -> tuple[int, int, AxisTiling] | None:
+    """`whole_rows` for bytes, where a vector has whole blocks of channels."""
+    p, each, unit = problem, lanes // PARTS, UNIT // PARTS
+    if not (isa.is_x86 and isa.ssse3) or each % block or (block > 1 and p.oc > p.ic) or p.kw > MOST_TAPS:
+        return None
+    # A unit of lanes takes bytes that are within a unit, or within what is permuted with one that is the padding.
+    pixels = unit // pixel - 1 if unit % pixel == 0 else 0 if pixel % unit == 0 else unit // pixel + 1
+    inside = min(unit, pixel) if unit % pixel == 0 or pixel % unit == 0 else pixel
+    reach = (pixels * p.sw + (min(p.kw, UNIT // unit) - 1) * p.dw) * pixel + inside
+    most = MOST_OF_INTEGERS * each // row_columns(p, pixel).row_lanes(each)
+    if reach > (lanes - 1 if permutes_bytes(isa) else UNIT) or not most:
+        return None
+    rows = tile_rows(p, most)
+    edges = row_edges(p, rows) if rows else None
+    if edges is None or (rows_read(p, rows) - edges[0] - edges[1]) * p.iw * pixel < UNIT:
+        return None
+    return lanes, -(-p.ow * pixel // lanes), AxisTiling(rows, p.kh, p.sh, p.dh, 0, 0)
+
+
+def integer_tile_seconds(
+    machine: Machine, problem: Conv2dProblem, pixel: int, lanes: int, rows: int, dot: Dot
+) -> float:
+    """The seconds of a tile of so many rows of bytes."""
+    p, each = problem, lanes // PARTS
+    columns = row_columns(p, pixel)
+    vectors, row_lanes = columns.vectors(rows, each), columns.row_lanes(each)
+    across, shared = max(1, row_lanes // each), max(1, each // row_lanes)  # vectors of a row; rows of a vector
+    read = {(k % across, k // across * shared * p.sh + t * p.dh) for k in range(vectors) for t in range(p.kh)}
+    taps = -(-p.kw // dot.channels)
+    count = taps * (vectors * p.kh * dot.instructions + _SHUFFLED * len(read)) + _ROW_FINISHED * vectors
+    of_halves = machine.isa.halves and lanes == machine.isa.vector_bytes
+    return ISSUED * (
+        count * (_OF_HALVES if of_halves else 1) * machine.fma_seconds(each, 4) + _TILE * machine.fma_seconds(8, 4)
+    )
+
+
+# ---------------------------------------------------------------- one convolution
 
 
 class ChannelRun(NamedTuple):

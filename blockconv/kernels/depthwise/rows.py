@@ -17,9 +17,13 @@ Buffers: source, packed weights, bias, destination, residual (or the destination
 
 from __future__ import annotations
 
+import functools
 import math
+from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -30,10 +34,19 @@ from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
+from blockconv.kernels.common.unpacked import unpacked_order
 from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
-from blockconv.kernels.depthwise.blocking import DepthwiseBlocking, blocking, gathered_scratch
-from blockconv.kernels.depthwise.blocking_rows import picked_unit, row_columns, row_edges
+from blockconv.kernels.depthwise.blocking import (
+    DepthwiseBlocking,
+    blocking,
+    gathered_scratch,
+    lines_bind,
+    picked_unit,
+    row_columns,
+    row_edges,
+)
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
+from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.entries import Entry, find_steps
 from blockconv.kernels.depthwise.kernels import (
@@ -44,13 +57,11 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_pixels,
     depthwise_rows,
 )
-from blockconv.kernels.depthwise.kernels_packed import depthwise_packed
-from blockconv.kernels.depthwise.tiling import lines_bind
-from blockconv.kernels.depthwise.weights import entry_lanes, packed_taps
-from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
+from blockconv.kernels.depthwise.kernels_packed import TASK, GatherArguments, depthwise_packed, gather
+from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED
-from blockconv.runtime import OWN_TABLE, Block, Launch
+from blockconv.runtime import OWN_TABLE, Block, Buffer, Launch
 
 # ---------------------------------------------------------------- what is packed, and the table
 
@@ -58,7 +69,7 @@ from blockconv.runtime import OWN_TABLE, Block, Launch
 def _weights(machine: Machine, problem: Conv2dProblem, at: DepthwiseBlocking) -> WeightForm:
     """[block of source channels][tap][source channel][multiplier]; the bias as it is."""
     if at.joined:
-        return packed_taps(machine, problem.oc, problem.kh, problem.kw, at)
+        return _packed_taps(machine, problem.oc, problem.kh, problem.kw, at)
     block, m = at.wei_block, problem.oc // problem.ic
     if not block:
         return WeightForm(Layout("cdeab"), m, dot=at.dot)
@@ -66,6 +77,69 @@ def _weights(machine: Machine, problem: Conv2dProblem, at: DepthwiseBlocking) ->
     outer = ("A" if inner else "a") + ("B" if m > 1 and inner else "b")
     layout = f"{outer}cde{inner}{m}b" if m > 1 and inner else f"aBcde{m}b" if m > 1 else f"{outer}cde{inner}"
     return WeightForm(Layout(layout), m, dot=at.dot)
+
+
+def _entry_lanes(at: DepthwiseBlocking) -> int:
+    """Lanes for which an entry of the table has weights: a vector's, or the channels that it repeats."""
+    return at.period if repeats(at.period, at.lanes) else at.lanes
+
+
+@functools.lru_cache(maxsize=1024)
+def _packed_taps(machine: Machine, oc: int, kh: int, kw: int, at: DepthwiseBlocking) -> WeightForm:
+    """The form of 8-bit weights: [entry][row of taps][tap][lane][tap of a group]; rows or taps are groups.
+
+    A lane takes several taps of the loop axis at once. The lanes of unpacked bytes are in an order of their own
+    (`common/unpacked.py`). No layout has this order, so a kernel gathers weights, biases and scales by a table.
+    """
+    channels = _channels(oc, at)
+    return WeightForm(
+        Layout("abcde"),
+        channels.size,
+        oc,
+        Transform(
+            partial(_gather, channels, kh, kw, at),
+            lambda problem: 4 * _elements(channels, kh, kw, at),
+            lambda problem: machine.scalar_seconds() * _elements(channels, kh, kw, at),
+        ),
+        at.dot._replace(is_unsigned=not at.dot.is_signed),
+        lambda problem: channels.reshape(-1),
+    )
+
+
+def _channels(oc: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
+    """The output channel of each lane of each entry; -1 for none."""
+    lanes = _entry_lanes(at)
+    natural = np.arange(lanes) if lanes < at.lanes else np.array(unpacked_order(at.lanes))
+    inside = natural % at.period
+    first, count, _ = np.array(at.runs, np.int64).T[:, :, None]
+    channel = first + inside
+    return np.where((inside < count) & (channel < oc), channel, -1)
+
+
+def _elements(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> int:
+    """Elements of 32 bits that are packed."""
+    return channels.size * at.groups * (kh if at.columns else kw)
+
+
+def _indices(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking) -> npt.NDArray[np.int64]:
+    """The index of each packed weight among all; -1 for zero."""
+    taps = np.arange(at.groups * at.dot.channels).reshape(-1, at.dot.channels)
+    if at.columns:  # [row][group of columns]
+        row, col = np.arange(kh)[:, None, None], taps[None]
+        row, col = np.broadcast_arrays(row, col)
+    else:
+        row, col = np.broadcast_arrays(taps[:, None], np.arange(kw)[:, None])
+    row, col = (axis[None, :, :, None] for axis in (row, col))
+    channel = channels[:, None, None, :, None]
+    exists = (channel >= 0) & (row < kh) & (col < kw)
+    return np.where(exists, (channel * kh + row) * kw + col, -1).reshape(-1)
+
+
+def _gather(channels: npt.NDArray[np.int64], kh: int, kw: int, at: DepthwiseBlocking, problem: Conv2dProblem) -> Launch:
+    indices = _indices(channels, kh, kw, at)
+    args = GatherArguments(src=Buffer(0), dst=Buffer(1), table=OWN_TABLE, count=indices.size)
+    table: Any = indices
+    return Launch(gather(at.dot.itemsize), args, -(-indices.size // TASK), 1, 0, table)
 
 
 def _table(request: Request, at: DepthwiseBlocking) -> Block:
@@ -84,7 +158,7 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
     table["src"] = ic // s.length * s.block + ic % s.length * s.channel
     if at.joined:
         table["wei"] = existing * p.kw * p.kh // at.joined * at.groups * _tap(p, at, types)
-        table["bia"] = existing * entry_lanes(at) * types.acc.itemsize
+        table["bia"] = existing * _entry_lanes(at) * types.acc.itemsize
     else:
         table["wei"] = (wei // wei_block * p.kh * p.kw * wei_block + wei % wei_block) * types.acc.itemsize
         table["bia"] = wei * types.acc.itemsize
@@ -104,7 +178,7 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
 def _tap(problem: Conv2dProblem, at: DepthwiseBlocking, types: Types) -> int:
     """Bytes from the weights of a tap to those of the next, or of a group of taps."""
     if at.joined:
-        return entry_lanes(at) * types.acc.itemsize
+        return _entry_lanes(at) * types.acc.itemsize
     return (at.wei_block * (problem.oc // problem.ic) or problem.oc) * types.acc.itemsize
 
 
@@ -139,7 +213,7 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         dst_width=p.ow * at.pixel,
         tap=tap,
         tap_row=(at.groups if at.joined and at.columns else p.kw) * tap,
-        scales=entries * entry_lanes(at) * types.acc.itemsize,
+        scales=entries * _entry_lanes(at) * types.acc.itemsize,
         ahead=ahead,
         ahead_rows=ahead_rows,
         scratch=parts,

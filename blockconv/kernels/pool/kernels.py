@@ -19,8 +19,16 @@ from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.operands import PoolOperands
-from blockconv.kernels.pool.codegen import PoolTile, filler, pool_tile, reduce_window
-from blockconv.kernels.pool.codegen_lines import LineSpec, fold_planes, reduce_line, reduce_plane
+from blockconv.kernels.pool.codegen import (
+    LineSpec,
+    PoolTile,
+    filler,
+    fold_planes,
+    pool_tile,
+    reduce_line,
+    reduce_plane,
+    reduce_window,
+)
 from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction, PoolRun
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.

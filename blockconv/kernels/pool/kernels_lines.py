@@ -11,8 +11,7 @@ from typing import Any
 from blockconv import jit
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits, store_i64
-from blockconv.kernels.pool.codegen import filler, reduce_element
-from blockconv.kernels.pool.codegen_lines import IndexRun, LineSpec, max_with_index, reduce_line
+from blockconv.kernels.pool.codegen import IndexRun, LineSpec, filler, max_with_index, reduce_element, reduce_line
 from blockconv.kernels.pool.kernels import LINE, PoolArgs, WindowRow, output_row, start, window_column
 from blockconv.kernels.pool.reduction import PoolReduction, PoolRun
 

@@ -21,7 +21,7 @@ from blockconv.kernels.common.dot import DOTS
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.unpacked import permutes_bytes
 from blockconv.kernels.depthwise import blocking as cut
-from blockconv.kernels.depthwise.blocking_rows import row_edges
+from blockconv.kernels.depthwise.blocking import row_edges
 
 ROW = "conv_depthwise"
 # Source, destination, and what comes between.
