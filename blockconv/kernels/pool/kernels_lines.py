@@ -71,7 +71,7 @@ def pool_lines(reduction: PoolReduction, kh, kw, inner, stride, wide):
             pixel, parts, step = lanes, (channels + lanes - 1) // lanes, lanes * a.sw * held_bytes
             src_step, d_step = a.s.col, a.d.col
         margin, elements, outputs, words = a.pw * pixel * held_bytes, a.iw * pixel, a.ow * pixel, a.integers.address
-        row_step, taps, tap_step = a.row_step, a.kw, a.dw * pixel * held_bytes
+        row_step, taps, tap_step = a.row_step, a.kw, a.col_step // a.s.col * pixel * held_bytes
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             steps = (oh_last - oh_first) * parts
