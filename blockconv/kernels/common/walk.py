@@ -35,7 +35,6 @@ LONGEST = 2048  # elements that a written-out period has at the most
 PERIOD = 128  # and at the least, if the extent is long
 MASKED = 32  # vectors of a mask that is written out
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
-EXTENT_CYCLES, VECTOR_CYCLES = 12, 2  # beside memory: of an extent, and of a vector
 
 
 class Place(Arguments):
@@ -157,13 +156,9 @@ class Walk:
         images = (range(whole), range(whole, count)) if 0 not in shape else ()
         return [_walk(layout, shape, operands, some, lanes) for some in images if some]
 
-    def seconds_of_code(self, cycle: float) -> float:
-        """Predicted, beside memory: each extent begins anew, with vectors that may not be full."""
-        vectors = -(-self.elements.size // self.lanes)
-        return self._extents * (EXTENT_CYCLES + vectors * VECTOR_CYCLES) * cycle
-
     @property
-    def _extents(self) -> int:
+    def extents(self) -> int:
+        """How many there are."""
         return self.rows.size * math.prod(loop.size for loop in self.loops)
 
     @property
@@ -177,7 +172,7 @@ class Walk:
         buffers, sizes: of the destination and each operand: its number, and bytes of an element.
         """
         extent, itemsize = self.elements.size, sizes[0]
-        nbytes = min(max(TASK_BYTES, self._extents * extent * itemsize // (8 * threads)), LARGE_TASK)
+        nbytes = min(max(TASK_BYTES, self.extents * extent * itemsize // (8 * threads)), LARGE_TASK)
         unit = math.lcm(self.period, 64)
         size = max(1, nbytes // (itemsize * unit)) * unit
         rows = max(1, min(self.rows.size, nbytes // (extent * itemsize)))

@@ -44,6 +44,7 @@ _OF_INTEGERS = ("and", "or", "xor", "mod")
 _REAL = ("pow", "fmod", "atan2")  # of floats, or of what stands for them
 # Cycles of a vector of float32: to dequantize a source. Rounding a result to 16 bits takes as long as quantizing it.
 DEQUANTIZED_CYCLES = 2
+EXTENT_CYCLES, VECTOR_CYCLES = 12, 2  # of an extent, and of a vector, beside these and memory
 
 
 class Elementwise:
@@ -123,10 +124,12 @@ class Elementwise:
             cycles = 3 if m.isa.vbmi else 24 if m.isa.ssse3 else 2 * self.lanes
         elif types.dst != computed_type(self.op, types.dst, self.real):
             cycles = self.shapes.count(self.shape) * DEQUANTIZED_CYCLES + QUANTIZED_CYCLES
-        code = sum(walk.seconds_of_code(m.cycle_seconds()) for walk in self.walks)
-        code += elements / self.lanes * cycles * m.cycle_seconds()
+        # Each extent begins anew, with vectors that may not be full.
+        each = ((walk.extents, -(-walk.elements.size // walk.lanes)) for walk in self.walks)
+        cycles *= elements / self.lanes
+        cycles += sum(extents * (EXTENT_CYCLES + vectors * VECTOR_CYCLES) for extents, vectors in each)
         moved = m.move_seconds(sum(read), elements * types.dst.itemsize)
-        return m.launch_seconds() + max(moved, code) / self.request.threads
+        return m.launch_seconds() + max(moved, cycles * m.cycle_seconds()) / self.request.threads
 
 
 def shapes_of(problem: Any) -> tuple[tuple[int, ...] | None, ...]:

@@ -83,71 +83,63 @@ class Cut(NamedTuple):
         return self.all_images * self.rows * self.row_chunks
 
 
-def _group_cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
-    p, layout, itemsize, lanes = request.problem, request.dst, request.types.src.itemsize, _lanes(request)
-    n, c, *spatial = p.shape
-    shape = p.shape if layout.ndim == 4 else (n, c, 1, math.prod(spatial))
-    inner, all_pixels = layout if layout.ndim == 4 else Layout("NCHW"), shape[2] * shape[3]
-    if inner == Layout("NCHW") and all_pixels == 1:
-        inner = Layout("NHWC")  # the same bytes, and channels are neighbours
-    at = geometry(inner, shape, itemsize)
+def _cut(request: Request, layout: Layout, shape: tuple[int, ...], unit: int, per_pixel: bool = False) -> Cut:
+    """The cut into units of so many channels, but for its chunks and splits. shape: of four dimensions."""
+    itemsize, lanes, (n, c, height, width) = request.types.src.itemsize, _lanes(request), shape
+    at = geometry(layout, shape, itemsize)
     length = c if at.length == NO_BLOCK else at.length
-    contiguous = length == c
-    unit = min(c, math.lcm(c // p.groups, lanes if contiguous else length))  # whole groups, and whole blocks, or all
-    block, units = unit if contiguous else length, -(-c // unit)
-    images, (rows, pixels) = n, (1, all_pixels) if at.row == shape[3] * at.col else shape[2:]
+    contiguous, block = length == c, unit if length == c else length
+    rows, pixels = (1, height * width) if at.row == width * at.col else (height, width)
     period = length if length < lanes and lanes % length == 0 and at.col == length * itemsize else 0
-    if p.per_pixel:
-        images, rows, pixels, period = n * all_pixels, 1, 1, 0
-    period = period if not contiguous or unit == c else 0
-    tasks = images if walked is None else walked.tasks
-    is_row = period == 1 and rows == 1 and at.block == pixels * at.col
-    split = max(1, min(SPLIT, tasks // -(-TASKS // units)))
+    if per_pixel:
+        n, rows, pixels, period = n * height * width, 1, 1, 0
     return Cut(
         at=at,
         unit=unit,
-        units=units,
+        units=-(-c // unit),
         block=block,
         block_stride=unit * itemsize if contiguous else at.block,
         room=-(-(-(-unit // block) * block) // lanes) * lanes,
         padded=0 if contiguous else -c % block,
-        all_images=images,
-        rows=rows,
-        row_stride=at.row,
-        pixels=pixels,
-        chunk=PARTIAL * (UNROLL * lanes // period if period else 1),
-        period=period,
-        split=split,
-        splits=-(-tasks // split),
-        joined=c // p.groups if is_row else 1,
-    )
-
-
-def _batch_cut(request: Request) -> Cut:
-    (n, c, height, width), itemsize, lanes = request.problem.shape, request.types.src.itemsize, _lanes(request)
-    at = geometry(request.dst, request.problem.shape, itemsize)
-    contiguous = at.length == NO_BLOCK
-    unit = min(c, UNIT) if contiguous else at.length
-    units, is_short = -(-c // unit), unit < lanes and lanes % unit == 0 and at.col == unit * itemsize
-    rows, pixels = (1, height * width) if at.row == width * at.col else (height, width)
-    chunk = min(pixels, max(1, CHUNK_BYTES // (unit * itemsize)))
-    cut = Cut(
-        at=at,
-        unit=unit,
-        units=units,
-        block=unit,
-        block_stride=unit * itemsize if contiguous else at.block,
-        room=-(-unit // lanes) * lanes,
-        padded=request.dst.padded_shape(request.problem.shape)[1] - c,
         all_images=n,
         rows=rows,
         row_stride=at.row,
         pixels=pixels,
-        chunk=chunk,
-        period=unit * is_short,
-        splits=0,
+        chunk=1,
+        period=period if not contiguous or unit == c else 0,
+        splits=1,
     )
-    return cut._replace(splits=max(1, min(-(-TASKS // units), cut.chunks)))
+
+
+def _group_cut(request: Request, walked: WalkedAxis | None = None) -> Cut:
+    p, layout, itemsize, lanes = request.problem, request.dst, request.types.src.itemsize, _lanes(request)
+    n, c, *spatial = p.shape
+    shape = p.shape if layout.ndim == 4 else (n, c, 1, math.prod(spatial))
+    inner = layout if layout.ndim == 4 else Layout("NCHW")
+    if inner == Layout("NCHW") and shape[2] * shape[3] == 1:
+        inner = Layout("NHWC")  # the same bytes, and channels are neighbours
+    length, group = geometry(inner, shape, itemsize).length, c // p.groups
+    # Whole groups, and whole blocks, or all.
+    unit = min(c, math.lcm(group, lanes if length in (c, NO_BLOCK) else length))
+    cut = _cut(request, inner, shape, unit, p.per_pixel)
+    tasks = cut.all_images if walked is None else walked.tasks
+    split = max(1, min(SPLIT, tasks // -(-TASKS // cut.units)))
+    is_row = cut.period == 1 and cut.rows == 1 and cut.at.block == cut.pixels * cut.at.col
+    return cut._replace(
+        chunk=PARTIAL * (UNROLL * lanes // cut.period if cut.period else 1),
+        split=split,
+        splits=-(-tasks // split),
+        joined=group if is_row else 1,
+    )
+
+
+def _batch_cut(request: Request) -> Cut:
+    p, itemsize = request.problem, request.types.src.itemsize
+    length = geometry(request.dst, p.shape, itemsize).length
+    unit = min(p.shape[1], UNIT) if length == NO_BLOCK else length
+    cut = _cut(request, request.dst, p.shape, unit)
+    cut = cut._replace(chunk=min(cut.pixels, max(1, CHUNK_BYTES // (unit * itemsize))))
+    return cut._replace(splits=max(1, min(-(-TASKS // cut.units), cut.chunks)))
 
 
 def _args(request: Request, cut: Cut, buffers: tuple[str, ...], **words: int) -> NormArgs:
