@@ -9,7 +9,7 @@ within 16 bytes of each other, in rows of few channels a pixel, are shuffled fro
 
 Signed bytes are read as unsigned, with 128 more (unsigned ones as signed, for Arm's `sdot`). Padding is the zero point.
 Positions outside are read from memory that holds it, along both axes. Where vectors run over pixels, lanes masked off
-are set to it. Without masks of bytes, rows are packed with it (`kernels_packed.py`).
+are set to it. Without masks of bytes, rows are packed with it (`depthwise_packed`).
 """
 
 from __future__ import annotations

@@ -2,23 +2,143 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from blockconv import jit
+from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
 from blockconv.jit.compiler import inline
-from blockconv.jit.ir import prefetch, store_i64
-from blockconv.kernels.common.copies import gather_window
+from blockconv.jit.ir import const, emitted, load_bits, load_i64, prefetch, store_bits, store_i64
+from blockconv.kernels.common.copies import copy_bytes, fill_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
-from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, TileAxis
+from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.depthwise.codegen import DepthwiseTileRun, DepthwiseTileSpec, TileAxis, chosen
 from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
 from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
 from blockconv.kernels.depthwise.codegen_rows import rows_tile
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.entries import Entry, entry_run, following, read_entry
+
+# ---------------------------------------------------------------- the table of vectors of channels
+
+
+class Entry(Arguments):
+    """A vector of destination channels, or those of a block where that is less."""
+
+    src = word("from the source to the channels that it reads", "bytes")
+    wei = word("from the weights to its own", "bytes")
+    bia = word("from the bias to its own", "bytes")
+    dst = word("from the destination to its channels", "bytes")
+    valid = word("how many of its channels exist", "channels")
+    written = word("how many elements are written", "elements")
+    permutation = word("from the table to the lanes' indices, where several channels read one", "bytes")
+    src_valid = word("how many elements a load that is masked reads", "elements")
+    like = word("how many entries from this one on differ only in addresses, by the same steps each", "entries")
+    src_step = word("from the `src` of such an entry to that of the next", "bytes")
+    dst_step = word("likewise of `dst`", "bytes")
+    wei_step = word("likewise of `wei`", "bytes")
+    bia_step = word("likewise of `bia`", "bytes")
+
+
+_ALIKE = "valid", "written", "permutation", "src_valid"  # what entries that differ only in addresses have in common
+
+
+class _Steps(NamedTuple):
+    """From an entry's addresses to those of the next that is like it."""
+
+    src: int
+    dst: int
+    wei: int
+    bia: int
+
+
+class _Lanes(NamedTuple):
+    """An entry that was read once, or one that follows it and is like it.
+
+    kh: its rows of taps; 0 of padding, which is only written.
+    wei, bia, permutation, scales: addresses.
+    """
+
+    src: int
+    dst: int
+    valid: int
+    written: int
+    kh: int
+    wei: int
+    bia: int
+    permutation: int
+    src_valid: int
+    scales: int
+    like: int
+    steps: _Steps
+
+
+@inline
+def read_entry(a, k):
+    """Entry number `k`, in registers."""
+    e = Entry(a.table)[k]
+    return _Lanes(
+        src=e.src,
+        dst=e.dst,
+        valid=e.valid,
+        written=e.written,
+        kh=a.kh if e.valid > 0 else 0,
+        wei=a.wei + e.wei,
+        bia=a.bia + e.bia,
+        permutation=a.table + e.permutation,
+        src_valid=e.src_valid,
+        scales=a.bia + e.bia + a.scales,
+        like=e.like,
+        steps=_Steps(e.src_step, e.dst_step, e.wei_step, e.bia_step),
+    )
+
+
+@inline
+def following(e):
+    """The next entry, which is like this one."""
+    steps = e.steps
+    return _Lanes(
+        src=e.src + steps.src,
+        dst=e.dst + steps.dst,
+        valid=e.valid,
+        written=e.written,
+        kh=e.kh,
+        wei=e.wei + steps.wei,
+        bia=e.bia + steps.bia,
+        permutation=e.permutation,
+        src_valid=e.src_valid,
+        scales=e.scales + steps.bia,
+        like=e.like - 1,
+        steps=steps,
+    )
+
+
+@inline
+def entry_run(e, variant, src, zeros):
+    """The `DepthwiseTileRun` of an entry's tile."""
+    return DepthwiseTileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, zeros, e.scales)
+
+
+def find_steps(table: np.ndarray[Any, Any]) -> None:
+    """Write how many entries from each one on are like it, and the steps between these."""
+    steps = {name: np.diff(table[name]) for name in ("src", "dst", "wei", "bia")}
+    is_like = np.logical_and.reduce([np.diff(table[name]) == 0 for name in _ALIKE])
+    is_even = np.logical_and.reduce([np.diff(step) == 0 for step in steps.values()])
+    for name, step in steps.items():
+        table[f"{name}_step"][:-1] = step
+    like = [1] * len(table)
+    for k in range(len(table) - 2, -1, -1):
+        if is_like[k]:
+            like[k] = 1 + (like[k + 1] if like[k + 1] > 1 and is_even[k] else 1)
+    table["like"] = like
+
+
+# ---------------------------------------------------------------- arguments and tasks
 
 
 class DepthwiseScratch(Arguments):
@@ -36,7 +156,7 @@ class DepthwiseScratch(Arguments):
 
 
 class DepthwiseArguments(ConvOperands, ConvSizes):
-    """The arguments of both kernels. An image's rows are shared in chunks, and entries of the table in groups."""
+    """The arguments of all kernels. An image's rows are shared in chunks, and entries of the table in groups."""
 
     table = word("an `Entry` for each vector of destination channels, then what these point to", "address")
     source = group(Geometry, "the source's strides")
@@ -277,5 +397,137 @@ def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
                     oh_at += unrolled
                     if oh_at >= oh_last:
                         break
+
+    return kernel
+
+
+# ---------------------------------------------------------------- bytes along the pixels of rows, which are packed
+
+# Where there are no masks of bytes, as only AVX-512 has, a row's ends would be read byte by byte. In packed rows, every
+# vector is whole. With a stride, packing makes neighbours of the pixels that a vector of outputs reads at a tap, once
+# for all taps and rows. A window of rows stays in the first-level cache.
+ALL = 1 << 40  # positions: none is outside
+
+
+@functools.cache
+def _separator(lanes: int, columns: int, inner: int) -> Any:
+    """separate(dst, src, phase): of `columns` vectors of pixels, the first of each stride, the second, and so on."""
+
+    @emitted
+    def separate(builder, dst, src, phase):
+        v = Vectors(builder, element("uint8"), lanes)
+        parts = [v.load(builder.add(src, const(j * lanes))) for j in range(columns)]
+        for j in range(columns):
+            v.store(chosen(builder, parts, inner, j), builder.add(dst, builder.mul(phase, const(j))))
+
+    return separate
+
+
+def _row_packer(shape: DepthwiseTileSpec) -> Any:
+    """pack_rows(a, scratch, src, ih, rows, fill): a window, whose first row, number `ih` of an image, is at `src`."""
+    lanes, columns = shape.lanes, shape.columns
+    separate = _separator(lanes, columns, shape.inner)
+
+    @inline
+    def pack_rows(a, scratch, src, ih, rows, fill):
+        parts, left = a.scratch, a.pw * a.pixel
+        row, line = scratch + parts.window, scratch + parts.line
+        for r in range(rows):
+            if ih + r < 0 or ih + r >= a.ih:
+                fill_bytes(row, parts.row_stride, fill)
+            elif columns == 1:
+                copy_bytes(row + left, src + r * a.source.row, a.src_width)
+            else:
+                copy_bytes(line + left, src + r * a.source.row, a.src_width)
+                for v in range(0, parts.phase, lanes):
+                    separate(row + v, line + v * columns, parts.phase)
+            row += parts.row_stride
+
+    return pack_rows
+
+
+@inline
+def _copy_rows(dst, dst_row, src, src_row, rows, size):
+    """So many rows of `size` bytes."""
+    for k in range(rows):
+        copy_bytes(dst + k * dst_row, src + k * src_row, size)
+
+
+@jit.kernel
+def depthwise_packed(shape: DepthwiseTileSpec):
+    """Tiles of `unrolled` rows x `loops` vectors of pixels. A task has one entry."""
+    lanes, unrolled, itemsize, read_bytes = shape.lanes, shape.unrolled, shape.finished.itemsize, shape.read_bytes
+    width, tile, pack_rows = shape.loops * lanes, depthwise_tile(shape), _row_packer(shape)
+
+    def kernel(args, first, last, scratch):
+        a = held(DepthwiseArguments(args))
+        s, d, parts = a.source, a.destination, a.scratch
+        fill = EpilogueArguments(a.activation).src_fill
+        fill_zeros(scratch, read_bytes, fill * TWICE)
+        window, stored, tile_row = scratch + parts.window, scratch + parts.stored, width * itemsize
+        fill_bytes(window, parts.window_bytes, fill)
+        fill_bytes(scratch + parts.line, parts.line_bytes, fill)
+        residual, added, window_rows = a.residual - a.dst, stored + unrolled * tile_row, parts.window_rows
+        for task in range(first, last):
+            n, entry, _, oh_first, oh_last = task_of(a, task)
+            e = read_entry(a, entry)
+            for number in range((oh_last - oh_first + window_rows - 1) // window_rows):
+                start = oh_first + number * window_rows
+                top = min(start, a.oh - unrolled)
+                end = max(min(oh_last, start + window_rows), top + unrolled)
+                ih = top * a.sh - a.ph
+                at_src = a.src + n * s.n + ih * s.row + e.src
+                pack_rows(a, scratch, at_src, ih, (end - 1 - top) * a.sh + (a.kh - 1) * a.dh + 1, fill)
+                for oh_at in range(start, end, unrolled):
+                    oh = min(oh_at, a.oh - unrolled)
+                    dst = a.dst + n * d.n + oh * d.row + e.dst
+                    for at in range(0, a.dst_width, width):
+                        run = entry_run(e, 0, window + (oh - top) * a.sh * parts.row_stride + at, scratch)
+                        cols = TileAxis(a.kw, 0, parts.phase, lanes, a.dw, a.pixel, a.tap)
+                        rows = TileAxis(a.kh, 0, ALL, a.sh, a.dh, parts.row_stride, a.tap_row)
+                        here, written = dst + at * itemsize, a.dst_width - at
+                        scratched = written < width
+                        if scratched and residual != 0:
+                            _copy_rows(added, tile_row, here + residual, d.row, unrolled, written * itemsize)
+                        out = Output(
+                            dst=stored if scratched else here,
+                            dst_row=tile_row if scratched else d.row,
+                            dst_pixel=0,
+                            dst_block=lanes * itemsize,
+                            residual=added - stored if scratched and residual != 0 else residual,
+                            valid=e.valid,
+                            written=width if scratched else written,
+                            activation=a.activation,
+                            scratch=scratch + ZEROS,
+                        )
+                        tile(run, cols, rows, out)
+                        if scratched:
+                            _copy_rows(here, d.row, stored, tile_row, unrolled, written * itemsize)
+
+    return kernel
+
+
+class GatherArguments(Arguments):
+    """The arguments of `gather`."""
+
+    src = word("what is gathered from", "address")
+    dst = word("what is gathered to", "address")
+    table = word("the index of each element; -1: it is zero", "address")
+    count = word("of all elements", "elements")
+
+
+TASK = 4096  # elements
+
+
+@jit.kernel
+def gather(itemsize):
+    """Elements by a table. A task is `TASK` of them."""
+
+    def kernel(args, first, last, unused_scratch):
+        a = GatherArguments(args)
+        for k in range(first * TASK, min(a.count, last * TASK)):
+            at = load_i64(a.table, k)
+            value = load_bits(a.src + at * itemsize, itemsize) if at >= 0 else 0
+            store_bits(a.dst + k * itemsize, value, itemsize)
 
     return kernel

@@ -48,16 +48,20 @@ from blockconv.kernels.depthwise.blocking import (
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import repeats
 from blockconv.kernels.depthwise.columns import Columns
-from blockconv.kernels.depthwise.entries import Entry, find_steps
 from blockconv.kernels.depthwise.kernels import (
+    TASK,
     ZEROS,
     DepthwiseArguments,
     DepthwiseScratch,
+    Entry,
+    GatherArguments,
     depthwise_channels,
+    depthwise_packed,
     depthwise_pixels,
     depthwise_rows,
+    find_steps,
+    gather,
 )
-from blockconv.kernels.depthwise.kernels_packed import TASK, GatherArguments, depthwise_packed, gather
 from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED

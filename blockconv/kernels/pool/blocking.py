@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -396,29 +395,20 @@ def crowded_seconds(machine: Machine, problem: Pool2dProblem, s_col: int, nbytes
     return gathering_seconds(machine, nbytes * p.kh / p.sh) if is_slow else 0.0
 
 
-def _wide_tiles(b: PoolBlocking) -> Iterator[PoolTile]:
-    """Tiles of one pixel a vector, whose columns fit the registers."""
+def wide_tile(b: PoolBlocking) -> PoolTile | None:
+    """The tile of one pixel a vector that reads the fewest columns; None if no window fits the registers."""
     p, most = b.problem, b.machine.isa.registers - SPARE
     if p.kw <= p.sw + 1:
         most = min(most, max(MOST_SHARED, p.kw))
-    for pixels in range(1, min(8, p.ow) + 1) if p.kw <= most else ():
-        if len(_columns(p, pixels)) <= most:
-            yield PoolTile(pixels, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0))
-
-
-def _columns(problem: Pool2dProblem, pixels: int) -> set[int]:
-    p = problem
-    return {pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)}
-
-
-def wide_tile(b: PoolBlocking) -> PoolTile | None:
-    """The tile of one pixel a vector that reads the fewest columns; None if no window fits the registers."""
-    p = b.problem
-
-    def columns(tile: PoolTile) -> tuple[int, int]:
-        return -(-p.ow // tile.vectors) * (len(_columns(p, tile.vectors)) + 1), -tile.vectors
-
-    return min(_wide_tiles(b), key=columns, default=None)
+    if p.kw > most:
+        return None
+    columns = {
+        pixels: len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
+        for pixels in range(1, min(8, p.ow) + 1)
+    }
+    fit = [pixels for pixels, read in columns.items() if read <= most]
+    best = min(fit, key=lambda pixels: (-(-p.ow // pixels) * (columns[pixels] + 1), -pixels), default=0)
+    return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0)) if best else None
 
 
 def _unrolled(problem: Pool2dProblem) -> int:
