@@ -35,6 +35,7 @@ _UNUSED_PASSES = {
     "LiteralPropagation",
     "inline_overloads",
     "nopython_rewrites",
+    "ir_legalization",
 }
 
 
@@ -44,8 +45,9 @@ _entered = False  # Numba compiles for `lower` now, and not for anybody else
 class _Compiler(Compiler):  # type: ignore[misc]
     """Numba's compiler, for `lower` without its passes over what kernels do not have.
 
-    Kernels have no closures, `with`, array expressions, functions that Numba itself inlines, or literals as types. Each
-    of these passes works out anew where each variable is used: some 7 % of a kernel's compile time.
+    Kernels have no closures, `with`, array expressions, functions that Numba itself inlines, or literals as types, and
+    are written for Numba. Each of these passes works out anew where each variable is used: some 10 % of a kernel's
+    compile time.
     """
 
     def define_pipelines(self) -> list[Any]:
@@ -97,45 +99,44 @@ def _codegen() -> _Codegen:
     return _Codegen("blockconv")
 
 
-_typed: dict[tuple[int, Any], tuple[Any, Any]] = {}  # (id of a function's type, argument types): it, signature
+_NUMBAS = {kind: kind.get_call_type for kind in (types.Function, types.Dispatcher)}
+_typed: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # (id of a function's type, argument types): it, signature
 
 
-def _type_call(function: Any, arguments: Any, named: Any) -> Any:
-    """Numba's `resolve_function_type`, which works out each of many equal calls anew: a tenth of a kernel's time.
+def _call_type(self: Any, context: Any, arguments: Any, named: Any) -> Any:
+    """A call's signature, in place of Numba's `get_call_type`, which works out each of many equal calls anew.
 
-    It compiles a function for each literal that it is given. Here one is compiled for all, where its code allows that.
+    For a call of a Python function, Numba compiles one for each literal that it is given. Here one is compiled for all,
+    where its code allows that.
     """
-    resolve = functools.partial(type(cpu_target.typing_context).resolve_function_type, cpu_target.typing_context)
-    if named:
-        return resolve(function, arguments, named)
-    held = _typed.get((id(function), arguments))
-    if held is None:
+    resolve, key = functools.partial(_NUMBAS[type(self)], self, context), (id(self), arguments, *sorted(named.items()))
+    if key not in _typed:
         found = None
-        if isinstance(function, types.Dispatcher):
+        if isinstance(self, types.Dispatcher):
             with contextlib.suppress(TypingError, AttributeError):  # of `literal_value`, too
-                found = resolve(function, tuple(map(types.unliteral, arguments)), named)
+                found = resolve(tuple(map(types.unliteral, arguments)), named)
         # (A function's type knows how it was called, so that another one, equal to it, is no substitute.)
-        held = function, found or resolve(function, arguments, named)
-        if held[1] is not None:
-            _typed[id(function), arguments] = held
-    return held[1]
+        _typed[key] = self, found or resolve(arguments, named)
+    return _typed[key][1]
 
 
 @contextlib.contextmanager
 def _in_place_of_numbas() -> Iterator[None]:
     """Inside, what Numba compiles goes to our `_Codegen`. To be entered with Numba's lock held."""
     global _entered
-    context, typing = cpu_target.target_context, cpu_target.typing_context
+    context = cpu_target.target_context
     context.refresh()  # Numba compiles its own runtime once, which all that it compiles later is linked with
     numbas, context._internal_codegen = context.codegen(), _codegen()
-    typing.resolve_function_type = _type_call
+    for kind in _NUMBAS:
+        kind.get_call_type = _call_type
     _entered = True
     try:
         yield
     finally:
         _entered = False
         context._internal_codegen = numbas
-        del typing.resolve_function_type
+        for kind, call_type in _NUMBAS.items():
+            kind.get_call_type = call_type
 
 
 def lower(

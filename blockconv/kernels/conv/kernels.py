@@ -284,7 +284,7 @@ def _leave_out(a, run, every, rows, cols):
     run.tail_steps = taken if every.tail else 0
     if a.biases:
         table = a.offsets + a.biases
-        number = (a.tap_rows + 1) ** 2 + left * (a.row_steps + 1) + right
+        number = (a.tap_rows + 1) * (a.tap_rows + 1) + left * (a.row_steps + 1) + right
         run.bia = every.bia + load_i64(table, top * (a.tap_rows + 1) + bottom) + load_i64(table, number)
         run.scales = run.bia + a.scales
 
