@@ -23,50 +23,50 @@ class Shared(NamedTuple):
     """How groups share a vector.
 
     groups: how many share one.
-    ic, oc: input and output channels of each; ic is 0 where a group has vectors of its own.
+    group_ic, group_oc: input and output channels of each; group_ic is 0 where a group has vectors of its own.
     pitch: from a pixel of the packed window to the next, in elements: the groups' channels and padding.
     taps: of a row of the kernel that a source pixel is loaded for at once: all of the row, or one.
-    tap_step: from one of these to the next, in source pixels.
+    tap_step, px_step: from one of these, and from a pixel of a tile, to the next, in source pixels.
     """
 
     groups: int
-    ic: int
-    oc: int
+    group_ic: int
+    group_oc: int
     pitch: int
     taps: int
     tap_step: int
+    px_step: int
 
     @property
     def dense(self) -> bool:
         """A group has vectors of its own."""
-        return self.ic == 0
+        return self.group_ic == 0
 
     @property
     def width(self) -> int:
         """Output channels of a vector."""
-        return self.groups * self.oc
+        return self.groups * self.group_oc
 
 
-DENSE = Shared(groups=1, ic=0, oc=0, pitch=0, taps=1, tap_step=0)
+DENSE = Shared(groups=1, group_ic=0, group_oc=0, pitch=0, taps=1, tap_step=0, px_step=0)
 
 
-def reduce_shared(v: Vectors, tile: Tile, shared: Shared, px_step: int, dot: int, run: Any, cut: bool) -> list[Any]:
+def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any, cut: bool) -> list[Any]:
     """The accumulators of a tile of one vector, in the order [row][pixel].
 
-    The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. px_step:
-    source pixels from one pixel of the tile to the next. dot: the number of the multiply-accumulate; a channel here is
-    one of its elements. The channels of a group are unrolled, each a loop of its own over the steps: in one loop, LLVM
-    would keep all pixels of all channels in registers.
+    The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. dot: the
+    number of the multiply-accumulate; a channel here is one of its elements. The channels of a group are unrolled, each
+    a loop of its own over the steps: in one loop, LLVM would keep all pixels of all channels in registers.
     """
     b = v.b
     accs = v.slots(tile.rows * tile.pixels, v.load(run.bia))
     step_bytes = shared.taps * shared.width * v.itemsize
     wei = run.wei
-    for channel in range(shared.ic):
+    for channel in range(shared.group_ic):
         with each_step(b, run, cut) as number:
             offset = b.load(b.gep(pointer(b, run.offsets, I64), [number]))
             weights = b.add(wei, b.mul(number, const(step_bytes)))
-            step = _Step(v, tile, shared, px_step, channel, dot)
+            step = _Step(v, tile, shared, channel, dot)
             step.reduce(b.add(run.src, offset), run.src_row, weights, accs)
         wei = b.add(wei, b.mul(run.run_steps, const(step_bytes)))
     return accs
@@ -90,7 +90,6 @@ class _Step(NamedTuple):
     v: Vectors
     tile: Tile
     shared: Shared
-    px_step: int
     channel: int
     dot: int
 
@@ -98,7 +97,7 @@ class _Step(NamedTuple):
         v, b, shared = self.v, self.v.b, self.shared
         tap_bytes = shared.width * v.itemsize
         weights = [self.weights(b.add(wei, const(t * tap_bytes))) for t in range(shared.taps)]
-        columns = taps_of_columns(self.tile.pixels, shared.taps, self.px_step, shared.tap_step)
+        columns = taps_of_columns(self.tile.pixels, shared.taps, shared.px_step, shared.tap_step)
         for row in range(self.tile.rows):
             base = b.add(src, b.mul(const(row), src_row)) if row else src
             for column, meets in columns:
@@ -119,5 +118,5 @@ class _Step(NamedTuple):
         """This channel of each lane's group, of the source pixel at `address`."""
         shared = self.shared
         pixel = self.v.load(address, lanes=shared.pitch)
-        groups = [min(lane // shared.oc, shared.groups - 1) for lane in range(self.v.lanes)]
-        return shuffle(self.v.b, pixel, pixel, [group * shared.ic + self.channel for group in groups])
+        groups = [min(lane // shared.group_oc, shared.groups - 1) for lane in range(self.v.lanes)]
+        return shuffle(self.v.b, pixel, pixel, [group * shared.group_ic + self.channel for group in groups])

@@ -5,9 +5,8 @@ the reduction is one tap of one block of channels. For each channel it multiplie
 channel's weight vectors, which stream from memory in the order of use.
 
 Four numbers address the source: bytes between pixels, between rows and between channel blocks, and a table of tap
-offsets. So one microkernel serves every layout. The bytes between pixels are known when the kernel is compiled, so a
-pixel is an immediate offset. It is the kernel of Georganas et al., SC'18 ("Anatomy of high-performance deep learning
-convolutions on SIMD architectures") with the addresses left open.
+offsets. So one microkernel serves every layout. It is the kernel of Georganas et al., SC'18 ("Anatomy of
+high-performance deep learning convolutions on SIMD architectures") with the addresses left open.
 
 The epilogue finishes and stores results in any memory order (`epilogue.py`).
 """
@@ -15,7 +14,7 @@ The epilogue finishes and stores results in any memory order (`epilogue.py`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_o
 from blockconv.kernels.common.vectors import Vectors
 
 STREAMED = 2048  # prefetch distance, in bytes, of the weights of a tile of one pixel
+NEIGHBOURS = 6  # pixels that are addressed from one of them: each takes a register for its distance
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
 # Channels that are one turn of a step's loop. Counters and address updates take ports of the multiply-adds: on Xeons,
 # two cycles in 16.
@@ -47,7 +47,6 @@ class TileSpec(NamedTuple):
     The fields from `element` to `lanes` are those of `Tile`. From `groups` on come the fields of `Shared`, where more
     than one group shares a vector. A step may then be several taps, and the channels are unrolled.
 
-    src_pixel: bytes between the sources of neighbouring pixels of a row.
     step: channels of a block of the source, which each full step takes.
     store_width: contiguous destination channels, which one store writes; 1 is NCHW.
     act: an `ActivationKind`.
@@ -60,7 +59,8 @@ class TileSpec(NamedTuple):
     gap: as in `conv.blocking.TileShape`, of kernels that have it.
     k_blocked: whether a call reduces a block of the steps, and keeps the accumulators for the next.
     burst: whether a turn of channels prefetches as many lines as it reads, as few tiles have to, and not a single one.
-    ahead: whether each step prefetches the source of the next.
+    ahead: bytes from a pixel's source to the next pixel's, at most a cache line, if each step prefetches the next step;
+        else 0.
     src_channel: bytes between the sources of two channels of a step, where these are not contiguous.
     cut: whether tiles leave out taps that find only padding.
     """
@@ -71,7 +71,6 @@ class TileSpec(NamedTuple):
     pixels: int
     vectors: int
     lanes: int
-    src_pixel: int
     step: int
     store_width: int
     act: int
@@ -81,6 +80,7 @@ class TileSpec(NamedTuple):
     pitch: int
     taps: int
     tap_step: int
+    px_step: int
     has_parts: int = 0
     dot: int = 0
     dst: int = 0
@@ -108,23 +108,18 @@ class TileSpec(NamedTuple):
 
     @property
     def shared(self) -> Shared:
-        return Shared(*self[10:16])
+        return Shared(*self[9:16])
 
     @property
     def unrolled(self) -> int:
         """Channels of a turn."""
-        return unrolled_channels(self.step, self.fma and self.dot == MULTIPLY_ADD.number)
+        has_room = self.vectors > 1 or target.isa().registers == 32  # for the next channel's scalars
+        return unrolled_channels(self.step, self.fma and self.dot == MULTIPLY_ADD.number and has_room)
 
     @property
     def streamed(self) -> bool:
         """Whether all weights are used once, so that the tile is as fast as they come."""
         return self.rows * self.pixels == 1
-
-    @property
-    def lines_of_step(self) -> tuple[int, ...]:
-        """From a step's source to the cache lines that each step prefetches of the next one's, in bytes."""
-        firsts = (pixel * self.src_pixel for pixel in range(self.pixels if self.ahead else 0))
-        return tuple(dict.fromkeys(first - first % LINE for first in firsts))
 
     def prefetching(self, lines: int) -> TileSpec:
         """This tile, each of whose full steps prefetches so many lines."""
@@ -135,11 +130,10 @@ class TileSpec(NamedTuple):
 def unrolled_channels(step: int, fma: int) -> int:
     """Channels of a turn, for a step of so many channels: several where LLVM has free registers to load ahead.
 
-    With 16 registers it seldom has, nor on Arm, where each scalar takes a register too: tiles of 27 accumulators would
-    be spilled, and take twice as long. fma: whether multiply-adds are one instruction.
+    On Arm it has none, as each scalar takes a register too: tiles of 27 accumulators would be spilled, and take twice
+    as long. fma: whether multiply-adds are one instruction.
     """
-    isa = target.isa()
-    return UNROLLED if fma and isa.is_x86 and isa.registers == 32 and step % UNROLLED == 0 else 1
+    return UNROLLED if fma and target.isa().is_x86 and step % UNROLLED == 0 else 1
 
 
 def lines_ahead(block: int, tiles: int, steps: int) -> int:
@@ -174,8 +168,7 @@ def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
         _reduce(builder, spec, run, accs)
     else:
         v = spec.tile.code(builder)
-        px_step = spec.src_pixel // (spec.pitch * v.itemsize)
-        accs = reduce_shared(v, spec.tile, spec.shared, px_step, spec.dot, run, bool(spec.cut))
+        accs = reduce_shared(v, spec.tile, spec.shared, spec.dot, run, bool(spec.cut))
     _finish(builder, spec, run, out, accs)
 
 
@@ -231,6 +224,9 @@ def _accumulators(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
 def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Add the products of all of the record's steps to the accumulators."""
     v = spec.tile.code(builder)
+    # LLVM would add the stride for each pixel, if it knew that these are multiples of it.
+    each = min(spec.pixels, NEIGHBOURS)
+    to_pixel = [opaque(builder, builder.mul(const(k), run.src_pixel)) for k in range(each + 1)]
 
     def channel(x: Any, w: Any) -> None:
         """One channel at one tap: every pixel's scalar against every weight vector."""
@@ -239,14 +235,18 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
         for row in range(spec.rows):
             base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
             for p in range(spec.pixels):
-                scalar = source_element(v, spec.dot, builder.add(base, const(p * spec.src_pixel)))
+                if p and p % each == 0:
+                    base = opaque(builder, builder.add(base, to_pixel[each]))
+                at = builder.add(base, to_pixel[p % each]) if p % each else base
+                scalar = source_element(v, spec.dot, at)
                 for weight in weights:
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
-    how = spec.unrolled, spec.streamed, bool(spec.burst), spec.lines_of_step, bool(spec.cut)
-    apart = spec.src_channel or v.itemsize
-    Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
+    ahead = range(0, spec.pixels, LINE // spec.ahead) if spec.ahead else ()
+    how = spec.unrolled, spec.streamed, bool(spec.burst), ahead, bool(spec.cut)
+    strides = spec.src_channel or v.itemsize, spec.vectors * v.bytes
+    Reduction(builder, run, spec.step, *strides, channel, *how).all_steps()
 
 
 class Reduction(NamedTuple):
@@ -258,6 +258,7 @@ class Reduction(NamedTuple):
     channel_bytes: of a channel's weights for all of the tile.
     channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these addresses.
     unrolled: channels of a full step that are one turn of its loop.
+    ahead: pixels whose cache lines of the next step's source each step prefetches.
     streamed, burst, cut: as in `TileSpec`.
     """
 
@@ -270,7 +271,7 @@ class Reduction(NamedTuple):
     unrolled: int = 1
     streamed: bool = False
     burst: bool = False
-    ahead: tuple[int, ...] = ()
+    ahead: Iterable[int] = ()
     cut: bool = False
 
     def all_steps(self) -> None:
@@ -293,8 +294,8 @@ class Reduction(NamedTuple):
                 self.channel(x, w)
                 return
             turns = b.udiv(channels, const(unrolled))
-            # LLVM unrolls a loop of four turns. On Arm it then loads so many scalars ahead that it spills accumulators.
-            with cgutils.for_range(b, turns if target.isa().is_x86 else opaque(b, turns)) as turn:
+            # LLVM unrolls a loop of four turns. It then spills addresses, and on Arm accumulators.
+            with cgutils.for_range(b, opaque(b, turns)) as turn:
                 first = b.mul(turn.index, const(unrolled))
                 # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
                 # registers to load side by side; it places several among them.
@@ -320,8 +321,8 @@ class Reduction(NamedTuple):
         following, last = b.add(step, const(1)), b.sub(steps, const(1))
         following = b.select(b.icmp_signed("<", following, last), following, last)
         x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [following])))
-        for line in self.ahead:
-            emit_prefetch(b, b.add(x, const(line)), NEAREST)
+        for pixel in self.ahead:
+            emit_prefetch(b, b.add(x, b.mul(const(pixel), run.src_pixel)), NEAREST)
 
     def prefetch_streamed(self, w: Any) -> None:
         """Prefetch weights that are multiplied soon; processors run farther ahead with one stream than with two."""

@@ -29,6 +29,7 @@ class TileRecord(Arguments):
     dst_last = word("from the first one's to the last one's", "bytes")
     src = word("the source of the tile's first pixel", "address")
     src_row = word("from the source of a row of pixels to that of the next", "bytes")
+    src_pixel = word("from the source of a pixel to that of the next in its row", "bytes")
     offsets = word("a table: from `src` to what each step reads, in the order of the weights, in bytes", "address")
     runs = word("runs of steps of a whole block of channels; they come first", "runs")
     run_steps = word("from a run's first step to that of the next", "steps")

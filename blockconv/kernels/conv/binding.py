@@ -34,6 +34,7 @@ from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Request
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
@@ -126,8 +127,7 @@ class _Binding:
         # A window's planes of channel blocks: one plane where the blocks of a pixel are contiguous.
         step = blocking.cb if blocking.has_panels_of_planes else max(blocking.cb, blocking.step)
         self.ic_blocks = 1 if self.is_shared else -(-self.ic // step) * (step // blocking.cb)
-        self.pitch = shared.pitch if self.is_shared else blocking.cb
-        self.pixel = self.pitch * (types.acc.itemsize if self.is_shared else self.itemsize)
+        self.pixel = shared.pitch * types.acc.itemsize if self.is_shared else blocking.cb * self.itemsize
         self.phase = blocking.window_cols * self.pixel
         self.row = blocking.phases * self.phase
         self.plane = blocking.window_rows * self.row
@@ -218,7 +218,7 @@ class _Binding:
         full = steps if is_whole else steps - steps // -(-self.ic // blocking.step)
         depth, width = steps * shared.taps * blocking.step, blocking.width
         if self.is_shared:
-            depth, width = shared.ic * self.p.kh * self.p.kw, self.oc
+            depth, width = shared.group_ic * self.p.kh * self.p.kw, self.oc
         wei_block = depth * width * (self.types.acc.itemsize if self.is_shared else self.itemsize)
         k_blocks, kept = blocking.k_blocks, blocking.kept
         k_steps = full // k_blocks
@@ -239,7 +239,7 @@ class _Binding:
             "tap_rows": 0 if kept is None else self.at.kh,
             "tap_cols": 0 if kept is None or kept.cols == ((0, self.at.kw),) else self.at.kw,
             "row_steps": row_steps,
-            "step_bytes": wei_block // (steps * max(1, shared.ic)),
+            "step_bytes": wei_block // (steps * max(1, shared.group_ic)),
             "tap_row": self.at.dh,
             "tap_col": self.at.dw,
             "tail_channels": -(-tail // self.dot.channels),
@@ -313,16 +313,9 @@ class _Binding:
     @property
     def tiles(self) -> Tiles:
         """The kernels of tiles."""
-        return Tiles(
-            isa=self.isa,
-            types=self.types,
-            blocking=self.blocking,
-            src_pixel=self.window_sw * self.pixel,
-            src_unit=self.at.depth * self.plane,
-            pitch=self.pitch,
-            has_parts=self.has_parts,
-            is_apart=self.blocking.in_place and 1 < self.src.length < NO_BLOCK,
-        )
+        is_apart = self.blocking.in_place and 1 < self.src.length < NO_BLOCK
+        ahead = min(LINE, self.window_sw * self.pixel) if is_apart else 0
+        return fill(Tiles, self, src_unit=self.at.depth * self.plane, ahead=ahead)
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""

@@ -59,7 +59,7 @@ def blocking(request: Request) -> ConvBlocking:
     pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes
     pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
-    shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0)
+    shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0, at.sw)
     like = None if request.anchor is None else blocking(request.at_anchor).shape
     rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1), like)
     groups = -(-p.g // count)

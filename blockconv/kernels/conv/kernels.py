@@ -125,6 +125,7 @@ def _write_common(a, run, scattered):
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
     residual = a.residual - a.dst
     run.src_row = a.window_sh * a.window_row
+    run.src_pixel = a.src_pixel
     run.tail_channels = a.tail_channels
     run.prefetch_lines = a.prefetch_lines
     run.activation = a.activation

@@ -180,9 +180,9 @@ class _Reduction:
             w = b.add(run.wei, b.mul(step, const(self.spec.step * self.width_bytes)))
             prefetch_next(b, run, step)
             for i, block in enumerate(self.blocks):
-                at = b.add(x, const(block.first * self.spec.src_pixel))
+                at = b.add(x, b.mul(const(block.first), run.src_pixel))
                 at = b.add(at, b.mul(const(block.row), run.src_row)) if block.row else at
-                load_register(b, registers.src(i), at, const(self.spec.src_pixel))
+                load_register(b, registers.src(i), at, run.src_pixel)
                 for k in vectors:
                     if i == 0:
                         load_register(b, registers.wei(k), b.add(w, const(k * COLUMNS * WORD)), const(self.width_bytes))
@@ -221,7 +221,7 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
     for row in range(spec.rows):
         with cgutils.for_range(b, const(spec.pixels)) as pixel:
             accs = [v.slots(1, v.load(b.add(run.bia, const(k * v.bytes))))[0] for k in range(spec.vectors)]
-            src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, const(spec.src_pixel))))
+            src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, run.src_pixel)))
             with each_step(b, run, bool(spec.cut)) as step:
                 x = b.add(src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
                 with cgutils.for_range(b, const(spec.step)) as element:

@@ -360,7 +360,7 @@ def _why_not_grouped(request: Request) -> Reason | None:
 
 def _weights_grouped(found: ConvBlocking) -> WeightForm:
     """[vector][channel][row][tap][groups of the vector][channels of a group]."""
-    count, oc = found.shared.groups, found.shared.oc
+    count, oc = found.shared.groups, found.shared.group_oc
     outer = ("A" if count > 1 else "a") + ("B" if oc > 1 else "b")
     each = found.dot.channels
     inner = f"{count}a" * (count > 1) + f"{oc}b" * (oc > 1) + f"{each}c" * (each > 1)
@@ -372,10 +372,10 @@ def _cost_grouped(request: Request, found: ConvBlocking) -> float:
     p, m, itemsize = request.problem, request.machine, request.types.acc.itemsize
     at = space(p, request.src, request.dst)
     tiles = at.images * -(-p.g // found.shared.groups) * -(-at.oh // found.rows) * -(-at.ow // found.pixels)
-    vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.oc
+    vectors, channels = found.rows * found.pixels, found.shared.groups * found.shared.group_oc
     step = max(vectors * m.spread_seconds("direct", found.lanes, itemsize), m.profile.latency)
     kept = _kept(at, request, found).average
-    multiply_adds = found.shared.ic * kept * step
+    multiply_adds = found.shared.group_ic * kept * step
     stored = vectors * _storing(request, found, channels) + m.profile.rates.end(vectors)
     computed = tiles * (multiply_adds + stored) + _packing(request, found)
     return _with_memory(computed, request, found.dot)

@@ -19,21 +19,17 @@ from blockconv.kernels.table import Epilogue
 class Tiles(NamedTuple):
     """The tiles of a convolution.
 
-    src_pixel: bytes from a pixel's source to the source of the next pixel in its row.
-    src_unit: from a unit of channels in a window to the next.
-    pitch: as in `Shared`.
+    src_unit: bytes from a unit of channels in a window to the next.
     has_parts: whether stores write at uneven distances.
-    is_apart: whether tiles read a source where it is, in blocks of channels, each far from the one before.
+    ahead: as in `TileSpec`, where tiles read a source in place, in blocks of channels far from each other; else 0.
     """
 
     isa: Isa
     types: Types
     blocking: ConvBlocking
-    src_pixel: int
     src_unit: int
-    pitch: int
     has_parts: bool
-    is_apart: bool
+    ahead: int
 
     def kernel(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel that computes a tile; each full step prefetches so many lines."""
@@ -116,15 +112,12 @@ class Tiles(NamedTuple):
             step=self.step,
             store_width=blocking.store_width or blocking.lanes,
             act=epilogue.kind(self.types),
-            group_ic=shared.ic,
-            group_oc=shared.oc,
-            pitch=self.pitch,
             dot=blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
             shifted=epilogue.shifted,
             k_blocked=int(blocking.k_blocks > 1),
-            ahead=int(self.is_apart and blocking.step > 1),
+            ahead=self.ahead if blocking.step > 1 else 0,
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
             cut=int(blocking.kept is not None),
         )

@@ -301,7 +301,7 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
 @inline
 def _write_common(a, run, scratch):
     fill_memory(run.address, TileRecord.nbytes, 0)
-    run.tiles, run.src_row = a.tiles, a.tap_row
+    run.tiles, run.src_row, run.src_pixel = a.tiles, a.tap_row, a.itemsize
     run.src_next, run.src_last = a.src_next, a.src_last
     run.runs, run.rows, run.bia = 1, 1, scratch + a.zeros_at
 

@@ -278,7 +278,7 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     acc = request.types.acc
     fma = int(request.machine.isa.fma)
     shape = (1, lines, at.vectors, at.lanes)
-    spec = TileSpec(acc.code, fma, *shape, acc.itemsize, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
+    spec = TileSpec(acc.code, fma, *shape, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
     return conv_tile(spec)
 
 

@@ -151,6 +151,7 @@ def multiply_rows(p, run, table, x, first, last):
     tiles = (x.rows + pixels - 1) // pixels
     run.tiles = tiles
     run.src = x.src
+    run.src_pixel = p.src_pixel
     run.src_next = pixels * p.src_pixel
     run.src_last = (x.rows - pixels) * p.src_pixel
     run.offsets = table + p.offsets

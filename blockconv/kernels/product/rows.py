@@ -79,8 +79,6 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
         step=x.lanes,
         store_width=x.lanes,
         act=0,
-        group_ic=DENSE.ic,
-        group_oc=DENSE.oc,
         dst=ends.dst.code if ends.dst != x.element else 0,
     )
     lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))

@@ -17,6 +17,7 @@ from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahea
 from blockconv.kernels.common.operands import SRC, conv_operands
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.waiting import is_beyond
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
@@ -156,14 +157,12 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     """
     fma, out_lanes = int(isa.fma and not at.form.exact), at.out_lanes
     if at.images:
-        held = at.tile_pixels, at.tile_channels, at.lanes
-        given = ActivationKind.NONE, at.ic_block, at.block_tiles * at.lanes * ITEMSIZE, at.width
-        return pixel_tile(PixelTileSpec(ELEMENT.code, fma, 1, *held, *given))
-    shape, act = (1, at.tile_pixels, at.vectors, out_lanes), ActivationKind.NONE
-    source = at.src_lanes * at.itemsize, at.elements(at.ic_block)
-    tile = *shape, *source, out_lanes, act, *DENSE
+        tile = 1, at.tile_pixels, at.tile_channels, at.lanes, ActivationKind.NONE, at.ic_block
+        return pixel_tile(PixelTileSpec(ELEMENT.code, fma, *tile, at.block_tiles * at.lanes * ITEMSIZE, at.width))
+    shape = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
     element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
-    return conv_tile(TileSpec(element.code, fma, *tile, dot=dot, burst=1, ahead=1))
+    ahead = min(LINE, at.src_lanes * at.itemsize)
+    return conv_tile(TileSpec(element.code, fma, *shape, dot=dot, burst=1, ahead=ahead))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:

@@ -75,6 +75,7 @@ def winograd_multiply():
         exist = min(a.set_oc, a.oc - before)
         run = header.record
         run.src_row = 0
+        run.src_pixel = vector
         run.runs = 1
         run.run_steps = a.full_steps
         run.rows = 1

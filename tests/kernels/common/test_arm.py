@@ -13,6 +13,7 @@ from machines import MACHINES, stand_in
 from blockconv.core.types import element
 from blockconv.jit import compiler
 from blockconv.jit.families import KernelFamily
+from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.register_tiles import tiles_of_registers
@@ -66,7 +67,7 @@ def loop_of_products(text: str) -> list[str]:
 @pytest.mark.parametrize("step", [4, 16])
 def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, step: int) -> None:
     """Each product is one instruction, which broadcasts the source's scalar itself, and nothing is spilled."""
-    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, 4 * step, step, LANES, 0, 1, 0, 0, 1, 1, 0)
+    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, step, LANES, 0, *DENSE)
     loop = loop_of_products(assembly(neoverse, conv_tile, spec))
     products = [line for line in loop if line.startswith("fmla")]
     assert len(products) == vectors * pixels

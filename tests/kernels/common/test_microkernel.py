@@ -8,7 +8,7 @@ from blockconv.kernels.common.microkernel import TileSpec, lines_ahead
 from blockconv.kernels.common.tile import LINE
 
 LANES, STEP = target.isa().vector_bytes // 4, 16
-TILE = TileSpec(4, int(target.isa().fma), 1, 4, 4, LANES, 64, STEP, LANES, 0, *DENSE)
+TILE = TileSpec(4, int(target.isa().fma), 1, 4, 4, LANES, STEP, LANES, 0, *DENSE)
 
 
 def test_a_turn_prefetches_one_line_where_that_is_enough_for_a_step_and_else_what_it_reads():
