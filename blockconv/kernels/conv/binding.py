@@ -315,7 +315,7 @@ class _Binding:
         """The kernels of tiles."""
         is_apart = self.blocking.in_place and 1 < self.src.length < NO_BLOCK
         ahead = min(LINE, self.window_sw * self.pixel) if is_apart else 0
-        return fill(Tiles, self, src_unit=self.at.depth * self.plane, ahead=ahead)
+        return Tiles(self.isa, self.types, self.blocking, self.at.depth * self.plane, self.has_parts, ahead)
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""
