@@ -167,8 +167,7 @@ def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
         accs = _accumulators(builder, spec, run)
         _reduce(builder, spec, run, accs)
     else:
-        v = spec.tile.code(builder)
-        accs = reduce_shared(v, spec.tile, spec.shared, spec.dot, run, bool(spec.cut))
+        accs = reduce_shared(spec.tile.code(builder), spec.tile, spec.shared, spec.dot, run, bool(spec.cut))
     _finish(builder, spec, run, out, accs)
 
 
@@ -235,18 +234,19 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
         for row in range(spec.rows):
             base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
             for p in range(spec.pixels):
-                if p and p % each == 0:
+                nth = p % each
+                if p and not nth:
                     base = opaque(builder, builder.add(base, to_pixel[each]))
-                at = builder.add(base, to_pixel[p % each]) if p % each else base
+                at = builder.add(base, to_pixel[nth]) if nth else base
                 scalar = source_element(v, spec.dot, at)
                 for weight in weights:
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
     ahead = range(0, spec.pixels, LINE // spec.ahead) if spec.ahead else ()
-    how = spec.unrolled, spec.streamed, bool(spec.burst), ahead, bool(spec.cut)
-    strides = spec.src_channel or v.itemsize, spec.vectors * v.bytes
-    Reduction(builder, run, spec.step, *strides, channel, *how).all_steps()
+    how = spec.unrolled, spec.streamed, spec.burst, ahead, bool(spec.cut)
+    apart = spec.src_channel or v.itemsize
+    Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
 
 
 class Reduction(NamedTuple):
@@ -270,7 +270,7 @@ class Reduction(NamedTuple):
     channel: Callable[[Any, Any], None]
     unrolled: int = 1
     streamed: bool = False
-    burst: bool = False
+    burst: int = 0
     ahead: Iterable[int] = ()
     cut: bool = False
 

@@ -313,8 +313,7 @@ class _Binding:
     @property
     def tiles(self) -> Tiles:
         """The kernels of tiles."""
-        is_apart = self.blocking.in_place and 1 < self.src.length < NO_BLOCK
-        ahead = min(LINE, self.window_sw * self.pixel) if is_apart else 0
+        ahead = min(LINE, self.window_sw * self.pixel) * (self.blocking.in_place and 1 < self.src.length < NO_BLOCK)
         return Tiles(self.isa, self.types, self.blocking, self.at.depth * self.plane, self.has_parts, ahead)
 
     def packer(self) -> jit.Kernel:
