@@ -11,7 +11,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles
+from blockconv.kernels.reorder.nibbles import nibble_op
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Buffer, Program
 
@@ -37,9 +37,9 @@ def reorder_program(
     inner = [launch.with_buffers({0: 2, 1: 3}) for launch in launches]
     return Program(
         [
-            nibble_op(unpack_nibbles(), Buffer(0), Buffer(2), src_bytes),
+            nibble_op(0, Buffer(0), Buffer(2), src_bytes),
             *inner,
-            nibble_op(pack_nibbles(), Buffer(3), Buffer(1), dst_bytes),
+            nibble_op(1, Buffer(3), Buffer(1), dst_bytes),
         ]
     )
 

@@ -254,29 +254,29 @@ def other_entry() -> bytes:
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_compiled_anew(damage: str) -> None:
-    family = nibbles.unpack_nibbles
-    path = path_of(family)
-    whole = family.compile()
+    family = nibbles.move_nibbles
+    path = path_of(family, 0)
+    whole = family.compile(0)
     assert whole.compiled
     assert works(whole)
-    kept = fresh(family)()
+    kept = fresh(family)(0)
     assert not kept.compiled
     assert works(kept)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    again = fresh(family)()
+    again = fresh(family)(0)
     assert again.compiled
     assert works(again)
-    assert not fresh(family)().compiled
+    assert not fresh(family)(0).compiled
 
 
 @pytest.mark.usefixtures("own_cache")
 def test_an_entry_that_cannot_be_written_or_read_costs_a_compile() -> None:
-    family = nibbles.unpack_nibbles
-    path = path_of(family)
+    family = nibbles.move_nibbles
+    path = path_of(family, 0)
     path.unlink(missing_ok=True)
     path.mkdir()
     try:
-        kernel = fresh(family)()
+        kernel = fresh(family)(0)
         assert kernel.compiled
         assert works(kernel)
         assert not list(path.parent.glob(f".{os.getpid()}-*")), "an unfinished entry is left"

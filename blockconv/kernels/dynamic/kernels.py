@@ -17,13 +17,14 @@ EPILOGUE_WORDS = EpilogueArguments.nbytes // 8
 SRC_FILL = EpilogueArguments.fields["src_fill"].first
 
 
-class RangeArgs(Arguments):
-    """The range of a storage, part by part."""
+class DynamicArgs(Arguments):
+    """Elements of float32 that are read, part by part."""
 
-    src = word("the source's first element", "address")
-    ranges = word("the least and the greatest element of each task", "address")
+    src = word("the first element", "address")
+    dst = word("what the kernel writes", "address")
+    found = word("the scale and the zero point, a float32 each", "address", 0)
     size = word("of the source", "elements")
-    task_size = word("in a task", "elements")
+    task_size = word("in a task", "elements", 0)
 
 
 @jit.kernel
@@ -32,53 +33,35 @@ def find_range(lanes):
     write_range = range_of_elements(lanes)
 
     def kernel(args, first, last, scratch):
-        a = RangeArgs(args)
+        a = DynamicArgs(args)
         for task in range(first, last):
             at = task * a.task_size
-            write_range(a.src + 4 * at, min(a.task_size, a.size - at), a.ranges + FOUND_BYTES * task)
+            write_range(a.src + 4 * at, min(a.task_size, a.size - at), a.dst + FOUND_BYTES * task)
 
     return kernel
 
 
-class FindArgs(Arguments):
-    """A quantization of ranges."""
-
-    ranges = word("pairs of a least and a greatest element", "address")
-    count = word("of these", "pairs")
-    dst = word("the scale and the zero point, a float32 each", "address")
-
-
 @jit.kernel
 def find_quantization(lanes):
-    """The only task writes the scale and the zero point of uint8 for all ranges. Scratch: the range of these."""
+    """The only task reads ranges, and writes the scale and the zero point of uint8. Scratch: the range of all."""
     write_range = range_of_elements(lanes)
 
     def kernel(args, first, last, scratch):
-        a = FindArgs(args)
-        write_range(a.ranges, 2 * a.count, scratch)
+        a = DynamicArgs(args)
+        write_range(a.src, a.size, scratch)
         found_of_range(scratch, a.dst)
 
     return kernel
 
 
-class QuantizeArgs(Arguments):
-    """A storage of float32 as one of uint8."""
-
-    src = word("the source's first element", "address")
-    found = word("the scale and the zero point, a float32 each", "address")
-    dst = word("the destination's first element", "address")
-    size = word("of either", "elements")
-    task_size = word("in a task", "elements")
-
-
 @jit.kernel
 def dynamic_quantize(lanes):
-    """A task quantizes its elements. Scratch: the `ConversionArguments`."""
+    """A task writes its elements as uint8. Scratch: the `ConversionArguments`."""
     convert = convert_extents(Moved(FLOAT32.code, UINT8.code), lanes, 0)
     of_dst = 8 * ConversionArguments.fields["dst"].first
 
     def kernel(args, first, last, scratch):
-        a = QuantizeArgs(args)
+        a = DynamicArgs(args)
         describe_found(a.found, scratch + of_dst)
         for task in range(first, last):
             at = task * a.task_size

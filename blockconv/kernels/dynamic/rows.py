@@ -22,10 +22,8 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.dynamic.codegen import FOUND_BYTES
 from blockconv.kernels.dynamic.kernels import (
+    DynamicArgs,
     DynamicEpilogueArgs,
-    FindArgs,
-    QuantizeArgs,
-    RangeArgs,
     dynamic_epilogue,
     dynamic_quantize,
     find_quantization,
@@ -46,9 +44,9 @@ def _find_ops(request: Request) -> list[Launch]:
     least = TASK_BYTES // ITEMSIZE
     task_size = max(least, -(-size // (MOST_RANGES * least)) * least)
     tasks, ranges = -(-size // task_size), Buffer(2)
-    args = RangeArgs(src=Buffer(0), ranges=ranges, size=size, task_size=task_size)
+    args = DynamicArgs(src=Buffer(0), dst=ranges, size=size, task_size=task_size)
     chunk = chunk_of(tasks, task_size * ITEMSIZE, threads)
-    last = FindArgs(ranges=ranges, count=tasks, dst=Buffer(1))
+    last = DynamicArgs(src=ranges, dst=Buffer(1), size=2 * tasks)
     return [
         Launch(find_range(lanes), args, tasks, chunk),
         Launch(find_quantization(lanes), last, 1, scratch=FOUND_BYTES),
@@ -67,7 +65,7 @@ def _quantize_ops(request: Request) -> list[Launch]:
     size, task_size = request.dst.size(request.problem.shape), TASK_BYTES // ITEMSIZE
     if not size:
         return []
-    args = QuantizeArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
+    args = DynamicArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
     tasks = -(-size // task_size)
     kernel = dynamic_quantize(request.machine.lanes(ITEMSIZE))
     chunk = chunk_of(tasks, TASK_BYTES, request.threads)

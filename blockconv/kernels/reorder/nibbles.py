@@ -44,8 +44,8 @@ def packed(values):
 
 
 @jit.kernel
-def unpack_nibbles():
-    """A task reads `task_size` packed bytes, and writes twice as many."""
+def move_nibbles(packs):
+    """A task reads `task_size` packed bytes, and writes twice as many. packs: the inverse."""
 
     def kernel(args, first, last, scratch):
         a = NibbleArgs(args)
@@ -53,35 +53,24 @@ def unpack_nibbles():
         begin, end = first * task_size, min(last * task_size, size)
         whole = begin + (end - begin) // 4 * 4
         for at in range(begin, whole, 4):
-            store_bits(dst + 2 * at, unpacked(load_bits(src + at, 4), flip), 8)
+            if packs:
+                store_bits(dst + at, packed(load_bits(src + 2 * at, 8)), 4)
+            else:
+                store_bits(dst + 2 * at, unpacked(load_bits(src + at, 4), flip), 8)
         for at in range(whole, end):
-            store_bits(dst + 2 * at, unpacked(load_bits(src + at, 1), flip), 2)
+            if packs:
+                store_bits(dst + at, packed(load_bits(src + 2 * at, 2)), 1)
+            else:
+                store_bits(dst + 2 * at, unpacked(load_bits(src + at, 1), flip), 2)
 
     return kernel
 
 
-@jit.kernel
-def pack_nibbles():
-    """The inverse: a task writes `task_size` packed bytes."""
-
-    def kernel(args, first, last, scratch):
-        a = NibbleArgs(args)
-        src, dst, size, task_size = a.src, a.dst, a.size, a.task_size
-        begin, end = first * task_size, min(last * task_size, size)
-        whole = begin + (end - begin) // 4 * 4
-        for at in range(begin, whole, 4):
-            store_bits(dst + at, packed(load_bits(src + 2 * at, 8)), 4)
-        for at in range(whole, end):
-            store_bits(dst + at, packed(load_bits(src + 2 * at, 2)), 1)
-
-    return kernel
-
-
-def nibble_op(kernel: jit.Kernel, src: Buffer, dst: Buffer, packed_bytes: int, flip: int = 0) -> Launch:
-    """An op of `unpack_nibbles` or `pack_nibbles` over `packed_bytes` bytes. flip: see `NibbleArgs`."""
+def nibble_op(packs: int, src: Buffer, dst: Buffer, packed_bytes: int, flip: int = 0) -> Launch:
+    """An op of `move_nibbles` over `packed_bytes` bytes. flip: see `NibbleArgs`."""
     task_size = 16 * 1024
     args = NibbleArgs(src=src, dst=dst, size=packed_bytes, task_size=task_size, flip=flip)
-    return Launch(kernel, args, -(-packed_bytes // task_size))
+    return Launch(move_nibbles(packs), args, -(-packed_bytes // task_size))
 
 
 def unpacked_bytes(count: int) -> int:

@@ -41,7 +41,7 @@ from blockconv.kernels.reorder.kernels import (
     reorder_elements,
     reorder_transpose,
 )
-from blockconv.kernels.reorder.nibbles import nibble_op, pack_nibbles, unpack_nibbles, unpacked_bytes
+from blockconv.kernels.reorder.nibbles import nibble_op, unpacked_bytes
 from blockconv.kernels.reorder.weights import offsets_of, sums_of
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import Machine
@@ -327,10 +327,10 @@ def _packed_row(of: Row) -> Row:
             made = [*inner.launches()]
             if read.is_packed:
                 made = [launch.with_buffers({0: 2}) for launch in made]
-                made.insert(0, nibble_op(unpack_nibbles(), SRC, Buffer(2), read.nbytes(read_count), read.flip))
+                made.insert(0, nibble_op(0, SRC, Buffer(2), read.nbytes(read_count), read.flip))
             if written.is_packed:
                 made = [launch.with_buffers({1: 3}) for launch in made]
-                made.append(nibble_op(pack_nibbles(), Buffer(3), DST, written.nbytes(written_count)))
+                made.append(nibble_op(1, Buffer(3), DST, written.nbytes(written_count)))
             return made
 
         between = sum(workspace) / 8 * EIGHT_NIBBLES_CYCLES
