@@ -302,8 +302,8 @@ class Translation:
         if not 0 < indices.size <= MOST_INDICES:
             raise Unsupported(f"{indices.size} indices")
         made = Gather(axis, tuple(int(k) % size for k in indices))
-        ((first, count, step), *others) = made.problem(x.shape).runs
-        if others or step == 0:
+        (first, count, step), *others = made.problem(x.shape).runs[axis]
+        if others or not step:
             return self.emit(made, x)
         return x if (count, step) == (size, 1) else self.emit(Slice(axis, first, count, step), x)
 
