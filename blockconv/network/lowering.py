@@ -100,8 +100,13 @@ class Translation:
         """An activation or a function of each element. act: its name, or (name, *parameters)."""
         return self.emit(Activate(activation(act, alone=True)), x, helps=helps)
 
-    def binary(self, kind: str, a: Tensor, b: Tensor) -> Tensor:
-        """a and b, broadcast. Integers wrap around. Arithmetic of booleans is logic.
+    def _values(self, *given: Tensor | float) -> list[Tensor]:
+        """Values, one of which may be a number: it becomes a constant of the others' type."""
+        like: Any = next(x for x in given if not isinstance(x, (int, float)))
+        return [self.number(x, like) if isinstance(x, (int, float)) else x for x in given]
+
+    def binary(self, kind: str, a: Tensor | float, b: Tensor | float) -> Tensor:
+        """a and b, broadcast; one may be a number. Integers wrap around. Arithmetic of booleans is logic.
 
         kind: a `BinaryKind`, "not_equal", "greater" or "greater_equal".
         """
@@ -109,12 +114,17 @@ class Translation:
             return self.inverted(self.binary("equal", a, b))
         if kind in _MIRRORED:
             return self.binary(_MIRRORED[kind], b, a)
-        known: Any = _OF_BOOLEANS.get(kind, kind) if a.type.name == "bool" else kind
-        return self.emit(Binary(known), a, b)
+        values = self._values(a, b)
+        known: Any = _OF_BOOLEANS.get(kind, kind) if values[0].type.name == "bool" else kind
+        return self.emit(Binary(known), *values)
 
-    def where(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """x where a condition is true, and y elsewhere, broadcast."""
-        return self.emit(Where(), condition, x, y)
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        """x times a number."""
+        return x if factor == 1 else self.binary("mul", x, factor)
+
+    def where(self, condition: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
+        """x where a condition is true, and y elsewhere, broadcast; one may be a number."""
+        return self.emit(Where(), condition, *self._values(x, y))
 
     def inverted(self, x: Tensor) -> Tensor:
         """Booleans that are true where x is not, or the bits of integers inverted."""
@@ -126,16 +136,14 @@ class Translation:
 
     def is_infinite(self, x: Tensor, signs: Sequence[int] = (1, -1)) -> Tensor:
         """Whether each element is an infinity of one of these signs."""
-        found = [self.binary("equal", x, self.number(sign * math.inf, x)) for sign in signs]
+        found = [self.binary("equal", x, sign * math.inf) for sign in signs]
         if not found:  # no number is below minus infinity
-            return self.binary("less", x, self.number(-math.inf, x))
+            return self.binary("less", x, -math.inf)
         return found[0] if len(found) == 1 else self.binary("or", *found)
 
     def negated(self, x: Tensor) -> Tensor:
         """-x; integers wrap around."""
-        if x.type.is_float:
-            return self.binary("mul", x, self.number(-1, x))
-        return self.binary("sub", self.number(0, x), x)
+        return self.binary("mul", x, -1) if x.type.is_float else self.binary("sub", 0, x)
 
     def magnitude(self, x: Tensor) -> Tensor:
         """|x|; the least integer stays."""
@@ -148,13 +156,12 @@ class Translation:
         zero = self.number(0, x)
         y = x if keeps_nan else zero
         if not x.type.name.startswith("uint"):
-            y = self.where(self.binary("less", x, zero), self.number(-1, x), y)
-        return self.where(self.binary("less", zero, x), self.number(1, x), y)
+            y = self.where(self.binary("less", x, zero), -1, y)
+        return self.where(self.binary("less", zero, x), 1, y)
 
     def above(self, x: Tensor, least: float) -> Tensor:
         """x where it is more than `least`, else 0."""
-        bound = self.number(least, x)
-        return self.where(self.binary("less", bound, x), x, self.number(0, x))
+        return self.where(self.binary("less", least, x), x, 0)
 
     def fmod(self, a: Tensor, b: Tensor) -> Tensor:
         """The remainder of a division that rounds towards 0."""
@@ -215,7 +222,7 @@ class Translation:
             squares = self.emit(Binary("mul"), x, x, helps=True)
             return self.apply("sqrt", self.reduced(squares, "sum", axes, keepdims))
         if order == 0:
-            nonzero = self.binary("not_equal", x, self.number(0, x))
+            nonzero = self.binary("not_equal", x, 0)
             return self.reduced(self.converted(nonzero, x.type.name), "sum", axes, keepdims)
         size = self.apply("abs", x, helps=True)
         if math.isinf(order):
@@ -239,7 +246,7 @@ class Translation:
         y = self.apply("sqrt", x) if abs(exponent) == 0.5 else x
         for _ in range(int(exponent) - 1):
             y = self.binary("mul", y, x)
-        return self.binary("div", self.number(1, x), y) if exponent < 0 else y
+        return self.binary("div", 1, y) if exponent < 0 else y
 
     def leaky(self, x: Tensor, slope: Array) -> Tensor:
         """x, and slope * x where x is negative; slope broadcasts to x."""
@@ -305,7 +312,16 @@ class Translation:
         (first, count, step), *others = made.problem(x.shape).runs[axis]
         if others or not step:
             return self.emit(made, x)
-        return x if (count, step) == (size, 1) else self.emit(Slice(axis, first, count, step), x)
+        return self.part(x, axis, first, count, step)
+
+    def part(self, x: Tensor, axis: int, begin: int, size: int, step: int = 1, helps: bool = False) -> Tensor:
+        """A `Slice` of x; x itself if that is all of it."""
+        whole = (size, step) == (x.shape[axis], 1)
+        return x if whole else self.emit(Slice(axis, begin, size, step), x, helps=helps)
+
+    def split(self, x: Tensor, axis: int, sizes: Sequence[int], helps: bool = False) -> list[Tensor]:
+        """x in parts of these sizes along an axis."""
+        return [self.part(x, axis, sum(sizes[:k]), size, helps=helps) for k, size in enumerate(sizes)]
 
     def bordered(self, x: Tensor, pads: Sequence[Pair], value: float) -> Tensor:
         """x with a value around it: axis by axis if kernels, which copy four axes, have no way to do it at once."""
@@ -417,8 +433,7 @@ class Translation:
         y = self.emit(made, self.reshape(src, (steps, n, d * columns)), both, parameters=held, helps=True)
         ends = [0 if backward else steps - 1 for backward in made.reverse]
         lasts = [self.emit(Slice(0, end, 1), y, helps=True) for end in ends]
-        if d > 1:
-            lasts = [self.emit(Slice(1, k * n, n), last, helps=True) for k, last in enumerate(lasts)]
+        lasts = [self.part(last, 1, k * n, n, helps=True) for k, last in enumerate(lasts)]
         found = [self.emit(Concat(1), *lasts, helps=True) if d > 1 else lasts[0]]
         whole = y
         if made.kind == "lstm":
@@ -489,7 +504,7 @@ class Translation:
             wide = np.broadcast_to(value, (*value.shape[:-1], columns)) if value.shape[-1:] == (1,) else value
             mask = self.constant(wide.astype(q.type.dtype), "mask")
         if mask.type.name == "bool":
-            mask = self.where(mask, self.number(0, q), self.number(-math.inf, q))
+            mask = self.where(mask, self.number(0, q), -math.inf)
         if mask.type != q.type or mask.shape[-1:] != (columns,):
             raise Unsupported(f"a mask of {mask.type} of shape {mask.shape}")
         return mask

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from blockconv.core.element_problem import BinaryKind
 from blockconv.network.emitter import Unsupported
 from blockconv.network.lowering import Translation
 from blockconv.network.ops import Concat, GatherAt, Slice, Transpose
@@ -64,21 +63,17 @@ def sampled(call: Translation, x: Tensor, points: Tensor, how: Sampling) -> Tens
     for first, *others in itertools.product(*sides):
         at, inside, weight = first
         for size, other in zip(sizes[1:], others, strict=True):
-            at = call.binary("add", call.binary("mul", at, call.number(size, at)), other.at)
+            at = call.binary("add", call.binary("mul", at, size), other.at)
             inside = call.binary("and", inside, other.inside)
             if weight is not None and other.weight is not None:
                 weight = call.binary("mul", weight, other.weight)
         part = call.emit(GatherAt("tuples", 1), pixels, call.where(inside, at, last), helps=True)
         if weight is not None:
-            part = call.binary("mul", part, call.where(inside, weight, call.number(0, weight)))
+            part = call.binary("mul", part, call.where(inside, weight, 0))
         parts.append(part)
     y = functools.reduce(functools.partial(call.binary, "add"), parts)
     order = (0, rank + 1, *range(1, rank + 1))
     return call.converted(call.emit(Transpose(order), call.reshape(y, (*points.shape[:-1], c))), x.type.name)
-
-
-def _with(call: Translation, kind: BinaryKind, x: Tensor, value: float) -> Tensor:
-    return call.binary(kind, x, call.number(value, x))
 
 
 def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sampling) -> list[_Neighbour]:
@@ -88,11 +83,11 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
     """
     given = call.emit(Slice(points.rank - 1, axis, 1), points, helps=True)
     given = call.reshape(given, (points.shape[0], math.prod(points.shape[1:-1]), 1))
-    at = _with(call, "add", given, 1.0)
+    at = call.binary("add", given, 1.0)
     if how.corners:
-        at = _with(call, "mul", _with(call, "mul", at, 0.5), size - 1.0)
+        at = call.binary("mul", call.binary("mul", at, 0.5), size - 1.0)
     else:
-        at = _with(call, "mul", _with(call, "sub", _with(call, "mul", at, float(size)), 1.0), 0.5)
+        at = call.binary("mul", call.binary("sub", call.binary("mul", at, float(size)), 1.0), 0.5)
     bounds = "clip", 0.0, size - 1.0
 
     def moved(at: Tensor) -> Tensor:
@@ -106,11 +101,11 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
         at = at if how.mode == "cubic" else moved(at)
         low = call.apply("floor", at, helps=True)
         share = call.binary("sub", at, low)
-        rest = call.binary("sub", call.number(1, share), share)
-        pixels = [(low, rest), (_with(call, "add", low, 1.0), share)]
+        rest = call.binary("sub", 1, share)
+        pixels = [(low, rest), (call.binary("add", low, 1.0), share)]
         if how.mode == "cubic":
             near = [(pixel, _near(call, off)) for (pixel, _), off in zip(pixels, (share, rest), strict=True)]
-            far = [(_with(call, "add", low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
+            far = [(call.binary("add", low, step), _far(call, off)) for step, off in ((-1.0, share), (2.0, rest))]
             pixels = [(moved(pixel), weight) for pixel, weight in (*near, *far)]
     ends = [call.number(end, at) for end in (0.0, size - 1.0)]
     found = []
@@ -123,23 +118,23 @@ def _neighbours(call: Translation, points: Tensor, axis: int, size: int, how: Sa
 
 def _near(call: Translation, x: Tensor) -> Tensor:
     """The cubic weight of a pixel at a distance x from 0 to 1: (A + 2) x^3 - (A + 3) x^2 + 1."""
-    y = _with(call, "sub", _with(call, "mul", x, CUBIC + 2), CUBIC + 3)
-    return _with(call, "add", call.binary("mul", call.binary("mul", y, x), x), 1.0)
+    y = call.binary("sub", call.binary("mul", x, CUBIC + 2), CUBIC + 3)
+    return call.binary("add", call.binary("mul", call.binary("mul", y, x), x), 1.0)
 
 
 def _far(call: Translation, x: Tensor) -> Tensor:
     """The cubic weight of a pixel at a distance 1 + x: A x (x - 1)^2."""
-    off = _with(call, "sub", x, 1.0)
-    return call.binary("mul", _with(call, "mul", x, CUBIC), call.binary("mul", off, off))
+    off = call.binary("sub", x, 1.0)
+    return call.binary("mul", call.binary("mul", x, CUBIC), call.binary("mul", off, off))
 
 
 def _reflected(call: Translation, at: Tensor, size: int, corners: bool) -> Tensor:
     """Coordinates mirrored at the centres of the outermost pixels, or at their outer edges, until they are between."""
     first, span = (0.0, size - 1.0) if corners else (-0.5, float(size))
     if span == 0:
-        return _with(call, "mul", at, 0.0)
-    away = call.apply("abs", _with(call, "sub", at, first), helps=True)
-    turns = call.apply("floor", _with(call, "div", away, 2 * span), helps=True)
-    rest = call.binary("sub", away, _with(call, "mul", turns, 2 * span))
-    back = call.binary("sub", call.number(2 * span, at), rest)
-    return _with(call, "add", call.binary("min", rest, back), first)
+        return call.binary("mul", at, 0.0)
+    away = call.apply("abs", call.binary("sub", at, first), helps=True)
+    turns = call.apply("floor", call.binary("div", away, 2 * span), helps=True)
+    rest = call.binary("sub", away, call.binary("mul", turns, 2 * span))
+    back = call.binary("sub", 2 * span, rest)
+    return call.binary("add", call.binary("min", rest, back), first)

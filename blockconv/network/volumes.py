@@ -29,7 +29,6 @@ from blockconv.network.ops import (
     Pad,
     Pool2d,
     QuantizedConv2d,
-    Slice,
     Transpose,
 )
 from blockconv.network.ops.rule import Tensor
@@ -170,12 +169,8 @@ def _taps(call: Translation, y: Tensor, n: int, depth: Depth, zero: float) -> It
     each, c, h, w = (n, *y.shape[1:]) if stride == 1 else (1, n * y.shape[1], *y.shape[2:])
     wide = call.reshape(y, (-1, c, h, w))
     for k in range(size):
-        part = _part(call, wide, Slice(0, k * dilation * each, count * each, stride))
+        part = call.part(wide, 0, k * dilation * each, count * each, stride, helps=True)
         yield call.reshape(part, (count * n, *y.shape[1:]))
-
-
-def _part(call: Translation, y: Tensor, part: Slice) -> Tensor:
-    return y if part == Slice(0, 0, y.shape[0]) else call.emit(part, y, helps=True)
 
 
 def transposed(
@@ -218,7 +213,7 @@ def transposed(
         wide = call.emit(Pad(((0, 0), (0, (stride - len(parts)) * n * c), (0, 0), (0, 0))), wide, helps=True)
     z = call.reshape(wide, (rows * stride * n, c, h, w))
     z = _padded(call, z, 0, (begin + count - rows * stride) * n)
-    z = _part(call, z, Slice(0, begin * n, count * n))
+    z = call.part(z, 0, begin * n, count * n, helps=True)
     if bias and not once:
         ones = call.constant(np.ones(c, bias[0].type.dtype), "ones")
         z = call.emit(Affine(), z, parameters=(ones, *bias))

@@ -200,7 +200,7 @@ def _gelu(call: Call) -> Tensor:
     kind, x = call.node.op_type, call.floats()
     x = call.binary("add", x, call.input(1)) if call.has(1) else x
     if kind == "QuickGelu":
-        turned = call.binary("mul", x, call.number(call.attribute("alpha", 1.702), x))
+        turned = call.binary("mul", x, call.attribute("alpha", 1.702))
         return call.binary("mul", x, call.apply("sigmoid", turned, helps=True))
     return call.gelu(x, kind == "FastGelu")
 
@@ -330,7 +330,7 @@ def _side_by_side(call: Call) -> list[Tensor]:
     widths = call.attribute("qkv_hidden_sizes", ()) or (total.shape[-1] // 3,) * 3
     if len(widths) != 3 or min(widths) < 1 or sum(widths) != total.shape[-1]:
         raise call.error("qkv_hidden_sizes", widths, f"has to be three sizes whose sum is the columns of {total.shape}")
-    return [call.emit(ops.Slice(2, sum(widths[:i]), width), total, helps=True) for i, width in enumerate(widths)]
+    return call.split(total, 2, widths, helps=True)
 
 
 def _with_biases(call: Call) -> list[Tensor]:
@@ -352,9 +352,8 @@ def _hidden(call: Call, mask: Tensor, q: Tensor) -> Tensor:
     if mask.rank not in (2, 3):
         raise Unsupported(f"a mask of shape {mask.shape}")
     mask = call.reshape(mask, (mask.shape[0], 1, *(1,) * (3 - mask.rank), *mask.shape[1:]))
-    shown = call.binary("less", call.number(0, mask), mask)
     hidden = call.number(call.attribute("mask_filter_value", -10000.0), q)
-    return call.where(shown, call.number(0, q), hidden)
+    return call.where(call.binary("less", 0, mask), 0, hidden)
 
 
 # ---------------------------------------------------------------- what ONNX Runtime computes in blocks of channels
@@ -391,7 +390,7 @@ def _reorder_output(call: Call) -> Tensor:
     x, channels = call.input(), call.attribute("channels", 0)
     if not 0 < channels <= x.shape[1]:
         raise call.error("channels", channels, f"has to be one of 1 to {x.shape[1]}, the input's channels")
-    x = call.emit(ops.Slice(1, 0, channels), x, helps=True) if channels < x.shape[1] else x
+    x = call.part(x, 1, 0, channels, helps=True)
     return call.emit(ops.Transpose((0, 2, 3, 1)), x) if call.attribute("channels_last", 0) else x
 
 

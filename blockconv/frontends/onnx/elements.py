@@ -52,8 +52,8 @@ def _shrink(call: Call) -> Tensor:
     x = given if given.type.name == "float64" else call.converted(given, "float32")
     size, bias = (call.attribute(name, default) for name, default in (("lambd", 0.5), ("bias", 0.0)))
     y = call.number(0, x)
-    for ends, side in (((x, call.number(-size, x)), bias), ((call.number(size, x), x), -bias)):
-        moved = call.binary("add", x, call.number(side, x))
+    for ends, side in (((x, -size), bias), ((size, x), -bias)):
+        moved = call.binary("add", x, side)
         y = call.where(call.binary("less", *ends), moved, y)
     return call.converted(y, given.type.name)
 
@@ -78,7 +78,7 @@ def _trilu(call: Call) -> Tensor:
     k = call.operand(1, "int64") if call.has(1) else call.constant(np.zeros((), np.int64), "diagonal")
     k = call.reshape(k, ())
     ends = (k, above) if call.attribute("upper", 1) else (above, k)
-    return call.where(call.binary("less_equal", *ends), x, call.number(0, x))
+    return call.where(call.binary("less_equal", *ends), x, 0)
 
 
 @op("OneHot", limits="a constant depth", since=9)
@@ -90,8 +90,7 @@ def _one_hot(call: Call) -> Tensor:
     rank = indices.rank
     axis = call.axis(call.attribute("axis", -1), rank + 1)
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
-    negative = call.binary("less", wide, call.number(0, wide))
-    wide = call.where(negative, call.binary("add", wide, call.number(depth, wide)), wide)
+    wide = call.where(call.binary("less", wide, 0), call.binary("add", wide, depth), wide)
     places = np.arange(depth, dtype=np.int64).reshape(-1, *(1,) * (rank - axis))
     off, on = (call.reshape(call.emit(ops.Slice(0, k, 1), values), ()) for k in (0, 1))
     return call.where(call.binary("equal", wide, call.constant(places, "places")), on, off)

@@ -24,13 +24,13 @@ def _gemm(call: Call) -> Tensor:
     a, b = call.input(), call.input(1)
     if a.rank != 2 or b.rank != 2:
         raise call.error("inputs", (a.shape, b.shape), "have to be matrices")
-    y = _scaled(call, _product(call, a, b), call.attribute("alpha", 1.0))
-    return call.binary("add", y, _scaled(call, call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
+    y = call.scaled(_product(call, a, b), call.attribute("alpha", 1.0))
+    return call.binary("add", y, call.scaled(call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
 
 
 @op("com.microsoft.FusedMatMul", limits="floats")
 def _fused_matmul(call: Call) -> Tensor:
-    return _scaled(call, _product(call, call.input(), call.input(1)), call.attribute("alpha", 1.0))
+    return call.scaled(_product(call, call.input(), call.input(1)), call.attribute("alpha", 1.0))
 
 
 def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -51,10 +51,6 @@ def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
     if call.attribute(f"trans{side}", 0):
         order[-2:] = order[:-3:-1]
     return tuple(order) if order != sorted(order) else None
-
-
-def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else call.binary("mul", x, call.number(factor, x))
 
 
 def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:

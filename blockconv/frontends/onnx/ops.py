@@ -114,7 +114,7 @@ def _binary(call: Call) -> Tensor:
     result = call.input()
     for i in range(1, len(call.inputs)):
         result = call.binary(kind, result, _aligned(call, result, call.input(i)))
-    return call.binary("div", result, call.number(len(call.inputs), result)) if named == "Mean" else result
+    return call.binary("div", result, len(call.inputs)) if named == "Mean" else result
 
 
 def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def _batch_norm_by_values(call: Call) -> Tensor:
     if x.rank < 2:
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions, with parameters that flow")
     scale, bias, mean, variance = (_of_channels(call, k) for k in range(1, 5))
-    shifted = call.binary("add", variance, call.number(call.attribute("epsilon", 1e-5), x))
+    shifted = call.binary("add", variance, call.attribute("epsilon", 1e-5))
     factor = call.binary("div", scale, call.apply("sqrt", shifted, helps=True))
     return call.binary("add", call.binary("mul", call.binary("sub", x, mean), factor), bias)
 
@@ -208,8 +208,7 @@ def _layer_norm(call: Call) -> list[Tensor]:
     if x.type.name == "float64":
         only_output(call)
     mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along(x, -1), x.rank)))
-    epsilon = call.number(call.attribute("epsilon", 1e-5), variance)
-    return [y, mean, call.power(call.binary("add", variance, epsilon), -0.5)]
+    return [y, mean, call.power(call.binary("add", variance, call.attribute("epsilon", 1e-5)), -0.5)]
 
 
 @op("MeanVarianceNormalization", limits="floats", since=9)
@@ -218,7 +217,7 @@ def _mean_variance(call: Call) -> Tensor:
     x = call.floats()
     _, rest, variance = call.moments(x, call.axes(call.attribute("axes", (0, 2, 3)), x.rank))
     deviation = call.apply("sqrt", variance, helps=True)
-    return call.binary("div", rest, call.binary("add", deviation, call.number(1e-9, x)))
+    return call.binary("div", rest, call.binary("add", deviation, 1e-9))
 
 
 @op("RMSNormalization", "SimplifiedLayerNormalization")

@@ -344,6 +344,10 @@ class Call(Translation):
             raise self.error(what, array, "has to hold ints", "cast it to int64")
         return tuple(int(k) for k in array.reshape(-1))
 
+    def listed(self, index: int, name: str, scalar: bool = False) -> Any:
+        """Ints that are an input, or an attribute in older opsets; None if the node has neither."""
+        return self.ints(index, name, scalar) if self.has(index) else self.attribute(name)
+
     def along(self, x: Tensor, default: int | None = None) -> int:
         """The axis of x that the node names, counted from the front."""
         return self.axis(self.attribute("axis", default), x.rank)

@@ -46,7 +46,7 @@ def _flatten(call: Call) -> Tensor:
 @op("Reshape", limits="a constant shape")
 def _reshape(call: Call) -> Tensor:
     x = call.input()
-    shape = call.ints(1, "shape") if call.has(1) else call.attribute("shape")
+    shape = call.listed(1, "shape")
     if call.attribute("allowzero", 0) and 0 in shape:
         if -1 in shape:
             raise call.error("shape", shape, "has both -1 and 0, so that the sizes are ambiguous", "name the size")
@@ -71,7 +71,7 @@ def _relative(shape: Shape, src: Shape) -> tuple[int, ...]:
 @op("Squeeze", limits="constant axes, at least one")
 def _squeeze(call: Call) -> Tensor:
     x = call.input()
-    axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
+    axes = call.listed(1, "axes", scalar=True)
     if axes is None:
         return call.reshape(x, tuple(size for size in x.shape if size != 1), helps=False)
     if not axes:
@@ -87,7 +87,7 @@ def _squeeze(call: Call) -> Tensor:
 @op("Unsqueeze", limits="constant axes")
 def _unsqueeze(call: Call) -> Tensor:
     x = call.input()
-    axes = call.ints(1, "axes", scalar=True) if call.has(1) else call.attribute("axes")
+    axes = call.listed(1, "axes", scalar=True)
     rank = x.rank + len(axes)
     new = call.axes(axes, rank)
     sizes = iter(x.shape)
@@ -145,7 +145,7 @@ def _tile(call: Call) -> Tensor:
 def _split(call: Call) -> list[Tensor]:
     x = call.input()
     axis = call.along(x, 0)
-    sizes = call.ints(1, "split") if call.has(1) else call.attribute("split")
+    sizes = call.listed(1, "split")
     count = len(call.node.output)
     if call.attribute("num_outputs", count) != count:
         raise call.error("num_outputs", call.attribute("num_outputs"), f"has to be the number of outputs, {count}")
@@ -155,8 +155,7 @@ def _split(call: Call) -> list[Tensor]:
     if len(sizes) != count or min(sizes) < 0 or sum(sizes) != x.shape[axis]:
         rule = f"has to hold {count} sizes of at least 0 whose sum is axis {axis} of {x.shape}"
         raise call.error("split", sizes, rule)
-    begins = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [call.emit(ops.Slice(axis, begin, size), x) for begin, size in zip(begins, sizes, strict=True)]
+    return call.split(x, axis, sizes)
 
 
 @op("Slice", limits="constant starts, ends, axes and steps")
@@ -167,8 +166,7 @@ def _slice(call: Call) -> Tensor:
         axes, steps = call.attribute("axes"), None
     else:
         starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
-        axes = call.ints(3, "axes") if call.has(3) else None
-        steps = call.ints(4, "steps") if call.has(4) else None
+        axes, steps = call.listed(3, "axes"), call.listed(4, "steps")
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = (1,) * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -284,7 +282,7 @@ def _lp_norm(call: Call) -> Tensor:
         raise Unsupported(f"p={p}")
     wide = call.converted(x, x.type.computed.name)
     norm = call.norm(wide, p, (call.along(x, -1),), True)
-    divisor = call.where(call.binary("equal", norm, call.number(0, norm)), call.number(1, norm), norm)
+    divisor = call.where(call.binary("equal", norm, 0), 1, norm)
     return call.converted(call.binary("div", wide, divisor), x.type.name)
 
 
@@ -295,7 +293,7 @@ def _keeps(call: Call) -> bool:
 def _reduced_axes(call: Call) -> tuple[int, ...] | None:
     """The axes of a reduction, sorted; None if it reduces nothing."""
     rank = call.input().rank
-    axes: Sequence[int] | None = call.ints(1, "axes") if call.has(1) else call.attribute("axes")
+    axes: Sequence[int] | None = call.listed(1, "axes")
     if not axes and call.attribute("noop_with_empty_axes", 0):
         return None
     return tuple(sorted({call.axis(axis, rank) for axis in axes or range(rank)}))

@@ -369,74 +369,50 @@ for _schema, _gradient in (
     _define(_schema, _pool(_gradient, like=1), _fake_pool_backward)
 
 
-def _keep_max_pool2d(ctx: Any, inputs: Any, output: Any) -> None:
-    _keep_pool(ctx, inputs, output)
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _of_max_pool2d(ctx: Any, grad: Any, _: Any) -> Any:
-    return calls.max_pool2d_backward(ctx.shape, _laid_out(grad, ctx.layout), *ctx.saved_tensors, *ctx.options), *(
-        None,
-    ) * 5
-
-
-def _keep_max_pool2d_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(inputs[2])
-
-
 def _chosen(x: Any, indices: Any) -> Any:
     """The elements that a max pool chose."""
     return x.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
 
 
-def _of_max_pool2d_backward(ctx: Any, given: Any) -> Any:
-    return None, _chosen(given, *ctx.saved_tensors), *(None,) * 6
+def _differentiate_pool(name: str, along: Callable[..., Any] | None = None) -> None:
+    """A pool and its gradient, each the other's derivative. along: see `_call`.
 
+    The gradient takes the pool's options, but an adaptive pool has one alone, its output's size. A max pool gives
+    indices too, which take the options' part in the derivative of its gradient.
+    """
+    backward, is_max, is_adaptive = f"{name}_backward", along is not None, "adaptive" in name
 
-def _keep_pool(ctx: Any, inputs: Any, output: Any) -> None:
-    x, *ctx.options = inputs
-    ctx.shape, ctx.layout = x.shape, _layout(x)
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        x, *ctx.options = inputs
+        ctx.shape, ctx.layout = x.shape, _layout(x)
+        if is_max:
+            ctx.save_for_backward(output[1])
+            ctx.mark_non_differentiable(output[1])
 
+    def of_pool(ctx: Any, grad: Any, *_: Any) -> Any:
+        options = () if is_adaptive else ctx.options
+        of_x = getattr(calls, backward)(ctx.shape, _laid_out(grad, ctx.layout), *ctx.saved_tensors, *options)
+        return of_x, *(None,) * len(ctx.options)
 
-def _keep_pool_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    _, grad, *ctx.rest = inputs
-    ctx.options = ctx.rest or [grad.shape[2:]]
+    def keep_gradient(ctx: Any, inputs: Any, output: Any) -> None:
+        _, grad, *options = inputs
+        ctx.count = len(options)
+        if is_max:
+            ctx.save_for_backward(options[0])
+        else:
+            ctx.options = (grad.shape[2:],) if is_adaptive else options
 
+    def of_gradient(ctx: Any, given: Any) -> Any:
+        of_grad = _chosen(given, *ctx.saved_tensors) if is_max else getattr(calls, name)(given, *ctx.options)
+        return None, of_grad, *(None,) * ctx.count
 
-def _of_means(name: str) -> Callable[..., Any]:
-    """The gradient of a pool of means. An adaptive one has the shapes alone."""
-
-    def backward(ctx: Any, grad: Any) -> Any:
-        options = ctx.options if name == "avg_pool2d" else ()
-        of_x = getattr(calls, f"{name}_backward")(ctx.shape, _laid_out(grad, ctx.layout), *options)
-        return of_x, *(None for _ in ctx.options)
-
-    return backward
-
-
-def _of_means_backward(name: str) -> Callable[..., Any]:
-    return lambda ctx, given: (None, getattr(calls, name)(given, *ctx.options), *(None for _ in ctx.rest))
+    _differentiate(name, keep, of_pool, along or _linear(name, 0), autocast=False)
+    _differentiate(backward, keep_gradient, of_gradient, _linear(backward, 1), autocast=False)
 
 
 for _name in ("adaptive_avg_pool2d", "avg_pool2d"):
-    _back = f"{_name}_backward"
-    _differentiate(_name, _keep_pool, _of_means(_name), _linear(_name, 0), autocast=False)
-    _differentiate(_back, _keep_pool_backward, _of_means_backward(_name), _linear(_back, 1), autocast=False)
-_differentiate(
-    "max_pool2d_backward",
-    _keep_max_pool2d_backward,
-    _of_max_pool2d_backward,
-    _linear("max_pool2d_backward", 1),
-    autocast=False,
-)
-_differentiate(
-    "max_pool2d",
-    _keep_max_pool2d,
-    _of_max_pool2d,
-    lambda inputs, outputs, tangents: (_chosen(tangents[0], outputs[1]), None),
-    autocast=False,
-)
+    _differentiate_pool(_name)
+_differentiate_pool("max_pool2d", lambda inputs, outputs, tangents: (_chosen(tangents[0], outputs[1]), None))
 
 
 # ---------------------------------------------------------------- batch normalisation

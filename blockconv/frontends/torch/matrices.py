@@ -54,12 +54,8 @@ def _matmul(call: Call) -> Tensor:
 
 @op("baddbmm")
 def _baddbmm(call: Call) -> Tensor:
-    y, added = call.multiplied(call.input("batch1"), call.input("batch2")), call.input()
-    y, added = (
-        x if factor == 1 else call.binary("mul", x, call.number(factor, x))
-        for x, factor in ((y, call["alpha"]), (added, call["beta"]))
-    )
-    return y if call["beta"] == 0 else call.binary("add", y, added)
+    y = call.scaled(call.multiplied(call.input("batch1"), call.input("batch2")), call["alpha"])
+    return y if call["beta"] == 0 else call.binary("add", y, call.scaled(call.input(), call["beta"]))
 
 
 @op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", types=(*FLOATS, "bool"))

@@ -55,9 +55,8 @@ def _softplus(call: Call) -> Tensor:
     x, beta = call.input(), float(call["beta"])
     if call["threshold"] < 20:  # above it PyTorch gives x, which differs from softplus by exp(-threshold)
         raise Unsupported(f"threshold={call['threshold']}")
-    wide = x if beta == 1 else call.binary("mul", x, call.number(beta, x))
-    y = call.apply("softplus", wide)
-    return y if beta == 1 else call.binary("div", y, call.number(beta, x))
+    y = call.apply("softplus", call.scaled(x, beta))
+    return y if beta == 1 else call.binary("div", y, beta)
 
 
 @op("elu")
@@ -134,7 +133,7 @@ def _instance_norm(call: Call) -> Value:
     if x.type.is_half:
         raise Unsupported(f"statistics of a batch of {x.type}")
     _, off, variance = call.moments(x, tuple(axis for axis in range(x.rank) if axis != 1))
-    scaled = call.binary("mul", off, call.power(call.binary("add", variance, call.number(call["eps"], x)), -0.5))
+    scaled = call.binary("mul", off, call.power(call.binary("add", variance, call["eps"]), -0.5))
     return [call.affine(scaled, *(np.broadcast_to(array, x.shape[1:2]) for array in _factors(call))), None, None]
 
 
@@ -177,7 +176,7 @@ def _variance(call: Call) -> Value:
     if x.type.is_half or more <= 0:
         raise Unsupported(f"correction={call['correction']} of {count} elements of {x.type}")
     mean, _, squares = call.moments(x, axes, keep)
-    variance = squares if more == count else call.binary("mul", squares, call.number(count / more, x))
+    variance = call.scaled(squares, count / more)
     if call.kind == "var":
         return variance
     kept = tuple(n for axis, n in enumerate(mean.shape) if keep or axis not in axes)

@@ -169,10 +169,9 @@ def _cat(call: Call) -> Tensor:
 
 
 def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor:
-    x = call.input()
     if size == 0:
         raise Unsupported("an empty tensor")
-    return x if (size, step) == (x.shape[axis], 1) else call.emit(ops.Slice(axis, begin, size, step), x)
+    return call.part(call.input(), axis, begin, size, step)
 
 
 @of_numbers("slice")

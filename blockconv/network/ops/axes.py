@@ -23,8 +23,8 @@ from blockconv.core.eltwise_problem import (
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, Array, ElementType
-from blockconv.network.ops.base import Arrays, ElementTypes, Shapes, Solved, each_pixel, framed
-from blockconv.network.ops.rule import ALL_PIXELS, NOT_IMAGES, PIXELS, Reach, Site, Windows
+from blockconv.network.ops.base import Arrays, ElementTypes, Shapes, Solved, framed
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reach, Reads, Site, Windows
 
 __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 
@@ -72,6 +72,8 @@ class Softmax(_OfFloats):
     """
 
     solves = SoftmaxProblem
+    keeps_pixels = True
+    mixes = "axis"
     axis: int
     zero_rows: bool = False
     log: bool = False
@@ -83,9 +85,6 @@ class Softmax(_OfFloats):
         rest = x - x.max(axis=self.axis, keepdims=True, initial=-math.inf)
         return np.asarray(rest - np.log(np.exp(rest).sum(axis=self.axis, keepdims=True)))
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes, self.axis)
-
 
 @dataclass(frozen=True)
 class Resize(_OfFloats):
@@ -96,6 +95,7 @@ class Resize(_OfFloats):
     """
 
     solves = ResizeProblem
+    of_images = True
     mode: ResizeMode
     size: Pair | None = None
     scale: tuple[float, float] | None = None
@@ -138,9 +138,7 @@ class Resize(_OfFloats):
             x = sum(part * weight.reshape(along) for part, weight in zip(parts, weights.T, strict=True))
         return x
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        if axes != PIXELS:
-            return NOT_IMAGES
+    def windows(self, site: Site, axes: Axes) -> Reads:
         p, found = self.problem(site.inputs[0].shape), Windows()
         for axis, x, size, out, scale in ((2, "h", p.ih, p.oh, p.scale_h), (3, "w", p.iw, p.ow, p.scale_w)):
             by = Fraction(out, size) if scale is None else exact_scale("resize", "scale", scale)
@@ -164,6 +162,8 @@ class _OverAxes(Solved):
     """One element of those along `axes` (0 or more), which stay as 1 if `keepdims`."""
 
     solves = ReduceMeanProblem
+    keeps_pixels = True
+    mixes = "axes"
     axes: tuple[int, ...]
     keepdims: bool = True
 
@@ -175,8 +175,8 @@ class _OverAxes(Solved):
         kind = self.problem(inputs[0].shape).kind
         return np.asarray(getattr(inputs[0], kind)(axis=self.axes, keepdims=self.keepdims))
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes, *self.axes) if self.keepdims else ALL_PIXELS
+    def windows(self, site: Site, axes: Axes) -> Reads:
+        return super().windows(site, axes) if self.keepdims else ALL_PIXELS
 
 
 @dataclass(frozen=True)

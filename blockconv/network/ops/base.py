@@ -15,7 +15,18 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array, ElementType, Types, element
-from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Requests, Site, View, Windows, same_pixels
+from blockconv.network.ops.rule import (
+    ALL_PIXELS,
+    NOT_IMAGES,
+    PIXELS,
+    Axes,
+    Layouts,
+    Reads,
+    Requests,
+    Site,
+    View,
+    same_pixels,
+)
 
 Arrays = Sequence[Array]
 Shapes = tuple[Shape, ...]
@@ -31,6 +42,8 @@ class Op:
     takes: the names of the types that inputs may have. Empty: any.
     effect: what `on_integers` says.
     keeps_pixels: whether an output pixel reads the pixels at the same position, and no others.
+    mixes: the field with the axis, or the axes, along which it reads other elements all the same.
+    of_images: whether it needs pixels along H and W.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
     """
@@ -41,6 +54,8 @@ class Op:
     takes: ClassVar[Sequence[str]] = ()
     effect: ClassVar[Literal["moves", "computes"] | None] = None
     keeps_pixels: ClassVar[bool] = False
+    mixes: ClassVar[str] = ""
+    of_images: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
     folds: ClassVar[bool] = True
 
@@ -71,9 +86,15 @@ class Op:
         """
         return self.effect
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+    def reads(self, site: Site, axes: Axes) -> Reads:
         """The window of each input that an output pixel reads, with pixels along `axes`; or why it has no bounds."""
-        return each_pixel(site, axes) if self.keeps_pixels else ALL_PIXELS
+        return NOT_IMAGES if self.of_images and axes != PIXELS else self.windows(site, axes)
+
+    def windows(self, site: Site, axes: Axes) -> Reads:
+        """`reads`, for an op `of_images` with its pixels along H and W."""
+        mixed = getattr(self, self.mixes) if self.mixes else ()
+        apart = {*axes}.isdisjoint(mixed if isinstance(mixed, tuple) else (mixed,))
+        return [same_pixels(axes)] * len(site.inputs) if self.keeps_pixels and apart else ALL_PIXELS
 
     def of_moved_integers(self, given: Quantization) -> Op:
         """The op that moves integers which stand for what `given` says."""
@@ -254,11 +275,3 @@ def framed(x: Array, pads: Sequence[Pair], value: float) -> Array:
     """`x` with (before, after) of `value` on each axis; negative ends crop."""
     inner = tuple(slice(max(0, -b), n - max(0, -e)) for n, (b, e) in zip(x.shape, pads, strict=True))
     return np.pad(x[inner], [(max(0, b), max(0, e)) for b, e in pads] or 0, constant_values=value)
-
-
-def each_pixel(site: Site, axes: tuple[int, ...], *apart: int) -> list[Windows] | str:
-    """The windows of an op that reads the pixel at the same position, unless it mixes elements along `axes`.
-
-    apart: the axes along which it mixes elements.
-    """
-    return ALL_PIXELS if set(apart) & set(axes) else [same_pixels(axes)] * len(site.inputs)

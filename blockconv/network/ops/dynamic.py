@@ -17,7 +17,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes, Solved, check_type
-from blockconv.network.ops.rule import ALL_PIXELS, Layouts, Site, Windows
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
 __all__ = ["DynamicConv2d", "DynamicQuantize", "FindQuantization"]
@@ -118,7 +118,7 @@ class DynamicConv2d(IntegerConvolution):
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, row_major(1), dst)[: len(site.inputs)]
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+    def windows(self, site: Site, axes: Axes) -> Reads:
         return ALL_PIXELS  # for the quantization that is found
 
 

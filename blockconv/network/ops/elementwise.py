@@ -22,9 +22,8 @@ from blockconv.network.ops.base import (
     Shapes,
     Solved,
     check_type,
-    each_pixel,
 )
-from blockconv.network.ops.rule import Layouts, Site, Windows
+from blockconv.network.ops.rule import Axes, Layouts, Reads, Site, same_pixels
 
 __all__ = ["Activate", "Affine", "Binary", "BinaryKind", "Cast", "Convert", "Where"]
 
@@ -104,7 +103,7 @@ class _Broadcast(Solved):
     def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
         return dst, dst
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+    def windows(self, site: Site, axes: Axes) -> Reads:
         """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
         whole = site.output.shape
         for tensor, constant in zip(site.inputs, site.constant, strict=True):
@@ -114,7 +113,7 @@ class _Broadcast(Solved):
                 return f"has the constant {tensor.name!r}, which differs from pixel to pixel"
             if not constant and sizes != [whole[axis] for axis in axes]:
                 return f"reads one value {tensor.name!r} for all pixels"
-        return each_pixel(site, axes)
+        return [same_pixels(axes)] * len(site.inputs)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
-from blockconv.network.ops.base import Arrays, Op, Shapes, Solved, each_pixel, framed
-from blockconv.network.ops.rule import NOT_IMAGES, PIXELS, Layouts, Reach, Site, View, Windows
+from blockconv.network.ops.base import Arrays, Op, Shapes, Solved, framed
+from blockconv.network.ops.rule import Axes, Layouts, Reach, Reads, Site, View, Windows
 
 __all__ = ["Concat", "Gather", "Pad", "PixelShuffle", "Reshape", "Shuffle", "Slice", "Transpose"]
 
@@ -55,6 +55,8 @@ class Concat(_Moves):
     """Inputs one after the other along an axis (0 or more)."""
 
     solves = ConcatProblem
+    keeps_pixels = True
+    mixes = "axis"
     inputs = range(1, 1 << 30)
     axis: int = 1
 
@@ -72,9 +74,6 @@ class Concat(_Moves):
             known = tuple(start for start in starts if start is not None)
             if len(known) == len(sizes):
                 yield View((layout,) * len(sizes), layout, starts=known)
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes, self.axis)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Pad(Solved):
     def of_moved_integers(self, given: Quantization) -> Op:
         return replace(self, value=float(given.zero_point))
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+    def windows(self, site: Site, axes: Axes) -> Reads:
         return [{axis: (axis, Reach().shifted(-self.pads[axis][0])) for axis in axes}]
 
 
@@ -104,6 +103,8 @@ class Slice(_Moves):
 
     solves = GatherProblem
     op = "slice"
+    keeps_pixels = True
+    mixes = "axis"
     axis: int
     begin: int
     size: int
@@ -128,15 +129,14 @@ class Slice(_Moves):
             if begin is not None:
                 yield View((layout,), layout, begin)
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes, self.axis)
-
 
 @dataclass(frozen=True)
 class Gather(_Moves):
     """The elements of these indices, 0 or more, along one axis."""
 
     solves = GatherProblem
+    keeps_pixels = True
+    mixes = "axis"
     axis: int
     indices: tuple[int, ...]
 
@@ -147,9 +147,6 @@ class Gather(_Moves):
 
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.asarray(inputs[0].take(self.indices, self.axis))
-
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes, self.axis)
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ class Transpose(_Moves):
             if not src.is_blocked and dst in layouts:
                 yield View((src,), dst)
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+    def windows(self, site: Site, axes: Axes) -> Reads:
         if tuple(axis for axis in self.perm if axis in axes) != axes:
             return "exchanges rows and columns"
         return [{k: (axis, Reach()) for k, axis in enumerate(self.perm) if axis in axes}]
@@ -185,6 +182,7 @@ class PixelShuffle(_Moves):
     """
 
     solves = TransposeProblem
+    of_images = True
     block: Pair
     by_channel: bool = True
     inverse: bool = False
@@ -213,9 +211,7 @@ class PixelShuffle(_Moves):
         split = inputs[0].reshape(moved.shape).transpose(moved.perm)
         return np.asarray(split.reshape(self.infer((inputs[0].shape,), ())))
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        if axes != PIXELS:
-            return NOT_IMAGES
+    def windows(self, site: Site, axes: Axes) -> Reads:
         found = Windows()
         for axis, size in zip(axes, self.block, strict=True):  # pixel o is of the channels at floor(o / size), or back
             reach = Reach(Fraction(size), high=Fraction(size - 1))

@@ -8,8 +8,8 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.types import FLOATS, Array
-from blockconv.network.ops.base import Arrays, Scaled, each_pixel
-from blockconv.network.ops.rule import ALL_PIXELS, Site, Windows
+from blockconv.network.ops.base import Arrays, Scaled
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixels
 
 __all__ = ["GroupNorm"]
 
@@ -44,5 +44,5 @@ class GroupNorm(Scaled):
         scale, bias = (p.reshape(along) for p in parameters)
         return np.asarray(normal.reshape(src.shape) * scale + bias)
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        return each_pixel(site, axes) if self.per_pixel else ALL_PIXELS
+    def windows(self, site: Site, axes: Axes) -> Reads:
+        return [same_pixels(axes)] if self.per_pixel else ALL_PIXELS

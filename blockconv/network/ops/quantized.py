@@ -27,7 +27,7 @@ from blockconv.core.quantization import (
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import Arrays, BetweenTypes, ElementTypes, Op, Shapes, check_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary
-from blockconv.network.ops.rule import Layouts, Site, Windows
+from blockconv.network.ops.rule import Axes, Layouts, Reads, Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
@@ -308,7 +308,7 @@ class Quantized(Op):
     def options(self) -> dict[str, Any]:
         return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
+    def reads(self, site: Site, axes: Axes) -> Reads:
         return self.of.reads(site, axes)
 
 

@@ -115,7 +115,11 @@ class Reach:
 Windows = dict[int, tuple[int, Reach]]  # axis of the output: the source's axis, and what is read along it
 
 
-def same_pixels(axes: tuple[int, ...]) -> Windows:
+Axes = tuple[int, ...]  # that are pixels
+Reads = list[Windows] | str  # of each input, or why it has no bounds
+
+
+def same_pixels(axes: Axes) -> Windows:
     """The pixel at the same position."""
     return {axis: (axis, Reach()) for axis in axes}
 

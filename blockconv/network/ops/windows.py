@@ -26,12 +26,11 @@ from blockconv.core.types import Array, ElementType, Types, element
 from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes, Solved, check_type, framed
 from blockconv.network.ops.rule import (
     ALL_PIXELS,
-    NOT_IMAGES,
-    PIXELS,
+    Axes,
     Layouts,
+    Reads,
     Requests,
     Site,
-    Windows,
     same_pixels,
     windows_of,
 )
@@ -55,6 +54,7 @@ class Weighted(Op):
     """
 
     parameters = range(1, 3)
+    of_images = True
     stride: Pair = (1, 1)
     pads: Pads = ((0, 0), (0, 0))
     dilation: Pair = (1, 1)
@@ -118,9 +118,7 @@ class Convolution(Weighted):
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        if axes != PIXELS:
-            return NOT_IMAGES
+    def windows(self, site: Site, axes: Axes) -> Reads:
         return [windows_of(self.problem_at(site)), *[same_pixels(axes)] * (len(site.inputs) - 1)]
 
     def sums(self, src: Array, wei: Array) -> Array:
@@ -269,9 +267,7 @@ class ConvTranspose2d(Weighted):
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         yield "conv2d_backward_data", self.problem_at(site), srcs, dsts
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        if axes != PIXELS:
-            return NOT_IMAGES
+    def windows(self, site: Site, axes: Axes) -> Reads:
         return [{axis: (axis, reach.inverse()) for axis, (_, reach) in windows_of(self.problem_at(site)).items()}]
 
 
@@ -281,6 +277,7 @@ class Pool2d(Solved):
 
     op = "pool2d"
     solves = Pool2dProblem
+    of_images = True
     kind: PoolKind
     kernel: Pair | None = None
     stride: Pair = (1, 1)
@@ -308,9 +305,7 @@ class Pool2d(Solved):
         total = sum(window for _, _, window in _taps(framed(src, _reach(p), 0), p))
         return np.asarray(total / (_counts(p) if self.divisor is None else self.divisor))
 
-    def reads(self, site: Site, axes: tuple[int, ...]) -> list[Windows] | str:
-        if axes != PIXELS:
-            return NOT_IMAGES
+    def windows(self, site: Site, axes: Axes) -> Reads:
         return ALL_PIXELS if self.kernel is None else [windows_of(self.problem(site.inputs[0].shape))]
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
