@@ -125,7 +125,7 @@ class Emitter:
         operands = tuple(t.name for t in inputs), tuple(t.name for t in parameters)
         node = Node(name, attributes, operands[0], self.value_name(name), operands[1])
         made = inferred(node, inputs, parameters, title)
-        constant = attributes.folds and all(self.is_constant(read) for read in (*node.inputs, *node.parameters))
+        constant = attributes.folds and all(self.is_constant(read) for read in node.operands)
         if self.folds and constant and not made.type.is_packed:  # no array of NumPy's is packed
             known = [[self._elements(read) for read in names] for names in operands]
             return self.constant(made.name, held(computed(node, known[0], known[1], title), made.type))
@@ -175,7 +175,7 @@ class Emitter:
         remake, rest: see `Network`.
         like: the network for other shapes of the inputs. Nodes that are the same are not checked again.
         """
-        read = {name for node in self.nodes for name in (*node.inputs, *node.parameters)} | set(outputs)
+        read = {name for node in self.nodes for name in node.operands} | set(outputs)
         constants = {name: value for name, value in self.constants.items() if name in read}
         nodes = tuple(self.nodes)
         if like is not None and (like.nodes, like.outputs) == (nodes, outputs):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Node:
@@ -48,6 +50,15 @@ class Node:
     def op(self) -> str:
         """The kind of op: conv2d, pool2d, activation, ..."""
         return self.attributes.op
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of all that it reads."""
+        return *self.inputs, *self.parameters
+
+    def among(self, values: Mapping[str, T]) -> tuple[list[T], list[T]]:
+        """(its inputs, its parameters) among values by name."""
+        return [values[name] for name in self.inputs], [values[name] for name in self.parameters]
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op})"
@@ -113,7 +124,7 @@ class Network:
         """The nodes that read each value or constant, in order. A node that reads a value twice is listed twice."""
         found: dict[str, list[Node]] = {name: [] for name in self.tensors}
         for node in self.nodes:
-            for name in (*node.inputs, *node.parameters):
+            for name in node.operands:
                 found[name].append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
 
@@ -306,8 +317,7 @@ class Network:
             values[tensor.name] = elements_of(array, tensor, self.name)
         last = {name: node for node in self.nodes for name in node.inputs}
         for node in self.nodes:
-            operands = [values[name] for name in node.inputs]
-            result = computed(node, operands, [values[name] for name in node.parameters])
+            result = computed(node, *node.among(values))
             values[node.output] = held(result, self.tensors[node.output].type)
             for name in set(node.inputs):
                 if not every and last[name] is node and name not in self.outputs:
@@ -402,9 +412,7 @@ def _ordered(net: Network) -> tuple[Node, ...]:
         if name not in made:
             raise NetworkError(net.name, "outputs", name, "is no input, and no node produces it")
     known = [*(t.name for t in net.inputs), *net.constants]
-    order, circle = topological(
-        net.nodes, lambda node: (*node.inputs, *node.parameters), lambda node: (node.output,), known
-    )
+    order, circle = topological(net.nodes, lambda node: node.operands, lambda node: (node.output,), known)
     if circle:
         text = " -> ".join(repr(node.name) for node in [*circle, circle[0]])
         raise NetworkError(str(circle[0]), "inputs", circle[0].inputs, f"has a cycle: {text}")
@@ -418,6 +426,11 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: 
                 raise NetworkError(str(node), argument, name, "is no input and no constant, and no node produces it")
             if argument == "parameters" and name not in net.constants and name not in dequantized:
                 raise NetworkError(str(node), argument, name, "has to be a constant, because it is packed once")
+
+
+def taken_names(network: Network) -> set[str]:
+    """The names of all values and nodes."""
+    return {*network.tensors, *(node.name for node in network.nodes)}
 
 
 def check_network(op: str, network: object) -> None:
@@ -480,7 +493,7 @@ def _inferred(
             raise NetworkError(net.name, f"constants[{name!r}]", value, rule, "give 8-bit integers")
         tensors[name] = Tensor(name, value.shape, element(value.dtype))
     for node in net.nodes:
-        inputs, parameters = ([tensors[name] for name in names] for names in (node.inputs, node.parameters))
+        inputs, parameters = node.among(tensors)
         if known and isinstance(node.attributes, Reshape) and node.output in known:
             node = _reshaping(node, inputs[0].shape, known[node.output].shape)
         tensors[node.output] = inferred(

@@ -211,8 +211,7 @@ class Plan:
         Both plans share packed weights of the same form. Raises the errors of `compile`.
         """
         options = self._asked("with_layouts", layouts)
-        planner = "optimal" if options.is_own else options.planner
-        asked = replace(options, layouts=read_layouts(self.network, layouts), planner=planner, chosen=None)
+        asked = replace(options, layouts=read_layouts(self.network, layouts), planner=options.solver, chosen=None)
         return Plan(self.network, asked, self)
 
     # -- files and copies
@@ -249,8 +248,7 @@ class Plan:
             asked = {name: lay.tag for name, lay in written.items() if lay.is_native}
         elif asked != "auto":
             asked = [lay.tag for lay in asked] if isinstance(asked, tuple) else asked.tag
-        planner = "optimal" if options.is_own else options.planner
-        kept = {"layouts": asked, "planner": planner, "threads": options.threads, "accuracy": options.accuracy}
+        kept = {"layouts": asked, "planner": options.solver, "threads": options.threads, "accuracy": options.accuracy}
         archive.write(path, self.network, {"options": kept, "chosen": options.chosen})
 
     @classmethod
@@ -496,8 +494,7 @@ class Plan:
     def _after(self, network: Network) -> Callable[..., dict[str, Any]]:
         """How to run what follows nodes whose shapes depend on data, for the shapes that came."""
         layouts = "auto" if isinstance(self.options.layouts, Mapping) else self.options.layouts
-        planner = "optimal" if self.options.is_own else self.options.planner
-        options = replace(self.options, layouts=layouts, planner=planner, chosen=None, costs={})
+        options = replace(self.options, layouts=layouts, planner=self.options.solver, chosen=None, costs={})
         plan = Plan(fuse(network), options)
         return lambda values: plan._run(tuple(values[t.name] for t in network.inputs), {})
 

@@ -136,10 +136,9 @@ class Scope(Emitter):
             self._value_names.update(step.tensors)
             values |= step.tensors
         for node, like in step.nodes:
-            inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
             self.nodes.append(node)
             self._node_names.add(node.name)
-            self._known(inferred(node, inputs, parameters, like=like))
+            self._known(inferred(node, *node.among(values), like=like))
         for name, own in step.gives:
             values[name] = values[own]
         return True

@@ -83,14 +83,13 @@ def fold_constants(network: Network) -> Network:
     """Nodes whose inputs are all constants become constants."""
 
     def rule(edit: Edit, node: Node) -> bool:
-        if not all(name in edit.constants for name in (*node.inputs, *node.parameters)):
+        if not all(name in edit.constants for name in node.operands):
             return False
         if not node.attributes.folds:
             return False
         if network.tensors[node.output].type.is_packed:  # which no array of NumPy's is
             return False
-        inputs, parameters = ([edit.constants[name] for name in names] for names in (node.inputs, node.parameters))
-        value = computed(node, inputs, parameters)
+        value = computed(node, *node.among(edit.constants))
         return edit.fold(node, value.astype(network.tensors[node.output].type.dtype))
 
     return rewritten(network, rule)
@@ -190,10 +189,10 @@ def _affine_into_conv(
 ) -> bool:
     if not isinstance(b, (Conv2d, ConvTranspose2d)) or not b.activation.is_identity:
         return False
-    scale, shift = (edit.constants[name].astype(np.float64) for name in node.parameters)
+    scale, shift = (each.astype(np.float64) for each in edit.parameters(node))
     if len(conv.inputs) > 1 and simplify.even(scale) != 1:  # it would scale the residual
         return False
-    weight, *bias = (edit.constants[name] for name in conv.parameters)
+    weight, *bias = edit.parameters(conv)
     parameters, type = conv.parameters[0], element(weight.dtype)
     if simplify.even(scale) != 1:
         # (groups, input channels, output channels, ...) of a transposed convolution, (output channels, ...) of others.

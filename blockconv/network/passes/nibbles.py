@@ -16,7 +16,7 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.text import take_name
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels import TABLE
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, taken_names
 from blockconv.network.ops import (
     AdaptivePool2d,
     Dequantize,
@@ -36,7 +36,7 @@ def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),))
     """An op without a 4-bit kernel in any of these layouts runs on 8-bit integers."""
     if not any(tensor.type.is_packed for tensor in network.tensors.values()):
         return network
-    taken = {*network.tensors, *(node.name for node in network.nodes)}
+    taken = taken_names(network)
     wide: dict[str, str] = {}  # values of 4 bits that are there as 8 too
     nodes: list[Node] = []
     for node in network.nodes:

@@ -15,7 +15,7 @@ import numpy as np
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, taken_names
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
 from blockconv.network.passes.rewrite import Edit, Refit, after, rewritten
 from blockconv.network.passes.simplify import elementwise_after_reshape
@@ -60,7 +60,7 @@ def _check(network: Network, dtype: str) -> None:
 
 def _all_stored(network: Network, dtype: FloatType) -> Network:
     """Values stored as `dtype`, between conversions of all inputs, all outputs and the values of foreign nodes."""
-    taken = {*network.tensors, *(node.name for node in network.nodes)}
+    taken = taken_names(network)
     wide = [name for name, tensor in network.tensors.items() if tensor.type == _FLOAT32]
     narrow = {name: take_name(f"{name}.{dtype}", taken) for name in wide}
 
@@ -69,7 +69,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
 
     foreign = [node for node in network.nodes if isinstance(node.attributes, Foreign)]
     own = [node for node in network.nodes if not isinstance(node.attributes, Foreign)]
-    read = {name for node in own for name in (*node.inputs, *node.parameters)}
+    read = {name for node in own for name in node.operands}
     given = [*(tensor.name for tensor in network.inputs), *(node.output for node in foreign)]
     nodes = [*foreign, *(Node(narrow[n], Cast(dtype), (n,), narrow[n]) for n in given if n in narrow and n in read)]
     for node in own:
@@ -82,7 +82,7 @@ def _all_stored(network: Network, dtype: FloatType) -> Network:
     wanted = dict.fromkeys([*network.outputs, *(name for node in foreign for name in node.inputs)])
     made = [name for name in wanted if name in narrow and any(node.output == name for node in own)]
     nodes += [Node(take_name(f"{name}.float32", taken), Cast("float32"), (narrow[name],), name) for name in made]
-    read = {name for node in nodes for name in (*node.inputs, *node.parameters)} | set(network.outputs)
+    read = {name for node in nodes for name in node.operands} | set(network.outputs)
     constants = {name: value for name, value in network.constants.items() if name in read}
     halves = [name for name in network.constants if narrow.get(name) in read]
     constants |= {narrow[name]: network.constants[name].astype(numpy_dtype(dtype)) for name in halves}

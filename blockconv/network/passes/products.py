@@ -102,7 +102,7 @@ def _goes_up(edit: Edit, found: _Scores) -> bool:
 
 @on(Affine)
 def _up_affine(edit: Edit, node: Node, a: Affine, found: _Scores) -> bool:
-    scale, shift = (edit.constants[name] for name in node.parameters)
+    scale, shift = edit.parameters(node)
     factor = even(scale)
     if factor is None or not np.isfinite(factor) or not a.activation.is_identity:
         return False
@@ -171,7 +171,7 @@ def _takes_scale(edit: Edit, node: Node, a: Attention) -> bool:
         before = edit.private(node.inputs[k], Affine)
         if before is None or not before[1].activation.is_identity:
             continue
-        scale, shift = (edit.constants[name] for name in before[0].parameters)
+        scale, shift = edit.parameters(before[0])
         factor = even(scale)
         if factor is None or not np.isfinite(factor) or shift.any():
             continue

@@ -59,6 +59,10 @@ class Edit:
         """How often nodes read a value; that the network gives it counts too."""
         return self._reads[name]
 
+    def parameters(self, node: Node) -> list[Array]:
+        """The elements of a node's parameters."""
+        return [self.constants[name] for name in node.parameters]
+
     def constant_operands(self, node: Node) -> Iterator[tuple[int, str, Array]]:
         """(its number, the other operand, its elements) of each constant among two operands, the second one first."""
         for at in (1, 0):
@@ -162,18 +166,18 @@ class Edit:
         """The network as it is now, without constants that nothing reads."""
         if not self.changes:
             return self.network
-        read = {name for node in self.nodes.values() for name in (*node.inputs, *node.parameters)}
+        read = {name for node in self.nodes.values() for name in node.operands}
         read |= set(self.network.outputs)
         constants = {name: value for name, value in self.constants.items() if name in read}
         return self.network.changed(self.nodes.values(), constants, merged=self.merged)
 
     def _forget(self, node: Node) -> None:
-        for name in (*node.inputs, *node.parameters):
+        for name in node.operands:
             self._reads[name] -= 1
         del self._producers[node.output]
 
     def _remember(self, node: Node) -> None:
-        for name in (*node.inputs, *node.parameters):
+        for name in node.operands:
             self._reads[name] += 1
         self._producers[node.output] = node
         self._reads.setdefault(node.output, 0)
@@ -191,7 +195,7 @@ class Edit:
 
 def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tuple[Shape, ElementType]:
     """The shape and the type of a node's output."""
-    inputs, parameters = ([values[name] for name in names] for names in (node.inputs, node.parameters))
+    inputs, parameters = node.among(values)
     shape = node.attributes.infer(tuple(v[0] for v in inputs), tuple(v[0] for v in parameters))
     return shape, node.attributes.infer_type(tuple(v[1] for v in inputs), tuple(v[1] for v in parameters))
 
@@ -333,7 +337,7 @@ def _compared(network: Network, node: Node) -> object:
     if isinstance(node.attributes, Reshape):  # see `_divides_alike`
         return [_channels(shape) for shape in shapes]
     constants = network.constants
-    has_channels = len(shapes[0]) == 4 or any(name in constants for name in (*node.inputs, *node.parameters))
+    has_channels = len(shapes[0]) == 4 or any(name in constants for name in node.operands)
     return _compared_sizes(shapes, has_channels)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.text import take_name
-from blockconv.network.graph import Network, Node, computed, held
+from blockconv.network.graph import Network, Node, computed, held, taken_names
 from blockconv.network.ops import Concat, Foreign, Pad, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.fuse import drop_dead_code
 
@@ -56,7 +56,7 @@ def _with_axes(network: Network) -> Network:
 
     if not any(map(is_scalar, network.producers)) and not any(is_scalar(t.name) for t in network.inputs):
         return network
-    taken, nodes = {*network.tensors, *(node.name for node in network.nodes)}, []
+    taken, nodes = taken_names(network), []
     for node in network.nodes:
         a: Any = node.attributes
         if isinstance(a, (Reshape, Foreign)) or not any(map(is_scalar, (*node.inputs, node.output))):

@@ -318,7 +318,7 @@ def _bound_is_clip(edit: Edit, node: Node, a: Binary) -> bool:
 
 def joined_factors(edit: Edit, before: Node, node: Node) -> tuple[Array, Array]:
     """One scale and shift in place of those of two nodes."""
-    (s0, t0), (s1, t1) = ([edit.constants[name].astype(np.float64) for name in n.parameters] for n in (before, node))
+    (s0, t0), (s1, t1) = ([each.astype(np.float64) for each in edit.parameters(n)] for n in (before, node))
     return s0 * s1, t0 * s1 + t1
 
 
@@ -391,7 +391,7 @@ def _clipped_line(edit: Edit, clip: Node, bounds: Activation, scale: float) -> t
 
 def _even_affine(edit: Edit, node: Node) -> tuple[float, float] | None:
     """Scale and shift of an affine op that does the same to all channels."""
-    scale, shift = (even(edit.constants[name]) for name in node.parameters)
+    scale, shift = map(even, edit.parameters(node))
     return None if scale is None or shift is None else (scale, shift)
 
 

@@ -89,7 +89,7 @@ def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _M
     if before is None or left == 0 or not before[1].activation.is_identity:
         return None
     node, a = before
-    made, *others = (_expression(edit, one, x, gate, left - 1) for one in (*node.inputs, *node.parameters))
+    made, *others = (_expression(edit, one, x, gate, left - 1) for one in node.operands)
     for kind, other in zip(("mul", "add") if isinstance(a, Affine) else (a.kind,), others, strict=True):
         made = None if made is None or other is None else _combined(made, kind, other)
     return None if made is None else made._replace(nodes={**made.nodes, node.name: node})
@@ -154,7 +154,7 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
     square: Any = variance and edit.producer(variance[0].inputs[0], Binary)
     if not (sqrt and shifted and variance and square):
         return False
-    factor, epsilon = (even(edit.constants[name]) for name in shifted[0].parameters)
+    factor, epsilon = map(even, edit.parameters(shifted[0]))
     nodes += [sqrt[0], shifted[0], variance[0], square[0]]
     is_norm = (
         square[1].kind == "mul"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from blockconv import jit
-from blockconv.core.layout import Layout, row_major
+from blockconv.core.layout import row_major
 from blockconv.core.quantization import PLAIN, Quantizations, Requantization
 from blockconv.core.types import Array, Types, element
 from blockconv.dispatch.packing import activation_block, pack_bias
@@ -86,9 +86,10 @@ def bind_all(network: Network, chosen: Sequence[Candidate], held: Parameters, th
 
 
 def _prepared(
-    known: Known, candidate: Candidate, threads: int, src: Layout, dst: Layout, epilogue: Epilogue
+    known: Known, candidate: Candidate, threads: int, epilogue: Epilogue
 ) -> tuple[Primitive, tuple[Launch, ...]]:
     """The kernel of a convolution, and its ops. Its activation's parameters are in a buffer, and not in the ops."""
+    src, dst = candidate.srcs[0], candidate.dst
     key = candidate.row, candidate.problem, candidate.anchor, src, dst, candidate.types, epilogue
     found = known.get(key)
     if found is None:
@@ -105,10 +106,10 @@ def weights_and_bias(held: Parameters, node: Node, problem: Any, form: WeightFor
 
 
 def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare) -> BoundNode:
-    problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
+    problem = candidate.problem
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
-    primitive, made = prepare(src, dst, Epilogue(act, residual))
+    primitive, made = prepare(Epilogue(act, residual))
     weight, bias = weights_and_bias(held, node, problem, primitive.form, candidate.types)
     memory = map(Workspace, primitive.workspace)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
@@ -117,14 +118,13 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
 def _quantized_conv2d(
     network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
 ) -> BoundNode:
-    problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
+    problem, types, residual = candidate.problem, candidate.types, len(node.inputs) > 1
     a: Any = node.attributes
-    types, residual = candidate.types, len(node.inputs) > 1
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
     affine = tuple([network.constants[name] for name in node.parameters[2:]]) or None
     after = Requantization(a.activation, types, given, added, affine=affine)
-    primitive, made = prepare(src, dst, epilogue_of(after))
+    primitive, made = prepare(epilogue_of(after))
     form, factors = primitive.form, [each.tobytes() for each in (after.scales.sums, *after.factors)]
 
     def folded(weight: Array, bias: Array | None) -> Array:
@@ -140,11 +140,11 @@ def _dynamic_conv2d(
     network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
 ) -> BoundNode:
     """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
-    problem, src, dst = candidate.problem, candidate.srcs[0], candidate.dst
+    problem, types = candidate.problem, candidate.types
     a: Any = node.attributes
-    types, residual, shifted = candidate.types, len(node.inputs) > 2, len(node.parameters) > 1
+    residual, shifted = len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=int(shifted))
-    primitive, kernels = prepare(src, dst, epilogue)
+    primitive, kernels = prepare(epilogue)
     form = primitive.form
 
     def summed(weight: Array, bias: Array | None) -> Array:

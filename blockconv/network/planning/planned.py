@@ -76,6 +76,11 @@ class Options:
         return self.planner not in get_args(Planner)
 
     @property
+    def solver(self) -> str:
+        """The planner, without a user's function."""
+        return "optimal" if self.is_own else self.planner
+
+    @property
     def asked(self) -> str:
         """The layouts that were asked for, as text."""
         if self.is_own:
