@@ -23,9 +23,9 @@ from blockconv.dispatch.array import NCHW, BlockedArray, allocate, is_channels_l
 from blockconv.dispatch.array_checks import require_movable
 from blockconv.dispatch.boundary import (
     cache_key,
+    check_alias,
     check_array_layout,
     check_out,
-    checked_alias,
     dense_layout,
     given_images,
     keep,
@@ -246,7 +246,7 @@ class Frame:
         if out is not None:
             for name, x in zip(self._names, images, strict=True):
                 if x is not None:
-                    checked_alias(self.op, memory_of(x), memory_of(out), name)
+                    check_alias(self.op, memory_of(x), memory_of(out), name)
         if bound.program is None:
             for y in made:
                 memory_of(y)[...] = 0

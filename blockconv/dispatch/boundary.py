@@ -28,7 +28,7 @@ KEPT = 256  # problems of each function, and of a Conv2d
 ONE_IMAGE = "for one 2-D image and one 2-D kernel give conv2d(image[None], kernel[None, None])[0]"
 
 
-def given_images(op: str, input: Any, argument: str = "input") -> Array:
+def given_images(op: str, input: Any, argument: str) -> Array:
     """An array or tensor as one of (N, C, H, W). Raises ArgumentError for another number of dimensions."""
     x = as_numpy(input, op, argument)
     x = x[None] if x.ndim == 3 else x
@@ -52,7 +52,7 @@ def check_array_layout(op: str, out_layout: Layout | None) -> None:
         raise LayoutError(op, "out_layout", str(out_layout), rule, "give a BlockedArray as input")
 
 
-def dense_layout(op: str, out: Array, channels_last: bool, wanted: Layout | None = None) -> Layout:
+def dense_layout(op: str, out: Array, channels_last: bool, wanted: Layout | None) -> Layout:
     """NHWC or NCHW, as the strides of the 4-D array `out` are; where both fit, as `channels_last` says; or `wanted`."""
     if out.ndim != 4:
         raise ArgumentError(op, "out", out, "has to have as many dimensions as the input")
@@ -89,12 +89,11 @@ def check_out(
         raise ArgumentError(op, "out", out, "has to be writeable and aligned to its elements")
 
 
-def checked_alias(op: str, src: Array, dst: Array, what: str = "input") -> Pair:
-    """The addresses of two contiguous arrays, one read and one written: ArgumentError if they overlap."""
+def check_alias(op: str, src: Array, dst: Array, what: str) -> None:
+    """Raise ArgumentError if two contiguous arrays overlap, one read and one written."""
     start, to = address_of(src), address_of(dst)
     if start < to + dst.nbytes and to < start + src.nbytes:
         raise ArgumentError(op, "out", dst, f"must not overlap the {what}", "give another array")
-    return start, to
 
 
 def cache_key(values: tuple[Any, ...]) -> bytes | str:

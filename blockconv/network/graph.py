@@ -428,6 +428,11 @@ def _check_node(net: Network, node: Node, made: Mapping[str, str], dequantized: 
                 raise NetworkError(str(node), argument, name, "has to be a constant, because it is packed once")
 
 
+def holds(nodes: Iterable[Node], *kinds: type[Op]) -> bool:
+    """Whether one of some nodes is an op of these kinds."""
+    return any(isinstance(node.attributes, kinds) for node in nodes)
+
+
 def taken_names(network: Network) -> set[str]:
     """The names of all values and nodes."""
     return {*network.tensors, *(node.name for node in network.nodes)}

@@ -129,7 +129,7 @@ def convolved(
     weight: Weight,
     bias: tuple[Tensor, ...],
     depth: Depth,
-    others: tuple[Tensor, ...] = (),
+    others: tuple[Tensor, ...],
 ) -> Tensor:
     """The convolution of a volume.
 

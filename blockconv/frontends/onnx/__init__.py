@@ -14,7 +14,7 @@ from typing import Any
 
 from blockconv.core.checks import Shape, check_flag
 from blockconv.core.errors import NetworkError, needing, warn
-from blockconv.network.graph import Network
+from blockconv.network.graph import Network, holds
 from blockconv.network.ops import Dequantize
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.integers import dequantized
@@ -109,7 +109,7 @@ def _utf8_names(called: str) -> Iterator[None]:
 def _warn_of_floats(network: Network) -> None:
     """Name the nodes of a quantized network that run as floats."""
     names = []
-    if any(isinstance(node.attributes, Dequantize) for node in network.nodes):
+    if holds(network.nodes, Dequantize):
         names = [f"{node.name!r} ({node.op})" for node in dequantized(fuse(network))]
     if names:
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

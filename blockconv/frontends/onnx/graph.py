@@ -24,7 +24,7 @@ from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, domain_of, onnx_t
 from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
-from blockconv.network.graph import Network, frozen
+from blockconv.network.graph import Network, frozen, holds
 from blockconv.network.ops import Foreign
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.order import topological
@@ -145,7 +145,7 @@ def _network(scope: Scope, outputs: Iterable[str], again: _Again | None = None, 
 def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | None, list[tuple[Any, ReadStep | None]]]:
     """`scope` and `nodes` of an `_Again`. first: the scope before nodes were read. nodes: the model's, in order."""
     branches = any(True for node in nodes for _ in graphs_of(node))  # whose nodes have steps of their own
-    if branches or any(isinstance(node.attributes, Foreign) for node in scope.nodes):
+    if branches or holds(scope.nodes, Foreign):
         return None, []
     fixed, others = set(first.values), []
     for node in (inner for one in nodes for inner in scope.definitions.get(tuple(one.output), [one])):

@@ -157,28 +157,18 @@ def _why_not_exact(m: int, request: Request) -> Reason | None:
     return None
 
 
-def _exact_row(m: int) -> Row:
+def _row(m: int, is_exact: bool = False) -> Row:
     return Row(
-        f"conv_winograd_f{m}_int8",
+        f"conv_winograd_f{m}" + "_int8" * is_exact,
         "conv2d",
-        dtypes=frozenset(map(str, INT8)),
+        dtypes=frozenset(map(str, INT8 if is_exact else (ELEMENT.name, *HALVES))),
         make=functools.partial(_make, m),
         algorithm="winograd",
-    )
-
-
-def _row(m: int) -> Row:
-    return Row(
-        f"conv_winograd_f{m}",
-        "conv2d",
-        dtypes=frozenset({ELEMENT.name, *map(str, HALVES)}),
-        make=functools.partial(_make, m),
-        algorithm="winograd",
-        error=lambda problem: _errors(m, problem),
+        error=None if is_exact else lambda problem: _errors(m, problem),
     )
 
 
 ROWS = (
     *(_row(m) for m in dict.fromkeys(form.m for form in FORMS)),
-    *(_exact_row(form.m) for form in EXACT_FORMS),
+    *(_row(form.m, is_exact=True) for form in EXACT_FORMS),
 )

@@ -14,7 +14,7 @@ import numpy as np
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, holds
 from blockconv.network.ops import (
     Affine,
     Binary,
@@ -33,7 +33,7 @@ _WHOLE = Dequantize(Quantization(1.0))  # integers as floats
 
 def scaled(network: Network) -> Network:
     """Sums times scales are convolutions that give real numbers."""
-    if not any(isinstance(node.attributes, DynamicConv2d) for node in network.nodes):
+    if not holds(network.nodes, DynamicConv2d):
         return network
     return rewritten(network, _scale)
 

@@ -21,7 +21,7 @@ from blockconv.core.quantization import Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, Types, element
 from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
 from blockconv.kernels import TABLE
-from blockconv.network.graph import Network, Node
+from blockconv.network.graph import Network, Node, holds
 from blockconv.network.ops import (
     Activate,
     Affine,
@@ -47,7 +47,7 @@ from blockconv.network.passes.rewrite import Edit, after, on, rewritten
 
 def convolutions(network: Network) -> Network:
     """Dequantize goes down to convolutions, which become convolutions of integers with float32 results."""
-    if not any(isinstance(node.attributes, Dequantize) for node in network.nodes):
+    if not holds(network.nodes, Dequantize):
         return network
     network = rewritten(network, _goes_down, _transposed_activates)
     return rewritten(network, _goes_down, _transposed_conv, _conv_of_integers)
@@ -55,7 +55,7 @@ def convolutions(network: Network) -> Network:
 
 def stores(network: Network) -> Network:
     """Ops that a Quantize follows give integers, where they have kernels for it."""
-    if not any(isinstance(node.attributes, Quantize) for node in network.nodes):
+    if not holds(network.nodes, Quantize):
         return network
     moves, computes = (_goes_down, _goes_up), (_conv_stores, _op_stores, _conv_scales, _conv_adds)
     return rewritten(network, _quantize_of_dequantize, *moves, *computes)

@@ -15,7 +15,7 @@ import numpy as np
 from blockconv.core.errors import NetworkError
 from blockconv.core.text import take_name
 from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
-from blockconv.network.graph import Network, Node, taken_names
+from blockconv.network.graph import Network, Node, holds, taken_names
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
 from blockconv.network.passes.rewrite import Edit, Refit, after, rewritten
 from blockconv.network.passes.simplify import elementwise_after_reshape
@@ -39,7 +39,7 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
 
 def conversions(network: Network) -> Network:
     """Convolutions store float32 where a conversion to it follows."""
-    if not any(isinstance(node.attributes, Cast) for node in network.nodes):
+    if not holds(network.nodes, Cast):
         return network
     return rewritten(network, elementwise_after_reshape, _conv_stores)
 

@@ -13,7 +13,7 @@ from blockconv.core.checks import Pair, Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.text import free_name
 from blockconv.core.types import Array, ElementType, element
-from blockconv.network.graph import Network, Node, same_array
+from blockconv.network.graph import Network, Node, holds, same_array
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Op, Reshape
 
@@ -355,7 +355,7 @@ def _divides_alike(before: Network, other: Network) -> bool:
     Reshapes, and element-wise ops between them, give values with the same elements. Rules combine any two of these, and
     multiply sizes.
     """
-    if not any(isinstance(node.attributes, Reshape) for node in before.nodes):
+    if not holds(before.nodes, Reshape):
         return True
     first: dict[str, str] = {}  # of the values with the same elements
     for node in before.nodes:
