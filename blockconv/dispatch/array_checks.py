@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.checks import Shape, check_bytes, check_extents, read_sizes
+from blockconv.core.checks import Shape, check_bytes, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
 from blockconv.core.layout import Layout
 from blockconv.core.types import NIBBLES, element, numpy_dtype
@@ -29,8 +29,11 @@ def storage_for(layout: Layout, shape: Shape, dtype: np.dtype[Any] | str) -> tup
 
 
 def checked_shape(op: str, shape: Sequence[int]) -> Shape:
-    sizes = read_sizes(shape)
-    if sizes is None:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0") from None
+    if min(sizes, default=0) < 0:
         raise ArgumentError(op, "shape", shape, "has to be a sequence of ints of at least 0")
     check_extents(op, "shape", shape, sizes)
     return sizes
