@@ -223,7 +223,7 @@ def _accumulators(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
 def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Add the products of all of the record's steps to the accumulators."""
     v = spec.tile.code(builder)
-    # LLVM would add the stride for each pixel, if it knew that these are multiples of it.
+    # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
     each = min(spec.pixels, NEIGHBOURS)
     to_pixel = [opaque(builder, builder.mul(const(k), run.src_pixel)) for k in range(each + 1)]
 
@@ -235,8 +235,8 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
             base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
             for p in range(spec.pixels):
                 nth = p % each
-                if p and not nth:
-                    base = opaque(builder, builder.add(base, to_pixel[each]))
+                if not nth and (p or spec.dot):
+                    base = opaque(builder, builder.add(base, to_pixel[each]) if p else base)
                 at = builder.add(base, to_pixel[nth]) if nth else base
                 scalar = source_element(v, spec.dot, at)
                 for weight in weights:

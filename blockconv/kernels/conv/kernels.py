@@ -284,9 +284,9 @@ def _leave_out(a, run, every, rows, cols):
     run.full_steps = every.full if is_all else taken
     run.tail_steps = taken if every.tail else 0
     if a.biases:
-        table = a.offsets + a.biases
-        number = (a.tap_rows + 1) * (a.tap_rows + 1) + left * (a.row_steps + 1) + right
-        run.bia = every.bia + load_i64(table, top * (a.tap_rows + 1) + bottom) + load_i64(table, number)
+        table, rows = a.offsets + a.biases, a.tap_rows + 1
+        number = rows * rows + left * (a.row_steps + 1) + right
+        run.bia = every.bia + load_i64(table, top * rows + bottom) + load_i64(table, number)
         run.scales = run.bia + a.scales
 
 
