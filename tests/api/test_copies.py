@@ -209,7 +209,7 @@ def test_what_is_of_this_process_is_no_part_of_a_copy() -> None:
             again(plan)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_measured_plan_is_copied_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = bc.compile(residual_network(), measure=True)
     data = pickle.dumps(plan)
@@ -259,7 +259,7 @@ NEHALEM = pytest.param("nehalem", marks=pytest.mark.skipif(not target.X86, reaso
 
 
 @pytest.mark.parametrize("machine", ["this", NEHALEM])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_another_process(machine: str, tmp_path: Path, run_python: Any) -> None:
     for number, name in enumerate(SENT):
         (tmp_path / str(number)).write_bytes(sent(name))

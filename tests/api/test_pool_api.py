@@ -317,7 +317,7 @@ def test_the_shape_files_are_read():
     assert any(p.pw_r < 0 for p in shapes())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["NCHW", "NCHW16"])
 def test_benchdnn_shapes(layout):
     """With few images; the kernels are those of the shape's windows all the same."""
@@ -382,7 +382,7 @@ def onnx_problem(node, shape):
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_onnx_backend_suite():
     """Every node case of 2-D pooling there is; those left out are listed, and are no more than that."""
     from pool_lab import ROWS

@@ -81,7 +81,7 @@ def a_network(path: Path, channels: int) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_machine_that_disappears_loses_its_case_which_runs_again(scheduler: str, tmp_path: Path) -> None:
     """Two workers of one kind, and one of another kind; one of the two is killed while it measures."""
     other = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}

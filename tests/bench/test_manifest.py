@@ -125,7 +125,7 @@ def made(isa: str = "sse", only: str = ONLY, **options: Any) -> tuple[Any, dict[
     return header, {record["key"]: record for record in records}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_tree_gives_one_manifest_and_the_caches_that_it_names_decide_blockings() -> None:
     first, again = made(), made()
     assert first == again

@@ -17,7 +17,7 @@ PROBLEM = Conv2dProblem.from_descriptor("mb1ic16ih12oc24kh3sh2ph1")
 TIMING = {"rounds": 9, "min_time": 1e-6, "warmup": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_case_has_every_part_on_every_pool(tmp_path: Path) -> None:
     pools = ["openmp", "workqueue"]
     results = ResultFile(tmp_path / "mixed.jsonl", {"machine": {}, "command": []})

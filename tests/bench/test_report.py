@@ -434,7 +434,7 @@ SUITES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("suite", "problems"), SUITES)
 @pytest.mark.sampled(5)
 def test_the_installed_peers_are_right(tmp_path, suite, problems):
@@ -478,7 +478,7 @@ def whole(problem):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_networks_beside_their_peers(tmp_path):
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
@@ -532,7 +532,7 @@ def test_networks_beside_their_peers(tmp_path):
         assert all(entry["memory"] >= 0 for entry in one["entries"] if entry["verdict"] == "ok")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pytest_times_every_kernel(tmp_path):
     pytest.importorskip("pytest_benchmark")
     command = [

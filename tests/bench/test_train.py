@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from bench import train
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_eager_and_ours_reach_the_same_loss(tmp_path: Path) -> None:
     cases = [train.Case("resnet18", way, batch=4, size=64) for way in ("eager contiguous", "ours contiguous")]
     for _ in range(2):  # the second time from the file

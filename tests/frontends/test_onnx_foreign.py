@@ -113,7 +113,7 @@ def test_what_onnx_runtime_runs_is_run(name: str) -> None:
     assert not found.startswith(("refused", "wrong")), found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.sampled(4)
 def test_all_that_onnx_runtime_runs_is_run(part: int) -> None:

@@ -72,7 +72,7 @@ def test_a_second_process_compiles_nothing(run_python: Any, tmp_path: Path) -> N
     assert first[2].parent == tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_processes_may_start_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "BLOCKCONV_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(PACKAGE.parent)}
     started = [

@@ -106,7 +106,7 @@ def alike(found, wanted, note=""):
         assert 0 in a.shape or all(s == t or n == 1 for s, t, n in pairs), (note, a.shape, a.stride(), b.stride())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_outputs_of_a_plan_have_the_strides_of_eager_mode():
     """All kinds in one graph after a convolution, for both formats of the image and the weight."""
     kinds = {name: kind for name, kind in KINDS.items() if name not in ("interpolate", "roll of two axes")}

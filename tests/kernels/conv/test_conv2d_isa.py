@@ -39,7 +39,7 @@ ALONG_PIXELS = "mb1ic64ih56oc256kh1"
 ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fill a vector
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.sampled(3)
 def test_as_another_machine(name, run_python):

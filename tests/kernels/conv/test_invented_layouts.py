@@ -118,7 +118,7 @@ def test_parts_of_blocks_of_images_end_where_their_arrays_do(at: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", PROBLEMS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 def test_from_and_to_all_of_them(text: str) -> None:
     check_all(text, [(name, name) for name in INVENTED] + sampled(14, "more " + text))
 
