@@ -34,7 +34,6 @@ from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_o
 from blockconv.kernels.common.vectors import Vectors
 
 STREAMED = 2048  # prefetch distance, in bytes, of the weights of a tile of one pixel
-NEIGHBOURS = 6  # pixels that are addressed from one of them: each takes a register for its distance
 PREFETCHING = 8  # channels of a step whose arithmetic hides its prefetches
 # Channels that are one turn of a step's loop. Counters and address updates take ports of the multiply-adds: on Xeons,
 # two cycles in 16.
@@ -224,7 +223,8 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
     """Add the products of all of the record's steps to the accumulators."""
     v = spec.tile.code(builder)
     # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
-    each = min(spec.pixels, NEIGHBOURS)
+    # Pixels that are addressed from one of them: each takes a register for its distance.
+    each = min(spec.pixels, 6 if target.isa().is_x86 else 14)
     to_pixel = [opaque(builder, builder.mul(const(k), run.src_pixel)) for k in range(each + 1)]
 
     def channel(x: Any, w: Any) -> None:
@@ -285,17 +285,15 @@ class Reduction(NamedTuple):
         """Reduce over the steps of these numbers, with `channels` channels each, so many of them in a turn."""
         b, run, channel_bytes = self.b, self.run, self.channel_bytes
         with numbers as step:
-            offset = b.load(b.gep(pointer(b, run.offsets, I64), [step]))
-            x = b.add(run.src, offset)
+            x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
             self.prefetch_next(step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.prefetch_streamed(w)
                 self.channel(x, w)
                 return
-            turns = b.udiv(channels, const(unrolled))
             # LLVM unrolls a loop of four turns. It then spills addresses, and on Arm accumulators.
-            with cgutils.for_range(b, opaque(b, turns)) as turn:
+            with cgutils.for_range(b, opaque(b, b.udiv(channels, const(unrolled)))) as turn:
                 first = b.mul(turn.index, const(unrolled))
                 # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
                 # registers to load side by side; it places several among them.
@@ -317,8 +315,8 @@ class Reduction(NamedTuple):
         if not self.ahead:
             return
         b, run = self.b, self.run
-        steps = b.add(b.mul(run.runs, run.run_steps), run.tail_steps)
-        following, last = b.add(step, const(1)), b.sub(steps, const(1))
+        last = b.sub(b.add(b.mul(run.runs, run.run_steps), run.tail_steps), const(1))
+        following = b.add(step, const(1))
         following = b.select(b.icmp_signed("<", following, last), following, last)
         x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [following])))
         for pixel in self.ahead:
