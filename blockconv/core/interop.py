@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,13 +85,11 @@ _BFLOAT16 = element("bfloat16")  # whose dtype is not asked for before it is nee
 @functools.lru_cache(maxsize=256)
 def _is_tensors(kind: type) -> bool:
     """Whether a type is PyTorch's tensor or a subclass, without an import of PyTorch: else there is none."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return isinstance(tensor, type) and issubclass(kind, tensor)
+    return issubclass(kind, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def _is_tensor(x: Any) -> bool:
-    kind: Any = type(x)
-    return _is_tensors(kind)
+    return _is_tensors(type(x))  # type: ignore[arg-type]
 
 
 def _is_module(x: object) -> bool:
@@ -101,8 +99,7 @@ def _is_module(x: object) -> bool:
 
 def as_file(x: object) -> str:
     """The remedy for a module of PyTorch where a network has to be; "" for anything else."""
-    exported = "call from_torch(module, example_inputs)"
-    return exported if _is_module(x) else ""
+    return "call from_torch(module, example_inputs)" if _is_module(x) else ""
 
 
 _gradients: list[Callable[[], Any]] = []  # the loader of functions that have gradients, if one was given
@@ -128,11 +125,8 @@ def traced(*tensors: Any) -> bool:
 def followed() -> bool:
     """Whether a dispatch mode, a transform of torch.func or torch.jit.trace follows all calls of this thread."""
     state = sys.modules["torch"]._C
-    return bool(
-        state._len_torch_dispatch_stack()
-        or state._are_functorch_transforms_active()
-        or state._get_tracing_state() is not None
-    )
+    modes = state._len_torch_dispatch_stack() or state._are_functorch_transforms_active()
+    return bool(modes or state._get_tracing_state() is not None)
 
 
 def has_values(x: Any) -> bool:
@@ -207,37 +201,43 @@ def _of_tensor(x: Any, op: str, argument: str, kept: bool) -> Array:
     return _memory_of(torch, x, op, argument, kept)
 
 
+@dataclass
+class _Exported:
+    """A tensor on the CPU as NumPy 1.26 reads it, which calls methods of its class, and unpacks tuples."""
+
+    tensor: Any
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return sys.modules["torch"]._C._to_dlpack(self.tensor)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
 def _numpy(x: Any, kept: bool) -> Array:
     """The memory of a tensor. After `Tensor.numpy`, PyTorch refuses to resize its storage, as FSDP does."""
     x = x.resolve_neg()  # its sign may be a bit of the tensor
-    if kept or x.is_conj() or x._is_zerotensor():
-        return x.numpy()  # type: ignore[no-any-return]
-    pack = sys.modules["torch"]._C._to_dlpack
-    return np.from_dlpack(SimpleNamespace(__dlpack__=lambda **_: pack(x), __dlpack_device__=lambda: (1, 0)))
+    return x.numpy() if kept or x.is_conj() or x._is_zerotensor() else np.from_dlpack(_Exported(x))
 
 
 def _memory_of(torch: Any, x: Any, op: str, argument: str, kept: bool) -> Array:
     if has_tangent(x):
         rule = "carries a tangent of forward-mode differentiation, which ends here"
-        remedy = "call a function of blockconv.torch.functional, or PyTorch's own"
-        raise ArgumentError(op, argument, x, rule, remedy)
+        raise ArgumentError(op, argument, x, rule, "call a function of blockconv.torch.functional, or PyTorch's own")
     if x.requires_grad and torch.is_grad_enabled():
-        rule = "requires a gradient, which ends here"
         remedy = (
             "call the functions of blockconv.torch.functional, which have gradients. For inference call it under "
             "torch.no_grad(); x.detach() silently stops training: gradients stay None"
         )
-        raise ArgumentError(op, argument, x, rule, remedy)
+        raise ArgumentError(op, argument, x, "requires a gradient, which ends here", remedy)
     try:
         if x.dtype is torch.bfloat16:  # NumPy can read its bits
-            bits = _numpy((x.detach() if x.requires_grad else x).view(torch.int16), kept)
-            return bits.view(_BFLOAT16.dtype)
+            return _numpy((x.detach() if x.requires_grad else x).view(torch.int16), kept).view(_BFLOAT16.dtype)
         return _numpy(x, kept)
     except (TypeError, RuntimeError, BufferError) as error:
         if x.device.type != "cpu":
             raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()") from None
-        rule = f"cannot be read as an array ({error})"  # sparse, quantized, conjugated
-        raise DtypeError(op, argument, x, rule) from None
+        raise DtypeError(op, argument, x, f"cannot be read as an array ({error})") from None  # a sparse one
 
 
 # Remedies for arrays of other libraries, by the package of their type.
