@@ -36,7 +36,7 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 2_562, "_pyinstaller": 53, "api": 19_577, "cli": 4_499, "core": 27_260, "dispatch": 17_439,
+    ".": 2_562, "_pyinstaller": 53, "api": 19_577, "cli": 4_499, "core": 27_256, "dispatch": 17_439,
     "eager": 0, "frontends": 11, "frontends/onnx": 45_399, "frontends/torch": 44_268, "jit": 12_835,
     "kernels": 6_207, "kernels/common": 35_823, "kernels/conv": 47_262, "kernels/depthwise": 33_737,
     "kernels/dynamic": 2_155, "kernels/eltwise": 5_180, "kernels/indexed": 2_729, "kernels/lrn": 792,
@@ -45,7 +45,7 @@ BUDGET = {
     "kernels/shuffle": 1_319, "kernels/softmax": 590, "kernels/strided_copy": 5_502, "kernels/winograd": 16_891,
     "machine": 3_388, "network": 100_803, "onnxruntime": 5_766, "runtime": 5_651, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 520_619
+TOKENS_OF_THE_PACKAGE = 520_615
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 245
 
