@@ -503,3 +503,15 @@ def test_a_matrix_is_an_array_of_two_dimensions():
         assert type(found) is np.ndarray
         np.testing.assert_array_equal(found, bc.conv1d(x, weight))
     np.testing.assert_array_equal(bc.group_norm(np.matrix(x), 8)[0], bc.group_norm(x, 8)[0])
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW16"])
+def test_groups_that_share_vectors_take_each_other_column(layout: str) -> None:
+    """A kernel of one column: the stride is taken out when the window is packed."""
+    draw = np.random.default_rng(3)
+    x, w = draw.integers(-4, 5, (2, 4, 12, 18)).astype("f4"), draw.integers(-4, 5, (2, 2, 3, 1)).astype("f4")
+    dense = np.zeros((2, 4, 3, 1), np.float32)
+    dense[0, :2], dense[1, 2:] = w
+    options = {"stride": 2, "padding": 1, "dilation": (2, 1)}
+    found, wanted = bc.conv2d(bc.to_layout(x, layout), w, groups=2, **options), bc.conv2d(x, dense, **options)
+    np.testing.assert_array_equal(found.numpy(), wanted)

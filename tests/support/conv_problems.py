@@ -59,6 +59,7 @@ GROUPED = (
     "g5mb3ic25ih4iw6oc35kh2kw5ph1pw2",  # 5 to 7
     "g10mb2ic40ih7oc40kh1",  # flat
     "g3mb2ic66ih5iw9oc57kh3kw3ph1pw1",  # of blocks of the source and parts of others
+    "g2mb2ic4ih12iw18oc2kh3kw1sh2sw2ph1pw0",  # one column, whose stride the packed window takes out
     "g6mb1ic24ih4iw19oc24kh1kw9ph0pw4",  # a row of taps too long to load a pixel for all of it
 )
 

@@ -59,7 +59,7 @@ def blocking(request: Request) -> ConvBlocking:
     pitch = 1 << (channels - 1).bit_length() if channels < lanes else -(-channels // lanes) * lanes
     pitch *= unit // dot.channels
     taps = at.kw if at.kw <= (7 if registers == 32 else 3) else 1
-    shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0, at.sw)
+    shared = Shared(count, ic, oc, pitch, taps, at.dw if taps > 1 else 0, at.sw if at.kw > 1 else 1)
     like = None if request.anchor is None else blocking(request.at_anchor).shape
     rows, pixels = _tile(at, registers - taps - 2 - (dot.instructions > 1), like)
     groups = -(-p.g // count)
@@ -102,11 +102,8 @@ def _source_block(channels: int, length: int, lanes: int) -> int:
 
 def _tile(at: Space, registers: int, like: TileShape | None) -> Pair:
     """(rows, pixels) that fit into so many accumulators, in the fewest tiles; a few more cost less than a tile."""
-    best: tuple[float, Pair] | None = None
-    for rows, pixels in tile_sizes(at, registers, like and like.pixels):
-        tiles = -(-at.oh // rows) * -(-at.ow // pixels)
-        score = tiles * (max(rows * pixels, 4) + 1.0), (rows, pixels)
-        if best is None or score < best:
-            best = score
-    assert best is not None
-    return best[1]
+    tiles = (
+        (-(-at.oh // rows) * -(-at.ow // pixels) * (max(rows * pixels, 4) + 1.0), (rows, pixels))
+        for rows, pixels in tile_sizes(at, registers, like and like.pixels)
+    )
+    return min(tiles)[1]
