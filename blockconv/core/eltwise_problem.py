@@ -134,7 +134,7 @@ class GatherProblem(OpProblem):
         return tuple(sum(size for _, size, _ in of) for of in self.runs)
 
     def of_images(self, n: int) -> GatherProblem:
-        """The same problem with `n` images, all of which are gathered."""
+        """The same problem with `n` images. It gathers all of them."""
         return replace(self, shape=(n, *self.shape[1:]), runs=(((0, n, 1),), *self.runs[1:]))
 
 
@@ -151,7 +151,7 @@ def runs_of(indices: Iterable[int]) -> tuple[Run, ...]:
 
 
 def runs_along(shape: Shape, axis: int, runs: Iterable[Run]) -> tuple[tuple[Run, ...], ...]:
-    """The runs of all axes, of which one has these, and the others are whole."""
+    """The runs of all axes: one axis has these, and the others are whole."""
     return tuple(tuple(runs) if k == axis else ((0, size, 1),) for k, size in enumerate(shape))
 
 

@@ -85,7 +85,8 @@ _BFLOAT16 = element("bfloat16")  # whose dtype is not asked for before it is nee
 @functools.lru_cache(maxsize=256)
 def _is_tensors(kind: type) -> bool:
     """Whether a type is PyTorch's tensor or a subclass, without an import of PyTorch: else there is none."""
-    return issubclass(kind, getattr(sys.modules.get("torch"), "Tensor", ()))
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return isinstance(tensor, type) and issubclass(kind, tensor)
 
 
 def _is_tensor(x: Any) -> bool:

@@ -101,7 +101,7 @@ class Translation:
         return self.emit(Activate(activation(act, alone=True)), x, helps=helps)
 
     def _values(self, *given: Tensor | float) -> list[Tensor]:
-        """Values, one of which may be a number: it becomes a constant of the others' type."""
+        """The values. One may be a number, which becomes a constant of the others' type."""
         like: Any = next(x for x in given if not isinstance(x, (int, float)))
         return [self.number(x, like) if isinstance(x, (int, float)) else x for x in given]
 

@@ -121,9 +121,7 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
         row = width * col
     elif width == 1:
         col = row
-    images, image_block = layout.blocks[0], 0
-    if images > 1:
-        image_block = strides[0, images]
+    images = layout.blocks[0]
     return Geometry(
         n=n,
         block=block,
@@ -132,7 +130,7 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
         col=col,
         channel=channel,
         images=images if images > 1 else NO_IMAGES,
-        image_block=image_block,
+        image_block=strides[0, images],
     )
 
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from blockconv.jit.ir import I64, const, pointer, shuffle
+from blockconv.jit.ir import const, shuffle
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.tile import Tile
-from blockconv.kernels.common.tile_record import each_step
+from blockconv.kernels.common.tile_record import each_step, source_of
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -64,10 +64,9 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any, cu
     wei = run.wei
     for channel in range(shared.group_ic):
         with each_step(b, run, cut) as number:
-            offset = b.load(b.gep(pointer(b, run.offsets, I64), [number]))
             weights = b.add(wei, b.mul(number, const(step_bytes)))
             step = _Step(v, tile, shared, channel, dot)
-            step.reduce(b.add(run.src, offset), run.src_row, weights, accs)
+            step.reduce(source_of(b, run, number), run.src_row, weights, accs)
         wei = b.add(wei, b.mul(run.run_steps, const(step_bytes)))
     return accs
 

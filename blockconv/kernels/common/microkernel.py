@@ -23,14 +23,14 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, NEAREST, const, emit_prefetch, opaque, pointer
+from blockconv.jit.ir import NEAREST, const, emit_prefetch, opaque
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
-from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 
 STREAMED = 2048  # prefetch distance, in bytes, of the weights of a tile of one pixel
@@ -222,9 +222,9 @@ def _accumulators(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
 def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Add the products of all of the record's steps to the accumulators."""
     v = spec.tile.code(builder)
-    # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
     # Pixels that are addressed from one of them: each takes a register for its distance.
     each = min(spec.pixels, 6 if target.isa().is_x86 else 14)
+    # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
     to_pixel = [opaque(builder, builder.mul(const(k), run.src_pixel)) for k in range(each + 1)]
 
     def channel(x: Any, w: Any) -> None:
@@ -285,7 +285,7 @@ class Reduction(NamedTuple):
         """Reduce over the steps of these numbers, with `channels` channels each, so many of them in a turn."""
         b, run, channel_bytes = self.b, self.run, self.channel_bytes
         with numbers as step:
-            x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
+            x = source_of(b, run, step)
             w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
             self.prefetch_next(step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
@@ -318,7 +318,7 @@ class Reduction(NamedTuple):
         last = b.sub(b.add(b.mul(run.runs, run.run_steps), run.tail_steps), const(1))
         following = b.add(step, const(1))
         following = b.select(b.icmp_signed("<", following, last), following, last)
-        x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [following])))
+        x = source_of(b, run, following)
         for pixel in self.ahead:
             emit_prefetch(b, b.add(x, b.mul(const(pixel), run.src_pixel)), NEAREST)
 

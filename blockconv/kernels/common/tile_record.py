@@ -9,7 +9,7 @@ from typing import Any
 from numba.core import cgutils
 
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.tile import LINE
 
 
@@ -81,6 +81,11 @@ def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any 
         is_last = b.icmp_signed("==", remaining, const(0))
         b.store(b.select(is_last, run.rows, remaining), left)
         b.store(b.add(begin, b.select(is_last, to_next_run, run.row_steps)), first)
+
+
+def source_of(b: Any, run: TileRecord, step: Any) -> Any:
+    """The address that a step of the reduction reads, for the tile's first pixel."""
+    return b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
 
 
 def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:

@@ -124,8 +124,7 @@ def _write_common(a, run, scattered):
     width_bytes = a.tile_width * a.itemsize >> a.dst_shift
     tile_bytes = a.tile_lines * a.tile_width * a.acc_itemsize
     residual = a.residual - a.dst
-    run.src_row = a.window_sh * a.window_row
-    run.src_pixel = a.src_pixel
+    run.src_row, run.src_pixel = a.window_sh * a.window_row, a.src_pixel
     run.tail_channels = a.tail_channels
     run.prefetch_lines = a.prefetch_lines
     run.activation = a.activation

@@ -19,12 +19,12 @@ from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, pointer
+from blockconv.jit.ir import const
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import LINE, Output, Tile
-from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.matrix_tile import (
     COLUMNS,
@@ -122,7 +122,7 @@ def _compute(b: Any, run: TileRecord, spec: MatrixPixelSpec) -> None:
 
 def _step(b: Any, spec: MatrixPixelSpec, run: TileRecord, step: Any) -> tuple[Any, Any]:
     """The addresses of a step's source and weights."""
-    x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
+    x = source_of(b, run, step)
     return x, b.add(run.wei, b.mul(step, const(spec.channels * spec.step * WORD)))
 
 

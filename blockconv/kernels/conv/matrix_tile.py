@@ -26,7 +26,7 @@ from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
 from blockconv.kernels.common.tile import LINE, Output, prefetch_residual
-from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 
 REGISTERS = 8
 LINES, LINE_BYTES = 16, 64  # of a register, at the most
@@ -176,7 +176,7 @@ class _Reduction:
             for k in vectors:  # each line is the bias
                 load_register(b, registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
         with each_step(b, run, bool(self.spec.cut)) as step:
-            x = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
+            x = source_of(b, run, step)
             w = b.add(run.wei, b.mul(step, const(self.spec.step * self.width_bytes)))
             prefetch_next(b, run, step)
             for i, block in enumerate(self.blocks):
@@ -223,7 +223,7 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
             accs = [v.slots(1, v.load(b.add(run.bia, const(k * v.bytes))))[0] for k in range(spec.vectors)]
             src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, run.src_pixel)))
             with each_step(b, run, bool(spec.cut)) as step:
-                x = b.add(src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
+                x = source_of(b, run._replace(src=src), step)
                 with cgutils.for_range(b, const(spec.step)) as element:
                     line = b.add(b.mul(step, const(spec.step)), element.index)
                     w = b.add(run.wei, b.mul(line, const(spec.vectors * v.bytes)))

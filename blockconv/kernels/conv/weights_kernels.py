@@ -27,7 +27,7 @@ from blockconv.jit.ir import (
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.interleaved import taps_of_columns
-from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles
+from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.weights_packing import PackRecord
 
@@ -179,7 +179,7 @@ def columns_tile(at: ColumnsTileSpec):
                 b.store(v.load(b.add(run.sums, const(k * v.bytes))), slot)
         with cgutils.for_range(b, run.rows) as row:
             first = b.mul(row.index, run.row_steps)
-            src = b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [first])))
+            src = source_of(b, run, first)
             grad, done, pixels = b.add(run.wei, b.mul(first, const(at.grad * v.itemsize))), const(0), at.pixels
             while pixels:  # the remainder by halves
                 end = b.mul(b.sdiv(run.full_steps, const(pixels)), const(pixels))

@@ -72,7 +72,7 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
 
 
 def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
-    """The unrolled axis: as many outputs as registers hold, in the fewest tiles, of which one begins in the padding."""
+    """The unrolled axis: as many outputs as registers hold, in the fewest tiles. The first begins in the padding."""
     axis = window_axis(request.problem, x)
     sizes = range(1, most + 1) if request.anchor is None else shared_sizes(most)
     fitting = [size for size in sizes if size <= axis.out]

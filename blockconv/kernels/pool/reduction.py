@@ -80,7 +80,7 @@ def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
 
 
 class PoolRun(NamedTuple):
-    """The arguments of a call, of which code reads some. Addresses, and steps between elements of memory, in bytes."""
+    """The arguments of a call: addresses, and steps between elements in bytes. Each code reads some of them."""
 
     src: Any  # the first element that is read
     step: Any  # from a vector that is read, or a column, to the next
@@ -93,9 +93,8 @@ class PoolRun(NamedTuple):
     mask: Any = const(0)  # address of zero bits for channels that do not exist
     count: Any = const(0)  # elements that are read or stored
     cols: Any = const(0)  # of a window
-    edge: Any = const(
-        0
-    )  # address of a vector that columns outside read, or of a byte for each element: whether it is read
+    # Address of a vector that columns outside read, or of a byte for each element: whether it is read.
+    edge: Any = const(0)
     edge_step: Any = const(0)  # from a tap's such bytes to the next's
     column: Any = const(0)  # the first column's number
     width: Any = const(0)  # columns of the image

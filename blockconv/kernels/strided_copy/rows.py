@@ -137,7 +137,7 @@ def _launch(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Launch
 
 
 def _space(shape: Sequence[_T]) -> tuple[_T, _T, _T]:
-    """Of N, H and W."""
+    """The values of N, H and W."""
     return shape[0], shape[2], shape[3]
 
 

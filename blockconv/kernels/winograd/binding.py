@@ -159,10 +159,10 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     if at.images:
         tile = 1, at.tile_pixels, at.tile_channels, at.lanes, ActivationKind.NONE, at.ic_block
         return pixel_tile(PixelTileSpec(ELEMENT.code, fma, *tile, at.block_tiles * at.lanes * ITEMSIZE, at.width))
-    shape = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
+    numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
     element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
     ahead = min(LINE, at.src_lanes * at.itemsize)
-    return conv_tile(TileSpec(element.code, fma, *shape, dot=dot, burst=1, ahead=ahead))
+    return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, ahead=ahead))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:

@@ -74,8 +74,7 @@ def winograd_multiply():
         width, vector, channels = a.width, a.vector, a.tile_channels
         exist = min(a.set_oc, a.oc - before)
         run = header.record
-        run.src_row = 0
-        run.src_pixel = vector
+        run.src_row, run.src_pixel = 0, vector
         run.runs = 1
         run.run_steps = a.full_steps
         run.rows = 1
