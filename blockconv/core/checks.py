@@ -8,6 +8,7 @@ A `checked_` function returns the value as a field holds it. All raise ArgumentE
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -85,13 +86,19 @@ def check_shape(
 # ---------------------------------------------------------------- values of fields
 
 
-def checked_whole(op: str, name: str, value: Any) -> int:
+def checked_whole(op: str, name: str, value: Any, least: int = -MOST_EXTENT) -> int:
     number = whole(value)
     if number is None:
         raise ArgumentError(op, name, value, "must be a whole number")
     if not -MOST_EXTENT <= number <= MOST_EXTENT:
         check_extents(op, name, value, (number,))
+    if number < least:
+        raise ArgumentError(op, name, number, f"must be at least {least}")
     return number
+
+
+Natural = Annotated[int, functools.partial(checked_whole, least=0)]
+Positive = Annotated[int, functools.partial(checked_whole, least=1)]
 
 
 def checked_wholes(op: str, name: str, values: Iterable[Any], length: int | None = None) -> tuple[int, ...]:
@@ -153,6 +160,14 @@ def checked_word(op: str, name: str, value: Any, words: Any) -> Any:
     return value
 
 
+def checked_label(op: str, name: str, value: Any) -> str:
+    if not isinstance(value, str) or value.splitlines() not in ([], [value]):
+        raise ArgumentError(op, name, value, "must be a string of one line")
+    return value
+
+
+Label = Annotated[str, checked_label]
+
 # ---------------------------------------------------------------- fields of problems
 
 
@@ -164,47 +179,22 @@ def set_field(problem: object, name: str, value: object) -> None:
     object.__setattr__(problem, name, value)  # the one way to complete a frozen dataclass
 
 
-def check_windows(problem: Any, op: str, channels: tuple[str, ...]) -> None:
-    """Make the sizes of images, `channels` and windows whole numbers; raise for a size that cannot be one."""
+def set_outputs(problem: Any, itemsize: int, ceil_mode: bool = False) -> None:
+    """Set the pixels of the destination.
+
+    Raises where the padded source is smaller than the window, and where an array of elements of so many bytes, at the
+    least, cannot be.
+    """
     for x in "hw":
-        if getattr(problem, f"p{x}_r") is None:
-            set_field(problem, f"p{x}_r", getattr(problem, f"p{x}"))
-    make_whole(problem, op, ("n", *channels, *axis_fields("h"), *axis_fields("w")))
-    check_name(problem, op)
-    check_least(problem, op, 0, ("n", "ph", "pw"))
-    check_least(problem, op, 1, (*channels, "ih", "iw", "kh", "kw", "sh", "sw", "dh", "dw"))
+        set_field(problem, "o" + x, output_size(problem, x, ceil_mode))
+    check_arrays(problem, itemsize)
 
 
-def set_outputs(problem: Any, op: str, ceil_mode: bool = False) -> None:
-    """Set the pixels of the destination; raise where the padded source is smaller than the window."""
-    for x in "hw":
-        set_field(problem, "o" + x, output_size(problem, op, x, ceil_mode))
-
-
-def make_whole(problem: object, op: str, names: Iterable[str]) -> None:
-    for name in names:
-        value = getattr(problem, name)
-        number = checked_whole(op, name, value)
-        if number is not value:
-            set_field(problem, name, number)
-
-
-def check_arrays(problem: Any, op: str, itemsize: int) -> None:
+def check_arrays(problem: Any, itemsize: int) -> None:
     """Raise unless source, weights and destination of elements of so many bytes, at the least, can be."""
     for name in ("src_shape", "wei_shape", "dst_shape"):
         if (shape := getattr(problem, name, None)) is not None:
-            check_shape(op, name, shape, itemsize)
-
-
-def check_least(problem: object, op: str, least: int, names: Iterable[str]) -> None:
-    for name in names:
-        if getattr(problem, name) < least:
-            raise ArgumentError(op, name, getattr(problem, name), f"must be at least {least}")
-
-
-def check_name(problem: Any, op: str) -> None:
-    if not isinstance(problem.name, str) or problem.name.splitlines() not in ([], [problem.name]):
-        raise ArgumentError(op, "name", problem.name, "must be a string of one line")
+            check_shape(problem.op, name, shape, itemsize)
 
 
 def window(problem: Any, x: str) -> int:
@@ -213,7 +203,7 @@ def window(problem: Any, x: str) -> int:
     return length
 
 
-def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
+def output_size(problem: Any, x: str, ceil_mode: bool) -> int:
     size, _, stride, begin, end, _ = (getattr(problem, name) for name in axis_fields(x))
     slack = size + begin + end - window(problem, x)
     if ceil_mode:
@@ -225,8 +215,8 @@ def output_size(problem: Any, op: str, x: str, ceil_mode: bool = False) -> int:
     if out < 1:
         rule = f"is, with padding of {begin} and {end}, smaller than the dilated kernel of {window(problem, x)}"
         remedy = "give a larger input or more padding, or a smaller kernel or dilation"
-        raise ArgumentError(op, f"i{x}", size, rule, remedy)
-    check_extents(op, f"o{x}", out, (out,))
+        raise ArgumentError(problem.op, f"i{x}", size, rule, remedy)
+    check_extents(problem.op, f"o{x}", out, (out,))
     return int(out)
 
 

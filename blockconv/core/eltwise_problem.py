@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.checks import (
+    Natural,
     Pair,
+    Positive,
     Shape,
     check_axis,
-    check_least,
     check_rank,
     checked_number,
     checked_shape,
@@ -187,14 +188,13 @@ class LrnProblem(OpProblem):
 
     op = "lrn"
     shape: Shape
-    size: int
+    size: Positive
     alpha: float = 1e-4
     beta: float = 0.75
     bias: float = 1.0
 
     def check(self) -> None:
         check_rank(self.op, self.shape, 4)
-        check_least(self, self.op, 1, ("size",))
 
 
 @dataclass(frozen=True)
@@ -273,12 +273,12 @@ class ResizeProblem(OpProblem):
     """
 
     op = "resize"
-    n: int
-    c: int
-    ih: int
-    iw: int
-    oh: int
-    ow: int
+    n: Natural
+    c: Positive
+    ih: Positive
+    iw: Positive
+    oh: Positive
+    ow: Positive
     mode: ResizeMode = "nearest"
     coordinates: Coordinates = "half_pixel"
     nearest: NearestMode = "round_prefer_floor"
@@ -291,8 +291,6 @@ class ResizeProblem(OpProblem):
     roi_w: tuple[float, float] = (0.0, 1.0)
 
     def check(self) -> None:
-        check_least(self, self.op, 0, ("n",))
-        check_least(self, self.op, 1, ("c", "ih", "iw", "oh", "ow"))
         for name, size, out in (("scale_h", self.ih, self.oh), ("scale_w", self.iw, self.ow)):
             given = getattr(self, name)
             scale = checked_number(self.op, name, out / size if given is None else given)
@@ -500,14 +498,12 @@ class RecurrentProblem(OpProblem):
 
     op = "recurrent"
     kind: RecurrentKind
-    steps: int
-    batch: int
-    hidden: int
+    steps: Positive
+    batch: Natural
+    hidden: Positive
     reverse: tuple[bool, ...] = (False,)
 
     def check(self) -> None:
-        check_least(self, self.op, 0, ("batch",))
-        check_least(self, self.op, 1, ("steps", "hidden"))
         if not 1 <= len(self.reverse) <= 2:
             raise ArgumentError(self.op, "reverse", self.reverse, "must hold a flag for each of 1 or 2 directions")
 

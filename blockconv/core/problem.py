@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints, overload
 
 from blockconv.core.checks import (
+    Label,
+    Natural,
     Pair,
+    Positive,
     Shape,
     check_arrays,
     check_flag,
-    check_least,
-    check_name,
-    check_windows,
+    checked_label,
     checked_number,
     checked_whole,
     checked_wholes,
     checked_word,
-    make_whole,
     reached_end,
     set_field,
     set_outputs,
@@ -99,7 +99,7 @@ _CHECKED: dict[Any, Callable[[str, str, Any], Any]] = {
 def _checks(problem: Any) -> list[tuple[str, Callable[[str, str, Any], Any]]]:
     """The names of the fields that have a check by their type, and the checks."""
     hints = get_type_hints(problem, include_extras=True)
-    found = [(one.name, _check_of(hints[one.name])) for one in fields(problem)]
+    found = [(one.name, _check_of(hints[one.name])) for one in fields(problem) if one.init]
     return [(name, check) for name, check in found if check is not None]
 
 
@@ -112,7 +112,7 @@ def _check_of(hint: Any) -> Callable[[str, str, Any], Any] | None:
     return _CHECKED.get(hint)
 
 
-class _Images:
+class _Images(OpProblem):
     """The base of convolutions and pools: images, and a name that counts equal layers."""
 
     n: int
@@ -122,6 +122,12 @@ class _Images:
     oh: int
     ow: int
     name: str = ""
+
+    def __post_init__(self) -> None:
+        for x in "hw":
+            if getattr(self, f"p{x}_r", 0) is None:
+                set_field(self, f"p{x}_r", getattr(self, f"p{x}"))
+        super().__post_init__()
 
     @property
     def src_shape(self) -> Shape:
@@ -140,8 +146,7 @@ class _Images:
     def named(self, name: str) -> Any:
         """The same problem with another label."""
         made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, name=name)
-        check_name(made, type(self).__name__)
+        made.__dict__.update(self.__dict__, name=checked_label(type(self).__name__, "name", name))
         return made
 
 
@@ -173,41 +178,39 @@ class Conv2dProblem(_Images):
     Raises ArgumentError, which names the field, for a bad value, and for a padded source smaller than the window.
     """
 
-    n: int
-    ic: int
-    ih: int
-    iw: int
-    oc: int
-    kh: int
-    kw: int
-    sh: int = 1
-    sw: int = 1
-    ph: int = 0
-    pw: int = 0
+    op = "conv2d"
+    n: Natural
+    ic: Positive
+    ih: Positive
+    iw: Positive
+    oc: Positive
+    kh: Positive
+    kw: Positive
+    sh: Positive = 1
+    sw: Positive = 1
+    ph: Natural = 0
+    pw: Natural = 0
     # None stands for the begin padding; after construction they are always integers. End
     # padding counts only through the output size, so that is what problems are compared by.
     ph_r: int = field(default=cast(int, None), compare=False)
     pw_r: int = field(default=cast(int, None), compare=False)
-    dh: int = 1
-    dw: int = 1
-    g: int = 1
-    name: str = field(default="", compare=False)
+    dh: Positive = 1
+    dw: Positive = 1
+    g: Positive = 1
+    name: Label = field(default="", compare=False)
     oh: int = field(init=False)
     ow: int = field(init=False)
 
     def __hash__(self) -> int:
         return hash((self.ic, self.oc, self.ih, self.iw, self.kh))  # few problems have all of these in common
 
-    def __post_init__(self) -> None:
-        op = "conv2d"
-        check_windows(self, op, ("ic", "oc", "g"))
+    def check(self) -> None:
         for channels in ("ic", "oc"):
             total = getattr(self, channels)
             if total % self.g:
                 remedy = "give totals over all groups"
-                raise ArgumentError(op, channels, total, f"must be divisible by g={self.g}", remedy)
-        set_outputs(self, op)
-        check_arrays(self, op, itemsize=4)
+                raise ArgumentError(self.op, channels, total, f"must be divisible by g={self.g}", remedy)
+        set_outputs(self, itemsize=4)
 
     @property
     def macs(self) -> int:
@@ -303,48 +306,39 @@ class Pool2dProblem(_Pooled):
     Raises ArgumentError, which names the field, for a bad value.
     """
 
+    op = "pool2d"
     kind: PoolKind
-    n: int
-    ic: int
-    ih: int
-    iw: int
-    kh: int
-    kw: int
-    sh: int = 1
-    sw: int = 1
-    ph: int = 0
-    pw: int = 0
+    n: Natural
+    ic: Positive
+    ih: Positive
+    iw: Positive
+    kh: Positive
+    kw: Positive
+    sh: Positive = 1
+    sw: Positive = 1
+    ph: Natural = 0
+    pw: Natural = 0
     ph_r: int = field(default=cast(int, None), compare=False)
     pw_r: int = field(default=cast(int, None), compare=False)
-    dh: int = 1
-    dw: int = 1
+    dh: Positive = 1
+    dw: Positive = 1
     ceil_mode: bool = field(default=False, compare=False)
     divisor: int | None = None
-    name: str = field(default="", compare=False)
+    name: Label = field(default="", compare=False)
     oh: int = field(init=False)
     ow: int = field(init=False)
     # The effect of ph_r, pw_r and ceil_mode besides the output size: see `_counted_ends`.
     _ends: Pair | None = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        op = "pool2d"
-        if self.kind not in POOL_KINDS:
-            raise ArgumentError(op, "kind", self.kind, f"must be one of {', '.join(POOL_KINDS)}")
-        check_windows(self, op, ("ic",))
-        self._check_divisor(op)
-        set_field(self, "ceil_mode", check_flag(op, "ceil_mode", self.ceil_mode))
-        set_outputs(self, op, self.ceil_mode)
+    def check(self) -> None:
+        if self.divisor is not None:
+            set_field(self, "divisor", checked_whole(self.op, "divisor", self.divisor))
+            if self.kind == "max":
+                raise ArgumentError(self.op, "divisor", self.divisor, "is for averages", "leave it out")
+            if self.divisor == 0:
+                raise ArgumentError(self.op, "divisor", self.divisor, "must not be zero")
+        set_outputs(self, 1, self.ceil_mode)
         set_field(self, "_ends", self._counted_ends())
-        check_arrays(self, op, itemsize=1)
-
-    def _check_divisor(self, op: str) -> None:
-        if self.divisor is None:
-            return
-        make_whole(self, op, ("divisor",))
-        if self.kind == "max":
-            raise ArgumentError(op, "divisor", self.divisor, "is for averages", "leave it out")
-        if self.divisor == 0:
-            raise ArgumentError(op, "divisor", self.divisor, "must not be zero")
 
     def _counted_ends(self) -> Pair | None:
         """End padding inside the windows, where it counts: in a window's number of elements.
@@ -390,19 +384,16 @@ class AdaptivePool2dProblem(_Pooled):
     Raises ArgumentError, which names the field, for a bad value.
     """
 
-    n: int
-    ic: int
-    ih: int
-    iw: int
-    oh: int
-    ow: int
+    op = "adaptive_avg_pool2d"
+    n: Natural
+    ic: Natural
+    ih: Positive
+    iw: Positive
+    oh: Natural
+    ow: Natural
 
-    def __post_init__(self) -> None:
-        op = "adaptive_avg_pool2d"
-        make_whole(self, op, ("n", "ic", "ih", "iw", "oh", "ow"))
-        check_least(self, op, 0, ("n", "ic", "oh", "ow"))
-        check_least(self, op, 1, ("ih", "iw"))
-        check_arrays(self, op, itemsize=4)
+    def check(self) -> None:
+        check_arrays(self, itemsize=4)
 
 
 @dataclass(frozen=True)
@@ -451,7 +442,7 @@ class Pool2dBackwardProblem:
 
 
 @dataclass(frozen=True)
-class ReorderProblem:
+class ReorderProblem(OpProblem):
     """A change of layout of an array.
 
     shape: the logical shape, with sizes of 0 or more.
@@ -461,26 +452,16 @@ class ReorderProblem:
     Raises ArgumentError, which names the field, for a bad value.
     """
 
+    op = "to_layout"
     shape: Shape
     src: str
     dst: str
-    itemsize: int
+    itemsize: Positive
 
-    def __post_init__(self) -> None:
-        op = "to_layout"
-        set_field(self, "shape", checked_wholes(op, "shape", self.shape))
-        if any(size < 0 for size in self.shape):
-            raise ArgumentError(op, "shape", self.shape, "must hold sizes of at least 0")
+    def check(self) -> None:
         for argument in ("src", "dst"):
             if not isinstance(getattr(self, argument), str) or not getattr(self, argument):
-                raise ArgumentError(op, argument, getattr(self, argument), "must be the name of a layout")
-        make_whole(self, op, ("itemsize",))
-        check_least(self, op, 1, ("itemsize",))
-
-    @property
-    def dst_shape(self) -> Shape:
-        """The logical shape of the destination, which is the source's."""
-        return self.shape
+                raise ArgumentError(self.op, argument, getattr(self, argument), "must be the name of a layout")
 
     @property
     def elements(self) -> int:
