@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from blockconv.kernels.common.loop_nest import Loop
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.strided_copy.regions import Bordered
 
 LARGE_TASK = 64 * 1024  # bytes of the destination in a task where pixels are contiguous; elsewhere TASK_BYTES
 EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at the least
-
-
-@dataclass(frozen=True)
-class Bordered(Loop):
-    """A loop over elements of the destination; `count` of them from `begin` on are copied."""
-
-    begin: int = 0
-    count: int = 0
-
-    def around(self, inner: Bordered) -> Bordered | None:
-        one = super().around(inner) if inner.begin == 0 and inner.count == inner.size else None
-        return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count)
 
 
 class CopyBlocking(NamedTuple):

@@ -1,21 +1,22 @@
-"""The regions of a strided copy, as loops over pixels and extents of channels."""
+"""Runs along each axis that are copied, or filled, as loops over pixels and extents of channels."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from blockconv.core.layout import Layout
-from blockconv.kernels.common.geometry import Geometry, geometry
-from blockconv.kernels.common.loop_nest import fused
-from blockconv.kernels.strided_copy.blocking import Bordered
-from blockconv.kernels.strided_copy.kernels import COPY, ZERO, CopyExtent
+from blockconv.core.checks import Shape
+from blockconv.kernels.common.geometry import NO_BLOCK, NO_IMAGES, Geometry
+from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.strided_copy.kernels import COPY, CopyExtent
 
 
 class CopySpan(NamedTuple):
-    """`size` neighbouring channels of the destination: copies of the source's first, first + step, ..., or filled."""
+    """`size` neighbouring indices of an axis of the destination: copies of the source's first, first + step, ..., or
+    filled."""
 
     size: int
     first: int = 0
@@ -23,145 +24,162 @@ class CopySpan(NamedTuple):
     action: int = COPY
 
 
-@dataclass(frozen=True)
-class CopyRegion:
-    """The extents that are copied, and their places: of N, H and W, and of the channels.
+class Copied(NamedTuple):
+    """The part of a destination that is written from one source.
 
-    channels: the spans that go to the channels from `first` on.
-    tail: the destination's block of channels that the last of them is in is zeroed to its end.
-    sizes: elements of N, H and W that are written.
-    starts: the first.
-    begins, counts: the written elements that are copied, where there is a border that is filled.
-    sources, steps: the first element that is read, and from one to the next.
+    src_shape, dst_shape: of the whole arrays.
+    spans: along each axis.
+    starts: the first index of the destination along each axis.
     """
 
-    channels: Sequence[CopySpan]
-    first: int
-    tail: bool
-    sizes: tuple[int, int, int]
-    starts: tuple[int, int, int] = (0, 0, 0)
-    begins: tuple[int, int, int] = (0, 0, 0)
-    counts: tuple[int, int, int] | None = None  # as `sizes`, if there is no border
-    sources: tuple[int, int, int] = (0, 0, 0)
-    steps: tuple[int, int, int] = (1, 1, 1)
+    src_shape: Shape
+    dst_shape: Shape
+    spans: Sequence[Sequence[CopySpan]]
+    starts: Sequence[int]
 
     @property
-    def last(self) -> int:
-        """The channel after the last."""
-        return self.first + sum(span.size for span in self.channels)
+    def is_several(self) -> bool:
+        """Whether several runs are copied along an axis."""
+        return any(_runs(spans) > 1 for spans in self.spans)
+
+    @property
+    def runs(self) -> int:
+        """Ops of four dimensions: each has one run of images, of rows and of columns."""
+        return math.prod(max(1, _runs(self.spans[k])) for k in (0, 2, 3))
+
+    @property
+    def groups(self) -> list[range]:
+        """The groups of axes that are one to a copy of row-major arrays: N, C, H and W, and more if there have to be.
+
+        Each axis that is copied in part is a group: the first of these is C. The axes between two of these are one.
+        """
+        sides = [*zip(self.src_shape, self.dst_shape, self.spans, strict=True)]
+        parts = [k for k, (src, dst, spans) in enumerate(sides) if src != dst or [*spans] != [CopySpan(src)]]
+        ends = [0, *(end for axis in parts for end in (axis, axis + 1)), len(sides)]
+        before, *rest = itertools.starmap(range, itertools.pairwise(ends))
+        found = [before, *filter(None, rest)]
+        return found + [range(0)] * (4 - len(found))
+
+    @property
+    def in_four(self) -> Copied:
+        """The same with each group as one axis."""
+
+        def of(sizes: Sequence[int]) -> tuple[int, ...]:
+            return tuple(math.prod(sizes[k] for k in group) for group in self.groups)
+
+        whole = ([CopySpan(size)] for size in of(self.src_shape))
+        spans = [self.spans[g[0]] if len(g) == 1 else one for g, one in zip(self.groups, whole, strict=True)]
+        starts = [sum(self.starts[k] for k in group) for group in self.groups]
+        return Copied(of(self.src_shape), of(self.dst_shape), spans, starts)
 
 
-class Side(NamedTuple):
-    """A source, or a destination: a logical array's shape, its layout, the buffer's number, and where in it a block of
-    images begins, in bytes."""
-
-    shape: tuple[int, ...]
-    layout: Layout
-    buffer: int
-    begin: int = 0
-
-    def geometry(self, itemsize: int) -> Geometry:
-        return geometry(self.layout, self.shape, itemsize)
-
-    def block_of(self, image: int) -> int:
-        """The block of images that one is in; 0 where they are in none."""
-        block = self.layout.blocks[0]
-        return image // block if block > 1 else 0
-
-    def of_block(self, number: int, itemsize: int) -> tuple[Side, int]:
-        """The side where a block of images begins, and the block's first image."""
-        if self.layout.blocks[0] == 1:
-            return self, 0
-        blocks = next(axis for axis in self.layout.axes(self.shape) if axis.dim == 0)
-        return self._replace(begin=number * blocks.stride * itemsize), number * blocks.step
+def _runs(spans: Iterable[CopySpan]) -> int:
+    return sum(span.action == COPY for span in spans)
 
 
-def in_blocks(region: CopyRegion, src: Side, dst: Side, itemsize: int) -> Iterator[tuple[CopyRegion, Side, Side]]:
-    """The parts of a region whose images are in one block of either side, which are as far from each other."""
-    start, begin, source, step = region.starts[0], region.begins[0], region.sources[0], region.steps[0]
-    until = begin + (region.counts or region.sizes)[0]
+class _Along(NamedTuple):
+    """An axis of an array: the bytes from an index to the next in a block of so many, and from a block to the next."""
 
-    def copied(k: int) -> int:
-        return source + (k - begin) * step
+    step: int
+    length: int = NO_IMAGES
+    block: int = 0
 
-    def blocks(k: int) -> tuple[int, int | None]:
-        return dst.block_of(start + k), src.block_of(copied(k)) if begin <= k < until else None
+    @staticmethod
+    def of(g: Geometry) -> tuple[_Along, ...]:
+        """N, C, H and W."""
+        channels = _Along(g.channel, g.length, g.block) if 1 < g.length < NO_BLOCK else _Along(g.channel)
+        return _Along(g.n, g.images, g.image_block), channels, _Along(g.row), _Along(g.col)
 
-    for (block, read), images in itertools.groupby(range(region.sizes[0]), blocks):
-        first, *rest = images
-        size = 1 + len(rest)
-        (to, before), (of, skipped) = dst.of_block(block, itemsize), src.of_block(read or 0, itemsize)
-        yield (
-            replace(
-                region,
-                sizes=(size, *region.sizes[1:]),
-                starts=(start + first - before, *region.starts[1:]),
-                begins=(0, *region.begins[1:]),
-                counts=(0 if read is None else size, *(region.counts or region.sizes)[1:]),
-                sources=(0 if read is None else copied(first) - skipped, *region.sources[1:]),
-            ),
-            of,
-            to,
-        )
+    def offset(self, index: int) -> int:
+        return index // self.length * self.block + index % self.length * self.step
+
+    def left(self, index: int, step: int) -> int:
+        """How many of index, index + step, ... are in one block."""
+        at = index % self.length
+        return -(-(self.length - at) // step) if step > 0 else at // -step + 1 if step < 0 else NO_IMAGES
 
 
-def loops_of(region: CopyRegion, s: Geometry, d: Geometry) -> list[Bordered]:
-    """Three loops over pixels, in the destination's order; loops that are one on both sides are fused."""
-    strides = [(step * src, dst) for step, src, dst in zip(region.steps, pixels(s), pixels(d), strict=True)]
-    counts = region.counts or region.sizes
-    loops = [
-        Bordered(size, both, begin=begin, count=count)
-        for size, both, begin, count in zip(region.sizes, strides, region.begins, counts, strict=True)
-        if size > 1 or begin or count != size
-    ]
-    loops = fused(sorted(loops, key=lambda loop: -loop.dst))
-    return [Bordered(1, (0, 0), count=1)] * (3 - len(loops)) + loops
+class Piece(NamedTuple):
+    """A span, or the part of one that is in one block of either side; offsets and steps in bytes."""
+
+    size: int
+    action: int
+    src: int
+    dst: int
+    src_step: int
+    dst_step: int
 
 
-def extents_of(region: CopyRegion, s: Geometry, d: Geometry, padded: int, itemsize: int) -> list[CopyExtent]:
-    """The extents of a pixel: channels that are contiguous on both sides, in the destination's order."""
-    found = [CopyExtent(src=0, dst=0, size=0, action=COPY)]
-    for extent in _parts(region, s, d, padded, itemsize):
-        last = found[-1]
-        follows = last.action == extent.action and last.dst + last.size == extent.dst
-        if follows and (extent.action != COPY or last.src + last.size == extent.src):
-            found[-1] = last._replace(size=last.size + extent.size)
-        else:
-            found.append(extent)
-    return [extent for extent in found if extent.size]
+def pieces_of(copied: Copied, s: Geometry, d: Geometry) -> list[list[Piece]]:
+    """The pieces along each of four axes."""
+    axes = zip(copied.spans, copied.starts, _Along.of(s), _Along.of(d), strict=True)
+    return [[*_pieces(spans, start, src, dst)] for spans, start, src, dst in axes]
 
 
-def _parts(region: CopyRegion, s: Geometry, d: Geometry, padded: int, itemsize: int) -> Iterator[CopyExtent]:
-    """The same, cut where a block of channels of either side ends."""
-    at = region.first
-    for span in (*region.channels, *[CopySpan(padded - region.last, action=ZERO)] * region.tail):
+def _pieces(spans: Iterable[CopySpan], at: int, s: _Along, d: _Along) -> Iterator[Piece]:
+    for size, first, step, action in spans:
         done = 0
-        while done < span.size:
-            size, src = min(span.size - done, _contiguous(d, at, itemsize)), 0
-            if span.action == COPY:
-                channel = span.first + done * span.step
-                size = min(size, _contiguous(s, channel, itemsize) if span.step == 1 else 1)
-                src = s.offset(channel)
-            yield CopyExtent(src=src, dst=d.offset(at), size=size * itemsize, action=span.action)
-            done, at = done + size, at + size
+        while done < size:
+            index, some = first + done * step, min(size - done, d.left(at, 1))
+            some = min(some, s.left(index, step)) if action == COPY else some
+            yield Piece(some, action, s.offset(index) if action == COPY else 0, d.offset(at), step * s.step, d.step)
+            done, at = done + some, at + some
 
 
-def _contiguous(g: Geometry, channel: int, itemsize: int) -> int:
-    """Channels from this one on that are contiguous, as far as its block goes."""
-    return g.length - channel % g.length if g.channel == itemsize else 1
+@dataclass(frozen=True)
+class Bordered(Loop):
+    """A loop over elements of the destination; `count` of them from `begin` on are copied.
+
+    offsets: of the first that is copied, in the source, and of the first of all, in the destination, in bytes.
+    """
+
+    begin: int = 0
+    count: int = 0
+    offsets: tuple[int, int] = (0, 0)
+
+    @staticmethod
+    def over(pieces: Iterable[Piece]) -> list[Bordered]:
+        """The loops over pieces. One has pieces that are evenly apart, and one of them at the most is copied."""
+        loops: list[Bordered] = []
+        end = None
+        for size, action, src, dst, *steps in pieces:
+            copies = action == COPY
+            if end == dst and not (copies and loops[-1].count):
+                last = loops[-1]
+                if copies:
+                    last = replace(
+                        last, strides=tuple(steps), begin=last.size, count=size, offsets=(src, last.offsets[1])
+                    )
+                loops[-1] = replace(last, size=last.size + size)
+            else:
+                loops.append(Bordered(size, tuple(steps), count=size if copies else 0, offsets=(src, dst)))
+            end = dst + size * steps[1]
+        return loops
+
+    def around(self, inner: Bordered) -> Bordered | None:
+        one = super().around(inner) if inner.begin == 0 and inner.count == inner.size else None
+        return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count)
 
 
-def images_are_innermost(region: CopyRegion, side: Side, g: Geometry, itemsize: int) -> bool:
-    """Whether all images of a channel are contiguous, and channels follow each other; and all images are copied."""
-    images = side.shape[0]
-    copied = (region.counts or region.sizes)[0]
-    return (
-        images > 1
-        and (region.sizes[0], copied, region.steps[0]) == (images, images, 1)
-        and (g.n == itemsize and g.channel == images * itemsize and g.length == 1)
-    )
+def nest_of(loops: Iterable[Bordered]) -> list[Bordered]:
+    """Three loops over pixels, in the destination's order; loops that are one on both sides are fused."""
+    some = [loop for loop in loops if loop.size > 1 or loop.begin or loop.count != loop.size]
+    done = fused(sorted(some, key=lambda loop: -loop.dst))
+    return [Bordered(1, (0, 0), count=1)] * (3 - len(done)) + done
 
 
-def pixels(g: Geometry) -> tuple[int, int, int]:
-    """The strides of N, H and W, in bytes."""
-    return g.n, g.row, g.col
+def extents_of(pieces: Iterable[Piece], unit: int) -> list[CopyExtent]:
+    """Pieces of channels as extents that are contiguous on both sides. unit: bytes of a channel."""
+    found = [CopyExtent(src=0, dst=0, size=0, action=COPY)]
+    for size, action, src, dst, src_step, dst_step in pieces:
+        copies = action == COPY
+        whole = dst_step == unit and (not copies or src_step == unit)
+        for k in range(1 if whole else size):
+            last, at, to = found[-1], src + k * src_step if copies else 0, dst + k * dst_step
+            nbytes = size * unit if whole else unit
+            follows = last.action == action and last.dst + last.size == to
+            if follows and (not copies or last.src + last.size == at):
+                found[-1] = last._replace(size=last.size + nbytes)
+            else:
+                found.append(CopyExtent(src=at, dst=to, size=nbytes, action=action))
+    return [extent for extent in found if extent.size]

@@ -1,10 +1,11 @@
 """Strided copies between arrays: concat, slice, gather, pad and channel shuffle, from any layout to any other.
 
-A reorder between layouts whose blocks of channels do not nest (24 and 16, say) is one too. N, H and W are three loops
-with a stride on either side. A step of the source is part of its stride, and borders before and after are filled. The
-channels are a list of *extents*, contiguous on both sides and cut where a block of either layout ends. So an offset
-that is no multiple of a block, a permutation and a step are no cases of their own. An extent is copied for a row of
-pixels at a time. If the extents of neighbouring pixels are contiguous on both sides, they are copied as one.
+A reorder between layouts whose blocks of channels do not nest (24 and 16, say) is one too. Each op is a list of runs
+along each axis: copies of the source's first, first + step, ..., or filled (`Copied`). N, H and W become three loops
+a stride on either side, and borders before and after are filled. The channels become a list of *extents*, contiguous on
+both sides and cut where a block of either layout ends. So an offset that is no multiple of a block, a permutation and a
+step are no cases of their own. An extent is copied for a row of pixels at a time. If the extents of neighbouring pixels
+are contiguous on both sides, they are copied as one.
 
 Buffers: the source(s), the destination. Option of the primitive, for 8-bit integers, of all but the reorder:
 quantizations, of the source(s) and of the destination. If they differ, elements are requantized as they are copied. The
@@ -18,112 +19,115 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem, Run
+from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.problem import ReorderProblem
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import NUMBERS, ElementType, Types
+from blockconv.core.types import NUMBERS, Types
 from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.conversion import ConversionArguments, Moved
-from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, geometry
+from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.loop_nest import nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.strided_copy.blocking import blocking_of
-from blockconv.kernels.strided_copy.kernels import FILL, PixelLoop, StridedCopyArgs, strided_copy
-from blockconv.kernels.strided_copy.regions import (
-    CopyRegion,
-    CopySpan,
-    Side,
-    extents_of,
-    images_are_innermost,
-    in_blocks,
-    loops_of,
-    pixels,
-)
+from blockconv.kernels.strided_copy.kernels import FILL, ZERO, PixelLoop, StridedCopyArgs, strided_copy
+from blockconv.kernels.strided_copy.regions import Bordered, Copied, CopySpan, Piece, extents_of, nest_of, pieces_of
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
-_T = TypeVar("_T")
 MOST_RUNS = 32  # slices that a gather along N, H or W becomes, an op each
+Quantizations = tuple[Quantization, ...] | None  # of the source(s) and of the destination, for integers
+
+# ---------------------------------------------------------------- the ops
+
+
+def _concat(p: ConcatProblem, dst: Layout) -> list[Copied]:
+    return [
+        Copied(
+            shape, p.dst_shape, [[CopySpan(size)] for size in shape], [start * (k == p.axis) for k in range(len(shape))]
+        )
+        for shape, start in zip(p.shapes, p.starts, strict=True)
+    ]
+
+
+def _gather(p: GatherProblem, dst: Layout) -> list[Copied]:
+    spans = [[CopySpan(size, first, step) for first, size, step in runs] for runs in p.runs]
+    return [Copied(p.shape, p.dst_shape, spans, [0] * len(spans))]
+
+
+def _pad(p: PadProblem, dst: Layout) -> list[Copied]:
+    spans = []
+    for size, (before, after) in zip(p.dst_shape, p.pads, strict=True):
+        begin = min(max(0, before), size)
+        count = max(0, size - begin - max(0, after))
+        filled = (CopySpan(n, action=FILL) for n in (begin, size - begin - count))
+        one, other = ([span] if span.size else [] for span in filled)
+        spans.append([*one, CopySpan(count, max(0, -before)), *other])
+    return [Copied(p.shape, p.dst_shape, spans, [0] * len(spans))]
+
+
+def _reorder(p: ReorderProblem, dst: Layout) -> list[Copied]:
+    padded = zip(p.shape, dst.padded_shape(p.shape), strict=True)
+    spans = [[CopySpan(size), CopySpan(whole - size, action=FILL)] for size, whole in padded]
+    return [Copied(p.shape, p.shape, spans, [0] * len(spans))]
+
 
 # ---------------------------------------------------------------- how it is copied
 
 
-@dataclass(frozen=True)
-class CopyMethod:
-    """How a region is copied, whatever its shape is.
-
-    quantizations: of the source(s) and of the destination, for integers.
-    fill: the bits of an element of the border.
-    """
-
-    kind: ElementType
-    threads: int
-    quantizations: tuple[Quantization, ...] | None = None
-    fill: int = 0
-
-    def of_source(self, k: int) -> CopyMethod:
-        """The same with one of the sources."""
-        given = self.quantizations
-        return self if given is None else replace(self, quantizations=(given[k], given[-1]))
-
-    @property
-    def moved(self) -> Moved:
-        """The elements, which are bits unless they are requantized."""
-        given = self.quantizations
-        same = given is None or given[0] == given[1]
-        code = Types.bits(self.kind.itemsize).src.code if same else self.kind.code
-        return Moved(code, code)
-
-    @property
-    def words(self) -> dict[str, Any]:
-        src, dst = self.quantizations or (None, None)
-        conversion = ConversionArguments(src=quantization_words(src, self.kind), dst=quantization_words(dst, self.kind))
-        return {
-            "fill": self.fill,
-            "zero": 0 if dst is None else self.kind.bits(dst.zero_point),
-            "conversion": conversion,
-        }
+def _launches(request: Request, parts: list[Copied], quantizations: Quantizations, fill: int) -> Iterator[Launch]:
+    """The ops that copy from each source: one for each loop along N, H and W. No op where nothing is written."""
+    itemsize, src, dst = request.types.src.itemsize, request.src, request.dst
+    for number, copied in enumerate(parts):
+        n, channels, *image = copied.spans
+        begin = copied.starts[1]
+        end = begin + sum(span.size for span in channels)
+        if begin < end == copied.dst_shape[1]:  # the last block of channels is zeroed to its end
+            tail = CopySpan(dst.padded_shape(copied.dst_shape)[1] - end, action=ZERO)
+            copied = copied._replace(spans=(n, [*channels, tail], *image))
+        axes = pieces_of(copied, geometry(src, copied.src_shape, itemsize), geometry(dst, copied.dst_shape, itemsize))
+        given = (quantizations[number], quantizations[-1]) if quantizations else None
+        pixels = itertools.product(*(Bordered.over(axes[k]) for k in (0, 2, 3)))
+        for loops in pixels if axes[1] else ():
+            yield _launch(request, loops, axes[1], (number, len(parts)), given, fill)
 
 
-def _launches(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> list[Launch]:
-    """The ops that copy a region, one for each block of images. No op if nothing is written."""
-    if 0 in region.sizes or 0 in dst.shape or region.last == region.first:
-        return []
-    if src.layout.blocks[0] * dst.layout.blocks[0] == 1:
-        return [_launch(region, src, dst, how)]
-    return [_launch(*part, how) for part in in_blocks(region, src, dst, how.kind.itemsize)]
-
-
-def _launch(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Launch:
-    """The op that copies a region."""
-    kind, threads = how.kind, how.threads
-    s, d = src.geometry(kind.itemsize), dst.geometry(kind.itemsize)
-    unit = kind.itemsize
-    if images_are_innermost(region, src, s, kind.itemsize) and images_are_innermost(region, dst, d, kind.itemsize):
+def _launch(
+    request: Request,
+    pixels: tuple[Bordered, ...],
+    channels: list[Piece],
+    buffers: tuple[int, int],
+    given: Quantizations,
+    fill: int,
+) -> Launch:
+    """The op that copies channels of these pixels. given: the quantizations of both sides."""
+    kind, n = request.types.src, pixels[0]
+    unit, images = kind.itemsize, n.size * kind.itemsize
+    read, written = (sum(loop.offsets[side] for loop in pixels) for side in (0, 1))
+    apart = channels[0].src_step % images == 0 and channels[0].dst_step == images
+    if n.size == n.count > 1 and n.strides == (unit, unit) and apart:
         # All images of a channel are copied as one, with the images of neighbouring channels.
-        unit = s.channel
-        region = replace(region, sizes=(1, *region.sizes[1:]), counts=region.counts and (1, *region.counts[1:]))
-        s, d = s._replace(length=NO_BLOCK), d._replace(length=NO_BLOCK)
-    loops = loops_of(region, s, d)
-    extents = extents_of(region, s, d, dst.layout.padded_shape(dst.shape)[1], unit)
+        unit, pixels = images, pixels[1:]
+    loops, extents = nest_of(pixels), extents_of(channels, unit)
     cols = loops[2]
     contiguous = cols.src if cols.src == cols.dst or cols.size == 1 else 0
-    blocking = blocking_of(loops, [extent.size for extent in extents], contiguous, threads)
+    blocking = blocking_of(loops, [extent.size for extent in extents], contiguous, request.threads)
+    src, dst = given or (None, None)
+    code = (kind if src != dst else Types.bits(kind.itemsize).src).code  # bits, unless elements are requantized
     args = StridedCopyArgs(
-        src=Buffer(src.buffer, src.begin + sum(map(operator.mul, region.sources, pixels(s)))),
-        dst=Buffer(dst.buffer, dst.begin + sum(map(operator.mul, region.starts, pixels(d)))),
+        src=Buffer(buffers[0], read),
+        dst=Buffer(buffers[1], written),
         extents=OWN_TABLE,
-        **how.words,
+        fill=fill,
+        zero=kind.bits(dst.zero_point) if dst else 0,
+        conversion=ConversionArguments(src=quantization_words(src, kind), dst=quantization_words(dst, kind)),
         count=len(extents),
         task_extents=blocking.extents,
         extent_tasks=blocking.extent_tasks,
@@ -133,76 +137,10 @@ def _launch(region: CopyRegion, src: Side, dst: Side, how: CopyMethod) -> Launch
         loops=[PixelLoop(size=x.size, begin=x.begin, count=x.count, src_stride=x.src, dst_stride=x.dst) for x in loops],
     )
     table = np.array(extents, np.int64).ravel()
-    return Launch(strided_copy(how.moved), args, blocking.tasks, blocking.chunk, table=table)
+    return Launch(strided_copy(Moved(code, code)), args, blocking.tasks, blocking.chunk, table=table)
 
 
-def _space(shape: Sequence[_T]) -> tuple[_T, _T, _T]:
-    """The values of N, H and W."""
-    return shape[0], shape[2], shape[3]
-
-
-# ---------------------------------------------------------------- the ops
-
-
-def _concat_ops(problem: ConcatProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
-    p, launches = problem, []
-    for k, (shape, start) in enumerate(zip(p.shapes, p.starts, strict=True)):
-        region = CopyRegion([CopySpan(shape[1])], 0, True, _space(shape))
-        if p.axis == 1:
-            region = replace(region, first=start, tail=start + shape[1] == p.dst_shape[1])
-        else:
-            region = replace(region, starts=_space([start if axis == p.axis else 0 for axis in range(4)]))
-        launches += _launches(region, Side(shape, src, k), Side(p.dst_shape, dst, len(p.shapes)), how.of_source(k))
-    return launches
-
-
-def _gather_ops(problem: GatherProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
-    p, launches = problem, []
-    sides = Side(p.shape, src, 0), Side(p.dst_shape, dst, 1)
-    channels = [CopySpan(size, first, step) for first, size, step in p.runs[1]]
-    for runs in itertools.product(*map(_placed, _space(p.runs))):
-        starts, sources, sizes, steps = zip(*runs, strict=True)
-        region = CopyRegion(channels, 0, True, sizes, starts=starts, sources=sources, steps=steps)
-        launches += _launches(region, *sides, how)
-    return launches
-
-
-def _placed(runs: Iterable[Run]) -> Iterator[tuple[int, int, int, int]]:
-    """The runs of an axis, each behind the index where it begins in the destination."""
-    start = 0
-    for run in runs:
-        yield start, *run
-        start += run[1]
-
-
-def _pad_ops(problem: PadProblem, src: Layout, dst: Layout, how: CopyMethod) -> list[Launch]:
-    p, shape = problem, problem.dst_shape
-    before, end = zip(*p.pads, strict=True)
-    begins = [min(max(0, a), size) for a, size in zip(before, shape, strict=True)]
-    sources = [max(0, -a) for a in before]
-    counts = [max(0, size - a - max(0, b)) for size, a, b in zip(shape, begins, end, strict=True)]
-    after = shape[1] - begins[1] - counts[1]
-    channels = [CopySpan(begins[1], action=FILL), CopySpan(counts[1], sources[1]), CopySpan(after, action=FILL)]
-    region = CopyRegion(
-        channels, 0, True, _space(shape), begins=_space(begins), counts=_space(counts), sources=_space(sources)
-    )
-    return _launches(region, Side(p.shape, src, 0), Side(shape, dst, 1), replace(how, fill=how.kind.bits(p.value)))
-
-
-def _reorder_ops(
-    problem: ReorderProblem,
-    src: Layout,
-    dst: Layout,
-    how: CopyMethod,
-    fill: int = 0,
-    stream: bool = False,
-) -> list[Launch]:
-    """stream: as of other reorders; here it does nothing."""
-    shape, padded = problem.shape, dst.padded_shape(problem.shape)
-    channels = [CopySpan(shape[1]), CopySpan(padded[1] - shape[1], action=FILL)]
-    counts = _space(shape) if padded[0] != shape[0] else None  # images that lack are a border
-    region = CopyRegion(channels, 0, False, _space((padded[0], *shape[1:])), counts=counts)
-    return _launches(region, Side(shape, src, 0), Side(shape, dst, 1), replace(how, fill=fill))
+# ---------------------------------------------------------------- rows of the kernel table
 
 
 def _why_not_reorder(request: Request) -> Reason | None:
@@ -214,132 +152,73 @@ def _why_not_reorder(request: Request) -> Reason | None:
     return None if nest(src, dst, problem.shape) is None else "is for layouts whose blocks do not nest"
 
 
-# ---------------------------------------------------------------- arrays of other than four dimensions
+def _in_lines(request: Request, parts: list[Copied]) -> tuple[Request, list[Copied]] | Reason:
+    """Both for four dimensions; in row-major order, with an axis that has several runs as the channels."""
+    rank, row, axes = len(request.problem.dst_shape), row_major(4), len(parts[0].groups)
+    if rank != 4:
+        if not request.src == request.dst == row_major(rank):
+            return f"needs row-major arrays of {rank} dimensions ({row_major(rank).tag})"
+        if axes > 4:
+            return f"copies parts along at most 4 axes, and this copy needs {axes}"
+        return request.of(request.problem, row, row), [one.in_four for one in parts]
+    if request.src == request.dst == row and axes == 4 and any(one.is_several for one in parts):
+        parts = [one.in_four for one in parts]
+    rule = f"copies at most {MOST_RUNS} parts along other axes than the channels"
+    return (request, parts) if parts[0].runs <= MOST_RUNS else rule
 
 
-def _groups(problem: ConcatProblem | GatherProblem | PadProblem) -> list[range]:
-    """The groups of axes that are one axis to the copy.
-
-    Each axis that is copied in part is a group: the first of these is the channels. The axes between two of these are
-    one group. If there are fewer than four groups, the last are empty.
-    """
-    p, axes = problem, range(len(problem.src_shape))
-    if isinstance(p, ConcatProblem):
-        parts = [p.axis]
-    elif isinstance(p, PadProblem):
-        parts = [axis for axis in axes if p.pads[axis] != (0, 0)]
-    else:
-        parts = [axis for axis in axes if p.runs[axis] != ((0, p.shape[axis], 1),)]
-    ends = [0, *(end for axis in parts for end in (axis, axis + 1)), len(axes)]
-    before, *rest = itertools.starmap(range, itertools.pairwise(ends))
-    found = [before, *filter(None, rest)]
-    return found + [range(0)] * (4 - len(found))
-
-
-def _in_four(problem: Any, groups: Sequence[range]) -> Any:
-    """The problem of arrays of four dimensions that copies the same."""
-
-    def of(sizes: Sequence[int], join: Callable[[Iterable[int]], int] = math.prod) -> tuple[int, ...]:
-        return tuple(join(sizes[axis] for axis in group) for group in groups)
-
-    p = problem
-    if isinstance(p, ConcatProblem):
-        return ConcatProblem(tuple(map(of, p.shapes)), 1)
-    if isinstance(p, PadProblem):
-        before, after = (of(ends, sum) for ends in zip(*p.pads, strict=True))
-        return PadProblem(of(p.shape), tuple(zip(before, after, strict=True)), p.value)
-    shape = of(p.shape)
-    whole = [((0, size, 1),) for size in shape]
-    return GatherProblem(shape, tuple(p.runs[g[0]] if len(g) == 1 else w for g, w in zip(groups, whole, strict=True)))
-
-
-def _why_not(request: Request) -> Reason | None:
-    src, dst = request.src, request.dst
-    rank = len(request.problem.dst_shape)
-    if rank == 4:
-        rule = f"copies at most {MOST_RUNS} parts along other axes than the channels"
-        return None if _count(_in_lines(request)) <= MOST_RUNS else rule
-    if not src == dst == row_major(rank):
-        return f"needs row-major arrays of {rank} dimensions ({row_major(rank).tag})"
-    axes = len(_groups(request.problem))
-    return None if axes == 4 else f"copies parts along at most 4 axes, and this copy needs {axes}"
-
-
-def _in_lines(request: Request) -> Request:
-    """The request as one of four dimensions; in row-major order, with the one that is gathered as the channels."""
-    p, row = request.problem, row_major(4)
-    if len(p.dst_shape) == 4:
-        several = isinstance(p, GatherProblem) and any(len(runs) > 1 for runs in p.runs)
-        if not (several and request.src == request.dst == row and len(_groups(p)) == 4):
-            return request
-    return request.of(_in_four(p, _groups(p)), row, row)
-
-
-def _count(request: Request) -> int:
-    """Ops that copy from a source: each has one run of images, of rows and of columns."""
-    p = request.problem
-    return math.prod(map(len, _space(p.runs))) if isinstance(p, GatherProblem) else 1
-
-
-# ---------------------------------------------------------------- rows of the kernel table
-
-
-def _seconds(request: Request) -> float:
+def _seconds(request: Request, copied: Copied) -> float:
     """Bytes at the speed of a copy, and moves of elements, where no extent is longer than one."""
     problem, src, dst, m = request.problem, request.src, request.dst, request.machine
-    itemsize, elements = request.types.src.itemsize, dst.size(problem.dst_shape)
+    itemsize, elements = request.types.src.itemsize, dst.size(copied.dst_shape)
     moved = m.move_seconds(itemsize * elements, itemsize * elements)
     if isinstance(problem, ReorderProblem):
         return max(moved, elements / math.gcd(src.blocks[1], dst.blocks[1]) * m.scalar_seconds())
     moved = moved if src == dst else 3 * moved
     if isinstance(problem, GatherProblem):
-        moved += m.launch_seconds() * max(0, _count(request) - 1)
-        extents = sum(1 if step == 1 else size for _, size, step in problem.runs[1])
-        alone = geometry(src, problem.shape, itemsize).channel == itemsize and extents * 4 > problem.dst_shape[1]
+        moved += m.launch_seconds() * max(0, copied.runs - 1)
+        extents = sum(1 if span.step == 1 else span.size for span in copied.spans[1])
+        alone = geometry(src, copied.src_shape, itemsize).channel == itemsize and extents * 4 > copied.dst_shape[1]
         return moved + (elements * m.scalar_seconds() if alone else 0.0)
     return moved
 
 
-def _requantized_seconds(request: Request, how: CopyMethod) -> float:
-    """To requantize as many elements as the destination has, where some stand for something else."""
-    given = how.quantizations
+def _requantized_seconds(request: Request, elements: int, given: Quantizations) -> float:
+    """To requantize so many elements, where some stand for something else."""
     if given is None or all(one == given[-1] for one in given):
         return 0.0
     m = request.machine
-    return request.dst.size(request.problem.dst_shape) / m.lanes(4) * QUANTIZED_CYCLES * m.cycle_seconds()
+    return elements / m.lanes(4) * QUANTIZED_CYCLES * m.cycle_seconds()
 
 
-def _row(
-    op: str,
-    launches: Callable[..., list[Launch]],
-    why_not: Callable[[Request], Reason | None] = _why_not,
-    dtypes: Iterable[str] = NUMBERS,
-) -> Row:
+def _row(op: str, parts_of: Callable[[Any, Layout], list[Copied]], dtypes: Iterable[str] = NUMBERS) -> Row:
+    """Options of a reorder, as of others: fill; stream, which does nothing here."""
+
     def make(
-        request: Request, quantizations: tuple[Quantization, ...] | None = None, **options: Any
+        request: Request, quantizations: Quantizations = None, fill: int = 0, stream: bool = False
     ) -> Primitive | Reason:
-        reason = why_not(request)
-        if reason:
-            return reason
-        request = _in_lines(request)
-        problem, src, dst, types = request.problem, request.src, request.dst, request.types
-        how = CopyMethod(types.src, request.threads, quantizations)
+        problem, kind = request.problem, request.types.src
+        is_reorder = isinstance(problem, ReorderProblem)
+        reason = _why_not_reorder(request) if is_reorder else None
+        found = reason or _in_lines(request, parts_of(problem, request.dst))
+        if isinstance(found, Reason):
+            return found
+        at, parts = found
+        value = kind.bits(problem.value) if isinstance(problem, PadProblem) else fill
 
         def cost() -> float:
-            seconds = max(_seconds(request), _requantized_seconds(request, how))
-            return request.machine.launch_seconds() + seconds / request.threads
+            elements = at.dst.size(parts[0].dst_shape)
+            seconds = max(_seconds(at, parts[0]), _requantized_seconds(at, elements, quantizations))
+            return at.machine.launch_seconds() + seconds / at.threads
 
-        def bound() -> list[Launch]:
-            found = launches(problem, src, dst, how, **options)
-            if isinstance(problem, ReorderProblem):  # which fills images too with its own
-                return found
+        def launches() -> list[Launch]:
+            made = [*_launches(at, parts, quantizations, value)]
             zero = quantizations[-1].zero_point if quantizations else 0
-            for buffer in [op.args[StridedCopyArgs.dst.first] for op in found[-1:]]:
-                assert isinstance(buffer, Buffer)
-                found += fill_images(dst, problem.dst_shape, types.src.itemsize, buffer.index, zero)
-            return found
+            if made and not is_reorder:  # which fills images too with its own
+                made += fill_images(at.dst, parts[0].dst_shape, kind.itemsize, len(parts), zero)
+            return made
 
-        return Primitive(cost=cost, make=bound)
+        return Primitive(cost, launches)
 
     return Row(f"{op}_box", op, make, frozenset(dtypes))
 
@@ -347,8 +226,8 @@ def _row(
 MOVED = frozenset(str(Types.bits(itemsize)) for itemsize in ITEMSIZE.values())
 
 ROWS = (
-    _row("concat", _concat_ops),
-    *(_row(op, _gather_ops) for op in ("gather", "slice", "shuffle")),
-    _row("pad", _pad_ops),
-    _row("reorder", _reorder_ops, why_not=_why_not_reorder, dtypes=MOVED),
+    _row("concat", _concat),
+    *(_row(op, _gather) for op in ("gather", "slice", "shuffle")),
+    _row("pad", _pad),
+    _row("reorder", _reorder, MOVED),
 )
