@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 67_227
+LINES_OF_THE_PACKAGE = 67_111
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -42,10 +42,10 @@ BUDGET = {
     "kernels/dynamic": 2_155, "kernels/eltwise": 5_180, "kernels/indexed": 2_729, "kernels/lrn": 792,
     "kernels/norm": 11_066, "kernels/pointwise": 0, "kernels/pool": 26_589, "kernels/product": 10_911,
     "kernels/recurrent": 2_904, "kernels/reduce": 3_751, "kernels/reorder": 9_752, "kernels/resize": 7_710,
-    "kernels/shuffle": 1_319, "kernels/softmax": 590, "kernels/strided_copy": 5_502, "kernels/winograd": 16_892,
+    "kernels/shuffle": 1_319, "kernels/softmax": 590, "kernels/strided_copy": 4_535, "kernels/winograd": 16_892,
     "machine": 3_388, "network": 100_803, "onnxruntime": 5_766, "runtime": 5_651, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 520_055
+TOKENS_OF_THE_PACKAGE = 519_088
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 245
 
