@@ -22,8 +22,9 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
-from blockconv.dispatch.selection import Decision
+from blockconv.kernels import Row
 from blockconv.kernels.common.request import Request
+from blockconv.kernels.table import Primitive
 
 from . import grid
 from .grid import Grid
@@ -78,16 +79,15 @@ class Way(NamedTuple):
 def case(of: str, problem: Conv2dProblem | Pool2dProblem, layouts: Sequence[str], rounds: int) -> Case:
     """A problem of the list `of`, with every way to run it as an entry."""
     op = "conv2d" if isinstance(problem, Conv2dProblem) else "pool2d"
-    found = {(c.row.name, str(c.request.src)): c for name in layouts for c in _ways(op, problem, Layout(name))}
+    found = {(row.name, str(lay)): one for lay in map(Layout, layouts) for row, one in _ways(op, problem, lay)}
     taken = {(selection.choose(op, problem, lay, lay, TYPES).name, str(lay)) for lay in map(Layout, layouts)}
-    runs = {" ".join(key): _run(problem, decision) for key, decision in found.items()}
+    runs = {" ".join(key): _run(problem, Layout(key[1]), one) for key, one in found.items()}
     measured = compare(runs | {"": tuning.nothing()}, rounds=rounds, min_time=200e-6, warmup=2)
     seconds = {name: min(measured[name].samples) * 1e-9 for name in (*runs, "")}
     ways = [
         # The time of an empty call from Python is not the kernel's.
-        Way(*key, c.primitive.seconds, max(1e-9, seconds[" ".join(key)] - seconds[""]), key in taken)
-        for key, c in found.items()
-        if c.primitive is not None
+        Way(*key, one.seconds, max(1e-9, seconds[" ".join(key)] - seconds[""]), key in taken)
+        for key, one in found.items()
     ]
     text = problem.name or problem.descriptor()
     return {
@@ -108,7 +108,7 @@ def anew(case: Case) -> Case:
     entries = []
     for name in dict.fromkeys(entry["layout"] for entry in case["entries"]):
         there = [entry for entry in case["entries"] if entry["layout"] == name]
-        found = {c.row.name: c.primitive for c in _ways(op, problem, Layout(name))}
+        found = {row.name: one for row, one in _ways(op, problem, Layout(name))}
         chosen = selection.choose(op, problem, Layout(name), Layout(name), TYPES).name
         if chosen in {entry["row"] for entry in there}:  # else rows have changed since
             entries += [
@@ -119,17 +119,16 @@ def anew(case: Case) -> Case:
     return {**case, "entries": entries}
 
 
-def _ways(op: str, problem: Any, layout: Layout) -> Iterator[Decision]:
+def _ways(op: str, problem: Any, layout: Layout) -> Iterator[tuple[Row, Primitive]]:
     """Every row but the references."""
-    for decision in selection.decisions(op, Request(problem, layout, layout, TYPES)):
-        if decision.primitive is not None and not decision.row.reference:
-            yield decision
+    for row, one in selection.decisions(op, Request(problem, layout, layout, TYPES)).items():
+        if not row.reference and not isinstance(one, str):
+            yield row, one
 
 
-def _run(problem: Any, decision: Decision) -> Any:
-    """A function that runs a decision's kernel once, on its own buffers."""
-    assert decision.primitive is not None
-    return tuning.runner(decision.primitive, problem, decision.request.src, decision.request.dst, TYPES.src.itemsize)
+def _run(problem: Any, layout: Layout, primitive: Primitive) -> Any:
+    """A function that runs a kernel once, on its own buffers."""
+    return tuning.runner(primitive, problem, layout, layout, TYPES.src.itemsize)
 
 
 # ---------------------------------------------------------------- what it comes to

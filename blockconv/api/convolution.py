@@ -165,13 +165,13 @@ class CheckedConvolution:
     def _by_algorithm(self, request: Request) -> Row:
         """The cheapest kernel of the algorithm that the caller names."""
         found = selection.decisions(self._row_op, request, self.accuracy)
-        found = [c for c in found if ALGORITHMS[self.algorithm](c.row)]
+        found = {row: one for row, one in found.items() if ALGORITHMS[self.algorithm](row)}
         best = selection.cheapest(found)
         if best is None:
-            said = "; ".join(f"{c.row.name} {c.why_not}" for c in found)
+            said = "; ".join(f"{row.name} {why}" for row, why in found.items())
             rule = f"no kernel of this algorithm takes the problem: {said}"
             raise ArgumentError(self._op, "algorithm", self.algorithm, rule, "give 'auto'")
-        return best.row
+        return best[0]
 
     # -- the operands of a kernel besides arrays
 

@@ -51,8 +51,7 @@ def reorder_seconds(machine: Machine, shape: Shape, src: Layout, dst: Layout, it
     request = Request(problem, src, dst, Types.bits(problem.itemsize), 1, machine)
     best = selection.cheapest(selection.decisions("reorder", request))
     assert best is not None, "the reference takes every reorder"
-    assert best.primitive is not None
-    seconds = best.primitive.seconds
+    seconds = best[1].seconds
     if not itemsize:
         seconds += sum(machine.move_seconds(size // 2, size) for size in (src.size(shape), dst.size(shape)))
     return seconds

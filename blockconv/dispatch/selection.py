@@ -1,11 +1,10 @@
-"""Which kernel solves a problem: the decision of every row, a cost or the reason why not."""
+"""Which kernel solves a problem: what every row decides, a primitive with its cost or the reason why not."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,23 +29,6 @@ NEAR = 3.0
 COMMON_WIDTHS = frozenset(odd << k for odd in (1, 3, 5, 7, 13) for k in range(9))
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A row of the kernel table and a request: the primitive, or the reason why the row does not take it."""
-
-    row: Row
-    request: Request
-    found: Primitive | Reason
-
-    @property
-    def why_not(self) -> Reason | None:
-        return self.found if isinstance(self.found, Reason) else None
-
-    @property
-    def primitive(self) -> Primitive | None:
-        return None if isinstance(self.found, Reason) else self.found
-
-
 def accuracy_of(op: str, value: Any) -> float | None:
     """One of ACCURACIES, or a number. Raises ArgumentError, in the name of a function `op`."""
     if isinstance(value, str) and value in ACCURACIES:
@@ -60,10 +42,9 @@ def accuracy_of(op: str, value: Any) -> float | None:
         return math.inf
 
 
-def decisions(op: str, request: Request, accuracy: float | None = None) -> list[Decision]:
-    """Every row of the table for `op`, in the table's order, taken or rejected."""
-    rows = [row for row in TABLE if row.op == op]
-    return [Decision(row, request, decide(row, request, accuracy)) for row in rows]
+def decisions(op: str, request: Request, accuracy: float | None = None) -> dict[Row, Primitive | Reason]:
+    """What every row of the table for `op` decides, in the table's order."""
+    return {row: decide(row, request, accuracy) for row in TABLE if row.op == op}
 
 
 def decide(row: Row, request: Request, accuracy: float | None = None) -> Primitive | Reason:
@@ -94,17 +75,18 @@ def choose(
     The choice depends on the problem alone, never on the threads, so that results keep their bits. A fall to the
     reference warns of what was missing. once: weights are packed for one call, which counts too.
     """
-    found = decisions(op, Request(problem, src, dst, types, anchor=anchor_of(problem)), accuracy)
-    best = cheapest(found, once)
-    if best is not None and not best.row.reference:
-        return best.row
-    rejected = "; ".join(f"{c.row.name}: {c.why_not}" for c in found if c.why_not)
+    request = Request(problem, src, dst, types, anchor=anchor_of(problem))
+    found = decisions(op, request, accuracy)
+    best = cheapest(found, request if once else None)
+    if best is not None and not best[0].reference:
+        return best[0]
+    rejected = "; ".join(f"{row.name}: {one}" for row, one in found.items() if isinstance(one, Reason))
     if best is None:
         raise UnsupportedError(f"{op} from {src} to {dst}, {types}: no kernel takes it. {rejected}")
     if rejected:
-        said = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best.row.name}: "
+        said = f"blockconv: {op} from {src} to {dst} runs on the slow reference kernel {best[0].name}: "
         warn(said + rejected, stacklevel=3)
-    return best.row
+    return best[0]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,16 +100,17 @@ def program_of(
     return Program(primitive.launches(), alone), sum(primitive.workspace)
 
 
-def cheapest(found: Sequence[Decision], once: bool = False) -> Decision | None:
-    """The decision that is taken: see `choose`. None if none takes the problem."""
+def cheapest(found: Mapping[Row, Primitive | Reason], packed: Request | None = None) -> tuple[Row, Primitive] | None:
+    """The row of `decisions` that is taken: see `choose`. None if none takes the problem.
 
-    def seconds(decision: Decision) -> float:
-        primitive = decision.primitive
-        assert primitive is not None
-        return primitive.seconds + (packing_seconds(primitive, decision.request) if once else 0.0)
-
-    taken = [c for c in found if c.primitive is not None]
-    return min([c for c in taken if not c.row.reference] or taken, key=seconds, default=None)
+    packed: the request, if packing its weights counts.
+    """
+    taken = [(row, one) for row, one in found.items() if not isinstance(one, Reason)]
+    return min(
+        [c for c in taken if not c[0].reference] or taken,
+        key=lambda c: c[1].seconds + (packing_seconds(c[1], packed) if packed else 0.0),
+        default=None,
+    )
 
 
 def packing_seconds(primitive: Primitive, request: Request) -> float:
@@ -159,14 +142,14 @@ def explain(
     for src, dst in pairs:
         starts.append(len(rows))
         request = Request(problem, src, dst, types, threads, machine)
-        best, found = cheapest(decisions(op, request.on_threads(1))), decisions(op, request)
-        for c in found:
-            seconds = None if c.primitive is None else c.primitive.seconds
-            taken = best is not None and c.row is best.row
-            at: dict[str, Any] = {"kernel": c.row.name, "src": str(src), "dst": str(dst)}
-            candidates.append(at | {"seconds": seconds, "why_not": c.why_not, "taken": taken})
-            why = f"no: {c.why_not}" if c.why_not else "taken" if taken else ""
-            rows.append((c.row.name, text.arrow(src, dst), "" if seconds is None else text.duration(seconds), why))
+        best = cheapest(decisions(op, request.on_threads(1)))
+        for row, found in decisions(op, request).items():
+            why, seconds = (found, None) if isinstance(found, Reason) else (None, found.seconds)
+            taken = best is not None and row is best[0]
+            at: dict[str, Any] = {"kernel": row.name, "src": str(src), "dst": str(dst)}
+            candidates.append(at | {"seconds": seconds, "why_not": why, "taken": taken})
+            said = f"no: {why}" if why else "taken" if taken else ""
+            rows.append((row.name, text.arrow(src, dst), "" if seconds is None else text.duration(seconds), said))
     heads = "kernel", "layouts", f"predicted,\n{text.threads(threads)}", ""
     told = Explanation(text.table(heads, rows, right=(2,), rules=starts[1:]))
     told.candidates = candidates

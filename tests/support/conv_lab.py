@@ -164,7 +164,7 @@ def rows(problem: Conv2dProblem, src: str, dst: str, dtype: str | Types = "float
     types = dtype if isinstance(dtype, Types) else Types.all(dtype)
     op = "conv2d_backward_data" if isinstance(problem, Conv2dBackwardDataProblem) else "conv2d"
     found = selection.decisions(op, Request(problem, Layout(src), Layout(dst), types), math.inf)
-    return [c.row for c in found if c.why_not is None]
+    return [row for row, one in found.items() if not isinstance(one, str)]
 
 
 def run(

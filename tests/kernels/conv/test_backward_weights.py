@@ -70,7 +70,7 @@ def read(descriptor: str) -> Conv2dBackwardWeightsProblem:
 
 def rows(problem: Conv2dBackwardWeightsProblem, src: str, dst: str, types: Types) -> list[Row]:
     found = selection.decisions("conv2d_backward_weights", Request(problem, Layout(src), Layout(dst), types))
-    return [c.row for c in found if c.why_not is None]
+    return [row for row, one in found.items() if not isinstance(one, str)]
 
 
 def arrays(problem: Conv2dBackwardWeightsProblem, types: Types, kind: str = "integers") -> tuple[Any, Any]:

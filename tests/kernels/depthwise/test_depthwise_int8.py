@@ -189,9 +189,8 @@ def test_what_is_not_taken_is_said():
     types = Types.quantized("uint8", "uint8")
     dense = Conv2dProblem.from_descriptor("ic16ih5oc16kh3ph1")
     found = selection.decisions("conv2d", Request(dense, Layout("NHWC"), Layout("NHWC"), types))
-    assert (
-        next(c for c in found if c.row.name == ROW).why_not == "needs several groups of one input channel, not 1 of 16"
-    )
+    (why,) = (one for row, one in found.items() if row.name == ROW)
+    assert why == "needs several groups of one input channel, not 1 of 16"
 
 
 @pytest.mark.skipif(not target.X86, reason="names x86's instructions")

@@ -331,7 +331,7 @@ def test_auto_weighs_tile_sizes_against_direct(on_machine):
     assert "a multiple of 4 channels" in row(4).rejects(problem(48, 56, 48, g=8), NHWC, NHWC, FLOATS)
     assert chosen(problem(256, 28, 256, g=32)) == "conv_winograd_f4"
     assert "float64" in selection.why_not(row(4), LARGE, NHWC, NHWC, Types.all("float64"))
-    named = {c.row.name for c in selection.decisions("conv2d", Request(LARGE, NHWC, NHWC, FLOATS))}
+    named = {row.name for row in selection.decisions("conv2d", Request(LARGE, NHWC, NHWC, FLOATS))}
     assert {f"conv_winograd_f{m}" for m in SIZES[1]} < named
 
 

@@ -196,5 +196,7 @@ def test_predictions_choose():
         types = Types.quantized("uint8", "uint8")
         types = types._replace(wei=dataclasses.replace(types.wei, light=True))
         found = selection.decisions("conv2d", Request(p, Layout("NHWC"), Layout("NHWC"), types))
-        direct, ours = (next(c.primitive for c in found if c.row.name == name) for name in ("conv_direct", ROW.name))
+        direct, ours = (
+            next(one for row, one in found.items() if row.name == name) for name in ("conv_direct", ROW.name)
+        )
         assert (ours.seconds < direct.seconds) == wanted
