@@ -55,8 +55,7 @@ ORDER = [
     "blockconv.kernels.backward_data",
     "blockconv.kernels.table",
     "blockconv.kernels.batches",
-    "blockconv.kernels.transposed",
-    "blockconv.kernels.one_pixel",
+    "blockconv.kernels.rewritten",
     "blockconv.kernels.common",
     "blockconv.machine",
     "blockconv.runtime",
@@ -65,8 +64,7 @@ ORDER = [
     "blockconv._version",
 ]
 SHARED = tuple(
-    f"blockconv.kernels{part}"
-    for part in ("", ".backward_data", ".table", ".batches", ".transposed", ".one_pixel", ".common")
+    f"blockconv.kernels{part}" for part in ("", ".backward_data", ".table", ".batches", ".rewritten", ".common")
 )
 FAMILIES = [package for package in ORDER if package.startswith("blockconv.kernels") and package not in SHARED]
 

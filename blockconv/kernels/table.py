@@ -18,8 +18,10 @@ from blockconv.kernels.common.operands import CONV
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.taps import TapRange, reached_problem, reached_taps
-from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
-from blockconv.kernels.transposed import (
+from blockconv.kernels.rewritten import (
+    columns_layout,
+    columns_problem,
+    has_images_of_one_pixel,
     runs_down,
     transposed_layout,
     transposed_problem,

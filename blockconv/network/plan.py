@@ -44,10 +44,10 @@ from blockconv.network.planning.planned import (
 )
 from blockconv.network.planning.planner import Choice
 from blockconv.network.planning.resized import resized, unpriced
-from blockconv.network.reporting import explain, predict
+from blockconv.network.reporting import explain
 from blockconv.network.reporting import page as report
 from blockconv.network.reporting.data import PlanData, Sizes, collected
-from blockconv.network.reporting.profile import Profile, median_seconds
+from blockconv.network.reporting.profile import Profile, median_seconds, seconds_of_actions
 from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
@@ -515,7 +515,7 @@ class Plan:
         in_one, each = measured_runs(bound, buffers, threads, runs + 1)
         # The first of each warms up.
         seconds = tuple(median_seconds(times[1:]) for times in each)
-        predicted = predict.actions_on(bound.planned, actions, threads)
+        predicted = seconds_of_actions(bound.planned, actions, threads)
         profile = Profile(actions, seconds, median_seconds(in_one[1:]), predicted, threads)
         if bound is self._first:
             self._profiled = profile

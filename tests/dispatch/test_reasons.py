@@ -14,7 +14,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.transposed import runs_down, transposed_problem
+from blockconv.kernels.rewritten import runs_down, transposed_problem
 
 LAYOUTS = ("NCHW", "NHWC", "NCHW4", "NCHW16", "NCHW64", "CHWN", "CHWN4")
 TYPES = (Types.all("float32"), Types.all("float64"), Types.all("float16"), Types.quantized("uint8", "uint8"))

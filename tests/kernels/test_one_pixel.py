@@ -8,7 +8,7 @@ from storage_oracle import stored
 
 import blockconv as bc
 from blockconv.core.types import Types
-from blockconv.kernels.one_pixel import columns_layout, columns_problem, has_images_of_one_pixel
+from blockconv.kernels.rewritten import columns_layout, columns_problem, has_images_of_one_pixel
 
 TAGS = ["abcd", "acdb", "aBcd16b", "bcda", "Bcda4b", "acBd4b", "cdba", "aBcd12b"]
 

@@ -13,7 +13,7 @@ import blockconv as bc
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.transposed import (
+from blockconv.kernels.rewritten import (
     has_h_inside_w,
     runs_down,
     transposed_layout,

@@ -18,7 +18,7 @@ from small_networks import inception_network, residual_network, values
 
 import blockconv as bc
 from blockconv.core import text
-from blockconv.network.reporting import data, drawing, palette
+from blockconv.network.reporting import data, drawing
 from blockconv.network.reporting import page as report
 
 
@@ -73,38 +73,38 @@ def test_contrast_is_that_of_wcag() -> None:
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)  # the grey that just fails
 
 
-@pytest.mark.parametrize("name", palette.FILLS)
+@pytest.mark.parametrize("name", drawing.FILLS)
 def test_text_in_boxes_can_be_read(name: str) -> None:
-    assert contrast(palette.ON_FILL, palette.FILLS[name]) >= 4.5
+    assert contrast(drawing.ON_FILL, drawing.FILLS[name]) >= 4.5
 
 
 @pytest.mark.parametrize(
-    ("theme", "ink", "ground"), list(itertools.product(palette.THEMES, palette.TEXTS, ("paper", "band")))
+    ("theme", "ink", "ground"), list(itertools.product(drawing.THEMES, drawing.TEXTS, ("paper", "band")))
 )
 def test_text_on_the_page_can_be_read(theme: str, ink: str, ground: str) -> None:
-    colours = palette.THEMES[theme]
+    colours = drawing.THEMES[theme]
     assert contrast(colours[ink], colours[ground]) >= 4.5
 
 
-@pytest.mark.parametrize("theme", palette.THEMES)
+@pytest.mark.parametrize("theme", drawing.THEMES)
 def test_lines_and_bars_can_be_seen(theme: str) -> None:
-    colours = palette.THEMES[theme]
+    colours = drawing.THEMES[theme]
     assert all(contrast(colours[name], colours["paper"]) >= 3 for name in ("wire", "predicted", "measured"))
 
 
 def test_every_layout_has_a_colour_of_its_own() -> None:
-    assert {layout.name for layout in bc.NATIVE} < palette.FILLS.keys()
-    assert len(set(palette.FILLS.values())) == len(palette.FILLS)
+    assert {layout.name for layout in bc.NATIVE} < drawing.FILLS.keys()
+    assert len(set(drawing.FILLS.values())) == len(drawing.FILLS)
 
 
 def test_the_style_sheet_takes_its_colours_from_the_palette() -> None:
     style = (resources.files("blockconv") / "data" / "report.css").read_text(encoding="utf-8")
     assert not re.findall(r"#[0-9a-f]{3,8}\b", style)
-    defined = set(re.findall(r"--([a-z-]+):", palette.variables()))
+    defined = set(re.findall(r"--([a-z-]+):", drawing.style_variables()))
     given = {"fill", "from", "left", "step", "figures"}  # by the elements themselves
     assert set(re.findall(r"var\(--([a-z-]+)\)", style)) <= defined | given
     inks = set(re.findall(r"[; {]color: var\(--([a-z-]+)\)", style))
-    assert inks <= {*palette.TEXTS, "on-fill"}
+    assert inks <= {*drawing.TEXTS, "on-fill"}
 
 
 # ---------------------------------------------------------------- what the page says

@@ -40,8 +40,7 @@ from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
 from blockconv.kernels.conv.matrix_blocking import extent
 from blockconv.kernels.conv.matrix_tile import configure, is_instruction, release
-from blockconv.kernels.conv.regions import TapsRegion
-from blockconv.kernels.conv.space import is_pointwise, space
+from blockconv.kernels.conv.space import TapsRegion, is_pointwise, space
 from blockconv.kernels.conv.tile_kernels import Tiles
 from blockconv.kernels.table import Epilogue
 from blockconv.runtime import OWN_TABLE, Buffer, Launch

@@ -19,10 +19,15 @@ from blockconv.kernels.common.interleaved import DENSE, Shared
 from blockconv.kernels.common.register_tiles import are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.kernels.common.taps import Kept, kept_taps
-from blockconv.kernels.conv.dividing import pixels_of_task, room_for_window, splits_of_tasks
-from blockconv.kernels.conv.plane_panels import CHANNELS_OF_PLANES, blocks_of_packing, pays_to_pack_planes
-from blockconv.kernels.conv.regions import TapsRegion, regions
-from blockconv.kernels.conv.space import Space, space
+from blockconv.kernels.conv.dividing import (
+    CHANNELS_OF_PLANES,
+    blocks_of_packing,
+    pays_to_pack_planes,
+    pixels_of_task,
+    room_for_window,
+    splits_of_tasks,
+)
+from blockconv.kernels.conv.space import Space, TapsRegion, regions, space
 from blockconv.machine.machine import Machine
 
 

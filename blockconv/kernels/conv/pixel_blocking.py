@@ -24,8 +24,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv.blocking import ConvBlocking
-from blockconv.kernels.conv.dividing import pixels_of_task, splits_of_tasks, tasks_wanted
-from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES
+from blockconv.kernels.conv.dividing import PANEL_ROW_CYCLES, pixels_of_task, splits_of_tasks, tasks_wanted
 from blockconv.kernels.conv.space import Space, is_pointwise, space
 from blockconv.machine.machine import Machine
 from blockconv.machine.profile import SCATTERED

@@ -27,6 +27,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
+from blockconv.kernels.common.gathering import waiting_seconds
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import conv_operands
@@ -34,7 +35,6 @@ from blockconv.kernels.common.register_tiles import are_far
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import Kept, kept_along, kept_taps
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.conv import grouped_blocking, matrix_blocking, matrix_pixel_blocking, pixel_blocking
 from blockconv.kernels.conv.binding import bind_tiles
 from blockconv.kernels.conv.blocking import (
@@ -46,10 +46,9 @@ from blockconv.kernels.conv.blocking import (
     weight_layout,
     why_not_window,
 )
-from blockconv.kernels.conv.plane_panels import PANEL_ROW_CYCLES, STEP, plane_read_cycles
+from blockconv.kernels.conv.dividing import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
-from blockconv.kernels.conv.regions import TapsRegion, why_not_regions
-from blockconv.kernels.conv.space import Space, space
+from blockconv.kernels.conv.space import Space, TapsRegion, space, why_not_regions
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import Launch

@@ -11,12 +11,11 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.target import Isa
 from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
-from blockconv.kernels.common.gathering import TOGETHER, is_crowded, rows_that_stay, window_rows
+from blockconv.kernels.common.gathering import TOGETHER, is_beyond, is_crowded, is_wide, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, window_axis
 from blockconv.kernels.common.request import Reason, Request, shared_sizes
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
-from blockconv.kernels.common.waiting import is_beyond, is_wide
 from blockconv.kernels.depthwise.codegen import DepthwiseShape
 from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import DepthwiseScratch

@@ -29,13 +29,19 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import HALVES, INT8, Types
 from blockconv.jit.records import fill
-from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds, window_rows
+from blockconv.kernels.common.gathering import (
+    gathered_bytes,
+    gathering_seconds,
+    is_beyond,
+    is_wide,
+    waiting_seconds,
+    window_rows,
+)
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK, Geometry
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.unpacked import unpacked_order
-from blockconv.kernels.common.waiting import is_beyond, is_wide, waiting_seconds
 from blockconv.kernels.depthwise.blocking import (
     DepthwiseBlocking,
     blocking,

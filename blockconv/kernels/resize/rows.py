@@ -52,8 +52,8 @@ from blockconv.kernels.resize.kernels import (
     resize_rows,
     resize_sums,
 )
+from blockconv.kernels.rewritten import has_h_inside_w, transposed_layout
 from blockconv.kernels.table import same_layout_row
-from blockconv.kernels.transposed import has_h_inside_w, transposed_layout
 from blockconv.machine.machine import Machine
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 

@@ -11,6 +11,7 @@ from blockconv.core.target import Isa
 from blockconv.core.types import element
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD
+from blockconv.kernels.common.gathering import is_beyond
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
@@ -18,7 +19,6 @@ from blockconv.kernels.common.operands import SRC, conv_operands
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.waiting import is_beyond
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import name_of
+from blockconv.kernels.common.gathering import waiting_seconds
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, blocking
 from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.machine import Machine

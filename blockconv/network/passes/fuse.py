@@ -40,8 +40,7 @@ from blockconv.network.ops import (
     Weighted,
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
-from blockconv.network.passes.residuals import adding_convolution
-from blockconv.network.passes.rewrite import Edit, Refit, after, on, rewritten
+from blockconv.network.passes.rewrite import Edit, Refit, adding_convolution, after, on, rewritten
 from blockconv.network.passes.spelled import SPELLED
 from blockconv.network.passes.volumes import VOLUMES
 

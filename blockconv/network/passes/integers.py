@@ -41,8 +41,7 @@ from blockconv.network.ops import (
     Reshape,
 )
 from blockconv.network.ops.rule import Tensor
-from blockconv.network.passes.residuals import adding_convolution
-from blockconv.network.passes.rewrite import Edit, after, on, rewritten
+from blockconv.network.passes.rewrite import Edit, adding_convolution, after, on, rewritten
 
 
 def convolutions(network: Network) -> Network:

@@ -15,7 +15,7 @@ from blockconv.core.text import free_name
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Network, Node, holds, same_array
 from blockconv.network.limits import Limits
-from blockconv.network.ops import Op, Reshape
+from blockconv.network.ops import Convolution, Op, Reshape
 
 A = TypeVar("A", bound=Op)
 
@@ -371,3 +371,21 @@ def _divides_alike(before: Network, other: Network) -> bool:
             return False
         places.setdefault(of, set()).update((prod(a[:k]), prod(b[:k])) for k in range(len(a) + 1))
     return all(len(some) == len(dict(some)) == len({to for _, to in some}) for some in places.values())
+
+
+def adding_convolution(edit: Edit, node: Node, takes: Callable[[Any], bool]) -> tuple[Node, Any, int] | None:
+    """(a convolution that can add the other input of an addition in its store, its attributes, which input that is).
+
+    takes(attributes): whether a convolution can. If both inputs come from one, the later does. None if neither can.
+    """
+    first, second = node.inputs
+    if first == second or any(name in edit.constants for name in node.inputs):
+        return None
+    found = []
+    for name, other in ((first, 1), (second, 0)):
+        conv = edit.private(name, Convolution)
+        if conv is None or len(conv[0].inputs) >= conv[1].inputs[-1] or not conv[1].activation.is_identity:
+            continue
+        if takes(conv[1]) and edit.shape(node.inputs[other]) == edit.shape(node.output) == edit.shape(name):
+            found.append((*conv, other))
+    return max(found, key=lambda one: edit.position(one[0]), default=None)

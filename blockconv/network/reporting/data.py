@@ -18,8 +18,7 @@ from blockconv.network.graph import Network, Node
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.planned import Options, Planned
 from blockconv.network.planning.planner import Assignment, optimal
-from blockconv.network.reporting import predict
-from blockconv.network.reporting.profile import Profile
+from blockconv.network.reporting.profile import Profile, seconds_of_actions, seconds_of_plan
 from blockconv.network.schedule import Action, Schedule
 
 VERSION = 1  # of PlanData: another number where a field changes its meaning or goes away
@@ -233,7 +232,7 @@ def collected(
             "optimal": solution.exact,
             "quality": planned.quality,
         },
-        "predicted": predict.plan_on(planned, solution, threads),
+        "predicted": seconds_of_plan(planned, solution, threads),
         "measured": None if profile is None else profile.whole,
         "weights": sizes.weights,
         "arena": sizes.arena,
@@ -319,7 +318,7 @@ def _calls(planned: Planned, actions: tuple[Action, ...], options: Options, prof
     why = {id(action): said for action, said in reasons(planned, actions, options.asked)}
     none: tuple[str, float | None] = "", None
     measured = [None] * len(actions) if profile is None else profile.seconds
-    predicted = predict.actions_on(planned, actions, options.threads)
+    predicted = seconds_of_actions(planned, actions, options.threads)
     return [
         {
             "name": action.name,

@@ -16,10 +16,11 @@ from blockconv.core.layout import NATIVE
 from blockconv.machine import identity
 from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution, fixed, greedy
-from blockconv.network.reporting import drawing, predict
+from blockconv.network.reporting import drawing
 from blockconv.network.reporting.data import PlanData
+from blockconv.network.reporting.drawing import FILLS, fill, style_variables
 from blockconv.network.reporting.explain import foreign, others
-from blockconv.network.reporting.palette import FILLS, fill, variables
+from blockconv.network.reporting.profile import seconds_of_plan
 from blockconv.network.schedule import Schedule
 
 LEAST_SCALE = 0.01  # the axis of the bars reaches at least this share of the best plan's time
@@ -52,7 +53,7 @@ def page(drawn: Drawn, measured: Mapping[str, float]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}: plan</title><style>{variables()}{style}</style></head><body>{_MARKERS}"
+        f"<title>{title}: plan</title><style>{style_variables()}{style}</style></head><body>{_MARKERS}"
         f'<header><h1>{title}</h1><p class="muted">{escape(ends)}</p></header>'
         f"<main>{_facts(drawn, measured)}"
         f"<h2>Comparison with other plans</h2>{_comparison(drawn, measured)}"
@@ -137,7 +138,7 @@ def _plans(drawn: Drawn, measured: Mapping[str, float]) -> list[_Compared]:
     known = {choice.dst for step in problem.steps for choice in step.choices}
 
     def compared(name: str, solution: Solution, seconds: float | None, colour: str) -> _Compared:
-        predicted = predict.plan_on(planned, solution, drawn.threads)
+        predicted = seconds_of_plan(planned, solution, drawn.threads)
         return _Compared(name, solution, predicted or math.ulp(0), seconds, colour)  # no images take nothing
 
     own = _own_time(drawn, measured)

@@ -7,8 +7,8 @@ import pytest
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
+from blockconv.kernels.common.gathering import waiting_seconds
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.waiting import waiting_seconds
 from blockconv.machine.profile import profile
 
 FLOAT32 = Types.all("float32")

@@ -15,8 +15,8 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import tap_ranges
-from blockconv.kernels.conv.regions import regions
 from blockconv.kernels.conv.rows import REGIONS
+from blockconv.kernels.conv.space import regions
 
 ASPP = "mb1ic40ih11iw13oc20oh11ow13kh3kw3ph6pw6dh5dw5"  # a pyramid's: few pixels have all taps inside
 SIDES = "g2mb2ic24ih5iw12oc34oh6ow11kh2kw4ph3pw5dh3dw3"
