@@ -141,7 +141,8 @@ class Bound(NamedTuple):
             starts.append(0)
             starts = order(starts)  # type: ignore[assignment]
         if workspace:
-            starts = [*starts, _workspace.of(workspace)]
+            start, _workspace_held = _workspace.of(workspace)
+            starts = [*starts, start]
         program.run(starts, threads)
 
 

@@ -173,11 +173,11 @@ _room = Scratch()
 
 
 def room_for(how: Packing) -> tuple[int, int, Any]:
-    """The addresses of memory to pack into, and by way of, and that memory. If none, it is the thread's own."""
+    """The addresses of memory to pack into, and by way of, and the array to hold."""
     _, nbytes, between = how
     first = -(-nbytes // ALIGNMENT) * ALIGNMENT
     if first + between <= KEPT:
-        start, room = _room.of(first + between), None
+        start, room = _room.of(first + between)
     else:
         room = aligned_empty(first + between)
         start = address_of(room)

@@ -196,9 +196,7 @@ _CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 _RECORD_WORDS, _ENTRY_WORDS = LINE, LaunchEntry.nbytes // 8
 # The words of a record that each run writes.
-_ENTERED, _SCRATCH, _SCRATCH_SIZE, _WORKERS = (
-    RunRecord.fields[name].first for name in ("entered", "scratch", "scratch_size", "workers")
-)
+_ENTERED, _SCRATCH, _WORKERS = (RunRecord.fields[name].first for name in ("entered", "scratch", "workers"))
 
 
 class _Instance(jit.Addressed):
@@ -220,8 +218,9 @@ class _Instance(jit.Addressed):
         self.address = base = address_of(block)
         self.counters = block[counters:table:LINE]
         entered = Counter(value=0)
+        size = program.scratch
         record = RunRecord(
-            launches=count, table=base + 8 * table, entered=entered, scratch=0, scratch_size=0, workers=workers
+            launches=count, table=base + 8 * table, entered=entered, scratch=0, scratch_size=size, workers=workers
         )
         block[: len(record)] = record
         self.patches: list[tuple[int, int, int]] = []  # (a word's index, buffer, offset)
@@ -284,7 +283,7 @@ class Program:
             for index, number, offset in instance.patches:
                 block[index] = buffers[number] + offset
         if self.scratch:
-            block[_SCRATCH], block[_SCRATCH_SIZE] = _scratch.of(self.scratch * workers), self.scratch
+            block[_SCRATCH], _held = _scratch.of(self.scratch * workers)
         if pool is None or pool.launch is None:
             _entry_alone()(instance.address)
         else:

@@ -89,14 +89,14 @@ class Region:
 class Scratch(threading.local):
     """A thread's own memory, which grows and is kept."""
 
-    def __init__(self) -> None:
-        self.keep(np.empty(0, np.uint8))
+    _size = -1
 
-    def keep(self, memory: npt.NDArray[np.uint8]) -> None:
-        self.memory, self.size, self.address = memory, memory.nbytes, address_of(memory)
+    def of(self, nbytes: int) -> tuple[int, Array]:
+        """The address of at least so many bytes, and the array to hold in a local variable until the kernel has run.
 
-    def of(self, nbytes: int) -> int:
-        """The address of at least so many bytes."""
-        if nbytes > self.size:
-            self.keep(aligned_empty(nbytes))
-        return self.address
+        Python frees a daemon thread's own data as the process ends, even if its kernel runs, but no local variables.
+        """
+        if nbytes > self._size:
+            memory = aligned_empty(nbytes)
+            self._size, self._given = nbytes, (address_of(memory), memory)
+        return self._given

@@ -146,7 +146,7 @@ def test_threads_of_a_team_beyond_the_workers_leave_at_once(monkeypatch: pytest.
     op = Launch(own_scratch.compile(), (Buffer(0), Buffer(1), 16), 2, scratch=128)
     Program([op]).run([address_of(addresses), address_of(damaged)], 4)
     assert teams == [(2, 4)]
-    assert (addresses == launcher._scratch.address).all()
+    assert (addresses == launcher._scratch.of(0)[0]).all()
 
 
 def test_arguments_of_an_op_may_point_to_its_own_table() -> None:
