@@ -1,20 +1,26 @@
 """Kernels that find a quantization, quantize by it, and prepare a convolution for it."""
 
-from blockconv import jit
-from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import load_bits, load_f, load_i64, store_bits, store_f, store_i64
-from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
-from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments
-from blockconv.kernels.dynamic.codegen import (
-    FOUND_BYTES,
-    UINT8,
-    describe_found,
-    found_of_range,
-    range_of_elements,
-)
+from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from blockconv import jit
+from blockconv.core.types import element
+from blockconv.jit.arguments import Arguments, word
+from blockconv.jit.compiler import inline
+from blockconv.jit.ir import const, emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
+from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments, float_of
+
+UNROLL = 4  # vectors at a time, so that a comparison need not wait for the one before
+FOUND_BYTES = 2 * FLOAT32.itemsize  # a scale and a zero point
+UINT8 = element("uint8")
+ZERO, ONE, LAST = map(np.float32, (0, 1, UINT8.bounds[1]))
 EPILOGUE_WORDS = EpilogueArguments.nbytes // 8
 SRC_FILL = EpilogueArguments.fields["src_fill"].first
+SCALE, LOW, HIGH = (8 * QuantizationArguments.fields[name].first for name in ("scale", "low", "high"))
 
 
 class DynamicArgs(Arguments):
@@ -25,6 +31,54 @@ class DynamicArgs(Arguments):
     found = word("the scale and the zero point, a float32 each", "address", 0)
     size = word("of the source", "elements")
     task_size = word("in a task", "elements", 0)
+
+
+def range_of_elements(lanes: int) -> Any:
+    """Code that writes the least and the greatest of `count` float32, and of 0; a NaN is neither."""
+
+    @emitted
+    def write_range(builder: Any, src: Any, count: Any, dst: Any) -> None:
+        b, v = builder, float_of(builder, lanes)
+
+        def smaller(x: Any, y: Any) -> Any:
+            return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+        ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
+
+        def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
+            x = v.load(b.add(src, offset), mask)  # lanes that do not exist are 0
+            for slots, combine in ends:
+                b.store(combine(x, b.load(slots[k])), slots[k])
+
+        v.each(count, vector, UNROLL)
+        for number, (slots, combine) in enumerate(ends):
+            found = b.load(slots[0])
+            for slot in slots[1:]:
+                found = combine(b.load(slot), found)
+            v.store_first(v.fold(found, combine), b.add(dst, const(number * v.itemsize)), 1)
+
+    return write_range
+
+
+@inline
+def write_found(low, high, dst):
+    """The scale and the zero point of uint8 for a range, a float32 each."""
+    step = (high - low) / LAST
+    scale = step if step > ZERO else ONE
+    zero = ZERO - low / scale
+    zero = zero if zero > ZERO else ZERO
+    store_f(dst, scale, 4)
+    store_f(dst + 4, np.rint(zero if zero < LAST else LAST), 4)
+
+
+@inline
+def write_quantization(found, words):
+    """The `QuantizationArguments` of uint8 for the scale and the zero point that were found."""
+    scale, zero = load_f(found, 4), load_f(found + 4, 4)
+    store_f(words + SCALE, scale, 8)
+    QuantizationArguments(words).zero_point = int(zero)
+    store_f(words + LOW, ZERO - zero, 8)
+    store_f(words + HIGH, LAST - zero, 8)
 
 
 @jit.kernel
@@ -49,7 +103,7 @@ def find_quantization(lanes):
     def kernel(args, first, last, scratch):
         a = DynamicArgs(args)
         write_range(a.src, a.size, scratch)
-        found_of_range(scratch, a.dst)
+        write_found(load_f(scratch, 4), load_f(scratch + 4, 4), a.dst)
 
     return kernel
 
@@ -62,7 +116,7 @@ def dynamic_quantize(lanes):
 
     def kernel(args, first, last, scratch):
         a = DynamicArgs(args)
-        describe_found(a.found, scratch + of_dst)
+        write_quantization(a.found, scratch + of_dst)
         for task in range(first, last):
             at = task * a.task_size
             convert(ConvertedExtents(a.src + 4 * at, a.dst + at, min(a.task_size, a.size - at), 1, 0, 0, scratch))

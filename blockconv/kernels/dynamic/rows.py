@@ -20,8 +20,8 @@ from blockconv.kernels.common.operands import ACT, BIA
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
-from blockconv.kernels.dynamic.codegen import FOUND_BYTES
 from blockconv.kernels.dynamic.kernels import (
+    FOUND_BYTES,
     DynamicArgs,
     DynamicEpilogueArgs,
     dynamic_epilogue,
