@@ -22,7 +22,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, store_bits
-from blockconv.kernels.common.conversion import ConversionArguments, both_ends
+from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
@@ -225,7 +225,8 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
 
     @emitted
     def run(builder: Any, x: AxisRun) -> None:
-        ends = both_ends(builder, element, lanes, builder.add(x.args, const(8 * AxisArgs.fields["integers"].first)))
+        words = builder.add(x.args, const(8 * AxisArgs.fields["integers"].first))
+        ends = read_and_written(builder, element, element, lanes, words)
         if not across:
             body(AxisWalk(ends, x, direction))
             return

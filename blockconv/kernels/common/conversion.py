@@ -10,7 +10,7 @@ from blockconv.core.types import BITS, ElementType
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, emitted
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.requantize import Elements, QuantizationArguments, quantization_words
+from blockconv.kernels.common.requantize import QuantizationArguments, quantization_words
 
 CONVERTED_LANES = 16  # of a converted vector, of bytes too: as many float32 fill a vector of AVX-512
 
@@ -59,40 +59,17 @@ def conversion_words(types: tuple[ElementType, ElementType], given: Any) -> Conv
     return ConversionArguments(src=src, dst=dst)
 
 
-def both_ends(builder: Any, element: ElementType, lanes: int, address: Any) -> tuple[Floats, Floats]:
-    """Code over the elements of a source, and over a destination of the same type.
-
-    address: of their `ConversionArguments`, which integers need.
-    """
-    return read_and_written(builder, element, element, lanes, address)
-
-
 def read_and_written(
     builder: Any, src: ElementType, dst: ElementType, lanes: int, address: Any
 ) -> tuple[Floats, Floats]:
-    """The same of two types."""
+    """Code over the elements of a source, and over those of a destination.
+
+    address: of their `ConversionArguments`, which integers need.
+    """
     fields = ConversionArguments.fields
     ends = (builder.add(address, const(8 * fields[end].first)) for end in ("src", "dst"))
     v, out = (Floats(builder, type, lanes, words) for type, words in zip((src, dst), ends, strict=True))
     return v, out
-
-
-class Conversion:
-    """Code that converts vectors of elements. address: of its `ConversionArguments`."""
-
-    def __init__(self, builder: Any, moved: Moved, lanes: int, address: Any) -> None:
-        src, dst = moved.types
-        fields = ConversionArguments.fields
-        self.src = Elements(builder, src, lanes, builder.add(address, const(8 * fields["src"].first)))
-        self.dst = Elements(builder, dst, lanes, builder.add(address, const(8 * fields["dst"].first)))
-
-    def load(self, address: Any) -> Any:
-        """Elements of the source at an address, converted to the destination's."""
-        return self.converted(self.src.memory.load(address))
-
-    def converted(self, value: Any) -> Any:
-        """Elements of the source, converted to the destination's."""
-        return self.dst.quantized(self.src.dequantized(value))
 
 
 class ConvertedExtents(NamedTuple):
@@ -117,11 +94,12 @@ def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
     def convert(builder: Any, x: ConvertedExtents) -> None:
         if not moved.is_converted:
             return
-        vectors, one = (Conversion(builder, moved, n, x.conversion) for n in (lanes, 1))
+        vectors, one = (read_and_written(builder, *moved.types, n, x.conversion) for n in (lanes, 1))
 
-        def at(c: Conversion, k: Any, src: Any, dst: Any) -> None:
-            value = c.load(builder.add(src, builder.mul(k, const(moved.src_bytes))))
-            c.dst.memory.store(value, builder.add(dst, builder.mul(k, const(moved.dst_bytes))))
+        def at(ends: tuple[Floats, Floats], k: Any, src: Any, dst: Any) -> None:
+            v, out = ends
+            value = v.load(builder.add(src, builder.mul(k, const(v.itemsize))))
+            out.store(value, builder.add(dst, builder.mul(k, const(out.itemsize))))
 
         def extent(src: Any, dst: Any) -> None:
             is_long = builder.icmp_signed(">=", x.size, const(lanes))

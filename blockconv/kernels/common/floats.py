@@ -7,7 +7,6 @@ from typing import Any
 
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted
-from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors
 
@@ -22,46 +21,39 @@ class Floats(Vectors):
 
     def __init__(self, builder: Any, element: ElementType, lanes: int, words: Any = None) -> None:
         super().__init__(builder, element.computed, lanes)
-        self.computed = Vectors(builder, element.computed, lanes)
-        self.is_narrow = element != element.computed
-        self.held, self.words = element, words
+        self.memory, self.computed = Vectors(builder, element, lanes), Vectors(builder, element.computed, lanes)
+        self.is_narrow, self.words = element != element.computed, words
         self.elements = None if element.is_float else Elements(builder, element, lanes, words)
-        self.memory = Vectors(builder, element, lanes)
         self.itemsize, self.bytes = self.memory.itemsize, self.memory.bytes
 
     def load(self, address: Any, mask: Any | None = None, other: float | None = None, lanes: int | None = None) -> Any:
         if not self.is_narrow:
             return super().load(address, mask, other, lanes)
-        some = self.computed if lanes is None else Vectors(self.b, self.type, lanes)
-        value = self._widened(some, self.memory.load(address, mask, lanes=lanes))
-        return value if mask is None or other is None else self.b.select(mask, value, some.c(other))
+        value = self.widened(self.memory.load(address, mask, lanes=lanes))
+        if mask is None or other is None:
+            return value
+        return self.b.select(mask, value, Vectors(self.b, self.type, value.type.count).c(other))
 
     def gathered(self, addresses: Sequence[Any]) -> Any:
-        value = self.memory.gathered(addresses)
-        return self._widened(self.computed, value) if self.is_narrow else value
+        return self.widened(self.memory.gathered(addresses))
 
     def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
-        if self.is_narrow:
-            value = self._rounded(Vectors(self.b, self.type, value.type.count), value)
-        self.memory.store(value, address, mask)
+        self.memory.store(self.rounded(value), address, mask)
 
     def in_computed(self, offset: Any) -> Any:
-        """An offset in memory, in bytes, as the offset of the same elements in the computed type."""
         return self.b.mul(offset, const(self.type.itemsize // self.itemsize))
 
-    def _widened(self, some: Vectors, value: Any) -> Any:
-        """A vector of the memory's type, in the computed type."""
-        return widened(some, self.held, value) if self.held.is_half else self._elements(some.lanes).dequantized(value)
+    def widened(self, value: Any) -> Any:
+        return self._elements(value.type.count).dequantized(value) if self.is_narrow else value
 
-    def _rounded(self, some: Vectors, value: Any) -> Any:
-        """A vector of the computed type, in the memory's type."""
-        return rounded(some, self.held, value) if self.held.is_half else self._elements(some.lanes).quantized(value)
+    def rounded(self, value: Any) -> Any:
+        return self._elements(value.type.count).quantized(value) if self.is_narrow else value
 
     def _elements(self, lanes: int) -> Elements:
-        """Code over so many integers."""
+        """Code over so many."""
         if self.elements is not None and lanes == self.lanes:
             return self.elements
-        return Elements(self.b, self.held, lanes, self.words)
+        return Elements(self.b, self.memory.type, lanes, self.words)
 
 
 def widener(kind: ElementType, lanes: int) -> Any:

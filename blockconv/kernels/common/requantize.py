@@ -269,25 +269,17 @@ class Elements:
     """Code over an array's elements that computes in float32: floats are themselves, integers are dequantized.
 
     type: float32, 16-bit floats, or integers of 8 or 32 bits; those of 32 bits are only read. address: of an array's
-        `QuantizationArguments`, for integers. `memory` loads and stores elements, `real` computes.
+        `QuantizationArguments`, for integers. `real` computes.
     """
 
     def __init__(self, builder: Any, type: ElementType, lanes: int, address: Any = None) -> None:
         self.b, self.type = builder, type
-        self.real, self.memory = float_of(builder, lanes), Vectors(builder, type, lanes)
+        self.real = float_of(builder, lanes)
         if not type.is_float:
             self.words = QuantizationArguments.load(builder, address)
             self.scale = _splat_float(self.real, self.words.scale)
             self.inverse = _inverse(self.real, self.words.scale)
             self.zero_point = _splat(self.real, builder.trunc(self.words.zero_point, I32))
-
-    def load(self, address: Any, mask: Any | None = None) -> Any:
-        """The elements at an address, as float32. Lanes that the mask lacks are not read."""
-        return self.dequantized(self.memory.load(address, mask))
-
-    def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
-        """Store float32 as elements."""
-        self.memory.store(self.quantized(value), address, mask)
 
     def dequantized(self, x: Any) -> Any:
         """A vector of elements as float32."""
@@ -297,7 +289,7 @@ class Elements:
 
     def difference(self, x: Any) -> Any:
         """A vector of integers less their zero point, as int32."""
-        wide = ir.VectorType(I32, self.memory.lanes)
+        wide = ir.VectorType(I32, self.real.lanes)
         if self.type.itemsize < 4:
             x = (self.b.sext if self.type.kind == SIGNED else self.b.zext)(x, wide)
         return self.b.sub(x, self.zero_point)

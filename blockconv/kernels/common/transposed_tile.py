@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
-from blockconv.kernels.common.conversion import Conversion, Moved
+from blockconv.kernels.common.conversion import Moved, read_and_written
 
 LINE = 64  # bytes of one line of fill values, and of the line for rows that must not be written
 
@@ -120,23 +120,26 @@ def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tupl
 
     filled: (whether it is not, the address of the fill values), or None.
     """
-    by_lanes: dict[int, Conversion] = {}
-    if moved.is_converted:
-        by_lanes = {lanes: Conversion(builder, moved, lanes, conversion) for lanes in (1, 2, 4, 8, 16)}
+    widths = (1, 2, 4, 8, 16) if moved.is_converted else ()
+    by_lanes = {lanes: read_and_written(builder, *moved.types, lanes, conversion) for lanes in widths}
     narrows = moved.dst_bytes <= moved.src_bytes
+
+    def converted(value: Any, lanes: int) -> Any:
+        v, out = by_lanes[lanes]
+        return builder.bitcast(out.rounded(v.widened(value)), vector(moved.dst_bytes, lanes))
 
     def bits(itemsize: int, address: Any, lanes: int) -> Any:
         return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
 
     def load(address: Any, lanes: int) -> Any:
         if by_lanes and narrows:
-            return builder.bitcast(by_lanes[lanes].load(address), vector(moved.dst_bytes, lanes))
+            return converted(by_lanes[lanes][0].memory.load(address), lanes)
         return bits(moved.src_bytes, address, lanes)
 
     def store(value: Any, address: Any, filled: tuple[Any, Any] | None) -> None:
         lanes = value.type.count
         if by_lanes and not narrows:
-            value = builder.bitcast(by_lanes[lanes].converted(value), vector(moved.dst_bytes, lanes))
+            value = converted(value, lanes)
         if filled is not None:
             value = builder.select(filled[0], value, bits(moved.dst_bytes, filled[1], lanes))
         store_vector(builder, value, address, stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core import target
-from blockconv.core.types import ElementType
+from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I32, I64, call_llvm, const, join, pointer, shuffle, splat
 from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 
@@ -53,6 +54,28 @@ class Vectors:
         self.itemsize, self.bytes = element.itemsize, lanes * element.itemsize
         self.element = llvm_type(element)
         self.kind = ir.VectorType(self.element, lanes)
+
+    @functools.cached_property
+    def memory(self) -> Vectors:
+        """Code over as many elements as memory has them. `Floats` computes with others than these."""
+        return self
+
+    @functools.cached_property
+    def computed(self) -> Vectors:
+        """Code over as many elements as they are computed with."""
+        return self
+
+    def in_computed(self, offset: Any) -> Any:
+        """An offset in memory, in bytes, as the offset of the same elements in the computed type."""
+        return offset
+
+    def widened(self, value: Any) -> Any:
+        """A vector as memory has it, in the computed type."""
+        return value
+
+    def rounded(self, value: Any) -> Any:
+        """A vector of the computed type, as memory has it."""
+        return value
 
     def suffix(self, lanes: int | None = None) -> str:
         """How the names of LLVM's intrinsics over such vectors end."""
@@ -294,6 +317,19 @@ class Vectors:
         """`x` between two vectors. Compared so that a NaN stays (x86's max and min do it in this operand order)."""
         x = self.b.select(self.b.fcmp_ordered("<", x, low), low, x)
         return self.b.select(self.b.fcmp_ordered(">", x, high), high, x)
+
+    def compared(self, sign: str, x: Any, y: Any) -> Any:
+        """Where x < y, or as `sign` says; false where one is NaN."""
+        if self.type.is_float:
+            return self.b.fcmp_ordered(sign, x, y)
+        return (self.b.icmp_signed if self.type.kind == SIGNED else self.b.icmp_unsigned)(sign, x, y)
+
+    def extreme(self, sign: str, x: Any, y: Any) -> Any:
+        """x where x > y, or x < y, as `sign` says; else y. A NaN of either stays."""
+        more = self.compared(sign, x, y)
+        if self.type.is_float:
+            more = self.b.or_(more, self.b.fcmp_unordered("uno", x, x))
+        return self.b.select(more, x, y)
 
     def larger(self, x: Any, y: Any) -> Any:
         """The larger of each lane; `y` where one is NaN."""

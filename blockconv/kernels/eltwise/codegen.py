@@ -19,8 +19,8 @@ from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
 from blockconv.kernels.common.activation import ActivationArguments, activate
-from blockconv.kernels.common.halves import rounded, widened
-from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+from blockconv.kernels.common.floats import Floats
+from blockconv.kernels.common.requantize import QuantizationArguments
 from blockconv.kernels.common.unpacked import shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.common.walk import WRITTEN, Place
@@ -105,11 +105,9 @@ class _Side:
     """Code over the elements of the destination or of an operand: in memory, and as they are computed with."""
 
     def __init__(self, builder: Any, form: EltwiseForm, type: ElementType, place: Place, quantization: Any) -> None:
-        self.memory, self.place, self.begin = Vectors(builder, type, form.lanes), place, place.at
-        self.computed = Vectors(builder, form.computed(type), form.lanes)
-        self.is_converted = self.computed.type != type
-        quantized = self.is_converted and not type.is_float
-        self.integers = Elements(builder, type, form.lanes, quantization) if quantized else None
+        is_converted = form.computed(type) != type
+        self.v = Floats(builder, type, form.lanes, quantization) if is_converted else Vectors(builder, type, form.lanes)
+        self.memory, self.place, self.begin = self.v.memory, place, place.at
         self.padding = self.memory.zero if type.is_half else None
         if not type.is_float:
             zero_point = QuantizationArguments.load(builder, quantization).zero_point
@@ -125,15 +123,15 @@ class _Side:
 
     def read(self, index: Any, mask: Any | None, _: int | None = None) -> Any:
         """The vector at an index of an extent, as it is computed with."""
-        return self._computed(self.memory.load(self.at(self.begin, index), mask))
+        return self.v.load(self.at(self.begin, index), mask)
 
     def held(self, count: int) -> Callable[[Any, Any | None, int | None], Any]:
         """`read`, of `count` elements that repeat, which are in registers.
 
         Its last argument is the vector's number in an unrolled loop, if it is known.
         """
-        v = self.computed
-        vectors = [self._computed(x) for x in self.memory.repeated(self.begin, count)]
+        v = self.v.computed
+        vectors = [self.v.widened(x) for x in self.memory.repeated(self.begin, count)]
         if len(vectors) == 1:
             return lambda index, mask, k: vectors[0]
         kept = v.kept(vectors)
@@ -146,11 +144,6 @@ class _Side:
 
         return vector
 
-    def _computed(self, x: Any) -> Any:
-        if self.integers is not None:
-            return self.integers.dequantized(x)
-        return widened(self.computed, self.memory.type, x) if self.is_converted else x
-
     def masked(self, x: Any, mask: Any) -> Any:
         """A vector for memory where the bits at the address `mask` are not zero; elsewhere zero, or the zero point."""
         v = self.memory
@@ -158,12 +151,6 @@ class _Side:
             return v.with_zero_bits(x, mask)
         bits = v.b.load(pointer(v.b, mask, v.kind), align=1)
         return v.b.select(v.b.icmp_signed("!=", bits, v.zero), x, self.padding)
-
-    def written(self, x: Any) -> Any:
-        """A vector that was computed as memory has it."""
-        if self.integers is not None:
-            return self.integers.quantized(x)
-        return rounded(self.computed, self.memory.type, x) if self.is_converted else x
 
 
 def eltwise_extents(form: EltwiseForm, masked: int) -> Any:
@@ -183,7 +170,7 @@ def eltwise_extents(form: EltwiseForm, masked: int) -> Any:
             )
             sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
         dst, *operands = sides
-        last = _lookup(dst.memory, x.activation) if form.op == "lookup" else _activation(dst.computed, form, x)
+        last = _lookup(dst.memory, x.activation) if form.op == "lookup" else _activation(dst.v.computed, form, x)
         with cgutils.for_range(builder, x.rows) as row:
             for side in sides:
                 side.go(row.index)
@@ -191,7 +178,7 @@ def eltwise_extents(form: EltwiseForm, masked: int) -> Any:
 
             def vector(index: Any, mask: Any | None, k: int | None = None) -> None:
                 given = [read(index, mask, k) for read in held]
-                value = dst.written(last(_result(form.op, operands[-1].computed, dst.computed, given)))
+                value = dst.v.rounded(last(_result(form.op, operands[-1].v.computed, dst.v.computed, given)))
                 value = dst.masked(value, dst.at(x.mask, index)) if masked else value
                 dst.memory.store(value, dst.at(dst.begin, index), mask)
 
@@ -217,24 +204,15 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]) -> Any:
         return _converted(v, made, x)
     (y,) = others
     if op in COMPARED:
-        return b.zext(_compared(v, COMPARED[op], x, y), made.kind)
+        return b.zext(v.compared(COMPARED[op], x, y), made.kind)
     if op in ("max", "min"):
-        more = _compared(v, ">" if op == "max" else "<", x, y)
-        if type.is_float:  # a NaN of either operand stays
-            more = b.or_(more, b.fcmp_unordered("uno", x, x))
-        return b.select(more, x, y)
+        return v.extreme(">" if op == "max" else "<", x, y)
     if op in ("div", "mod") and not type.is_float:
         return _divided(op, v, x, y)
     if op in ("pow", "fmod", "atan2"):  # of the C library
         return v.each_lane(op + "f" * (v.itemsize == 4), x, y)
     simple = {"add": v.add, "sub": v.sub, "mul": v.mul, "div": b.fdiv, "and": b.and_, "or": b.or_, "xor": b.xor}
     return simple[op](x, y)
-
-
-def _compared(v: Vectors, sign: str, x: Any, y: Any) -> Any:
-    if v.type.is_float:
-        return v.b.fcmp_ordered(sign, x, y)
-    return (v.b.icmp_signed if v.type.kind == SIGNED else v.b.icmp_unsigned)(sign, x, y)
 
 
 def _is_true(b: Any, x: Any) -> Any:

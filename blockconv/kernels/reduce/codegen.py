@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
 
-from blockconv.core.types import SIGNED, ElementType
+from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, emitted, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
@@ -28,37 +29,18 @@ class Combine:
         return (0, low, high, 1)[how]
 
 
-class Whole(Vectors):
-    """Vectors of integers, with the names of `Floats`."""
-
-    computed: Vectors
-
-    def __init__(self, builder: Any, element: ElementType, lanes: int) -> None:
-        super().__init__(builder, element, lanes)
-        self.computed = self
-
-    def in_computed(self, offset: Any) -> Any:
-        return offset
-
-
 def summed_type(element: ElementType) -> ElementType:
     """The type of the sums of elements before they are stored."""
     return element.computed if element.is_float else element
 
 
-def _numbers(builder: Any, element: ElementType, lanes: int) -> Floats | Whole:
-    return (Floats if element.is_float else Whole)(builder, element, lanes)
+def _numbers(builder: Any, element: ElementType, lanes: int) -> Vectors:
+    return (Floats if element.is_float else Vectors)(builder, element, lanes)
 
 
 def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
-    if how in (Combine.ADD, Combine.MUL):
-        return v.add if how == Combine.ADD else v.mul
-    b, word = v.b, ">" if how == Combine.MAX else "<"
-    if not v.type.is_float:
-        compared = b.icmp_signed if v.type.kind == SIGNED else b.icmp_unsigned
-        return lambda x, y: b.select(compared(word, x, y), x, y)
-    # A NaN of either stays.
-    return lambda x, y: b.select(b.or_(b.fcmp_ordered(word, x, y), b.fcmp_unordered("uno", x, x)), x, y)
+    extreme = functools.partial(v.extreme, ">" if how == Combine.MAX else "<")
+    return {Combine.ADD: v.add, Combine.MUL: v.mul}.get(how, extreme)
 
 
 def begin_sums(element: ElementType, lanes: int, how: int) -> Any:
@@ -107,7 +89,7 @@ def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int) -> Any
     return add_rows
 
 
-def _add(v: Floats | Whole, s: Summands, masks: list[Any], how: int) -> None:
+def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
     b, vectors, first_value, combine = v.b, len(masks), Combine.first(how, v.type), _combine(v, how)
     missing = first_value or None
     unrolled = rows_at_once(vectors)
