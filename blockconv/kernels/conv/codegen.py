@@ -10,6 +10,7 @@ from llvmlite import ir
 from blockconv.core.types import ElementType, element
 from blockconv.jit.compiler import inline
 from blockconv.jit.ir import (
+    I8,
     const,
     emitted,
     join,
@@ -224,126 +225,80 @@ class ChannelAddresses(NamedTuple):
     others: int
 
 
-def _interleaver(lanes: int) -> Any:
-    """interleave(planes, dst): of neighbouring pixels the four channels, [pixel][channel]."""
-
-    @emitted
-    def interleave(builder, planes, dst):
-        v = Vectors(builder, element("int8"), lanes)
-        given = [v.load(plane) for plane in planes[:4]]
-        for k, vector in enumerate(transpose(builder, given, 4, lanes)):
-            v.store(vector, builder.add(dst, const(k * lanes)))
-
-    return interleave
-
-
 @inline
 def moved(planes, by):
     """Channels so many bytes further."""
     return ChannelAddresses(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
 
 
-def _by_vectors(itemsize: int, sixteen: Any, four: Any) -> Any:
-    """interleave(planes, dst, count): four pixels or more, elements of so many bytes, sixteen at a time or four."""
+def _vectors_interleaver(unit: int, lanes: int, by_parts: bool) -> Any:
+    """interleave(planes, dst): of so many neighbouring pixels the unit's channels, [pixel][channel].
 
-    @inline
-    def interleave(planes, dst, count):
-        done = 0
-        while done < count:  # the last ones end with the last pixel, and do some once more
-            if count >= 16:
-                done = min(done, count - 16)
-                sixteen(moved(planes, itemsize * done), dst + 4 * done)
-                done += 16
-            else:
-                done = min(done, count - 4)
-                four(moved(planes, itemsize * done), dst + 4 * done)
-                done += 4
-
-    return interleave
-
-
-_interleave_fours = _by_vectors(1, _interleaver(16), _interleaver(4))
-
-
-@inline
-def interleave_four(planes, dst, count, step):
-    """`count` pixels, `step` bytes apart, to [pixel][channel]."""
-    if step == 1 and count >= 4:
-        _interleave_fours(planes, dst, count)
-    else:
-        for p in range(count):
-            at = p * step
-            low = load_bits(planes.first + at, 1) | load_bits(planes.second + at, 1) << 8
-            high = load_bits(planes.third + at, 1) | load_bits(planes.fourth + at, 1) << 8
-            store_bits(dst + 4 * p, low | high << 16, 4)
-
-
-def _pair_interleaver(lanes: int) -> Any:
-    """interleave(planes, dst): of neighbouring pixels the two channels, of 16 bits, [pixel][channel]."""
+    by_parts: vectors are unpacked within parts of 16 bytes. Planes are shuffled before, so that the result is in the
+    order of pixels.
+    """
+    itemsize = 4 // unit
+    size = lanes * itemsize
+    order = [size // 16 * j + k for k in range(size // 16) for j in range(4 // itemsize)]
 
     @emitted
     def interleave(builder, planes, dst):
-        v = Vectors(builder, element("int16"), lanes)
-        second = v.load(planes.second)
-        exists = builder.icmp_signed(">", planes.others, const(0))
-        second = builder.select(exists, second, v.zero)
-        for k, vector in enumerate(transpose(builder, [v.load(planes.first), second], 2, lanes)):
-            v.store(vector, builder.add(dst, const(k * v.bytes)))
+        v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
+        rows = [v.load(plane) for plane in planes[:unit]]
+        if unit == 2:
+            rows[1] = builder.select(builder.icmp_signed(">", planes.others, const(0)), rows[1], v.zero)
+        if by_parts:
+            fours, code = ir.VectorType(ir.IntType(32 * itemsize), len(order)), ir.VectorType(I8, size)
+            rows = [builder.bitcast(row, fours) for row in rows]
+            rows = [builder.bitcast(shuffle(builder, row, row, order), code) for row in rows]
+            found = interleaved(builder, rows, 1) if unit == 4 else unpacked(builder, rows[0], rows[1], 2)
+        else:
+            found = transpose(builder, rows, unit, lanes)
+        for k, vector in enumerate(found):
+            store_vector(builder, vector, builder.add(dst, const(k * size)))
 
     return interleave
 
 
-_interleave_pairs = _by_vectors(2, _pair_interleaver(16), _pair_interleaver(4))
-
-
-@inline
-def interleave_two(planes, dst, count, step):
-    """`interleave_four` for pairs of channels of 16 bits; a second that does not exist is zero."""
-    if step == 2 and count >= 4:
-        _interleave_pairs(planes, dst, count)
-    else:
-        for p in range(count):
-            second = load_bits(planes.second + p * step, 2) if planes.others > 0 else 0
-            store_bits(dst + 4 * p, load_bits(planes.first + p * step, 2) | second << 16, 4)
-
-
 @functools.cache
-def plane_interleaver(unit: int, vector_bytes: int) -> Any:
-    """interleave(planes, dst, count, step): `interleave_four` or, of units of two, `interleave_two`, by whole vectors.
+def interleaver(unit: int, vector_bytes: int = 0) -> Any:
+    """interleave(planes, dst, count, step): of pixels, `step` bytes apart, a unit of channels, [pixel][channel].
 
-    Vectors are unpacked within parts of 16 bytes. Planes are shuffled before, so that the result is in the order of
-    pixels.
+    unit: 4 bytes, or 2 of 16 bits, of which the second is zero if it does not exist. vector_bytes: of whole vectors,
+    where there are pixels for one; else vectors are of 16 pixels and 4.
     """
     itemsize = 4 // unit
-    pixels, parts = vector_bytes // itemsize, vector_bytes // 16
+    most, least = (vector_bytes // itemsize,) * 2 if vector_bytes else (16, 4)
+    many, some = (_vectors_interleaver(unit, lanes, vector_bytes > 0) for lanes in (most, least))
 
-    order = [parts * j + k for k in range(parts) for j in range(4 // itemsize)]
+    @inline
+    def one_by_one(planes, dst, count, step):
+        for p in range(count):
+            at = p * step
+            value = load_bits(planes.first + at, itemsize)
+            if unit == 4 or planes.others > 0:
+                value |= load_bits(planes.second + at, itemsize) << 8 * itemsize
+            if unit == 4:
+                value |= (load_bits(planes.third + at, 1) | load_bits(planes.fourth + at, 1) << 8) << 16
+            store_bits(dst + 4 * p, value, 4)
 
-    @emitted
-    def interleave_vectors(builder, planes, dst):
-        v = Vectors(builder, element("int8"), vector_bytes)
-        rows = [v.load(plane) for plane in planes[:unit]]
-        if unit == 2:
-            rows[1] = builder.select(builder.icmp_signed(">", planes.others, const(0)), rows[1], v.zero)
-        fours = ir.VectorType(ir.IntType(32 * itemsize), len(order))
-        rows = [builder.bitcast(row, fours) for row in rows]
-        rows = [builder.bitcast(shuffle(builder, row, row, order), v.kind) for row in rows]
-        units = interleaved(builder, rows, 1) if unit == 4 else unpacked(builder, rows[0], rows[1], 2)
-        for k, vector in enumerate(units):
-            store_vector(builder, vector, builder.add(dst, const(k * vector_bytes)))
-
-    few = interleave_four if unit == 4 else interleave_two
+    few = interleaver(unit) if vector_bytes else one_by_one
 
     @inline
     def interleave(planes, dst, count, step):
         done = 0
-        if step == itemsize and count >= pixels:
-            while done < count:  # the last ones end with the last pixel, and do some once more
-                done = min(done, count - pixels)
-                interleave_vectors(moved(planes, itemsize * done), dst + 4 * done)
-                done += pixels
-        else:
+        if step != itemsize or count < least:
             few(planes, dst, count, step)
+            return
+        while done < count:  # the last ones end with the last pixel, and do some once more
+            if count >= most:
+                done = min(done, count - most)
+                many(moved(planes, itemsize * done), dst + 4 * done)
+                done += most
+            else:
+                done = min(done, count - least)
+                some(moved(planes, itemsize * done), dst + 4 * done)
+                done += least
 
     return interleave
 

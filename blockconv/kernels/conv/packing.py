@@ -14,13 +14,11 @@ from blockconv.kernels.conv.codegen import (
     ChannelAddresses,
     byte_converter,
     half_widener,
-    interleave_four,
-    interleave_two,
+    interleaver,
     line_packer,
     moved,
     nibble_unpacker,
     pixel_filler,
-    plane_interleaver,
 )
 
 
@@ -226,8 +224,7 @@ def pack_interleaved(unit, vector_bytes=0):
     neighbours, planes are interleaved in registers. vector_bytes: whole vectors of them, for matrices, whose last fours
     or pairs may not exist; 0: by sixteen and four pixels.
     """
-    few = interleave_four if unit == 4 else interleave_two
-    interleave = plane_interleaver(unit, vector_bytes) if vector_bytes else few
+    interleave = interleaver(unit, vector_bytes)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)

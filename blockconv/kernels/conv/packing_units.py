@@ -12,8 +12,7 @@ from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import (
-    interleave_four,
-    interleave_two,
+    interleaver,
     line_packer,
 )
 from blockconv.kernels.conv.packing import channel_addresses, columns_in_bounds, is_padding, source_offset
@@ -32,7 +31,7 @@ def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, An
     """Functions that pack a row's pixels, `step` bytes apart: from extents, from extents with an end, from planes."""
     each, pixel, itemsize = max(1, extent), units * UNIT, UNIT // unit
     pack_line = line_packer(units, each, units, lanes, UNIT)
-    interleave = interleave_four if unit == 4 else interleave_two
+    interleave = interleaver(unit)
 
     @inline
     def pack_end(dst, src, count, step, block, exist):
