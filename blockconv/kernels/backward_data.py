@@ -18,21 +18,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout, part_of
-from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dProblem
+from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, Types
 from blockconv.kernels.batches import Parts
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved_planes import InterleaveArgs, InterleavedPlanes, interleave_rows
 from blockconv.kernels.common.operands import ACT, BIA, CONV, DST, SRC, WEI
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Row, TapsPiece, WeightForm
+from blockconv.kernels.rewritten import exchanged_problem
+from blockconv.kernels.table import ALIGNED, Epilogue, Primitive, Row, TapsPiece, WeightForm, of_parts
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
@@ -168,7 +168,7 @@ def backward_data_row(of: Row, fills: Row) -> Row:
         if interleaves and (images := _images_at_once(request)) < request.problem.n:
             parts = Parts.by(request.problem, request.src, request.dst, images)
             inner = make(request.of(parts.problem, parts.src, parts.dst))
-            return inner if isinstance(inner, Reason) else _of_parts(parts, inner, request)
+            return inner if isinstance(inner, Reason) else of_parts(parts, request, 0, CONV)(inner)
         for part in _parts(request, interleaves):
             found = (fills if part.taps is None else of).make(part.request)
             if isinstance(found, Reason):
@@ -194,7 +194,7 @@ def backward_data_row(of: Row, fills: Row) -> Row:
         dtypes=(of.dtypes or frozenset()) & _TYPES,
         reference=of.reference,
         algorithm=of.algorithm,
-        error=None if error is None else lambda problem: error(_exchanged(problem)),
+        error=None if error is None else lambda problem: error(exchanged_problem(problem)),
     )
 
 
@@ -205,21 +205,7 @@ def _images_at_once(request: Request) -> int:
     return next(images for images in range(min(n, most), 0, -1) if n % images == 0)
 
 
-def _of_parts(parts: Parts, inner: Primitive, request: Request) -> Primitive:
-    return replace(
-        inner,
-        cost=lambda: parts.seconds(request.machine, inner.seconds, request.types),
-        make=lambda *epilogue: parts.launches(inner.launches(*epilogue), request.types, 0, CONV),
-    )
-
-
 _TYPES = frozenset(str(types) for types in (*map(Types.all, FLOATS), *HALVES))
-
-
-def _exchanged(problem: Conv2dBackwardDataProblem) -> Conv2dProblem:
-    """A forward problem with the channels of the convolutions that compute a gradient, which have stride 1."""
-    p = problem
-    return Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
 
 
 def _plane_offsets(request: Request, parts: list[_Part]) -> list[int]:

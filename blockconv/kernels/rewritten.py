@@ -18,6 +18,7 @@ import functools
 from typing import Any
 
 from blockconv.core.layout import Layout
+from blockconv.core.problem import Conv2dProblem
 
 _H, _W = 2, 3  # the dimensions of an activation
 
@@ -82,3 +83,9 @@ def columns_layout(layout: Layout) -> Layout:
     outer = layout.tag[: layout.ndim].translate(_EXCHANGED)
     rest = "".join(letter for letter in outer if letter not in _OUTERMOST)
     return Layout(_OUTERMOST + rest + layout.tag[layout.ndim :])
+
+
+def exchanged_problem(problem: Any) -> Conv2dProblem:
+    """A forward problem with the channels, groups and taps of the convolutions of stride 1 that compute a gradient."""
+    p = problem
+    return Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)

@@ -262,7 +262,8 @@ class Row:
             found = self._parts(whole, src, dst)
             return whole if found is None else found.problem
 
-        return Rewritten(request.changed(part, parts.src, parts.dst), self._of_parts(parts, request, fill), last=True)
+        back = of_parts(parts, request, fill, CONV if self.op in CONVOLUTIONS else None)
+        return Rewritten(request.changed(part, parts.src, parts.dst), back, last=True)
 
     def _parts(self, problem: Any, src: Layout, dst: Layout) -> Parts | None:
         """The parts that a problem over blocks of images is solved in."""
@@ -275,15 +276,14 @@ class Row:
             return None
         return Parts.of(problem, src, dst, whole=True)
 
-    def _of_parts(self, parts: Parts, request: Request, fill: int) -> Callable[[Primitive], Primitive]:
-        """From a part's primitive to the whole's. fill: the value that stands for zero in images that do not exist."""
-        return lambda part: replace(
-            part,
-            cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
-            make=lambda *epilogue: parts.launches(
-                part.launches(*epilogue), request.types, fill, CONV if self.op in CONVOLUTIONS else None
-            ),
-        )
+
+def of_parts(parts: Parts, request: Request, fill: int, operands: Any) -> Callable[[Primitive], Primitive]:
+    """From a part's primitive to the whole's. fill, operands: as `Parts.launches` has them."""
+    return lambda part: replace(
+        part,
+        cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
+        make=lambda *epilogue: parts.launches(part.launches(*epilogue), request.types, fill, operands),
+    )
 
 
 @functools.lru_cache(maxsize=1024)

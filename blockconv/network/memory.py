@@ -10,8 +10,7 @@ from typing import NamedTuple
 from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout
 from blockconv.kernels.common.loop_nest import nest
-
-ALIGNMENT = 128  # bytes: no two tensors share a (pair of) cache lines
+from blockconv.runtime.memory import ALIGNMENT
 
 
 @functools.lru_cache(maxsize=4096)

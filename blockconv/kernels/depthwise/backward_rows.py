@@ -11,7 +11,6 @@ import math
 import numpy as np
 
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED
@@ -29,6 +28,7 @@ from blockconv.kernels.depthwise.backward_weights import (
     depthwise_weights,
     finish_depthwise_weights,
 )
+from blockconv.kernels.rewritten import exchanged_problem
 from blockconv.kernels.table import Epilogue, Primitive, Row, TapsPiece, WeightForm
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
@@ -240,9 +240,7 @@ def _data(request: Request) -> Primitive | Reason:
     weights = WeightForm(
         Layout(f"Abcde{unit}a" if unit > 1 else "abcde"), 1, dot=WIDENED if types.src.is_half else MULTIPLY_ADD
     )
-    # Only channels, groups and taps of this problem matter.
-    inner = Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)
-    form = weights._replace(pieces=(TapsPiece(inner, weights, ((0, 1), (0, 1))),))
+    form = weights._replace(pieces=(TapsPiece(exchanged_problem(p), weights, ((0, 1), (0, 1))),))
 
     def seconds() -> float:
         each = max(p.kh * p.kw, spec.loads) + p.sw * p.sh + DATA_CYCLES

@@ -37,7 +37,7 @@ from blockconv.network.planning.planner import (
     fixed,
     greedy,
     optimal,
-    restrict,
+    restricted,
 )
 from blockconv.runtime import Launch
 
@@ -199,10 +199,8 @@ def _solve(problem: Assignment, options: Options) -> Solution:
         wanted = asked.get(step.name, choice.dst)
         return choice.is_like(wanted) if isinstance(wanted, Choice) else choice.dst == wanted
 
-    smaller, indices = restrict(problem, keep)
-    solved = solver(smaller)
-    chosen = [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)]
-    return replace(evaluate(problem, chosen), bound=-math.inf if options.is_own else solved.bound)
+    found = restricted(problem, keep, solver)
+    return replace(found, bound=-math.inf) if options.is_own else found
 
 
 def _optimal(problem: Assignment) -> Solution:

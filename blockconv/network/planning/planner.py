@@ -107,14 +107,17 @@ def evaluate(problem: Assignment, chosen: Sequence[int], bound: float = -math.in
 # ---------------------------------------------------------------- restrictions and heuristics
 
 
-def restrict(problem: Assignment, keep: Callable[[Step, Choice], bool]) -> tuple[Assignment, list[list[int]]]:
-    """The problem with only the choices that are to be kept, and their indices; a step that keeps none keeps all."""
+def restricted(
+    problem: Assignment, keep: Callable[[Step, Choice], bool], solve: Callable[[Assignment], Solution]
+) -> Solution:
+    """A solution of the choices that are to be kept alone, and a bound of these; a step that keeps none keeps all."""
     steps, indices = [], []
     for step in problem.steps:
         kept = [k for k, choice in enumerate(step.choices) if keep(step, choice)] or list(range(len(step.choices)))
         steps.append(replace(step, choices=tuple(step.choices[k] for k in kept)))
         indices.append(kept)
-    return replace(problem, steps=tuple(steps)), indices
+    solved = solve(replace(problem, steps=tuple(steps)))
+    return evaluate(problem, [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)], solved.bound)
 
 
 def fixed(problem: Assignment, layout: Lay) -> Solution:
@@ -123,9 +126,7 @@ def fixed(problem: Assignment, layout: Lay) -> Solution:
     def keep(step: Step, choice: Choice) -> bool:
         return choice.dst == layout and all(src == layout for src in choice.srcs)
 
-    smaller, indices = restrict(problem, keep)
-    solved = optimal(smaller)
-    return evaluate(problem, [kept[k] for kept, k in zip(indices, solved.chosen, strict=True)])
+    return replace(restricted(problem, keep, optimal), bound=-math.inf)
 
 
 def greedy(problem: Assignment) -> Solution:
