@@ -17,7 +17,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
-from blockconv.jit import kept
+from blockconv.jit import cache
 from blockconv.jit.records import integers_of
 from blockconv.kernels import Row
 from blockconv.network import plan
@@ -82,7 +82,7 @@ class Kernels:
         def asked(this: Any, *params: Any) -> jit.Kernel:
             kernel = ask(this, *params)
             if kernel.address and kernel.address not in self.digests:
-                known = kept.read(f"assembly-{this.entry(*params)}").get("digest")
+                known = cache.read_table(f"assembly-{this.entry(*params)}").get("digest")
                 self._note(this, params, kernel.address, known or self._write(this.compile(*params)))
             return kernel
 
@@ -90,7 +90,7 @@ class Kernels:
         def compiled(this: Any, *params: Any) -> jit.Kernel:
             kernel = compile_(this, *params)
             found = self._write(kernel)
-            kept.write(f"assembly-{this.entry(*params)}", {"digest": found})
+            cache.write_table(f"assembly-{this.entry(*params)}", {"digest": found})
             self._note(this, params, kernel.address, found)
             return kernel
 

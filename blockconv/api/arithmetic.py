@@ -18,7 +18,7 @@ from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias
 from blockconv.kernels import WeightForm
-from blockconv.kernels.common.nibbles import why_not_packed
+from blockconv.kernels.common.unpacked import why_not_packed
 from blockconv.kernels.table import Epilogue
 
 Weight: TypeAlias = Array | BlockedArray  # the latter of packed integers of 4 bits

@@ -27,8 +27,7 @@ from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import runner
 from blockconv.dispatch.turns import UnsteadyError, against, in_turns, positive, rates
-from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of
-from blockconv.kernels.common.register_tiles import tiles_of, tiles_of_registers
+from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of, tiles_of, tiles_of_registers
 from blockconv.kernels.conv.blocking import TileShape
 from blockconv.kernels.conv.matrix_tile import LINE_BYTES, LINES
 from blockconv.kernels.winograd.costs import multiply_adds, transforms

@@ -18,7 +18,7 @@ from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
-from blockconv.kernels.common.fill import FillArgs, fill_extents
+from blockconv.kernels.common.copies import FillArgs, fill_extents
 from blockconv.kernels.reorder.taps import pack_taps_op
 from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece

@@ -21,7 +21,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, ReorderProblem
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
-from blockconv.jit import kept
+from blockconv.jit import cache
 from blockconv.kernels import Row
 from blockconv.kernels.table import Primitive
 from blockconv.runtime import Launch, Program, address_of, aligned_empty
@@ -66,7 +66,7 @@ class Costs:
     """Seconds by `key`; `save` keeps new ones on disk."""
 
     def __init__(self) -> None:
-        self._known = _numbers(kept.read("costs"))
+        self._known = _numbers(cache.read_table("costs"))
         self._new: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Costs:
     def save(self) -> None:
         """Add what is new to the entry, with whatever others have put there meanwhile."""
         if self._new:
-            kept.write("costs", {**_numbers(kept.read("costs")), **self._new})
+            cache.write_table("costs", {**_numbers(cache.read_table("costs")), **self._new})
             self._new = {}
 
 

@@ -1,15 +1,21 @@
-"""The cache of compiled kernels on disk: its directory, and the fingerprint of all that compiled code depends on."""
+"""The cache of compiled kernels on disk: its directory, and the fingerprint of all that compiled code depends on.
+
+Its entries are kernels, and small JSON tables: measured costs, plans that were found. The fingerprint is a hash of the
+kernels' sources, the CPU's features and the versions of Numba and LLVM. So nothing found with other kernels or on
+another CPU is ever read.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -126,3 +132,17 @@ def disk_cache() -> KernelCache:
 def cache_directory() -> Path:
     """Where compiled kernels are kept: ``BLOCKCONV_CACHE_DIR``, else the user's cache, else a temporary one."""
     return disk_cache().directory
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """A table; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads(disk_cache().read(name) or b"{}")
+        return found if isinstance(found, dict) else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def write_table(name: str, table: Mapping[str, Any]) -> None:
+    """Make or replace a table; a full or read-only disk costs the next process the same work again."""
+    disk_cache().write(name, json.dumps(table, indent=0, sort_keys=True).encode())

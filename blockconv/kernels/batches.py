@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from blockconv.core.checks import Pair, Shape
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.types import Types
-from blockconv.kernels.common.fill import FillArgs, fill_extents
+from blockconv.kernels.common.copies import FillArgs, fill_extents
 from blockconv.kernels.common.operands import ConvOperands, Operands, PoolOperands
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.machine.machine import Machine

@@ -21,8 +21,7 @@ from blockconv.core.types import INT8, Types
 from blockconv.dispatch import measuring, turns
 from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.selection import named
-from blockconv.kernels.common.dot import DOTS, dot_for, name_of
-from blockconv.kernels.common.register_tiles import tiles_of, tiles_of_registers
+from blockconv.kernels.common.dot import DOTS, dot_for, name_of, tiles_of, tiles_of_registers
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.conv import blocking as cut
 from blockconv.kernels.conv.blocking import TileShape

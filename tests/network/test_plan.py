@@ -24,7 +24,7 @@ import blockconv as bc
 from blockconv.core.text import microseconds, shortened
 from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
-from blockconv.jit import kept
+from blockconv.jit import cache
 from blockconv.kernels import TABLE
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.network import archive, ops
@@ -268,7 +268,7 @@ def test_a_problem_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(row, make=make)
 
     monkeypatch.setattr(candidates, "TABLE", tuple(map(counting, TABLE)))
-    monkeypatch.setattr(kept, "read", lambda name: {})
+    monkeypatch.setattr(cache, "read_table", lambda name: {})
     candidates.accepted.cache_clear()
     b = bc.NetworkBuilder("alike")
     x = b.input("x", (1, 16, 5, 7))

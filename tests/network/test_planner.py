@@ -16,7 +16,7 @@ from small_networks import inception_network, residual_network, values
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
-from blockconv.jit import kept
+from blockconv.jit import cache
 from blockconv.machine.machine import host
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
@@ -237,8 +237,8 @@ def test_many_residuals_over_values_of_three_dimensions(blocks: int, planner: An
 
 def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     tables: dict[str, dict[str, Any]] = {}
-    monkeypatch.setattr(kept, "read", lambda name: tables.get(name, {}))
-    monkeypatch.setattr(kept, "write", tables.__setitem__)
+    monkeypatch.setattr(cache, "read_table", lambda name: tables.get(name, {}))
+    monkeypatch.setattr(cache, "write_table", tables.__setitem__)
     problem, other = dense(3), dense(3, seed=2)
     found = optimal(problem)
     monkeypatch.setattr(remembered, "LEAST", elimination.STEPS)
@@ -261,8 +261,8 @@ def test_a_long_search_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """What is kept on disk, by name."""
     found: dict[str, dict[str, Any]] = {}
-    monkeypatch.setattr(kept, "read", lambda name: found.get(name, {}))
-    monkeypatch.setattr(kept, "write", found.__setitem__)
+    monkeypatch.setattr(cache, "read_table", lambda name: found.get(name, {}))
+    monkeypatch.setattr(cache, "write_table", found.__setitem__)
     return found
 
 

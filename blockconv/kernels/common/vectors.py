@@ -13,7 +13,7 @@ from numba.core import cgutils
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I32, I64, call_llvm, const, join, pointer, shuffle, splat
-from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
+from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
 EXPM1_BY_X = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)

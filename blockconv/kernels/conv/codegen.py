@@ -24,8 +24,7 @@ from blockconv.jit.ir import (
 )
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.halves import widened
-from blockconv.kernels.common.nibbles import unpacked_pairs
-from blockconv.kernels.common.unpacked import interleaved, unpacked
+from blockconv.kernels.common.unpacked import interleaved, unpacked, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
 _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size

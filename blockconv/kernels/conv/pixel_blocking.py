@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from blockconv.core.checks import Pair
 from blockconv.core.target import Isa
+from blockconv.kernels.common.dot import tiles_of_registers
 from blockconv.kernels.common.geometry import Geometry
-from blockconv.kernels.common.register_tiles import tiles_of_registers
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.taps import kept_taps
 from blockconv.kernels.common.tile import LINE

@@ -19,8 +19,8 @@ from numba.core import cgutils
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, group
 from blockconv.jit.ir import const, every_pixel, picked, pointer, splat
-from blockconv.kernels.common.nibbles import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
+from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
 
 MAXIMUM, SUM = range(2)

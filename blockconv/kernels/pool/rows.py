@@ -34,10 +34,10 @@ from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NIBBLES, Types
 from blockconv.jit import Kernel
 from blockconv.kernels.common.gathering import window_rows
-from blockconv.kernels.common.nibbles import why_not_packed
 from blockconv.kernels.common.operands import POOL
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
+from blockconv.kernels.common.unpacked import why_not_packed
 from blockconv.kernels.pool.blocking import (
     ANY_TYPE,
     MASK_VECTORS,

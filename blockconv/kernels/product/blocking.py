@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from blockconv.core.product_problem import Order, ordered
 from blockconv.core.types import Array, ElementType
-from blockconv.kernels.common.dot import MULTIPLY_ADD
-from blockconv.kernels.common.register_tiles import are_far, tiles_of
+from blockconv.kernels.common.dot import MULTIPLY_ADD, are_far, tiles_of
 from blockconv.kernels.common.request import Request, shared_sizes
 from blockconv.machine.machine import Machine
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from blockconv.jit import kept
+from blockconv.jit import cache
 from blockconv.jit.cache import digest_of, modules
 from blockconv.network.planning import elimination
 from blockconv.network.planning.elimination import Factor, Minimum
@@ -29,7 +29,7 @@ def minimum(
         found = elimination.minimum(factors, most, steps, table, report)
         if found.steps >= LEAST:
             values = None if found.values is None else [found.values[v] for v in sorted(found.values)]
-            kept.write(name, {"values": values, "cost": found.cost, "bound": found.bound, "steps": found.steps})
+            cache.write_table(name, {"values": values, "cost": found.cost, "bound": found.bound, "steps": found.steps})
     return found
 
 
@@ -43,7 +43,7 @@ def _digest(factors: Sequence[Factor], most: float, steps: int, table: int) -> s
 
 def _known(name: str, factors: Sequence[Factor]) -> Minimum | None:
     """The solution that is kept under a name; None if there is none that fits the problem."""
-    table = kept.read(name)
+    table = cache.read_table(name)
     domains = {v: size for f in factors for v, size in zip(f.scope, f.costs.shape, strict=True)}
     try:
         values = None
@@ -68,14 +68,14 @@ def choice_name(*what: Any) -> str:
 
 def choice(name: str) -> tuple[Mapping[str, Any], float]:
     """A choice that was kept, and the bound of its cost; empty if there is none."""
-    table = kept.read(name)
+    table = cache.read_table(name)
     chosen, bound = table.get("chosen"), table.get("bound")
     return (chosen, bound) if isinstance(chosen, dict) and isinstance(bound, float) else ({}, -math.inf)
 
 
 def keep_choice(name: str, chosen: Mapping[str, Any], bound: float) -> None:
     """Keep what `choice` gives for this name."""
-    kept.write(name, {"chosen": chosen, "bound": float(bound)})
+    cache.write_table(name, {"chosen": chosen, "bound": float(bound)})
 
 
 class _Plain(pickle.Pickler):

@@ -13,10 +13,10 @@ from machines import MACHINES, stand_in
 from blockconv.core.types import element
 from blockconv.jit import compiler
 from blockconv.jit.families import KernelFamily
+from blockconv.kernels.common.dot import tiles_of_registers
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
-from blockconv.kernels.common.register_tiles import tiles_of_registers
 
 NEON = MACHINES["neon, 1 MiB"]
 FLOAT32, LANES = element("float32").code, 4
