@@ -175,8 +175,7 @@ def test_the_graph_knows_no_kernels_and_no_llvm(name: str) -> None:
 def test_numba_policy_stands_in_few_places() -> None:
     """Who else compiles with Numba, sets its configuration or starts its threads makes policy."""
     policy = {
-        "numba.cfunc": ("jit.numba_public",),
-        "compile_extra": ("jit.numba_private",),
+        "numba_ir": ("jit.translate",),
         "numba_parallel_for": ("runtime.threading_layer",),
         "cache=True": (),
         "THREADING_LAYER": ("runtime.threading_layer", "runtime.pools", "cli", "cli.doctor"),
@@ -288,7 +287,7 @@ def private_parts(path: Path) -> set[str]:
 
 def test_one_module_uses_what_is_private_to_numba() -> None:
     holders = {name: found for name, path in MODULES.items() if (found := private_parts(path))}
-    assert set(holders) == {"blockconv.jit.numba_private"}, holders
+    assert set(holders) == {"blockconv.jit.translate"}, holders
 
 
 @pytest.mark.parametrize(

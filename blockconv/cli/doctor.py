@@ -137,5 +137,4 @@ def _kernels() -> dict[str, str]:
     cache = jit.disk_cache()
     kept = next((kept for kept in cache.contents() if kept.fingerprint == cache.fingerprint), None)
     entries = "none" if kept is None else f"{kept.entries}, {kept.nbytes:,} bytes"
-    inner = "public functions alone (BLOCKCONV_NUMBA)" if target.public_numba() else "own code generator"
-    return {"kept in": str(cache.directory), "entries": entries, "compiled by": f"Numba's {inner}"}
+    return {"kept in": str(cache.directory), "entries": entries}

@@ -63,18 +63,6 @@ class Isa:
 
 
 @functools.cache
-def public_numba() -> bool:
-    """Whether BLOCKCONV_NUMBA is "public": nothing that is private to Numba is to be used.
-
-    Raises ArgumentError where it is set to something else.
-    """
-    given = os.environ.get("BLOCKCONV_NUMBA", "")
-    if given not in ("", "public"):
-        raise ArgumentError("import blockconv", "BLOCKCONV_NUMBA", given, "has to be 'public', or not set")
-    return given == "public"
-
-
-@functools.cache
 def feature_text() -> str:
     """The CPU features that Numba compiles for, as LLVM reads them: ``NUMBA_CPU_FEATURES``, else what the machine has.
 

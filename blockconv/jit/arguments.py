@@ -12,7 +12,7 @@ in their order. Python fills a block by keyword, and a kernel reads it by name:
 
     Window(src=Buffer(0), row=64, rows=9)  # in Python: a tuple of the words in order, which are read by name too
 
-    def kernel(args, first, last, scratch):  # compiled by Numba
+    def kernel(args, first, last, scratch):  # compiled
         window = Window(args)  # a view of the block at this address; it costs nothing
         for h in range(window.rows):  # one load
             zero(window.src + h * window.row, window.row)
@@ -39,28 +39,13 @@ import difflib
 import functools
 import itertools
 import numbers
-import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from llvmlite import ir
-from numba import TypingError, types
-from numba.core.typing.templates import AttributeTemplate
-from numba.extending import (
-    infer_getattr,
-    intrinsic,
-    lower_builtin,
-    lower_getattr,
-    lower_getattr_generic,
-    lower_setattr_generic,
-    models,
-    register_model,
-    type_callable,
-    typeof_impl,
-)
 
-from blockconv.jit.ir import I64, const, pointer
+from blockconv.jit.ir import I64, const, emitted, pointer
+from blockconv.jit.translate import Compound
 
 WORD = 8  # bytes
 
@@ -77,7 +62,6 @@ class Word:
         self.meaning, self.unit, self.default = meaning, unit, default
         self.name, self.first = "", 0  # the field's name, and its first word in the block
         self.size: int | None = 1  # in words; None: as many as there are
-        self.type: Any = types.int64  # in a kernel
 
     def __get__(self, values: Arguments | None, owner: type) -> Any:
         return self if values is None else values[self.first]
@@ -122,7 +106,6 @@ class Blocks(Word):
         self.block, self.count, self.many = block, count, many
         self.each = block.nbytes // WORD
         self.size = None if count is None else count * self.each
-        self.type = BlockView(block)
 
     def __get__(self, values: Arguments | None, owner: type) -> Any:
         return self if values is None else self.value(values)
@@ -202,7 +185,7 @@ class _Block(type):
         return made  # type: ignore[no-any-return]
 
 
-_RESERVED = frozenset({"address", "defaults", "describe", "fields", "is_open", "load", "nbytes"})
+_RESERVED = frozenset({"address", "defaults", "describe", "fields", "is_open", "load", "nbytes", "view_at"})
 
 
 class Arguments(tuple[Any, ...], metaclass=_Block):
@@ -273,6 +256,11 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         return (), self._asdict()
 
     @classmethod
+    def view_at(cls, address: Any) -> View:
+        """The block at an address, in a kernel."""
+        return View(cls, address)
+
+    @classmethod
     def load(cls: type[_A], builder: Any, address: Any, held: bool = False) -> _A:
         """Load all words of the block at `address` (LLVM's i64); they are the values, by name, of what is returned.
 
@@ -312,186 +300,84 @@ def _no_word(block: type[Arguments], name: str) -> str:
 # ---------------------------------------------------------------- in kernels
 
 
-class BlockView(types.Type):  # type: ignore[misc]
-    """Numba's type of a view of a block; its value is the address."""
+class View(Compound):
+    """A block at an address, in a kernel."""
 
-    def __init__(self, block: type[Arguments]) -> None:
-        self.block = block
-        super().__init__(f"{block.__module__}.{block.__qualname__}")
+    def __init__(self, block: type[Arguments], address: Any) -> None:
+        self.block, self.address = block, address
 
-    @property
-    def key(self) -> type[Arguments]:
-        return self.block
+    def parts(self) -> list[Any]:
+        return [self.address]
 
+    def of(self, parts: Iterator[Any]) -> View:
+        return View(self.block, next(parts))
 
-class Declared(types.Callable, types.Opaque):  # type: ignore[misc]
-    """Numba's type of a class of blocks, which has no value."""
+    def emitted(self) -> Any:
+        """What `emitted` code takes it as: its address."""
+        return self.address
 
-    def __init__(self, block: type[Arguments]) -> None:
-        self.block = block
-        super().__init__(f"class {block.__module__}.{block.__qualname__}")
-
-    @property
-    def key(self) -> type[Arguments]:
-        return self.block
-
-    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        if kws or len(args) != 1 or not isinstance(args[0], types.Integer):
-            raise TypingError(f"in a kernel, {self.block.__name__}(address) takes one integer")
-        return BlockView(self.block)(types.int64)
-
-    def get_call_signatures(self) -> Any:
-        return [BlockView(self.block)(types.int64)], False
-
-    def get_impl_key(self, sig: Any) -> Any:
-        return Declared
-
-
-@typeof_impl.register(_Block)  # type: ignore[untyped-decorator]
-def _typeof(block: Any, context: Any) -> Any:
-    return Declared(block)
-
-
-@register_model(BlockView)
-class _ViewModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, view: BlockView) -> None:
-        super().__init__(manager, view, I64)
-
-
-register_model(Declared)(models.OpaqueModel)
-
-
-@lower_builtin(Declared, types.int64)  # type: ignore[untyped-decorator]
-def _view(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return args[0]
-
-
-@infer_getattr
-class _DeclaredAttributes(AttributeTemplate):  # type: ignore[misc]
-    key = Declared
-
-    def resolve_nbytes(self, declared: Declared) -> Any:
-        return types.IntegerLiteral(declared.block.nbytes)
-
-
-@lower_getattr(Declared, "nbytes")  # type: ignore[untyped-decorator]
-def _nbytes(context: Any, builder: Any, declared: Declared, value: Any) -> Any:
-    return const(declared.block.nbytes)
-
-
-@infer_getattr
-class _ViewAttributes(AttributeTemplate):  # type: ignore[misc]
-    key = BlockView
-
-    def generic_resolve(self, view: BlockView, name: str) -> Any:
+    def get(self, builder: Any, name: str) -> Any:
+        """The address, a word, or a view of a block inside."""
         if name == "address":
-            return types.int64
-        if name not in view.block.fields:
-            raise TypingError(_no_word(view.block, name))
-        return view.block.fields[name].type
+            return self.address
+        field = _field(self.block, name)
+        if isinstance(field, Blocks):
+            first = const(WORD * field.first)
+            return View(field.block, builder.add(self.address, first) if field.first else self.address)
+        return builder.load(_at(builder, self.address, field.first), align=8)
+
+    def set(self, builder: Any, name: str, value: Any) -> None:
+        """Write a word."""
+        field = _field(self.block, name)
+        if isinstance(field, Blocks):
+            raise TypeError(f"{self.block.__name__}: {name!r} is no word that can be written")
+        builder.store(value, _at(builder, self.address, field.first), align=8)
+
+    def item(self, builder: Any, index: Any) -> View:
+        """The block number `index` of those that begin here."""
+        return View(self.block, builder.add(self.address, builder.mul(index, const(self.block.nbytes))))
 
 
-@lower_getattr_generic(BlockView)  # type: ignore[untyped-decorator]
-def _get(context: Any, builder: Any, view: BlockView, address: Any, name: str) -> Any:
-    if name == "address":
-        return address
-    field = view.block.fields[name]
-    if isinstance(field, Blocks):
-        return builder.add(address, const(WORD * field.first)) if field.first else address
-    return builder.load(_at(builder, address, field.first), align=8)
+class HeldBlock(Compound):
+    """A block in registers: its address, and its words."""
+
+    def __init__(self, block: type[Arguments], address: Any, words: Iterable[Any]) -> None:
+        self.block, self.address, self.words = block, address, list(words)
+
+    def parts(self) -> list[Any]:
+        return [self.address, *self.words]
+
+    def of(self, parts: Iterator[Any]) -> HeldBlock:
+        return HeldBlock(self.block, next(parts), [next(parts) for _ in self.words])
+
+    def emitted(self) -> Any:
+        """What `emitted` code takes it as: a block of LLVM's values."""
+        return _made(self.block, self.words)
+
+    def get(self, builder: Any, name: str) -> Any:
+        """The address, a word, or a block inside."""
+        if name == "address":
+            return self.address
+        field = _field(self.block, name)
+        words = self.words[field.first :][: field.size]
+        if not isinstance(field, Blocks):
+            return words[0]
+        if field.size != field.each:
+            raise TypeError(f"{self.block.__name__} is in registers, where no {name}[k] is")
+        return HeldBlock(field.block, builder.add(self.address, const(WORD * field.first)), words)
 
 
-@lower_setattr_generic(BlockView)  # type: ignore[untyped-decorator]
-def _set(context: Any, builder: Any, signature: Any, args: Any, name: str) -> None:
-    view, _ = signature.args
-    field = view.block.fields.get(name)
-    if field is None or isinstance(field, Blocks):
-        raise TypingError(f"{view.block.__name__}: {name!r} is no word that can be written")
-    address, value = args
-    builder.store(value, _at(builder, address, field.first), align=8)
+@functools.partial(emitted, whole=True)
+def held(builder: Any, view: Any) -> Any:
+    """The block of a view, in registers."""
+    return HeldBlock(view.block, view.address, view.block.load(builder, view.address))
+
+
+def _field(block: type[Arguments], name: str) -> Word:
+    if name not in block.fields:
+        raise TypeError(_no_word(block, name))
+    return block.fields[name]
 
 
 def _at(builder: Any, address: Any, first: int) -> Any:
     return builder.gep(pointer(builder, address, I64), [const(first)])
-
-
-@type_callable(operator.getitem)  # type: ignore[untyped-decorator]
-def _typed_item(context: Any) -> Any:
-    def typed(view: Any, index: Any) -> Any:
-        return view(view, types.int64) if isinstance(view, BlockView) and isinstance(index, types.Integer) else None
-
-    return typed
-
-
-@lower_builtin(operator.getitem, BlockView, types.int64)  # type: ignore[untyped-decorator]
-def _item(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    view, _ = signature.args
-    address, index = args
-    return builder.add(address, builder.mul(index, const(view.block.nbytes)))
-
-
-# ---------------------------------------------------------------- in registers
-
-
-class HeldBlock(types.Type):  # type: ignore[misc]
-    """Numba's type of a block in registers; its value is the address and the words."""
-
-    def __init__(self, block: type[Arguments]) -> None:
-        self.block = block
-        super().__init__(f"held {block.__module__}.{block.__qualname__}")
-
-    @property
-    def key(self) -> type[Arguments]:
-        return self.block
-
-    def instance_class(self, address: Any, *words: Any) -> Arguments:
-        """The words of LLVM's values, as `emitted` code takes them."""
-        return _made(self.block, words)
-
-
-@register_model(HeldBlock)
-class _HeldModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, held: HeldBlock) -> None:
-        words = 1 + held.block.nbytes // WORD
-        super().__init__(manager, held, ir.LiteralStructType([I64] * words))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def held(typingctx: Any, view: Any) -> Any:
-    """The block of a view, in registers."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _held(builder, [args[0], *view.block.load(builder, args[0])])
-
-    return HeldBlock(view.block)(view), codegen
-
-
-def _held(builder: Any, words: list[Any]) -> Any:
-    value = ir.Constant(ir.LiteralStructType([I64] * len(words)), ir.Undefined)
-    for k, one in enumerate(words):
-        value = builder.insert_value(value, one, k)
-    return value
-
-
-@infer_getattr
-class _HeldAttributes(AttributeTemplate):  # type: ignore[misc]
-    key = HeldBlock
-
-    def generic_resolve(self, held: HeldBlock, name: str) -> Any:
-        found = _ViewAttributes.generic_resolve(self, held, name)
-        if not isinstance(found, BlockView):
-            return found
-        if held.block.fields[name].size != found.block.nbytes // WORD:
-            raise TypingError(f"{held.block.__name__} is in registers, where no {name}[k] is")
-        return HeldBlock(found.block)
-
-
-@lower_getattr_generic(HeldBlock)  # type: ignore[untyped-decorator]
-def _get_held(context: Any, builder: Any, held: HeldBlock, value: Any, name: str) -> Any:
-    if name == "address":
-        return builder.extract_value(value, 0)
-    field = held.block.fields[name]
-    words = [builder.extract_value(value, 1 + field.first + k) for k in range(field.size or 0)]
-    if not isinstance(field, Blocks):
-        return words[0]
-    return _held(builder, [builder.add(builder.extract_value(value, 0), const(WORD * field.first)), *words])

@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 import numba
 
 from blockconv.core.errors import warn
-from blockconv.core.target import public_numba, target_cpu, target_features
+from blockconv.core.target import target_cpu, target_features
 from blockconv.jit.kernel_cache import NOWHERE, KernelCache, find
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ def _fingerprint() -> str:
         llvmlite.__version__,
         sys.implementation.cache_tag,
         llvm.get_process_triple(),
-        *(["public"] if public_numba() else []),
     )
     for text in (*versions, target_cpu(), *sorted(target_features())):
         digest.update(str(text).encode() + b"\0")

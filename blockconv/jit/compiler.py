@@ -10,83 +10,26 @@ because it becomes slower with each module that was ever added.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.errors import FAILURES, warn
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.types import ieee
-from blockconv.jit import numba_public
-from blockconv.jit.ir import load_i64, store_i64
+from blockconv.jit.translate import call
 
 target.feature_text()  # which refuses what LLVM would end the process for
+llvm.initialize_native_target()
+llvm.initialize_native_asmprinter()
 llvm.initialize_native_asmparser()  # dot products of Arm are assembly
-_missing = ""  # why Numba's private parts cannot be had
-_private: ModuleType | None = None
-if not target.public_numba():
-    try:
-        from blockconv.jit import numba_private as _private
-    except (ImportError, AttributeError) as error:
-        _missing = str(error)
-
-inline = numba.njit(error_model="numpy", forceinline=True, **(_private or numba_public).INLINE)
-"""Decorator of a function that kernels call, and nobody else: it becomes part of them."""
-
-_RAISED = "blockconv_kernel_raised"  # called where a body can fail, and defined nowhere
-_KERNEL = ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 4)
-
-
-# ---------------------------------------------------------------- which way
-
-
-@functools.cache
-def numba_way() -> ModuleType:
-    """`numba_private` where it can be had, and compiles a small kernel that is right; else `numba_public`.
-
-    Nothing else was compiled by then, so that no code of one way ever meets code of the other.
-    """
-    missing = _missing
-    if _private is not None:
-        try:
-            if _counts(_private):
-                return _private
-            missing = "a kernel that it compiled gave wrong results"
-        except (*FAILURES, numba.NumbaError) as error:  # whatever another version of Numba makes of it
-            missing = f"{type(error).__name__}: {error}"
-    if not target.public_numba():
-        warn(
-            f"blockconv: only Numba's public functions compile kernels, which takes about twice as long. "
-            f"Numba {numba.__version__} is unknown to blockconv ({missing}); use a newer blockconv or an older Numba"
-        )
-    return numba_public
-
-
-def _counts(way: ModuleType) -> bool:
-    """Compile and run a kernel that has a loop, a function of its own, and loads and stores."""
-
-    @inline  # type: ignore[untyped-decorator]
-    def next_of(address: int, index: int) -> int:
-        return load_i64(address, index) + 1  # type: ignore[no-any-return]
-
-    def trial(args: int, first: int, last: int, scratch: int) -> None:
-        for k in range(first, last):
-            store_i64(args, k, next_of(args, k - 1))
-
-    words = (ctypes.c_int64 * 5)()
-    code = _generate(way, "blockconv_trial", trial)
-    _KERNEL(link("blockconv_trial", code.object))(ctypes.addressof(words), 1, 4, 0)
-    return list(words) == [0, 1, 2, 3, 0]
+I64 = ir.IntType(64)
 
 
 # ---------------------------------------------------------------- code
@@ -146,8 +89,6 @@ def _on_own_stack(work: Callable[[], Code]) -> Code:
 
     An exception of a signal handler waits until the work is done, so it stops no compiler halfway.
     """
-    if _private is not None and _private.global_compiler_lock.is_locked():  # by this thread: another would wait for it
-        return work()
     with ThreadPoolExecutor(1, "blockconv compiler") as threads:
         before = threading.stack_size(STACK)  # for all threads to come
         try:
@@ -161,37 +102,29 @@ def _on_own_stack(work: Callable[[], Code]) -> Code:
 
 @garbage_at_the_end()
 def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
-    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
-
-    Raises AssertionError if the code can raise, or allocate.
-    """
-    return _on_own_stack(lambda: _generate(numba_way(), name, body))
+    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`."""
+    return _on_own_stack(lambda: _generate(name, body))
 
 
 @ieee
-def _generate(way: ModuleType, name: str, body: Callable[[int, int, int, int], None]) -> Code:
-    module = way.lower(name, body, _entry)
+def _generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
+    module = llvm.parse_assembly(lower(name, body))
     _optimise(module, name)
-    code = Code(module)
-    text = code.llvm()
-    forbidden = [word for word in ("NRT_", "gil_ensure", _RAISED) if word in text]
-    if forbidden:
-        raise AssertionError(f"kernel {name} can raise or allocate: its code holds {', '.join(forbidden)}")
-    return code
+    return Code(module)
 
 
-def _entry(module: ir.Module, name: str, call: Callable[[ir.IRBuilder, Any], Any]) -> None:
-    """Write the C function `name`, which calls the function that Numba lowered."""
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4), name)
+def lower(name: str, body: Callable[[int, int, int, int], None]) -> str:
+    """LLVM IR of the C function `name`, which is `body` of four int64s, not optimised."""
+    module = ir.Module(name)
+    module.triple, module.data_layout = _machine().triple, str(_machine().target_data)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 4), name)
     # Else LLVM, which spills after it has given away the frame pointer, aligns vectors no more: each may be two lines.
     function.attributes.alignstack = 64
     function.attributes.add("nounwind")  # (llvmlite forgets the one above where there is none beside it)
     builder = ir.IRBuilder(function.append_basic_block())
-    failed = call(builder, function.args)
-    if failed is not None:
-        with builder.if_then(failed, likely=False):
-            builder.call(ir.Function(module, ir.FunctionType(ir.VoidType(), []), _RAISED), [])
+    call(builder, body, function.args, {})
     builder.ret_void()
+    return str(module)
 
 
 # ---------------------------------------------------------------- linking

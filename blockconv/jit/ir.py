@@ -6,22 +6,18 @@ allocate, raise or need the GIL. Parameters named ``*_lit`` are compile-time int
 
 from __future__ import annotations
 
-import functools
-import inspect
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from blockconv.core.target import X86
+from blockconv.jit.translate import Emitted, floating
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_I64 = types.int64
 
 
 def const(value: int) -> ir.Constant:
@@ -58,56 +54,21 @@ def opaque(builder: Any, value: Any) -> Any:
 # ---------------------------------------------------------------- code of our own
 
 
-def emitted(emit: Callable[..., Any], result: Any = types.void) -> Any:
-    """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it.
+def emitted(emit: Callable[..., Any], whole: bool = False) -> Any:
+    """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it, and gives a value.
 
-    The arguments are int64s, floats, or NamedTuples of them and blocks in registers, whose fields then are LLVM values.
-    A value known when a kernel is built (a tile's shape, an element type) is no argument: `emit` closes over it. Or the
-    call gives it as a literal integer, for a parameter named ``*_lit``. A value that `emit` returns has the type
-    `result` (see `giving`).
+    The arguments are values of LLVM, or NamedTuples of them; a view of a block is its address, and a held one a block
+    of values. A value known when a kernel is built (a tile's shape, an element type) is no argument: `emit` closes over
+    it. Or the call gives it as a number that is known, for a parameter named ``*_lit``. whole: the arguments are views
+    and known numbers, as a kernel has them.
     """
-    names = list(inspect.signature(emit).parameters)[1:]
-    literal = [name.endswith("_lit") for name in names]
-
-    def typed(given: tuple[Any, ...]) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            values = (_argument(builder, kind, value) for kind, value in zip(signature.args, args, strict=True))
-            value = emit(builder, *values)
-            return context.get_dummy_value() if value is None else value
-
-        # (A number that is not known is an AttributeError here, while types are inferred.)
-        kinds = (
-            types.literal(kind.literal_value) if known else types.unliteral(kind)
-            for kind, known in zip(given, literal, strict=True)
-        )
-        return result(*kinds), codegen
-
-    # Numba folds calls by the parameters' names, and passes what `*arguments` takes as one tuple.
-    scope: dict[str, Any] = {"typed": typed}
-    listed = "".join(f"{name}, " for name in names)
-    exec(f"def {emit.__name__}(typingctx, {listed}): return typed(({listed}))", scope)
-    made = scope[emit.__name__]
-    made.__doc__, made.__module__ = emit.__doc__, emit.__module__
-    return intrinsic(prefer_literal=any(literal))(made)
-
-
-def giving(result: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`emitted`, for code that returns a value of this type of Numba's."""
-    return functools.partial(emitted, result=result)
-
-
-def _argument(builder: Any, kind: Any, value: Any) -> Any:
-    """A literal's number, a NamedTuple's LLVM values by name; another value as it is."""
-    if isinstance(kind, types.Literal):
-        return kind.literal_value
-    block = getattr(kind, "instance_class", None)
-    return value if block is None else block(*cgutils.unpack_tuple(builder, value))
+    return Emitted(emit, whole)
 
 
 # ---------------------------------------------------------------- scalars
 
 
-@giving(_I64)
+@emitted
 def load_i64(builder: Any, address: Any, index: Any) -> Any:
     """The int64 at ``address + 8 * index``."""
     return builder.load(builder.gep(pointer(builder, address, I64), [index]), align=8)
@@ -119,7 +80,7 @@ def store_i64(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(value, builder.gep(pointer(builder, address, I64), [index]), align=8)
 
 
-@giving(_I64)
+@emitted
 def load_bits(builder: Any, address: Any, bytes_lit: int) -> Any:
     """The `bytes_lit` bytes at `address`, zero-extended to an int64."""
     kind = ir.IntType(8 * bytes_lit)
@@ -134,31 +95,24 @@ def store_bits(builder: Any, address: Any, value: Any, bytes_lit: int) -> None:
     builder.store(value if kind == I64 else builder.trunc(value, kind), pointer(builder, address, kind), align=1)
 
 
-@intrinsic(prefer_literal=True)
-def load_f(typingctx, address, bytes_lit):  # type: ignore[no-untyped-def]
+def _float_of(nbytes: int) -> Any:
+    return ir.FloatType() if nbytes == 4 else ir.DoubleType()
+
+
+@emitted
+def load_f(builder: Any, address: Any, bytes_lit: int) -> Any:
     """The float of `bytes_lit` (4 or 8) bytes at `address`, as a float of that size."""
-    kind = types.float32 if bytes_lit.literal_value == 4 else types.float64
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.load(pointer(builder, args[0], context.get_value_type(kind)), align=4)
-
-    return kind(_I64, bytes_lit), codegen
+    return builder.load(pointer(builder, address, _float_of(bytes_lit)), align=4)
 
 
-@intrinsic(prefer_literal=True)
-def store_f(typingctx, address, value, bytes_lit):  # type: ignore[no-untyped-def]
+@emitted
+def store_f(builder: Any, address: Any, value: Any, bytes_lit: int) -> None:
     """Write `value` as a float of `bytes_lit` (4 or 8) bytes."""
-    kind = types.float32 if bytes_lit.literal_value == 4 else types.float64
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        value = context.cast(builder, args[1], signature.args[1], kind)
-        builder.store(value, pointer(builder, args[0], value.type), align=4)
-        return context.get_dummy_value()
-
-    return types.void(_I64, value, bytes_lit), codegen
+    value = floating(builder, value, _float_of(bytes_lit))
+    builder.store(value, pointer(builder, address, value.type), align=4)
 
 
-@giving(types.float64)
+@emitted
 def as_float64(builder: Any, bits: Any) -> Any:
     """The float64 of these bits: how an argument block holds one."""
     return builder.bitcast(bits, ir.DoubleType())
@@ -167,13 +121,13 @@ def as_float64(builder: Any, bits: Any) -> Any:
 # ---------------------------------------------------------------- threads
 
 
-@giving(_I64)
+@emitted
 def fetch_add(builder: Any, address: Any, value: Any) -> Any:
     """Atomically add to the int64 at `address`; the old value (acquire-release)."""
     return builder.atomic_rmw("add", pointer(builder, address, I64), value, "acq_rel")
 
 
-@giving(_I64)
+@emitted
 def load_acquire(builder: Any, address: Any) -> Any:
     """The int64 at `address`, and all that was released before it was written."""
     return builder.load_atomic(pointer(builder, address, I64), "acquire", 8)
@@ -294,7 +248,7 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
     return vectors
 
 
-@giving(_I64)
+@emitted
 def stack_memory(builder: Any, bytes_lit: int) -> Any:
     """The address of so many bytes, whole words, of the stack. They are there as long as the kernel runs."""
     return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I64, bytes_lit // 8)), I64)

@@ -17,7 +17,6 @@ import numpy as np
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, prefetch, store_i64
 from blockconv.runtime.memory import address_of
 
@@ -49,7 +48,6 @@ class LinesArgs(Arguments):
     spans = table(SpanArgs, meaning="the spans")
 
 
-@inline  # type: ignore[untyped-decorator]
 def hash_of(address: int, width: int) -> int:
     """A hash of a line's bytes. Lines that differ in a single word always have different hashes."""
     found, factor = width, FACTOR
@@ -63,7 +61,6 @@ def hash_of(address: int, width: int) -> int:
     return found
 
 
-@inline  # type: ignore[untyped-decorator]
 def line_of(span: Any, phase: int, i: int) -> int:
     """The address of a line that a phase compares."""
     return int(min(span.first + (phase + i * span.phases) * span.step, span.last))

@@ -97,6 +97,9 @@ class Scratch(threading.local):
         Python frees a daemon thread's own data as the process ends, even if its kernel runs, but no local variables.
         """
         if nbytes > self._size:
-            memory = aligned_empty(nbytes)
-            self._size, self._given = nbytes, (address_of(memory), memory)
+            self.keep(aligned_empty(nbytes))
         return self._given
+
+    def keep(self, memory: Array) -> None:
+        """Give this memory from now on, if it is large enough."""
+        self._size, self._given = memory.nbytes, (address_of(memory), memory)

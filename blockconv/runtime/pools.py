@@ -59,7 +59,7 @@ def current() -> Pool:
 def get_threading() -> str:
     """The thread pool of the next call: "tbb", "openmp", "workqueue" or "python"; "none" without a pool.
 
-    "python": each call starts threads, because Numba hides its pool, or BLOCKCONV_NUMBA=public forbids it.
+    "python": each call starts threads, because Numba hides its pool.
 
     `set_threading` or BLOCKCONV_THREADING chooses it. "auto" may change when PyTorch is imported, and after a fork.
     This function starts the pool, like a call. `blockconv doctor` shows the reason for the choice.

@@ -19,7 +19,6 @@ import llvmlite.binding as llvm
 import numba
 from numba import config
 
-from blockconv.core import target
 from blockconv.core.errors import UnsupportedError, to_install, warn
 
 LAYERS = ("tbb", "omp", "workqueue")
@@ -77,7 +76,7 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
     process, runs another.
     """
     with _lock:
-        if running() is None and not target.public_numba():
+        if running() is None:
             _start(wanted)
         layer = _running_layer()
     if wanted not in (None, layer.name):
@@ -106,13 +105,12 @@ def _start(wanted: str | None) -> None:
 
 @functools.cache
 def _running_layer() -> ThreadingLayer:
-    name, symbol = running(), None if target.public_numba() else llvm.address_of_symbol("numba_parallel_for")
+    name, symbol = running(), llvm.address_of_symbol("numba_parallel_for")
     if name is None or not symbol:
-        if not target.public_numba():
-            warn(
-                f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
-                f"{numba.__version__} hides its pool (it has no numba_parallel_for)"
-            )
+        warn(
+            f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
+            f"{numba.__version__} hides its pool (it has no numba_parallel_for)"
+        )
         return ThreadingLayer("python", _on_python_threads, concurrent=True)
     if name == "tbb":
         # Numba ends TBB when Python frees this module, and waits there for an empty task of its start. A fork loses

@@ -37,10 +37,8 @@ def {builder}(step):
     return body
 """
 HELPER = """
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_i64, store_f
 
-@inline
 def {helper}(args, at):
     store_f(load_i64(args, 0) + 4 * at, {value}, 4)
 """

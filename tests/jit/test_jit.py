@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import pkgutil
@@ -17,8 +16,7 @@ import blockconv as bc
 import blockconv.kernels
 from blockconv import jit
 from blockconv.core import target
-from blockconv.jit.compiler import generate, inline, link
-from blockconv.jit.ir import store_bits, store_i64
+from blockconv.jit.ir import store_i64
 from blockconv.kernels.conv.reference import conv_reference
 from blockconv.kernels.reorder.kernels import reorder_copy, reorder_elements
 from blockconv.runtime import launcher
@@ -68,24 +66,11 @@ def used() -> dict[str, Any]:
 @pytest.mark.sampled(6)
 def test_kernels_take_no_gil_and_no_memory(used: dict[str, Any], name: str) -> None:
     if name not in used:
-        pytest.skip("use_every_family has no line for it; KernelFamily.compile refuses such code all the same")
+        pytest.skip("use_every_family has no line for it")
     code = families()[name].compile(*used[name]).code
     assert name in code.llvm()
     assert not FORBIDDEN.findall(code.llvm())
     assert not re.findall(r"PyGILState|gil_ensure|NRT_", code.asm())
-
-
-def test_code_that_could_raise_is_refused() -> None:
-    @jit.kernel
-    def raises():  # type: ignore[no-untyped-def]
-        def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
-            if first > last:
-                raise ValueError
-
-        return kernel
-
-    with pytest.raises(AssertionError, match="can raise"):
-        raises.compile()
 
 
 def test_a_kernel_is_compiled_inside_numbas_own_compilation() -> None:
@@ -102,50 +87,6 @@ def test_a_kernel_is_compiled_inside_numbas_own_compilation() -> None:
 
     with global_compiler_lock:
         inside.compile(2)
-
-
-@pytest.mark.skipif(target.public_numba(), reason="Numba's public functions compile for each literal")
-def test_a_function_is_compiled_once_for_all_literals() -> None:
-    """But for each where its code needs the number."""
-
-    @inline
-    def doubled(address, index):  # type: ignore[no-untyped-def]
-        store_i64(address, index, 2 * index)
-
-    @inline
-    def of_bytes(address, nbytes):  # type: ignore[no-untyped-def]
-        store_bits(address, nbytes, nbytes)
-
-    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
-        doubled(args, 0)
-        doubled(args, 3)
-        of_bytes(args + 8, 4)
-        of_bytes(args + 16, 8)
-
-    address, memory = link("literals", generate("literals", kernel).object), np.full(4, -1)
-    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)(memory.ctypes.data, 0, 0, 0)
-    assert memory.tolist() == [0, 4 - (1 << 32), 8, 6]
-    assert (len(doubled.signatures), len(of_bytes.signatures)) == (1, 2)
-
-
-@pytest.mark.skipif(target.public_numba(), reason="Numba's own objects hold what its public functions compile")
-def test_numba_keeps_no_module_of_a_compiled_kernel() -> None:
-    """Numba's context would keep it as long as the process lives."""
-    from numba.core.registry import cpu_target
-
-    @jit.kernel
-    def kept(count):  # type: ignore[no-untyped-def]
-        def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
-            for k in range(count):
-                store_i64(scratch, k, first)
-
-        return kernel
-
-    kept.compile(1)
-    known = len(cpu_target.target_context._defns)
-    for count in (2, 3, 5):
-        kept.compile(count)
-    assert len(cpu_target.target_context._defns) == known
 
 
 def test_numbas_own_functions_compile_beside_kernels(run_python: Any, tmp_path: Path) -> None:

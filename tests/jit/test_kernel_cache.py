@@ -124,7 +124,7 @@ def append(path: Path, text: str) -> None:
 def holds_code(path: Path) -> bool:
     """Whether a file has functions that become machine code."""
     text = path.read_text(encoding="utf-8")
-    return bool(re.search(r"^\s*@(intrinsic|jit\.kernel|inline|numba\.njit|njit)\b", text, re.MULTILINE))
+    return bool(re.search(r"^\s*@(emitted|jit\.kernel)\b", text, re.MULTILINE))
 
 
 COSTS = re.compile(r"\b(def \w*cost\w*|Row\(|BANDWIDTH|CYCLE)\b")

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind, Definition
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64, const, pointer
+from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -69,19 +67,14 @@ def parameters_at(v: Vectors, act: Any) -> Iterator[Any]:
         yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)
 
 
-@intrinsic
-def activate_scalar(typingctx, x, address, kind):
+@emitted
+def activate_scalar(builder: Any, value: Any, address: Any, kind: Any) -> Any:
     """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
-
-    def codegen(context, builder, signature, args):
-        value, address, kind = args
-        v = Vectors(builder, ElementType.of(signature.args[0].bitwidth // 8), 1)
-        low, high = parameters_at(v, address)
-        number = ActivationArguments.load(builder, address).number
-        number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
-        other = activate(v, v.splat(value), number, [low, high])
-        clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
-        chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
-        return builder.extract_element(chosen, ir.Constant(ir.IntType(32), 0))
-
-    return x(x, types.int64, types.int64), codegen
+    v = Vectors(builder, ElementType.of(8 if value.type == ir.DoubleType() else 4), 1)
+    low, high = parameters_at(v, address)
+    number = ActivationArguments.load(builder, address).number
+    number = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.OTHER)), number, const(0))
+    other = activate(v, v.splat(value), number, [low, high])
+    clipped = v.clip(v.splat(value), v.splat(low), v.splat(high))
+    chosen = builder.select(builder.icmp_signed("==", kind, const(ActivationKind.CLIP)), clipped, other)
+    return builder.extract_element(chosen, ir.Constant(ir.IntType(32), 0))

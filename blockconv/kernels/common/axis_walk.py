@@ -20,7 +20,6 @@ from numba.core import cgutils
 
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
@@ -236,7 +235,6 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             with partly:
                 body(AxisWalk(ends, x, direction, ends[0].below(x.positions)))
 
-    @inline
     def along(args, first, last, scratch):
         a = held(AxisArgs(args))
         size, extent, stride = a.size, a.extent, a.stride
@@ -257,7 +255,6 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             for k in range(a.tail):
                 store_bits(end + k * itemsize, a.zero, itemsize)
 
-    @inline
     def over_positions(args, first, last, scratch):
         a = held(AxisArgs(args))
         inner, size, stride = a.inner, a.size, a.stride

@@ -2,12 +2,10 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import fill_memory, load_bits, load_i64, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
 
 
-@inline
 def copy_bytes(dst, src, size):
     """Copy `size` bytes."""
     if size >= 64:
@@ -30,7 +28,6 @@ def copy_bytes(dst, src, size):
             move(dst + at, src + at, 1, 0)
 
 
-@inline
 def copy_pixels(dst, src, pixels, d_col, s_col, size):
     """`size` bytes of each pixel; the sizes that layouts make are one move."""
     if size == 4:
@@ -74,7 +71,6 @@ def copy_pixels(dst, src, pixels, d_col, s_col, size):
             dst, src = dst + d_col, src + s_col
 
 
-@inline
 def gather_blocks(dst, src, size, block, stride):
     """Copy `size` bytes from blocks of `block` bytes, which are `stride` bytes apart, to a contiguous extent."""
     if stride == block:
@@ -85,7 +81,6 @@ def gather_blocks(dst, src, size, block, stride):
     copy_bytes(dst + whole * block, src + whole * stride, size - whole * block)
 
 
-@inline
 def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
     """Copy `size` bytes, whole cache lines, of each pixel of so many rows.
 
@@ -100,7 +95,6 @@ def gather_window(dst, dst_col, src, src_row, src_col, rows, columns, size):
             dst, pixel = dst + dst_col, pixel + src_col
 
 
-@inline
 def scatter_blocks(dst, src, size, block, stride):
     """The inverse: copy a contiguous extent of `size` bytes to blocks."""
     whole = size // block
@@ -108,7 +102,6 @@ def scatter_blocks(dst, src, size, block, stride):
     copy_bytes(dst + whole * stride, src + whole * block, size - whole * block)
 
 
-@inline
 def fill_bytes(dst, size, fill):
     """Write `size` bytes, each as the low byte of `fill`, whose four low bytes are equal."""
     whole = size & ~3
@@ -118,7 +111,6 @@ def fill_bytes(dst, size, fill):
         store_bits(dst + at, fill, 1)
 
 
-@inline
 def fill_pixels(dst, pixels, size, fill):
     """Fill `size` bytes of each of so many pixels that are neighbours, as `fill_bytes` does."""
     if size == 16:

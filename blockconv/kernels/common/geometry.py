@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.compiler import inline
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 
@@ -140,7 +139,6 @@ def contiguous_unit(lies: Geometry, itemsize: int) -> int:
     return unit if lies.col == unit * itemsize and (unit == 1 or lies.channel == itemsize) else 0
 
 
-@inline
 def image_at(first, n, strides):
     """The address of image `n`, from the first one's; strides: a `Geometry`."""
     return first + n // strides.images * strides.image_block + n % strides.images * strides.n

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from blockconv.core.types import SIGNED, ElementType
-from blockconv.jit.ir import I32, I64, emitted, giving, pointer
+from blockconv.jit.ir import I32, I64, emitted, pointer
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.vectors import Vectors
 
@@ -17,9 +16,8 @@ _FIRST = ir.Constant(I32, 0)
 
 def number_at(element: ElementType) -> Any:
     """Code of number_at(address)."""
-    result = types.float64 if element.is_float else types.int64
 
-    @giving(result)
+    @emitted
     def load(builder: Any, address: Any) -> Any:
         v = Vectors(builder, element, 1)
         value = builder.load(pointer(builder, address, v.element), align=1)

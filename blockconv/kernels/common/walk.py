@@ -21,7 +21,6 @@ from typing import Any
 
 from blockconv.core.layout import LARGEST_BLOCK, Layout
 from blockconv.jit.arguments import Arguments, group, table, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, store_bits
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
@@ -80,7 +79,6 @@ class WalkArgs(Arguments):
     depth = word("loops around the extents")
 
 
-@inline
 def begin_of(a, task, arrays, to):
     """(elements of each extent of a task, how many extents, the first one's channel).
 
@@ -102,7 +100,6 @@ def begin_of(a, task, arrays, to):
     return min(a.task_size, a.extent - start), min(a.task_rows, rows.size - begin), channel
 
 
-@inline
 def repeat(to, values, nbytes, there, times):
     """Write `nbytes` bytes so many times: the first `there` of them are at `values`, and no others are read."""
     copy_memory(to, values, there)
@@ -110,7 +107,6 @@ def repeat(to, values, nbytes, there, times):
         copy_memory(to + k * nbytes, to, nbytes)
 
 
-@inline
 def write_mask(mask, period, block, valid, itemsize):
     """Write `period` elements, in blocks: all ones in each block's first `valid`, which exist, zeros in the others."""
     for j in range(block):

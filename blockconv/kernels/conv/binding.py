@@ -353,7 +353,7 @@ class _Binding:
         """The kernel that packs a window of units of four bytes, from several of the source's blocks."""
         unit, is_float = packed_as_one(self.types, self.dot), self.types.acc.is_float
         at_once = 0 if self.blocking.interleaved else extent(self.blocking.cb, self.src) // unit
-        return packing_units.pack_units(self.blocking.cb // unit, at_once, unit, int(is_float))
+        return packing_units.pack_units(self.blocking.cb // unit, at_once, unit, is_float)
 
     def plane_packer(self) -> jit.Kernel:
         """The kernel that packs a window for tiles that load vectors of pixels."""
@@ -362,7 +362,7 @@ class _Binding:
             lanes = self.isa.vector_bytes // itemsize
             channels = min(channels, lanes)
             touching = self.src.along(self.at.axes[2]) == channels * itemsize
-            return packing_planes.pack_across(channels, int(touching), blocking.phases, self.at.sw, lanes, itemsize)
+            return packing_planes.pack_across(channels, touching, blocking.phases, self.at.sw, lanes, itemsize)
         if is_pointwise(self.p):
             lanes = blocking.pixel_lanes
             return packing_planes.pack_planes(blocking.pixels // lanes, lanes * itemsize)
@@ -394,4 +394,4 @@ class _Binding:
             return packing.unpack_window(*self.unpacking).address
         if src.is_half:
             return packing.widen_window(src.code, vector_bytes // self.dot.itemsize).address
-        return packing.convert_window(self.dot.itemsize, int(src.kind == SIGNED), vector_bytes).address
+        return packing.convert_window(self.dot.itemsize, src.kind == SIGNED, vector_bytes).address

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core.types import ElementType, element
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import (
     I8,
     const,
@@ -39,12 +38,10 @@ def pixel_filler(pixel: int, filled: bool) -> Any:
         kind = ir.VectorType(ir.IntType(8), pixel)
         builder.store(ir.Constant(kind, None), pointer(builder, dst, kind), align=1)
 
-    @inline
     def zero(dst, count, unused_word):
         for k in range(count):
             zero_pixel(dst + k * pixel)
 
-    @inline
     def fill(dst, count, word):
         fill_bytes(dst, count * pixel, word)
 
@@ -59,7 +56,6 @@ def zero_filler(lanes: int, itemsize: int) -> Any:
         v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
         v.store_below(ir.Constant(v.kind, None), dst, count)
 
-    @inline
     def zero(dst, count):
         for k in range(0, count, lanes):
             zero_below(dst + k * itemsize, count - k)
@@ -96,7 +92,6 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
     extent, pixel, extents = cb * itemsize, pitch * itemsize, channels // cb
     transpose_planes = _plane_transposer(channels, pitch, lanes, itemsize)
 
-    @inline
     def pack_line(out, src, count, step, block, last):
         """`count` pixels, `step` bytes apart, whose contiguous extents are `block` bytes apart, to [pixel][pitch].
 
@@ -224,7 +219,6 @@ class ChannelAddresses(NamedTuple):
     others: int
 
 
-@inline
 def moved(planes, by):
     """Channels so many bytes further."""
     return ChannelAddresses(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
@@ -270,7 +264,6 @@ def interleaver(unit: int, vector_bytes: int = 0) -> Any:
     most, least = (vector_bytes // itemsize,) * 2 if vector_bytes else (16, 4)
     many, some = (_vectors_interleaver(unit, lanes, vector_bytes > 0) for lanes in (most, least))
 
-    @inline
     def one_by_one(planes, dst, count, step):
         for p in range(count):
             at = p * step
@@ -283,7 +276,6 @@ def interleaver(unit: int, vector_bytes: int = 0) -> Any:
 
     few = interleaver(unit) if vector_bytes else one_by_one
 
-    @inline
     def interleave(planes, dst, count, step):
         done = 0
         if step != itemsize or count < least:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel, copy_memory, load_bits, load_i64, prefetch, store_bits
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
@@ -24,7 +23,6 @@ from blockconv.kernels.conv.packing import source_offset
 # ---------------------------------------------------------------- destinations whose blocks groups share
 
 
-@inline
 def _destination_offset(a, c):
     """From the destination's first channel to channel `c`, in bytes."""
     d_len = a.destination.length
@@ -117,7 +115,6 @@ class _Scattered(NamedTuple):
     residual: int
 
 
-@inline
 def _write_common(a, run, scattered):
     """Write the words that the records of all tiles share: scattered ones are stored as `_Scattered.tile` first."""
     lanes_bytes = a.lanes * a.itemsize >> a.dst_shift
@@ -153,7 +150,6 @@ class _Extent(NamedTuple):
     window: int
 
 
-@inline
 def _extent(length, tile, tasks, task, window):
     """The extent of task number `task`. Tasks share an axis's tiles evenly; only the last tile may be moved back.
 
@@ -165,7 +161,6 @@ def _extent(length, tile, tasks, task, window):
     return _Extent(first, end - first, min(first, length - window))
 
 
-@inline
 def _pack_panels(a, run, window, image, n, group, rows, cols):
     """Pack the window of the task of these rows and columns, panel by panel."""
     ih = rows.window * a.sh - a.ph
@@ -197,7 +192,6 @@ class _Block(NamedTuple):
     written: int
 
 
-@inline
 def _scatter(a, run, scattered, dst, block, gather):
     """Move the stored tile to the destination. gather: 1, move its part of the residual to where the tile reads it."""
     wanted = ScatterRecord(run.address + TileRecord.nbytes)
@@ -210,13 +204,11 @@ def _scatter(a, run, scattered, dst, block, gather):
     call_kernel(scattered.kernel, a.address, wanted.address, 0, 0)
 
 
-@inline
 def _tiles_of(a, cols):
     """The tiles of a row of a task."""
     return (cols.size + a.tile_pixels - 1) // a.tile_pixels
 
 
-@inline
 def _write_row(a, run, cols):
     """Write the words that the tiles of a row of a task share."""
     pixels, last, tiles = a.tile_pixels, cols.size - a.tile_pixels, _tiles_of(a, cols)
@@ -238,7 +230,6 @@ class _Steps(NamedTuple):
     tail: int
 
 
-@inline
 def _taps_in_bounds(pixel, size, taps, apart):
     """(first, past the last) of the taps that some of a tile's pixels find inside the image; see `common.taps`.
 
@@ -249,13 +240,11 @@ def _taps_in_bounds(pixel, size, taps, apart):
     return low, max(low, min(taps, -((first - size) // apart)))
 
 
-@inline
 def _rows_in_bounds(a, row):
     first = row * a.sh - a.ph
     return _taps_in_bounds((first, first + (a.tile_rows - 1) * a.sh), a.ih, a.tap_rows, a.tap_row)
 
 
-@inline
 def _cols_in_bounds(a, col):
     if not a.tap_cols:
         return 0, a.row_steps
@@ -263,7 +252,6 @@ def _cols_in_bounds(a, col):
     return _taps_in_bounds((first, first + (a.tile_pixels - 1) * a.sw), a.iw, a.tap_cols, a.tap_col)
 
 
-@inline
 def _leave_out(a, run, every, rows, cols):
     """Write which steps a tile reduces: in each block of channels, the steps of these rows and columns of taps.
 
@@ -283,13 +271,12 @@ def _leave_out(a, run, every, rows, cols):
     run.full_steps = every.full if is_all else taken
     run.tail_steps = taken if every.tail else 0
     if a.biases:
-        table, rows = a.offsets + a.biases, a.tap_rows + 1
-        number = rows * rows + left * (a.row_steps + 1) + right
-        run.bia = every.bia + load_i64(table, top * rows + bottom) + load_i64(table, number)
+        table, ends = a.offsets + a.biases, a.tap_rows + 1
+        number = ends * ends + left * (a.row_steps + 1) + right
+        run.bia = every.bia + load_i64(table, top * ends + bottom) + load_i64(table, number)
         run.scales = run.bia + a.scales
 
 
-@inline
 def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
     """Compute the tiles of these rows and columns; a call takes as many as `run` says."""
     count, together, tiles = rows.size, run.tiles, _tiles_of(a, cols)
@@ -312,7 +299,6 @@ def _compute_rows(a, run, scattered, rows, cols, src, dst, block):
     run.bia = every.bia
 
 
-@inline
 def _compute_tiles(a, run, scattered, dst, block):
     """Compute tiles of the first pixel `dst` and see them stored: one, if they are scattered or followed by padding."""
     if not run.is_last:
@@ -331,7 +317,6 @@ def _compute_tiles(a, run, scattered, dst, block):
             _scatter(a, run, scattered, dst, rest, 0)
 
 
-@inline
 def _written(a, group, ocb, valid):
     """Output channels that a tile writes. valid: channels of the group from the tile's first on."""
     written = min(a.tile_width, valid)
@@ -342,7 +327,6 @@ def _written(a, group, ocb, valid):
     return written
 
 
-@inline
 def _write_block(a, run, group, ocb):
     """Write the words that the records of a block of output channels share."""
     run.bia = a.bia + (group * a.ocbs + ocb) * (a.tile_width * a.acc_itemsize)
@@ -351,7 +335,6 @@ def _write_block(a, run, group, ocb):
         run.dst_block = a.offsets + a.parts + (group * a.ocbs + ocb) * a.parts_step
 
 
-@inline
 def _write_steps(a, run, group, ocb, valid, k, sums):
     """Write which steps tiles reduce: block number `k` of them. The weights that come after these."""
     is_last = k == a.k_blocks - 1

@@ -4,7 +4,6 @@ of a `WindowRecord`."""
 from __future__ import annotations
 
 from blockconv import jit
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, move, move_part, store_bits
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
@@ -22,7 +21,6 @@ from blockconv.kernels.conv.codegen import (
 )
 
 
-@inline
 def source_offset(a, c):
     """From the source's first channel to channel `c`, in bytes."""
     s_len = a.source.length
@@ -31,7 +29,6 @@ def source_offset(a, c):
     return (c // s_len) * a.source.block + (c % s_len) * a.source.channel
 
 
-@inline
 def columns_in_bounds(a, iw):
     """(first, past the last) of a window's columns, from `iw` on, that are inside the image."""
     cols, step = a.window_cols, a.col_step
@@ -39,13 +36,11 @@ def columns_in_bounds(a, iw):
     return left, max(left, min(cols, (a.iw - iw + step - 1) // step))
 
 
-@inline
 def is_padding(a, h, z):
     """Whether row `h` of level `z` is outside the source."""
     return h < 0 or h >= a.ih or z < 0 or z >= a.depth_size
 
 
-@inline
 def _zero_second(a, window, chunk):
     """Zeros for the second of a window's last pair of channels, of 16 bits; a pixel of a block has `chunk` bytes."""
     pair = window + (a.ic_blocks - 1) * a.depth * a.packed_block + a.group_ic * 2 % chunk
@@ -208,7 +203,6 @@ def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
     return kernel
 
 
-@inline
 def channel_addresses(a, at, c, last):
     """The addresses of four channels, or of a pair, from `c` on. Past the last one, it stands for the others."""
     c0, c1 = at + source_offset(a, min(c, last)), at + source_offset(a, min(c + 1, last))

@@ -1,7 +1,6 @@
 """The kernels that pack windows for tiles whose vectors run along pixels, as `packing`'s are called."""
 
 from blockconv import jit
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import move, prefetch
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
@@ -48,7 +47,6 @@ def _row_copier(stride, lanes, itemsize):
     """
     whole, part = (strided_mover(stride, lanes, itemsize, is_whole) for is_whole in (True, False))
 
-    @inline
     def copy(dst, src, first, width, count):
         for k in range(0, count, lanes):
             to, col = dst + k * itemsize, first + k * stride

@@ -6,7 +6,6 @@ from typing import Any
 
 from blockconv import jit
 from blockconv.core import target
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory
 from blockconv.kernels.common.copies import fill_bytes
 from blockconv.kernels.common.requantize import EpilogueArguments
@@ -33,14 +32,12 @@ def _lines(units: int, extent: int, unit: int, lanes: int) -> tuple[Any, Any, An
     pack_line = line_packer(units, each, units, lanes, UNIT)
     interleave = interleaver(unit)
 
-    @inline
     def pack_end(dst, src, count, step, block, exist):
         for p in range(count):
             for k in range(units // each):
                 size = min(each * unit, exist - k * each * unit) * itemsize
                 copy_memory(dst + p * pixel + k * each * UNIT, src + p * step + k * block, max(0, size))
 
-    @inline
     def pack_planes(a, dst, src, channel, last, count, step, spare):
         row = (count + lanes - 1) // lanes * (lanes * UNIT)
         for k in range(units):

@@ -2,7 +2,6 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_f, store_f
 from blockconv.kernels.common.activation import activate_scalar
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
@@ -21,7 +20,6 @@ class ReferenceArguments(ConvOperands, ConvSizes):
     destination = group(Geometry, "the destination's strides")
 
 
-@inline
 def _offset(geometry, channel):
     """From the first channel to this one, in bytes."""
     return (channel // geometry.length) * geometry.block + (channel % geometry.length) * geometry.channel

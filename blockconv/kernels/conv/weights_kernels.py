@@ -10,7 +10,6 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import (
     I64,
     call_kernel,
@@ -234,12 +233,10 @@ class _Chunk(Arguments):
     cols = word("how many")
 
 
-@inline
 def _image(of, n):
     return image_at(of.first, n, of.lies)
 
 
-@inline
 def _read_chunk(a, chunk, number):
     rest = number // a.col_chunks
     w, h, n = number % a.col_chunks * a.chunk_cols, rest % a.row_chunks * a.chunk_rows, rest // a.row_chunks
@@ -248,19 +245,16 @@ def _read_chunk(a, chunk, number):
     chunk.rows, chunk.cols = min(a.chunk_rows, a.oh - h), min(a.chunk_cols, a.ow - w)
 
 
-@inline
 def _write_strides(pack, lies):
     pack.lies.block, pack.lies.length, pack.lies.channel = lies.block, lies.length, lies.channel
     pack.lies.row, pack.lies.col = lies.row, lies.col
 
 
-@inline
 def _steps_of(a, cols):
     """Steps of the reduction of so many pixels of a row."""
     return (cols + a.step_pixels - 1) // a.step_pixels
 
 
-@inline
 def _pack_window(a, pack, chunk, window, channel):
     """Pack the part of the input that a chunk's pixels read.
 
@@ -282,7 +276,6 @@ def _pack_window(a, pack, chunk, window, channel):
         call_kernel(kernel, pack.address, 0, 0, 0)
 
 
-@inline
 def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
     _write_strides(pack, a.grad.lies)
@@ -298,7 +291,6 @@ def _pack_panel(a, pack, chunk, panel, channel, channels):
         call_kernel(kernel, pack.address, 0, 0, 0)
 
 
-@inline
 def _write_common(a, run, scratch):
     fill_memory(run.address, TileRecord.nbytes, 0)
     run.tiles, run.src_row, run.src_pixel = a.tiles, a.tap_row, a.itemsize
@@ -306,7 +298,6 @@ def _write_common(a, run, scratch):
     run.runs, run.rows, run.bia = 1, 1, scratch + a.zeros_at
 
 
-@inline
 def _reduce(a, run, window, sums):
     """Add the products of a chunk to the sums of a block of output channels."""
     each = a.tap_rows * a.tiles * a.lines * a.width * a.itemsize
@@ -319,7 +310,6 @@ def _reduce(a, run, window, sums):
         h += a.tap_rows
 
 
-@inline
 def _finish(a, record, sums, group, icb, ocb, bias):
     wanted = FinishRecord(record)
     wanted.sums, wanted.group, wanted.ocb, wanted.bias = sums, group, ocb, bias
@@ -327,7 +317,6 @@ def _finish(a, record, sums, group, icb, ocb, bias):
     call_kernel(a.finish, a.address, record, 0, 0)
 
 
-@inline
 def _end_ocb(a, group, oc_task):
     """Past the last block of output channels of a task; the last group may have fewer."""
     return min(a.ocbs * (oc_task + 1) // a.oc_tasks, (a.all_oc - group * a.oc + a.width - 1) // a.width)

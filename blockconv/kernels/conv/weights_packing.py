@@ -9,7 +9,6 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, fill_memory, shuffle, transpose
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
@@ -43,7 +42,6 @@ class PackRecord(Arguments):
     singles = word("columns at the end that are packed once more, each with zeros as its second", "columns")
 
 
-@inline
 def _channel_offset(lies, c):
     return c // lies.length * lies.block + c % lies.length * lies.channel
 
@@ -101,7 +99,6 @@ def _row_pairer(lanes: int) -> Any:
 
         v.each(count, body)
 
-    @inline
     def pair_row(dst, a):
         row, cols, pixel = a.row, a.cols, a.width * 2
         fill_memory(row + cols * pixel, max(a.second, a.singles) * pixel, 0)
@@ -133,7 +130,6 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
     blocks = _joiner(held, packed, lanes, unit)
     apart = src_bytes * (2 if contiguous == 3 else 1)
 
-    @inline
     def pack_row(dst, image, a, cols, step):
         pixel, c, last = a.width * itemsize, 0, a.channels
         together = a.channel % a.lies.length + last <= a.lies.length and last == a.width

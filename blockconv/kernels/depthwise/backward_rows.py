@@ -181,7 +181,7 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
     )
     table = np.array([*np.ravel(vectors), *taps], np.int64)
     if pixels is None:
-        kernel = depthwise_weights(types.src.code, int(request.machine.isa.fma), p.kh, p.kw, lanes, int(bias))
+        kernel = depthwise_weights(types.src.code, request.machine.isa.fma, p.kh, p.kw, lanes, bias)
         scratch = 256
     else:
         kernel = depthwise_weights_of_pixels(pixels)
@@ -189,7 +189,7 @@ def _bind(request: Request, vectors: Vectors, pixels: PixelsSpec | None, weights
     op = Launch(kernel, args, splits * groups, 1, scratch, table)
     if is_finished:
         return [op]
-    finish = finish_depthwise_weights(types.acc.code, types.dst.code, lanes, p.kh * p.kw, int(bias))
+    finish = finish_depthwise_weights(types.acc.code, types.dst.code, lanes, p.kh * p.kw, bias)
     chunk = max(1, len(vectors) // 16)
     return [op, Launch(finish, args, len(vectors), chunk, 0, table)]
 

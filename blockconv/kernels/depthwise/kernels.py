@@ -10,7 +10,6 @@ import numpy as np
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, load_bits, load_i64, prefetch, store_bits, store_i64
 from blockconv.kernels.common.copies import copy_bytes, fill_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
@@ -78,7 +77,6 @@ class _Lanes(NamedTuple):
     steps: _Steps
 
 
-@inline
 def read_entry(a, k):
     """Entry number `k`, in registers."""
     e = Entry(a.table)[k]
@@ -98,7 +96,6 @@ def read_entry(a, k):
     )
 
 
-@inline
 def following(e):
     """The next entry, which is like this one."""
     steps = e.steps
@@ -118,7 +115,6 @@ def following(e):
     )
 
 
-@inline
 def entry_run(e, variant, src, zeros):
     """The `DepthwiseTileRun` of an entry's tile."""
     return DepthwiseTileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, zeros, e.scales)
@@ -184,7 +180,6 @@ TWICE = (1 << 32) + 1  # times four bytes: these twice
 ZEROS = 512  # bytes at the start of the scratch, at the most: what is read where the image ends
 
 
-@inline
 def fill_zeros(scratch, nbytes, value):
     """Fill as many as a load reads with a value of eight bytes."""
     for k in range((nbytes + 7) // 8):
@@ -209,7 +204,6 @@ class Task(NamedTuple):
     oh_last: int
 
 
-@inline
 def task_of(a, number):
     """The `Task` of this number: a chunk of an image's rows and a group of the table's entries."""
     chunk, rest = number % a.chunks, number // a.chunks
@@ -219,7 +213,6 @@ def task_of(a, number):
     return Task(n, first, min(a.entries, first + a.group_entries), rows[0], rows[1])
 
 
-@inline
 def _prefetch_rows(a, src, count, step):
     """Prefetch so many lines of rows, `step` bytes apart, which later tiles than that at `src` read."""
     for r in range(a.ahead_rows):
@@ -228,7 +221,6 @@ def _prefetch_rows(a, src, count, step):
             prefetch(at + j * step)
 
 
-@inline
 def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     """Gather rows `top` to `bottom` of an image for some entries; where the image would begin, seen from these.
 
@@ -242,7 +234,6 @@ def _gathered_image(a, src, entry_first, entry_last, top, bottom, scratch):
     return window - top * a.scratch.row_stride - e.src
 
 
-@inline
 def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
     """The `Output` of an entry's tile, whose first element is at `dst`."""
     residual = a.residual - a.dst
@@ -254,7 +245,6 @@ def _tile_at(shape, pixel_bytes, gathered):
     tile, unrolled, span = depthwise_tile(shape, pixel_bytes), shape.unrolled, shape.span
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
 
-    @inline
     def compute(a, row, e, ow_at, i, scratch):
         ow = min(ow_at, a.ow - unrolled)
         iw = ow * a.sw - a.pw
@@ -428,7 +418,6 @@ def _row_packer(shape: DepthwiseTileSpec) -> Any:
     lanes, columns = shape.lanes, shape.columns
     separate = _separator(lanes, columns, shape.inner)
 
-    @inline
     def pack_rows(a, scratch, src, ih, rows, fill):
         parts, left = a.scratch, a.pw * a.pixel
         row, line = scratch + parts.window, scratch + parts.line
@@ -446,7 +435,6 @@ def _row_packer(shape: DepthwiseTileSpec) -> Any:
     return pack_rows
 
 
-@inline
 def _copy_rows(dst, dst_row, src, src_row, rows, size):
     """So many rows of `size` bytes."""
     for k in range(rows):

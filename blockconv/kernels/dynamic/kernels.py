@@ -9,7 +9,6 @@ import numpy as np
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import const, emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments, float_of
@@ -60,7 +59,6 @@ def range_of_elements(lanes: int) -> Any:
     return write_range
 
 
-@inline
 def write_found(low, high, dst):
     """The scale and the zero point of uint8 for a range, a float32 each."""
     step = (high - low) / LAST
@@ -71,7 +69,6 @@ def write_found(low, high, dst):
     store_f(dst + 4, np.rint(zero if zero < LAST else LAST), 4)
 
 
-@inline
 def write_quantization(found, words):
     """The `QuantizationArguments` of uint8 for the scale and the zero point that were found."""
     scale, zero = load_f(found, 4), load_f(found + 4, 4)

@@ -9,7 +9,6 @@ from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.element_problem import ScanKind, ScatterKind
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, fetch_add, fill_memory
 from blockconv.kernels.common.numbers import number_at, put_number
 
@@ -59,7 +58,6 @@ class IndexedArgs(Arguments):
     loops = table(IndexLoop, None, "over the indices, innermost first")
 
 
-@inline
 def item_of(a, index_at, index_bytes, k):
     """The offset in the data of the k-th item, in bytes. Negative indices count from the end.
 
@@ -128,7 +126,6 @@ def scatter_at(index, data, kind):
     return kernel
 
 
-@inline
 def combined(total, x, adds, multiplies, is_max):
     """The sum, the product, the maximum or the minimum; a NaN of either stays."""
     if adds:
@@ -220,7 +217,6 @@ def top(src, smallest, last_of_equal):
     return kernel
 
 
-@inline
 def comes_before(x, y, smallest, last_of_equal):
     """Whether x is ahead of y, which has a lower index. A NaN is ahead of all numbers."""
     if x != x:

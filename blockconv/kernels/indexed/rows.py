@@ -88,7 +88,7 @@ def _scan(request: Request) -> list[Launch]:
 
 def _top(request: Request) -> list[Launch]:
     p = request.problem
-    kernel = top(request.types.src.code, int(p.smallest), int(p.last))
+    kernel = top(request.types.src.code, p.smallest, p.last)
     return [Launch(kernel, *_lines(request, p.count), scratch=16 * p.count)]
 
 

@@ -14,19 +14,16 @@ Chunks follow from the problem. Their sums are float32, and are added in float64
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import numpy as np
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, fill_memory, load_f, store_f
 from blockconv.kernels.norm.codegen import TERMS, span_results, span_sums
 from blockconv.kernels.norm.kernels import NormArgs, span_of
 
 
-@inline
 def _span(a, unit, number, totals, terms):
     """The span of a unit's chunk, given the chunk's number in all images."""
     part, rest = number % a.row_chunks, number // a.row_chunks
@@ -76,30 +73,27 @@ def batch_sums(element, lanes, period, is_backward, bounded):
                 at = totals + 8 * c
                 apart = load_f(at, 8) * share
                 squares = load_f(at + 8 * room, 8) - apart * apart * count
-                store_f(at, np.float64(load_f(scratch + c * held, held)) + apart, 8)
+                store_f(at, float(load_f(scratch + c * held, held)) + apart, 8)
                 store_f(at + 8 * room, 0.0 if squares < 0.0 else squares, 8)
 
     return kernel
 
 
-@inline
 def _store_output(a, channel, terms, held):
     """The mean, the slope and the shift of a channel's output, from the stored mean and inverse."""
-    inverse = np.float64(load_f(a.inverse + channel * held, held))
+    inverse = float(load_f(a.inverse + channel * held, held))
     store_f(terms, load_f(a.mean + channel * held, held), held)
     store_f(terms + a.room * held, inverse * load_f(a.scale + channel * held, held), held)
     store_f(terms + 2 * a.room * held, load_f(a.shift + channel * held, held), held)
 
 
-@inline
 def _keep(old, new, channel, value, momentum, held):
     """Store the new value of a running statistic."""
     if old != 0:
-        before = np.float64(load_f(old + channel * held, held))
+        before = float(load_f(old + channel * held, held))
         store_f(new + channel * held, (1.0 - momentum) * before + momentum * value, held)
 
 
-@inline
 def _elements(a, split):
     """Elements of a channel in a split."""
     total = 0
@@ -108,7 +102,6 @@ def _elements(a, split):
     return total
 
 
-@inline
 def _combine_means(a, at, channels):
     """Means and squares of all splits, which replace the first split's."""
     before = _elements(a, 0)
@@ -125,7 +118,6 @@ def _combine_means(a, at, channels):
         before += count
 
 
-@inline
 def _combine_sums(a, at):
     """The sums of all splits, which replace the first split's."""
     for split in range(1, a.splits):
@@ -137,19 +129,17 @@ def _combine_sums(a, at):
 def _channel_terms(held: int) -> tuple[Any, Any]:
     """forward and backward(args, channel, terms, sums): code that uses a channel's sums. held: bytes of a number."""
 
-    @inline
     def forward(a, channel, terms, at):
         mean, squares, momentum = load_f(at, 8), load_f(at + 8 * a.room, 8), load_f(a.numbers, 8)
         store_f(a.mean + channel * held, mean, held)
-        store_f(a.inverse + channel * held, 1.0 / np.sqrt(squares / a.count + as_float64(a.epsilon)), held)
+        store_f(a.inverse + channel * held, 1.0 / math.sqrt(squares / a.count + as_float64(a.epsilon)), held)
         _keep(a.old_mean, a.new_mean, channel, mean, momentum, held)
         _keep(a.old_variance, a.new_variance, channel, squares / max(1, a.count - 1), momentum, held)
         _store_output(a, channel, terms, held)
 
-    @inline
     def backward(a, channel, terms, at):
         total, products = load_f(at, 8), load_f(at + 8 * a.room, 8)
-        inverse = np.float64(load_f(a.inverse + channel * held, held))
+        inverse = float(load_f(a.inverse + channel * held, held))
         factor = inverse * load_f(a.scale + channel * held, held)
         store_f(a.of_scale + channel * held, products * inverse, held)
         store_f(a.of_shift + channel * held, total, held)

@@ -13,7 +13,6 @@ from llvmlite import ir
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel, axis_walk
 from blockconv.kernels.common.operands import Operands
@@ -79,7 +78,6 @@ class NormArgs(Operands):
     epsilon = word("what is added to a variance", "bits of a float64")
 
 
-@inline
 def span_of(a, at, pixel, pixels, start, totals, terms):
     """The span of the chunk from a pixel of a row on, with the channels of the block that begins with `start`.
 
@@ -108,7 +106,6 @@ def _over_unit(nbytes: int, apply: Any) -> Any:
     joined: channels whose pixels are visited as one row.
     """
 
-    @inline
     def walked(a, image, start, totals, joined):
         at = image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
         count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
@@ -124,7 +121,6 @@ def _over_unit(nbytes: int, apply: Any) -> Any:
     return walked
 
 
-@inline
 def _groups(a, image, start, totals, nbytes):
     """The groups of a unit, which begins with the channel `start`."""
     statistic = (image * a.groups + start // a.group) * nbytes

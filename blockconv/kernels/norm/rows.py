@@ -199,10 +199,10 @@ def _launches(request: Request, walked: WalkedAxis | None, statistics: bool) -> 
         return []
     kind, buffers = request.types.src, (*_FORWARD, *_STATISTICS * statistics)
     if walked is not None:
-        kernel = layer_norm(*walked.params, int(request.problem.centred))
+        kernel = layer_norm(*walked.params, request.problem.centred)
         return [walked.launch(kernel, made=LayerNormArgs, **_layer_words(request, buffers))]
     cut = _group_cut(request)
-    kernel = group_norm(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
+    kernel = group_norm(kind.code, _lanes(request), cut.period, cut.padded > 0)
     tasks, nbytes = cut.all_images * cut.units, cut.unit * cut.rows * cut.pixels * kind.itemsize
     args, scratch = _group_args(request, cut, buffers), _scratch(request, cut)
     return [Launch(kernel, args, tasks, chunk_of(tasks, nbytes, request.threads), scratch=scratch)]
@@ -225,7 +225,7 @@ def _backward_launches(request: Request, walked: WalkedAxis | None, cut: Cut) ->
         words = fill(LayerNormArgs, walked.args, **_layer_words(request, _BACKWARD, **sizes))
         first = Launch(layer_norm_backward(*walked.params), words, cut.splits)
     else:
-        kernel = group_norm_backward(kind.code, _lanes(request), cut.period, int(cut.padded > 0))
+        kernel = group_norm_backward(kind.code, _lanes(request), cut.period, cut.padded > 0)
         first = Launch(kernel, args, cut.units * cut.splits, 1, _scratch(request, cut))
     last = group_norm_parameters(kind.code, _lanes(request))
     return [first, Launch(last, args, cut.units, max(1, cut.units // 16), 16 * cut.room)]
@@ -311,7 +311,7 @@ def _batch_launches(request: Request, cut: Cut, names: tuple[str, ...], is_backw
     tasks, back, bounded = cut.units * cut.chunks, int(is_backward), int(is_backward and extra)
     chunk = chunk_of(tasks, cut.chunk * cut.unit * kind.itemsize, request.threads)
     sums = batch_sums(kind.code, lanes, cut.period, back, bounded)
-    apply = batch_apply(kind.code, lanes, cut.period, int(cut.padded > 0), back, int(extra))
+    apply = batch_apply(kind.code, lanes, cut.period, cut.padded > 0, back, extra)
     return [
         Launch(sums, args, cut.units * cut.splits, 1, 3 * cut.room * kind.computed.itemsize),
         Launch(batch_terms(kind.code, back), args, cut.units, max(1, cut.units // 16)),

@@ -23,7 +23,6 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import (
     I32,
     I64,
@@ -169,13 +168,11 @@ def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) 
     return add
 
 
-@inline
 def _channels(a, vector):
     """The `ChannelVector` of this number."""
     return ChannelVector(a.rows + a.channels_at)[vector]
 
 
-@inline
 def _clear(a, dst, rows, written, itemsize):
     """Zeros in the channels of a vector, of so many rows of the input."""
     d = a.destination
@@ -194,7 +191,6 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
     add_all, add_some = (_adder(held, lanes, bool(is_max), cols, whole) for whole in (True, False))
     round_all = _rounder(held, lanes)
 
-    @inline
     def cleared(a, band, dst):
         d = a.destination
         if is_half:
@@ -206,7 +202,6 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
                 of = _channels(a, vector)
                 _clear(a, dst + of.dst, band.end - band.top, of.written, itemsize)
 
-    @inline
     def add_row(a, band, oh):
         s, rows = a.source, WindowWords(a.rows)[oh]
         above = max(0, (band.top - rows.first + a.dh - 1) // a.dh)
@@ -238,7 +233,6 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
                 else:
                     add_some(tap)
 
-    @inline
     def rounded(a, band, dst):
         d = a.destination
         for h in range(band.end - band.top):
@@ -306,7 +300,6 @@ class TaskChannels(NamedTuple):
     written: int
 
 
-@inline
 def _plane(a, task):
     if a.src_plane:  # divisions take as long as a small plane
         return TaskChannels(a.dst + task * a.plane, task * a.src_plane, 1, 1)

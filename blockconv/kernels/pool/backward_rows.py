@@ -189,7 +189,7 @@ def _launch(request: Request) -> Launch:
     if by_vectors:
         tasks = images * -(-ih // band) * (len(runs) // inner)
         cols = p.pool.kw if isinstance(p.pool, Pool2dProblem) and p.pool.kw <= MOST_COLS else 0
-        kernel, scratch = pool_backward(type.code, lanes, int(p.is_max), cols), row * band if type.is_half else 0
+        kernel, scratch = pool_backward(type.code, lanes, p.is_max, cols), row * band if type.is_half else 0
         return Launch(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
     tasks, lanes = images * len(runs), request.machine.lanes(type.computed.itemsize)
     chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.geometry import Geometry
@@ -122,7 +121,6 @@ class OutputRow(NamedTuple):
     scales: Any  # address of the scales of the outputs' sums
 
 
-@inline
 def plane_at(a, number):
     """The `Plane` of this number, in the order of the storage."""
     outer = number // a.planes
@@ -132,7 +130,6 @@ def plane_at(a, number):
     return Plane(a.src + outer * a.s_outer + nearer * a.s_plane, a.dst + outer * a.d_outer + nearer * a.d_plane, mask)
 
 
-@inline
 def start(a, task):
     """(`Plane`, first row of outputs, row after the last) of a task."""
     plane_tasks, rows = a.plane_tasks, a.task_rows
@@ -141,7 +138,6 @@ def start(a, task):
     return plane_at(a, number), first, min(a.oh, first + rows)
 
 
-@inline
 def output_row(a, plane, oh):
     """The `OutputRow` of a plane."""
     row = WindowRow(a.table)[oh]
@@ -149,7 +145,6 @@ def output_row(a, plane, oh):
     return OutputRow(ih, rows, plane.src + ih * a.s.row, plane.dst + oh * a.d.row, scales)
 
 
-@inline
 def window_column(a, ow):
     """(first column, how many) of a column of windows."""
     column = Covered(a.table + WindowRow.nbytes * a.oh)[ow]
@@ -159,7 +154,6 @@ def window_column(a, ow):
 # ---------------------------------------------------------------- tiles and windows
 
 
-@inline
 def _gathered_image(a, image, at, oh_first, oh_last, window, size):
     """Gather the pixels that some rows of outputs read. Returns where the image would begin, seen from these.
 

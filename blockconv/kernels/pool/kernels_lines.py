@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from blockconv import jit
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits, store_i64
 from blockconv.kernels.pool.codegen import IndexRun, LineSpec, filler, max_with_index, reduce_element, reduce_line
 from blockconv.kernels.pool.kernels import LINE, PoolArgs, WindowRow, output_row, start, window_column
@@ -28,7 +27,6 @@ def whole_rows(reduction: PoolReduction, known: int = 0) -> Any:
     lanes, size = reduction.lanes, reduction.lanes * reduction.held.itemsize
     four, one, part = (reduce_line(reduction, LineSpec(k, known, partial=p)) for k, p in ((4, 0), (1, 0), (1, 1)))
 
-    @inline
     def reduce(a, src, step, elements, rows, row_step, line):
         done, words = 0, a.integers.address
         while done + 4 * lanes <= elements:
@@ -147,14 +145,12 @@ def extent(reduction: PoolReduction, taps: int, checked: int = 0, result: int = 
     spec = LineSpec(GROUP, taps, result=result, checked=checked, guarded=1)
     several, part = reduce_line(reduction, spec), reduce_line(reduction, spec._replace(vectors=1, partial=1))
 
-    @inline
     def moved(run, at, offset, step, count):
         """The run from element `at` on, with the flags and scales `offset` elements after the first."""
         src, dst, size = run.src + at * itemsize, run.dst + at * itemsize, lanes * itemsize
         scales, mask, edge = run.scales + offset * itemsize, run.mask + offset * itemsize, run.edge + offset
         return PoolRun(src, size, 0, run.row_step, dst, size, run.integers, scales, mask, count, 0, edge, step)
 
-    @inline
     def reduce(run, elements, row):
         done, at, offset = 0, 0, 0
         while done < elements and elements >= group:
@@ -301,7 +297,6 @@ def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
 # ---------------------------------------------------------------- any two layouts
 
 
-@inline
 def _offset(strides, n, c, h, w):
     """The offset of an element, in bytes."""
     at = n * strides.n + c // strides.length * strides.block + c % strides.length * strides.channel

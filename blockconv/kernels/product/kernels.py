@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, call_kernel, fill_memory, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.tile_record import TileRecord
@@ -127,7 +126,6 @@ class Extent(NamedTuple):
     size: int
 
 
-@inline
 def rows_of_task(rows, pixels, tasks, task):
     """Tasks share tiles evenly; the last tile is moved back to be whole, and computes some rows again."""
     tiles = (rows + pixels - 1) // pixels
@@ -144,7 +142,6 @@ class Rows(NamedTuple):
     rows: int
 
 
-@inline
 def multiply_rows(p, run, table, x, first, last):
     """Multiply rows by the panels from `first` to `last`. run: a record whose other words are zero."""
     pixels = p.pixels
@@ -182,7 +179,6 @@ def _row_packer(element: int, lanes: int, turned: bool) -> Any:
     kind = ElementType.of(element)
     pack, row_bytes = matrix_packer(kind, lanes, turned), lanes * kind.computed.itemsize
 
-    @inline
     def packed(r, src, dst, count):
         rows, columns = (r.depth, count) if turned else (count, r.depth)
         pack(

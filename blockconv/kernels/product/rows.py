@@ -111,7 +111,7 @@ def panels_op(request: Request, x: Product, own: Matrices, src: Buffer, dst: Buf
         panel=x.width * (stride if turned else kind.itemsize),
         panel_bytes=x.panel_bytes,
     )
-    kernel = kernels.pack_panels(kind.code, x.lanes, x.vectors, int(turned))
+    kernel = kernels.pack_panels(kind.code, x.lanes, x.vectors, turned)
     return Launch(kernel, args, len(own.offsets) * x.panels, table=own.offsets)
 
 
@@ -244,7 +244,7 @@ class _MatMul:
             rows=rows.words(x, self.a),
             product=product_words(x, request.machine.isa.fma, ends, 8 * -(-zeros // 8), x.columns),
         )
-        kernel = kernels.multiply(kind.code, x.lanes, int(rows.packs), int(rows.turned))
+        kernel = kernels.multiply(kind.code, x.lanes, rows.packs, rows.turned)
         scratch = RECORD + (rows.block_bytes(x) * x.steps if rows.packs else 0)
         first = panels_op(request, x, self.b, Buffer(1), Buffer(3))
         return [first, Launch(kernel, args, pairs * tasks * splits, scratch=scratch, table=table)]
@@ -273,7 +273,7 @@ class _MatMul:
             rows=rows.words(x, self.a),
         )
         table = np.stack([self.a.offsets, self.b.offsets[self.panels], self.dst.offsets], axis=1)
-        kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, int(rows.turned), int(turned))
+        kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, rows.turned, turned)
         scratch = sums_at + x.rows * width * x.element.itemsize
         return Launch(kernel, args, pairs * splits, scratch=scratch, table=table.reshape(-1))
 

@@ -3,7 +3,6 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import copy_memory, fill_memory
 from blockconv.kernels.common.floats import narrower, widener
 from blockconv.kernels.common.operands import Operands
@@ -29,7 +28,6 @@ class RecurrentArgs(Operands):
     line = word("in a block of columns", "elements")
 
 
-@inline
 def of_image(step, from_src, from_scratch, from_dst):
     """The step of an image, so many bytes after those of its group's first."""
     return RecurrentStep(

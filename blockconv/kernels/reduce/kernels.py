@@ -3,7 +3,6 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows, summed_type
@@ -39,7 +38,6 @@ class MeanArgs(Operands):
     reduced = table(MeanLoop, LOOPS, "axes that are summed, outermost first")
 
 
-@inline
 def _zero_missing(a, first, count, itemsize):
     """Zero the means of channels that do not exist, among `count` means from number `first` on."""
     for index in range(first, first + count):

@@ -2,7 +2,6 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, table, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, move, prefetch, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.transposed_tile import (
@@ -53,7 +52,6 @@ class NestArgs(Arguments):
     )
 
 
-@inline
 def outer_position(a, task):
     """The outer loops' position: (source offset, destination offset, four limited indices); innermost loop first."""
     src, dst, i0, i1, i2, i3 = 0, 0, 0, 0, 0, 0
@@ -177,14 +175,12 @@ class TransposeArgs(NestArgs):
     loops = table(OuterLoop, None, "innermost first")
 
 
-@inline
 def fill_line(line, value, itemsize):
     """Fill a line of scratch with elements of these bits."""
     for at in range(0, LINE, itemsize):
         store_bits(line + at, value, itemsize)
 
 
-@inline
 def copy_first(dst, src, elements, inner, count, itemsize):
     """Copy elements in groups of `inner`, the first `count` of each group; `elements` in all groups."""
     for k in range(elements):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, store_bits
 from blockconv.runtime import Buffer, Launch
 
@@ -25,7 +24,6 @@ class NibbleArgs(Arguments):
     flip = word("the bit of a value that is its sign, of integers that are to have one; else 0")
 
 
-@inline
 def unpacked(packed, flip):
     """The eight values of four bytes, one a byte; of a sign, it is repeated in a byte's upper bits."""
     x = (packed | (packed << 16)) & 0x0000FFFF0000FFFF
@@ -34,7 +32,6 @@ def unpacked(packed, flip):
     return x | (x & flip * EACH) * 0x1E
 
 
-@inline
 def packed(values):
     """Four bytes of the lower bits of eight."""
     x = values & LOW_BITS

@@ -130,7 +130,7 @@ def copy_op(nest: Nest, c: Copy, elements: MovedElements, stream: bool = False) 
     vector_bytes = min(most, 1 << (nbytes.bit_length() - 1))
     aligned = all(loop.dst * moved.dst_bytes % 64 == 0 for loop in (c.x, c.y, *c.outer))
     streams = stream and vector_bytes == 64 and aligned and not moved.is_converted
-    kernel = reorder_copy(moved, vector_bytes, int(vector_bytes == nbytes), int(streams))
+    kernel = reorder_copy(moved, vector_bytes, vector_bytes == nbytes, streams)
     x, y = (
         CopyLoop(
             size=loop.size,

@@ -3,7 +3,6 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import as_float64, copy_memory, load_bits, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
@@ -66,7 +65,6 @@ class ResizeSumsArgs(ResizePartsArgs):
     columns = word("of the destination, or all elements of a row where vectors of them are sums")
 
 
-@inline
 def zero_tails(dst, plane, elements, a, itemsize):
     """Zero the channels that do not exist, in a row of the last block of channels."""
     if a.valid < a.block and plane % a.blocks == a.blocks - 1:
@@ -75,14 +73,12 @@ def zero_tails(dst, plane, elements, a, itemsize):
                 store_bits(dst + (k * a.block + c) * itemsize, a.zero, itemsize)
 
 
-@inline
 def position(a, number):
     """The (outer plane, row of results, interleaved plane) of row `number` of the results in memory order."""
     above = number // a.between
     return above // a.oh, above % a.oh, number % a.between
 
 
-@inline
 def following(outer, k, plane, between, oh):
     """The position of the next row of results."""
     plane += 1
@@ -205,7 +201,6 @@ def resize_pixels(element, lanes, linear):
     return kernel
 
 
-@inline
 def plane_of(a, number, line):
     """Addresses of a plane of the source and of its first row of results; of interleaved planes, of these.
 
@@ -216,7 +211,6 @@ def plane_of(a, number, line):
     return src, a.dst + (outer * a.oh * a.between + between) * line
 
 
-@inline
 def rows_of(a, number, first, last):
     """(first row of results, row after the last) of a plane, of these tasks."""
     start = number * a.oh
@@ -262,7 +256,6 @@ def resize_columns(element, lanes, inner, near):
     return kernel
 
 
-@inline
 def zero_part_tails(a, dst, count, itemsize):
     """Zero the channels that do not exist, among `count` elements of each pixel of a row, the first at `dst`."""
     # A row has one block of channels, unless the blocks are inside w.

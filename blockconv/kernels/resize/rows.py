@@ -130,7 +130,7 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
         built, given, table = _sums(p, some, element, lanes, at.between * row)
         return [Launch(built, given, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
     table = np.concatenate([_table(p, "h", at.between * row), _table(p, "w", pixel)])
-    return [Launch(resize_parts(element.code, int(at.inner == 1)), some, tasks * parts, chunk, table=table)]
+    return [Launch(resize_parts(element.code, at.inner == 1), some, tasks * parts, chunk, table=table)]
 
 
 def _sums(
@@ -164,7 +164,7 @@ def _sums(
         columns = np.stack([left * args.part * held, by_column.view(np.int64)], axis=2)
     rows = np.stack([above * row, by_row.view(np.int64)], axis=2)
     counts = {"row_taps": above.shape[1], "column_taps": left.shape[1], "columns": elements if part else p.ow}
-    kernel = resize_sums(element.code, lanes, wide, part, int(near))
+    kernel = resize_sums(element.code, lanes, wide, part, near)
     return kernel, fill(ResizeSumsArgs, args, **counts), np.concatenate([rows.ravel(), columns.ravel()])
 
 
@@ -175,7 +175,7 @@ def _whole(
     p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
     linear = p.mode != "nearest"
     if inner > LARGEST_BLOCK:
-        kernel = resize_pixels(element.code, lanes, int(linear))
+        kernel = resize_pixels(element.code, lanes, linear)
         return kernel, 2 * inner * held if linear else 0, [_table(p, "w", inner * itemsize)]
     family, scratch, read = resize_nearest, 0, itemsize
     if linear:

@@ -21,7 +21,7 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
         return []
     at, more = walked_axis(request, p.axis, quantizations), (1,) if p.zero_rows else ()
     powers = p.shape[p.axis] * at.own_step if element != element.computed else 0
-    return [at.launch(softmax(*at.params, int(p.log), *more), powers)]
+    return [at.launch(softmax(*at.params, p.log, *more), powers)]
 
 
 def _why_not(request: Request) -> Reason | None:

@@ -82,7 +82,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         dst_parts=8 * (len(tables[0]) + len(tables[1])),
     )
     tasks = at.sets * at.tile_blocks * at.splits
-    return Launch(kernels.winograd(int(at.form.exact)), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
+    return Launch(kernels.winograd(at.form.exact), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
 
 
 def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
@@ -93,7 +93,7 @@ def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     vectors = m, stride, at.src_lanes, part, int(request.machine.isa.fma and not exact), load_width
     if reads_windows(request.source, at):
         return winograd_source_windows(*vectors, window_columns(request.problem, at, src.itemsize), src.code)
-    return winograd_source(*vectors, int(has_parts), src.code)
+    return winograd_source(*vectors, has_parts, src.code)
 
 
 def _finish_kernel(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> jit.Kernel:
@@ -146,7 +146,7 @@ def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking, isa: Isa) -> 
     lanes, channels = at.lanes, problem.ic // problem.g
     # A broadcast load costs less than a permutation.
     part = channels if 2 * channels == lanes and isa.halves else lanes
-    return kernels.winograd_multiply_shared(lanes, part, int(isa.fma), channels)
+    return kernels.winograd_multiply_shared(lanes, part, isa.fma, channels)
 
 
 def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:

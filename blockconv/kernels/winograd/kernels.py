@@ -7,7 +7,6 @@ for source layouts, destination layouts and the microkernel's tiles do not multi
 import functools
 
 from blockconv import jit
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import call_kernel
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
@@ -44,7 +43,6 @@ LEAST_PIXELS = 4  # of planes that are stored together, unless it is one
 # ---------------------------------------------------------------- second stage: products
 
 
-@inline
 def _weights_at(a, header, position):
     """The set's transformed weights of a position. With stride 2 all odd pixels meet one tap, the last of a side's."""
     side, last = a.side, a.wei_side - 1
@@ -53,7 +51,6 @@ def _weights_at(a, header, position):
     return set_weights + number * a.wei_position
 
 
-@inline
 def _first_channel(a, ocb):
     """The set's output channel that a block begins with."""
     blocks = a.ocbs
@@ -146,7 +143,6 @@ def winograd_multiply_shared(lanes, part, fma, channels):
 # ---------------------------------------------------------------- third stage: pixels
 
 
-@inline
 def _even(a, oc):
     """The distance between the stores of a vector."""
     return a.dst_block
@@ -156,7 +152,7 @@ def _even(a, oc):
 def _in_table(lanes, store_width):
     """The same, as the address of a table."""
     nbytes = 8 * (lanes // store_width)
-    return inline(lambda a, oc: a.offsets + a.dst_parts + oc // lanes * nbytes)
+    return lambda a, oc: a.offsets + a.dst_parts + oc // lanes * nbytes
 
 
 @functools.cache
@@ -164,7 +160,6 @@ def _output(dst_block, how):
     """output: where pixels of a vector go."""
     images = how.lanes if how.period else 0
 
-    @inline
     def output(a, scratch, oc, dst):
         """`oc` is the first channel, `dst` the first pixel's address."""
         return Output(
@@ -188,7 +183,6 @@ def _finish_tile(how):
     transform = destination_transform(how)
     output = _output(_in_table(how.lanes, how.store_width) if how.has_parts else _even, how)
 
-    @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         bia = a.bia + oc * ITEMSIZE
         given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
@@ -202,7 +196,6 @@ def _store_planes(pixels, how):
     """store: a row of a patch to planes, so many pixels at a time, or fewer where there are no more."""
     pixel, output, finish_them = how.lanes * ITEMSIZE, _output(_even, how), finish_pixels(pixels, how)
 
-    @inline
     def store(a, scratch, oc, src, dst, cols):
         for col in range(0, cols, pixels):
             at = min(col, cols - pixels)  # the last ones are moved back to be as many
@@ -212,7 +205,6 @@ def _store_planes(pixels, how):
         return store
     store_fewer = _store_planes(pixels // 2 if pixels > LEAST_PIXELS else 1, how)
 
-    @inline
     def store_as_many(a, scratch, oc, src, dst, cols):
         if cols < pixels:
             store_fewer(a, scratch, oc, src, dst, cols)
@@ -232,7 +224,6 @@ def _finish_planes(how):
     m, pixel = how.form.m, how.lanes * ITEMSIZE
     row, transform, store = row_tiles(m) * m * pixel, destination_to_patch(how), _store_planes(how.lanes, how)
 
-    @inline
     def finish(a, scratch, products, oc, dst, rows, cols):
         patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
         for k in range((cols + m - 1) // m):
@@ -280,13 +271,11 @@ def winograd_finish(how: Finish):
 # ---------------------------------------------------------------- all three
 
 
-@inline
 def _zero(a):
     """The border around a source of floats."""
     return 0
 
 
-@inline
 def _zero_point(a):
     """The border around a source of bytes: the zero point in each of eight."""
     four = EpilogueArguments(a.activation).src_fill

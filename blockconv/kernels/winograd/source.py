@@ -7,7 +7,6 @@ import functools
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import load_bits, load_i64, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
@@ -15,7 +14,6 @@ from blockconv.kernels.winograd.codegen import ELEMENT, WORD, SourceTile, source
 from blockconv.kernels.winograd.transforms import Form
 
 
-@inline
 def _src_parts(a, c, lanes, load_width):
     """The address of the table of channel c's vector; the table of patches follows the last one."""
     return a.offsets + a.src_parts + c // lanes * (8 * (lanes // load_width))
@@ -25,9 +23,8 @@ def _src_parts(a, c, lanes, load_width):
 def part_of_pixel(columns, itemsize):
     """part: copies the first `valid` of so many elements; those after them are read where the array goes on."""
     if itemsize > 1:
-        return inline(lambda a, dst, src, border, valid: move_part(dst, src, columns, itemsize, valid))
+        return lambda a, dst, src, border, valid: move_part(dst, src, columns, itemsize, valid)
 
-    @inline
     def part(a, dst, src, border, valid):
         if src == border or src + columns <= a.src_end:
             move(dst, src, columns, 0)
@@ -45,7 +42,6 @@ def _gather(side, lanes, load_width, has_parts, src_type):
     columns, pixel = load_width, load_width * itemsize
     plane, part = side * side * pixel, part_of_pixel(columns, itemsize)
 
-    @inline
     def gather(a, patch, zeros, src, ih, iw, valid, c_first):
         """Gather the pixels from (ih, iw) on, `valid` channels each; out of bounds, the values at `zeros`.
 
@@ -80,21 +76,18 @@ def _is_whole(lanes, load_width, nbytes):
     room: to the end of the array, of the last pixel.
     """
 
-    @inline
     def is_whole(a, valid, room):
         return valid == lanes or (load_width == lanes and (a.src_strides.length < NO_BLOCK or nbytes <= room))
 
     return is_whole
 
 
-@inline
 def tile_at(a, tile):
     """(row, column, first image) of a tile."""
     above, cols, rows = tile // a.tile_cols, a.tile_cols, a.tile_rows
     return above % rows, tile % cols, min(above // rows * a.tile_images, a.last_image)
 
 
-@inline
 def _prefetch_next(a, src):
     """Prefetch the pixels that the tile to the right adds: the processor does not foresee so few lines in a row."""
     for r in range(a.prefetch_rows):

@@ -11,7 +11,6 @@ import functools
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.compiler import inline
 from blockconv.jit.ir import move
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
@@ -35,7 +34,6 @@ def _row_of_planes(columns, lanes, src_type):
     pixel, whole = lanes * itemsize, gather_blocks(1, columns, lanes, src_type)
     few = (gather_planes if masked else gather_few_planes)(columns, lanes, src_type)
 
-    @inline
     def gather(a, src, dst, pixels, valid, border):
         """The `pixels` from `src` on, of `valid` channels; borders follow fewer than `columns` of them at `dst`."""
         channel = a.src_strides.channel
@@ -56,7 +54,6 @@ def _row_of_blocks(width, lanes, src_type):
     columns, nbytes, pixel = lanes // width, width * itemsize, lanes * itemsize
     whole, part = gather_blocks(width, columns, lanes, src_type), part_of_pixel(width, itemsize)
 
-    @inline
     def gather(a, src, dst, pixels, valid, border):
         by_block, by_col = a.src_strides.block, a.src_strides.col
         blocks, together = (valid + width - 1) // width, by_col == nbytes and columns > 1
@@ -75,21 +72,18 @@ def _row_of_blocks(width, lanes, src_type):
     return gather
 
 
-@inline
 def _fill_border(dst, border, count, pixel):
     """Write so many pixels that are out of bounds."""
     for k in range(count):
         move(dst + k * pixel, border, pixel, 0)
 
 
-@inline
 def _columns_in(a, iw, width):
     """(first, one after the last) of a window's columns that are in bounds."""
     left = min(width, max(0, -iw))
     return left, max(left, min(width, a.iw - iw))
 
 
-@inline
 def _fill_borders(a, window, border, pixel, ih, iw, height, width):
     """Write the pixels out of bounds of a window that begins with the source's pixel (ih, iw)."""
     left, right = _columns_in(a, iw, width)
@@ -102,7 +96,6 @@ def _fill_borders(a, window, border, pixel, ih, iw, height, width):
             _fill_border(row + right * pixel, border, width - right, pixel)
 
 
-@inline
 def _tiles_of_window(a, tile, last):
     """(rows, columns) of tiles of the window that begins with a tile: several rows only where these are whole."""
     col = tile % a.tile_cols

@@ -26,7 +26,6 @@ TRIPLE = "aarch64-unknown-linux-gnu"
 @pytest.fixture(scope="module")
 def neoverse() -> Iterator[Any]:
     """A target machine of Arm's, in place of this one's."""
-    compiler.numba_way()  # which runs a kernel
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     with pytest.MonkeyPatch.context() as patched, stand_in(NEON):
@@ -37,19 +36,9 @@ def neoverse() -> Iterator[Any]:
 
 def assembly(machine: Any, family: KernelFamily, given: tuple[int, ...]) -> str:
     """The assembly of a kernel."""
-
-    class Way:
-        @staticmethod
-        def lower(name: str, body: Any, entry: Any) -> Any:
-            text = str(compiler.numba_way().lower(name, body, entry))
-            text = re.sub(r'target triple = ".*"', f'target triple = "{TRIPLE}"', text)
-            return llvm.parse_assembly(
-                re.sub(r'target datalayout = ".*"', f'target datalayout = "{machine.target_data}"', text)
-            )
-
     body = family._build(given)
     body.__name__ = body.__qualname__ = "tile"
-    return compiler._generate(Way, "tile", body).asm()  # type: ignore[arg-type]
+    return compiler.generate("tile", body).asm()
 
 
 def loop_of_products(text: str) -> list[str]:

@@ -1,0 +1,270 @@
+"""A kernel's Python, as the code that is emitted for it computes it: Python itself is the oracle."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numba.core.registry import cpu_target
+
+from blockconv.core import target
+from blockconv.jit.compiler import generate, link
+from blockconv.jit.ir import as_float64, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.jit.translate import KernelError
+
+NUMBERS = [0, 1, -1, 2, 3, -3, 7, -8, 64, 1000, -1001, 2**40 + 5, -(2**40)]
+
+
+def compiled(name: str, body: Callable[..., Any]) -> Any:
+    """A kernel's body as a function of Python's."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(link(name, generate(name, body).object))
+
+
+def agrees(function: Callable[[int, int], Any], pairs: list[tuple[int, int]]) -> None:
+    """The code of a function of two integers gives what Python does: an integer, or a tuple of them."""
+    results = [np.atleast_1d(np.array(function(a, b), np.int64)) for a, b in pairs]
+    width = results[0].size
+
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        for k in range(first, last):
+            found = function(load_i64(args, 2 * k), load_i64(args, 2 * k + 1))
+            if width == 1:
+                store_i64(scratch, k, found)
+            else:
+                for c in range(width):
+                    store_i64(scratch, k * width + c, found[c])
+
+    words, out = np.array(pairs, np.int64), np.full((len(pairs), width), 77, np.int64)
+    compiled("agrees", kernel)(words.ctypes.data, 0, len(pairs), out.ctypes.data)
+    np.testing.assert_array_equal(out, np.stack(results))
+
+
+PAIRS = [(a, b) for a in NUMBERS for b in NUMBERS]
+SIGNS = ("+", "-", "*", "//", "%", "&", "|", "^", "<", "<=", ">", ">=", "==", "!=")
+OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "and_", "or_", "xor", "lt", "le", "gt", "ge", "eq", "ne")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_pythons(name: str) -> None:
+    signs = dict(zip(OPERATIONS, SIGNS, strict=True))
+    two: Any = eval(f"lambda a, b: a {signs[name]} b")
+    by_eight: Any = eval(f"lambda a, b: (a {signs[name]} 8) + (a {signs[name]} -8)")
+    by_seven: Any = eval(f"lambda a, b: (a {signs[name]} 7) + (9 {signs[name]} b)")
+    pairs = [(a, b) for a, b in PAIRS if (b or name not in ("floordiv", "mod")) and abs(operator.mul(a, b)) < 2**60]
+    for function in (two, by_eight, by_seven):
+        agrees(function, pairs)
+
+
+def test_a_quotient_by_zero_is_zero() -> None:
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        store_i64(scratch, 0, first // last)
+        store_i64(scratch, 1, first % last)
+
+    out = np.ones(2, np.int64)
+    compiled("by_zero", kernel)(0, 5, 0, out.ctypes.data)
+    assert out.tolist() == [0, 0]
+
+
+class Pair(NamedTuple):
+    """Two numbers."""
+
+    low: Any
+    high: Any
+
+
+def _ordered(a, b):  # type: ignore[no-untyped-def]
+    if a > b:
+        return Pair(b, a)
+    return Pair(a, b)
+
+
+def _loops(a, b):  # type: ignore[no-untyped-def]
+    total = 0
+    for k in range(a % 7, b % 50, 3):
+        if k == 9:
+            continue
+        for j in range(b % 11, a % 5, -2):
+            total += j * k
+            if total > 500:
+                break
+        while total > 100:
+            total -= 37
+    return total
+
+
+def _tuples(a, b):  # type: ignore[no-untyped-def]
+    (low, high), sizes = _ordered(a, b), (3, 5, 7)
+    pair = Pair(low, high)._replace(high=high - 1)
+    for size in sizes:
+        pair = Pair(pair.low + size, pair.high)
+    return pair.low + sizes[b % 3], pair[1], len(sizes) * (1 if a in (0, 7) else 2)
+
+
+def _choices(a, b, first=2):  # type: ignore[no-untyped-def]
+    both = (a > 0 and b > 0) or not a
+    chosen = min(a, b, first) if both else max(a, b)
+    flag = a == b
+    flag |= b == 1
+    return chosen + (both is None) + flag, abs(a) - (-b), ~a ^ b, (a << 2) + (b >> 3)
+
+
+def _calls(a, b):  # type: ignore[no-untyped-def]
+    return _loops(*(b, a)) + _choices(b=b, a=a)[0]
+
+
+@pytest.mark.parametrize("function", [_loops, _tuples, _choices, _calls])
+def test_a_function_is_pythons(function: Any) -> None:
+    agrees(function, [(a, b) for a, b in PAIRS if max(abs(a), abs(b)) < 2000])
+
+
+def test_what_is_known_costs_no_code() -> None:
+    """A branch on it is no branch, and code behind it need not make sense."""
+
+    def body(known: bool) -> Any:
+        size = 4 if known else 8
+
+        def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+            nbytes = size if known else scratch.nothing
+            if known:
+                store_bits(args, first, nbytes)
+            else:
+                nowhere(args)  # noqa: F821
+
+        return kernel
+
+    assert "br " not in generate("known", body(True)).llvm()
+    with pytest.raises(KernelError, match="nothing"):
+        generate("unknown", body(False))
+
+
+HALF, LAST = np.float32(0.5), np.float32(0.3)
+
+
+def test_numbers_of_both_kinds() -> None:
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        x = as_float64(args)
+        store_f(scratch, (x * 2 + first) / last - 0.25, 8)
+        store_f(scratch + 8, math.sqrt(x) if x > 1 else -x, 4)
+        store_i64(scratch, 2, int(x * 10))
+        store_f(scratch + 24, np.rint((load_f(scratch + 8, 4) + HALF) / LAST), 4)  # in float32
+
+    out = np.zeros(4)
+    bits = int(np.array([6.25]).view(np.int64)[0])
+    compiled("both", kernel)(bits, 3, 4, out.ctypes.data)
+    assert out[0] == (6.25 * 2 + 3) / 4 - 0.25
+    assert (out.view(np.float32)[2], out.view(np.int64)[2]) == (2.5, 62)
+    assert out.view(np.float32)[6] == np.rint((np.float32(2.5) + HALF) / LAST)
+
+
+def _is_float_then_int(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    value = 0.5
+    for k in range(last):
+        value = k
+    store_i64(scratch, 0, value)
+
+
+def _lists(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    store_i64(scratch, 0, [first, last][0])
+
+
+def _raises(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    if first > last:
+        raise ValueError
+
+
+def _takes_what_is_not_known(args, first, last, scratch):  # type: ignore[no-untyped-def]
+    store_bits(scratch, first, last)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (_is_float_then_int, "value has values of two types"),
+        (_lists, "a kernel has no build_list"),
+        (_raises, "a kernel has no .*Raise"),
+        (_takes_what_is_not_known, "store_bits: bytes_lit is known while a kernel is built"),
+    ],
+)
+def test_what_is_no_kernel_is_an_error_with_its_line(body: Any, message: str) -> None:
+    with pytest.raises(KernelError, match=rf"{message}.*test_translate\.py"):
+        generate("wrong", body)
+
+
+# ---------------------------------------------------------------- what Numba decides
+
+
+USE = """
+import sys, warnings
+import numpy as np
+{damage}
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as seen:
+    import blockconv as bc
+    from blockconv.runtime import launcher
+    launcher.GRAIN = 1e-12
+    bc.set_num_threads(2)
+    x = np.arange(2 * 8 * 5 * 6, dtype=np.float32).reshape(2, 8, 5, 6)
+    for layout in ("NHWC", "NCHW8"):
+        array = bc.BlockedArray.from_numpy(x, "NCHW")
+        assert np.array_equal(bc.to_layout(array, layout).numpy(), x)
+slow = [str(one.message) for one in seen if issubclass(one.category, bc.SlowPathWarning)]
+print(len(slow), *slow, bc.get_threading(), sep="|")
+"""
+
+
+def test_a_pool_that_numba_hides_is_threads_of_pythons(run_python: Any, tmp_path: Any) -> None:
+    damage = "import llvmlite.binding as llvm\nllvm.address_of_symbol = lambda name: None"
+    done = run_python(USE.format(damage=damage), BLOCKCONV_CACHE_DIR=str(tmp_path))
+    count, told, pool = done.stdout.strip().split("|")
+    assert (count, "numba_parallel_for" in told, pool) == ("1", True, "python")
+
+
+def test_a_numba_that_is_unknown_is_an_error_with_a_remedy(run_python: Any, tmp_path: Any) -> None:
+    run_python(
+        """
+import sys
+import numba.core
+del numba.core.interpreter
+sys.modules["numba.core.interpreter"] = None
+try:
+    import blockconv
+except ImportError as error:
+    assert "is unknown to blockconv" in str(error) and "or an older Numba" in str(error), error
+else:
+    raise AssertionError
+""",
+        BLOCKCONV_CACHE_DIR=str(tmp_path),
+    )
+
+
+def test_features_are_those_that_numba_targets() -> None:
+    """Numba keeps them to itself; they are worked out from its settings and LLVM."""
+    assert set(target.feature_text().split(",")) == set(
+        (cpu_target.target_context.codegen()._tm_features or "").split(",")
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NUMBA_ENABLE_AVX": "0"},
+        {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"},
+        {"NUMBA_CPU_NAME": "generic"},
+    ],
+    ids=str,
+)
+def test_features_that_settings_of_numba_change(run_python: Any, variables: dict[str, str]) -> None:
+    run_python(
+        """
+from numba.core.registry import cpu_target
+from blockconv.core import target
+wanted = cpu_target.target_context.codegen()._tm_features or ""
+assert set(target.feature_text().split(",")) == set(wanted.split(",")), (target.feature_text(), wanted)
+""",
+        **variables,
+    )
