@@ -89,17 +89,18 @@ class Region:
 class Scratch(threading.local):
     """A thread's own memory, which grows and is kept."""
 
-    _size = -1
+    def __init__(self) -> None:
+        self.keep(np.empty(0, np.uint8))
+
+    def keep(self, memory: Array) -> None:
+        """Give this memory from now on."""
+        self.memory, self.size, self.given = memory, memory.nbytes, (address_of(memory), memory)
 
     def of(self, nbytes: int) -> tuple[int, Array]:
         """The address of at least so many bytes, and the array to hold in a local variable until the kernel has run.
 
         Python frees a daemon thread's own data as the process ends, even if its kernel runs, but no local variables.
         """
-        if nbytes > self._size:
+        if nbytes > self.size:
             self.keep(aligned_empty(nbytes))
-        return self._given
-
-    def keep(self, memory: Array) -> None:
-        """Give this memory from now on, if it is large enough."""
-        self._size, self._given = memory.nbytes, (address_of(memory), memory)
+        return self.given

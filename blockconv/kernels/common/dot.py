@@ -23,7 +23,6 @@ from blockconv.core.target import Isa
 from blockconv.core.types import BRAIN, SIGNED, UNSIGNED, ElementType, Types, element
 from blockconv.jit.ir import call_llvm, pointer
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.machine.machine import Machine
 
 
 class Dot(NamedTuple):
@@ -284,11 +283,3 @@ def tiles_of(dot: Dot, isa: Isa) -> tuple[tuple[int, int], ...]:
     if dot.instructions == 3 and isa.name in _TILES_OF_BYTES:
         return _TILES_OF_BYTES[isa.name]
     return tiles_of_registers(isa, isa.fma if dot.number == MULTIPLY_ADD.number else dot.instructions == 1)
-
-
-def are_far(machine: Machine, steps: int, vectors: int) -> bool:
-    """Whether a tile's weights do not stay in the first-level cache for the next one, beside the source.
-
-    vectors: that each step of the reduction reads.
-    """
-    return steps * vectors * machine.isa.vector_bytes > machine.profile.caches["L1"] // 2

@@ -71,3 +71,11 @@ def shared_sizes(most: int) -> tuple[int, ...]:
     The most, half and a quarter of it, and small ones, which are all that small images have room for.
     """
     return tuple(sorted({most, -(-most // 2), -(-most // 4), *range(1, min(most, 5) + 1)}, reverse=True))
+
+
+def are_far(machine: Machine, steps: int, vectors: int) -> bool:
+    """Whether a tile's weights do not stay in the first-level cache for the next one, beside the source.
+
+    vectors: that each step of the reduction reads.
+    """
+    return steps * vectors * machine.isa.vector_bytes > machine.profile.caches["L1"] // 2

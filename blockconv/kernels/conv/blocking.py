@@ -13,10 +13,10 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Types
 from blockconv.jit.records import fill
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, are_far, dot_for, name_of, packed_as_one, tiles_of
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, packed_as_one, tiles_of
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry
 from blockconv.kernels.common.interleaved import DENSE, Shared
-from blockconv.kernels.common.request import Request, shared_sizes
+from blockconv.kernels.common.request import Request, are_far, shared_sizes
 from blockconv.kernels.common.taps import Kept, kept_taps
 from blockconv.kernels.conv.dividing import (
     CHANNELS_OF_PLANES,

@@ -26,11 +26,11 @@ from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import FLOAT, HALVES, INT4, INT8, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.dot import Dot, are_far, name_of, packed_as_one
+from blockconv.kernels.common.dot import Dot, name_of, packed_as_one
 from blockconv.kernels.common.gathering import waiting_seconds
 from blockconv.kernels.common.geometry import ITEMSIZE, NO_BLOCK
 from blockconv.kernels.common.operands import conv_operands
-from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.request import Reason, Request, are_far
 from blockconv.kernels.common.taps import Kept, kept_along, kept_taps
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.unpacked import why_not_packed

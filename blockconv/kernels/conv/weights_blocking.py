@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockconv.core.checks import Pair
-from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, are_far, dot_for, name_of, tiles_of
-from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.dot import MULTIPLY_ADD, Dot, dot_for, name_of, tiles_of
+from blockconv.kernels.common.request import Reason, Request, are_far
 
 WORKSPACE = 64 << 20  # bytes that the sums of all splits take at the most
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads

@@ -30,11 +30,11 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, HALVES, ElementType, Types
 from blockconv.jit.records import fill
-from blockconv.kernels.common.dot import are_far, name_of
+from blockconv.kernels.common.dot import name_of
 from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
-from blockconv.kernels.common.request import Reason, Request
+from blockconv.kernels.common.request import Reason, Request, are_far
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments

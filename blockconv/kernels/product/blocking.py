@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from blockconv.core.product_problem import Order, ordered
 from blockconv.core.types import Array, ElementType
-from blockconv.kernels.common.dot import MULTIPLY_ADD, are_far, tiles_of
-from blockconv.kernels.common.request import Request, shared_sizes
+from blockconv.kernels.common.dot import MULTIPLY_ADD, tiles_of
+from blockconv.kernels.common.request import Request, are_far, shared_sizes
 from blockconv.machine.machine import Machine
 
 Offsets = npt.NDArray[np.int64]
