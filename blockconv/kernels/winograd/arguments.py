@@ -7,7 +7,19 @@ from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.tile_record import TileRecord
 
 
-class WinogradArgs(ConvOperands):
+class WinogradScratch(Arguments):
+    """A worker's scratch, from its beginning. The header and two tiles of pixels come first."""
+
+    patch = word("to gathered pixels of a tile", "bytes")
+    v = word("to the transformed source, [position][vector of channels][tile]", "bytes")
+    v_position = word("from a position of the transformed source to the next", "bytes")
+    products = word("to the held products, [position][tile][output channel]", "bytes")
+    products_position = word("from a position of the products to the next", "bytes")
+    products_tile = word("from a tile's products of a position to the next tile's", "bytes")
+    products_channel = word("from an output channel's products of a position to the next one's", "bytes")
+
+
+class WinogradArgs(ConvOperands, WinogradScratch):
     """The arguments of the kernel `winograd` and of its three stages.
 
     A set is the groups whose channels are transformed together; they are whole vectors. A block of tiles is what a task
@@ -49,15 +61,8 @@ class WinogradArgs(ConvOperands):
     src_strides = group(Geometry)
     dst_strides = group(Geometry)
     dst_block = word("from the channels that are stored together to the next such", "bytes")
-    v_position = word("from a position of the transformed source to the next", "bytes")
-    products_position = word("from a position of the products to the next", "bytes")
-    products_channel = word("from an output channel's products of a position to the next one's", "bytes")
-    products_tile = word("from a tile's products of a position to the next tile's", "bytes")
     wei_position = word("from a position of the weights to the next", "bytes")
     wei_ocb = word("from a block of output channels' weights to the next", "bytes")
-    patch = word("where in the scratch pixels are gathered", "bytes")
-    v = word("where in the scratch the transformed source lies, [position][vector of channels][tile]", "bytes")
-    products = word("where in the scratch the products lie, [position][tile][output channel]", "bytes")
     tile_kernel = word("the microkernel, or 0 where groups share a vector", "address of a kernel")
     tile_pixels = word("tiles that it takes, as its pixels", "tiles")
     tile_channels = word("output channels of a block that it takes", "channels")

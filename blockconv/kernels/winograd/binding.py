@@ -82,7 +82,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         dst_parts=8 * (len(tables[0]) + len(tables[1])),
     )
     tasks = at.sets * at.tile_blocks * at.splits
-    return Launch(kernels.winograd(at.form.exact), args, tasks, 1, at.scratch.nbytes, np.concatenate(tables))
+    return Launch(kernels.winograd(at.form.exact), args, tasks, 1, at.scratch_bytes, np.concatenate(tables))
 
 
 def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:

@@ -15,7 +15,7 @@ from blockconv.kernels.common.geometry import Geometry, geometry
 from blockconv.kernels.common.request import shared_sizes
 from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.winograd.arguments import HEADER_BYTES
+from blockconv.kernels.winograd.arguments import HEADER_BYTES, WinogradScratch
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.codegen_finish import row_tiles
 from blockconv.kernels.winograd.transforms import Form
@@ -48,27 +48,6 @@ class TileWindow(NamedTuple):
     cols: int
     leading: int
     height: int
-
-
-class ScratchLayout(NamedTuple):
-    """Offsets in a worker's scratch, in bytes from its begin. The header and two tiles of pixels come first.
-
-    patch: pixels of a tile that are gathered.
-    v: the transformed source.
-    products: the held products.
-    v_position, products_position: from one of a tile's positions to the next.
-    products_tile, products_channel: from a tile, or an output channel, to the next.
-    nbytes: of all.
-    """
-
-    patch: int
-    v: int
-    v_position: int
-    products: int
-    products_position: int
-    products_tile: int
-    products_channel: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +94,12 @@ class WinogradBlocking:
     tiles: int
     block_tiles: int
     window: TileWindow
-    scratch: ScratchLayout
+    scratch: WinogradScratch
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of a worker's scratch, which ends with the held products."""
+        return self.scratch.products + self.form.positions * self.scratch.products_position
 
     @property
     def width(self) -> int:
@@ -343,7 +327,7 @@ def _window(form: Form, tile_rows: int, tile_cols: int, pw: int, pixel: int) -> 
 
 def _scratch(
     form: Form, lanes: int, window: TileWindow, tiles: int, sources: int, products: int, images: int
-) -> ScratchLayout:
+) -> WinogradScratch:
     """The scratch for so many tiles, with so many vectors of their sources and products each.
 
     images: of a vector; products are then stored channel by channel, each of all tiles.
@@ -353,10 +337,15 @@ def _scratch(
     pixels = form.positions, window.height * window.leading, m * m * row_tiles(m)  # of the source, of the destination
     v = patch + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)
-    first = v + form.positions * v_position
-    end = first + form.positions * products_position
-    apart = (vector, tiles * vector) if images else (products * vector, ITEMSIZE)
-    return ScratchLayout(patch, v, v_position, first, products_position, *apart, end)
+    return WinogradScratch(
+        patch=patch,
+        v=v,
+        v_position=v_position,
+        products=v + form.positions * v_position,
+        products_position=products_position,
+        products_tile=vector if images else products * vector,
+        products_channel=tiles * vector if images else ITEMSIZE,
+    )
 
 
 def odd_lines(nbytes: int) -> int:

@@ -301,7 +301,7 @@ def test_scratch_is_bounded():
     ):
         p = strided(problem(ic, size, oc), stride)
         if row(m).rejects(p, NHWC, NHWC, FLOATS) is None:
-            assert blocking(host(), p, NHWC, m, 2).scratch.nbytes <= winograd_blocking.SCRATCH + (2 << 20)
+            assert blocking(host(), p, NHWC, m, 2).scratch_bytes <= winograd_blocking.SCRATCH + (2 << 20)
     assert "scratch" in row(6).rejects(problem(1 << 16, 7, 8), NHWC, NHWC, FLOATS)
 
 
