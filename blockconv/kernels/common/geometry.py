@@ -36,20 +36,25 @@ class Geometry(Arguments):
         return {"n": self.n, "h": self.row, "w": self.col, "hw": self.col, "wn": self.n, "hwn": self.n, "": 0}[axis]
 
 
-class ConvSizes(Arguments):
-    """The sizes of a convolution: words that a kernel's block of arguments inherits."""
+class ImageSizes(Arguments):
+    """The sizes of images: words that a kernel's block of arguments inherits."""
 
-    n = word("images")
     ih = word("height of the source", "pixels")
     iw = word("width of the source", "pixels")
     oh = word("height of the destination", "pixels")
     ow = word("width of the destination", "pixels")
+    ph = word("padding above", "pixels")
+    pw = word("padding on the left", "pixels")
+
+
+class ConvSizes(ImageSizes):
+    """The sizes of a convolution, likewise."""
+
+    n = word("images")
     kh = word("height of the window", "taps")
     kw = word("width of the window", "taps")
     sh = word("vertical stride", "pixels")
     sw = word("horizontal stride", "pixels")
-    ph = word("padding above", "pixels")
-    pw = word("padding on the left", "pixels")
     dh = word("vertical dilation", "pixels")
     dw = word("horizontal dilation", "pixels")
 

@@ -13,7 +13,16 @@ from blockconv.jit.ir import I64, const, emitted, pointer
 from blockconv.kernels.common.tile import LINE
 
 
-class TileRecord(Arguments):
+class ReductionWords(Arguments):
+    """The steps of a reduction: words that the record of a tile and an op's block of arguments inherit."""
+
+    full_steps = word("steps that take a whole block of channels; of a record, those of each row of a run", "steps")
+    tail_steps = word("steps that take fewer channels, after all others; of a record, those of each row", "steps")
+    tail_channels = word("what each of those takes", "channels")
+    prefetch_lines = word("how much of the next weights each full step prefetches", "cache lines")
+
+
+class TileRecord(ReductionWords):
     """The arguments of `conv_tile`: the source, weights and destination of a tile, or of several in a row.
 
     A step of the reduction is one tap of one block of channels. All steps are one run of one row. Where some taps are
@@ -35,13 +44,9 @@ class TileRecord(Arguments):
     run_steps = word("from a run's first step to that of the next", "steps")
     rows = word("rows of taps in a run, and in the tail", "rows")
     row_steps = word("from a row's first step to that of the next", "steps")
-    full_steps = word("steps that are taken of each row of a run", "steps")
-    tail_steps = word("steps of fewer channels that are taken of each row, after all runs", "steps")
-    tail_channels = word("what each of those takes", "channels")
     wei = word("packed weights: [step][channel of the block][output channel of the tile]", "address")
     bia = word("a bias for each output channel of the tile", "address")
     prefetch = word("memory that is read after this tile", "address")
-    prefetch_lines = word("how much of it each full step prefetches", "cache lines")
     dst = word("the destination of the tile's first pixel and channel", "address")
     dst_row = word("from a row of pixels to the next", "bytes")
     dst_pixel = word("from a pixel to the next", "bytes")

@@ -1,12 +1,12 @@
 """The argument blocks of convolution by tiles."""
 
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import ConvOperands
-from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
 
 
-class TilesArguments(ConvOperands):
+class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     """A convolution by tiles: what `conv_tiles` is called with, and the kernels that it calls.
 
     Pixels have the three axes of a `Space`: images of rows of columns. A group here is as many groups of the problem as
@@ -21,9 +21,6 @@ class TilesArguments(ConvOperands):
     group_ic = word("input channels of a group", "channels, or packed pairs of these")
     group_oc = word("output channels of a group", "channels")
     ic_blocks = word("blocks of channels in a window", "blocks")
-    full_steps = word("steps of the reduction that take a whole block of channels", "steps")
-    tail_steps = word("steps that take fewer", "steps")
-    tail_channels = word("what those take", "channels")
     k_blocks = word("blocks of steps: each is reduced for all tiles of a task before the next", "blocks")
     k_steps = word("full steps of such a block; the last has what is left", "steps")
     tap_rows = word("rows of taps, of which tiles take those inside the image; 0: they take all", "rows")
@@ -33,16 +30,11 @@ class TilesArguments(ConvOperands):
     tap_row = word("from a row of taps to the next", "rows")
     tap_col = word("from a column of taps to the next", "columns")
     biases = word("from `offsets` to a table: from the biases to those of each range of taps; 0: all are one", "bytes")
-    ih = word("height of a source image", "rows")
-    iw = word("width of a source image", "columns")
-    ph = word("padding above", "rows")
-    pw = word("padding on the left", "columns")
     row_step = word("from a row of the window to the next", "rows of the source")
     col_step = word("from a column of the window to the next", "columns of the source")
     sh = word("vertical stride", "rows")
     sw = word("horizontal stride", "columns")
     window_sh = word("from the window's row of a row of the destination to that of the next", "rows of the window")
-    prefetch_lines = word("what each full step prefetches of the next weights", "cache lines")
     depth = word("levels of a window: taps along an axis that is neither its rows nor its columns", "levels")
     depth_step = word("from a level to the next", "positions")
     depth_size = word("length of that axis", "positions")
@@ -70,8 +62,6 @@ class TilesArguments(ConvOperands):
     sums_at = word("from the scratch to the accumulators of a task's tiles, where blocks of steps share them", "bytes")
     tiles_at = word("from the scratch to three tiles and the records", "bytes")
     in_place = word("whether tiles read the source where it is, and no window is packed", "0 or 1")
-    oh = word("height of a destination image", "rows")
-    ow = word("width of a destination image", "columns")
     task_rows = word("rows of the largest task", "rows")
     row_tasks = word("tasks along an image's rows", "tasks")
     col_tasks = word("tasks along an image's columns", "tasks")

@@ -13,7 +13,7 @@ from blockconv.kernels.common.request import Reason, Request, are_far
 WORKSPACE = 64 << 20  # bytes that the sums of all splits take at the most
 TASKS = 16  # that there are, where there is work enough: splits do not depend on the threads
 SPLIT_FLOPS = 8e6  # of a split, at the least
-STEPS = 512  # pixels of a chunk, at the most
+CHUNK_STEPS = 512  # pixels of a chunk, at the most
 LINES = 768  # sums of a task, by vectors of a block of output channels
 PANEL = 64 << 10  # bytes of a packed panel, likewise
 MOST_WINDOW = 1 << 26  # bytes
@@ -250,7 +250,7 @@ def _tile(request: Request, dot: Dot, row_lines: int, oc: int) -> Pair:
     for vectors, most in tiles_of(dot, m.isa):
         tiles = -(-row_lines // most)
         lines = -(-row_lines // tiles)
-        step = rates.step(lines, vectors, is_far=are_far(m, STEPS, vectors))
+        step = rates.step(lines, vectors, is_far=are_far(m, CHUNK_STEPS, vectors))
         seconds = float(f"{-(-oc // (vectors * lanes)) * tiles * step:.6e}")
         if best is None or (seconds, -lines * vectors) < best[:2]:
             best = seconds, -lines * vectors, vectors
@@ -273,7 +273,7 @@ def _axis(name: str, taps: int, stride: int, dilation: int, size: int) -> dict[s
 def _chunk(request: Request, cb: int, width: int, itemsize: int) -> tuple[int, int, int] | None:
     """(images, rows, columns) of a chunk; at most one of these is cut. None if a window is too large."""
     p, room = request.problem, request.machine.second_level_cache // 4
-    most = max(1, min(STEPS, PANEL // (width * itemsize)))
+    most = max(1, min(CHUNK_STEPS, PANEL // (width * itemsize)))
 
     def fits(images: int, rows: int, cols: int, room: int) -> bool:
         _, row_unit, row_reach = _axis("row", p.kh, p.sh, p.dh, rows).values()

@@ -36,7 +36,7 @@ from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.request import Reason, Request, are_far
 from blockconv.kernels.conv import weights_kernels as kernels
-from blockconv.kernels.conv.weights_blocking import STEPS, WeightsBlocking, weights_blocking
+from blockconv.kernels.conv.weights_blocking import CHUNK_STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
 from blockconv.kernels.conv.weights_packing import pack_channels
 from blockconv.kernels.table import Primitive, Row
@@ -81,7 +81,7 @@ def _cost(request: Request, at: WeightsBlocking) -> float:
     """Seconds on one thread: tiles as the machine's profile has them, and packing."""
     p, m = request.problem, request.machine
     rates = m.profile.by(name_of(at.dot))
-    step = rates.step(at.lines, at.vectors, is_far=are_far(m, STEPS, at.vectors))
+    step = rates.step(at.lines, at.vectors, is_far=are_far(m, CHUNK_STEPS, at.vectors))
     steps = p.n * p.oh * -(-p.ow // at.dot.channels)
     groups, icbs, ocbs = -(-p.g // at.groups), -(-(p.ic // p.g) // at.cb), -(-(p.oc // p.g * at.groups) // at.width)
     pixels = p.n * p.oh * p.ow

@@ -16,7 +16,7 @@ from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import (
     LineSpec,
@@ -38,7 +38,7 @@ MOST_FOLDED = 16  # planes whose vectors are folded together
 # ---------------------------------------------------------------- argument blocks
 
 
-class PoolArgs(PoolOperands):
+class PoolArgs(PoolOperands, ImageSizes):
     """A pool of planes: the image, its outputs, its windows, whose rows and columns are a dilation apart, and tasks.
 
     Words that only some kernels read are 0 for the others.
@@ -47,12 +47,6 @@ class PoolArgs(PoolOperands):
     table = word("a `WindowRow` for each row of outputs, a `Covered` for each column, then scales", "address")
     s = group(Geometry, "the strides of the image; planes have strides of their own")
     d = group(Geometry, "those of the outputs")
-    oh = word("rows of outputs of a plane", "rows")
-    ow = word("outputs of a row", "columns")
-    ih = word("rows of the image", "rows")
-    iw = word("pixels of a row of the image", "columns")
-    ph = word("rows of padding at the beginning of the image", "rows")
-    pw = word("columns of padding at the beginning of a row", "columns")
     sw = word("columns from a window to the next", "columns")
     kw = word("columns of a window, padding included", "columns")
     dh = word("rows from a row of a window to the next", "rows")

@@ -9,7 +9,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import as_float64, call_kernel, fill_memory, load_i64
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
 from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
 
@@ -62,7 +62,7 @@ def pack_panels(element, lanes, vectors, turned):
 # ---------------------------------------------------------------- rows by panels
 
 
-class ProductWords(Arguments):
+class ProductWords(ReductionWords):
     """A product of rows by panels, with the words that tiles of all rows and panels have in common."""
 
     tile = word("what computes tiles, by a `TileRecord`", "address of a kernel")
@@ -73,13 +73,9 @@ class ProductWords(Arguments):
     dst_pixel = word("from a row of the destination to the next", "bytes")
     dst_block = word("from a vector of such a row to the next", "bytes")
     dst_panel = word("from a panel's columns of the destination to those of the next", "bytes")
-    full_steps = word("steps of the reduction that take a whole block of it")
-    tail_steps = word("steps that take less")
-    tail_channels = word("what these take", "elements")
     offsets = word("from the op's table to one: from a row's source to what each step reads", "bytes")
     panels = word("of a matrix")
     panel_bytes = word("of a panel", "bytes")
-    prefetch_lines = word("of the next panel that each full step prefetches", "cache lines")
 
 
 class RowWords(Arguments):

@@ -1,10 +1,10 @@
 """The argument blocks of Winograd's kernels, and the header of a worker's scratch."""
 
 from blockconv.jit.arguments import Arguments, group, table, word
-from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.tile import LINE
-from blockconv.kernels.common.tile_record import TileRecord
+from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
 
 
 class WinogradScratch(Arguments):
@@ -19,7 +19,7 @@ class WinogradScratch(Arguments):
     products_channel = word("from an output channel's products of a position to the next one's", "bytes")
 
 
-class WinogradArgs(ConvOperands, WinogradScratch):
+class WinogradArgs(ConvOperands, ImageSizes, ReductionWords, WinogradScratch):
     """The arguments of the kernel `winograd` and of its three stages.
 
     A set is the groups whose channels are transformed together; they are whole vectors. A block of tiles is what a task
@@ -49,15 +49,6 @@ class WinogradArgs(ConvOperands, WinogradScratch):
     oc_padded = word("those, with the destination's padding", "channels")
     src_channels = word("input channels of a vector: of one, its lanes are images", "channels")
     set_vectors = word("vectors of a set's input channels", "vectors")
-    full_steps = word("reduction steps of a group that take a whole block of channels; they come first", "steps")
-    tail_steps = word("reduction steps of a group that take fewer", "steps")
-    tail_channels = word("what each of those takes", "channels")
-    ih = word("rows of the source", "pixels")
-    iw = word("columns of the source", "pixels")
-    oh = word("rows of the destination", "pixels")
-    ow = word("columns of the destination", "pixels")
-    ph = word("padding above the source", "pixels")
-    pw = word("padding left of the source", "pixels")
     src_strides = group(Geometry)
     dst_strides = group(Geometry)
     dst_block = word("from the channels that are stored together to the next such", "bytes")
@@ -69,7 +60,6 @@ class WinogradArgs(ConvOperands, WinogradScratch):
     width = word("output channels of a block", "channels")
     vector = word("a vector of the transformed source", "bytes")
     tile_block = word("from the output channels whose products it stores together to the next such", "bytes")
-    prefetch_lines = word("how much of the next weights each reduction step prefetches", "cache lines")
     prefetch_rows = word("rows of the next tile's source that are prefetched", "rows")
     src_end = word("the end of the source", "address")
     window_rows = word("rows of tiles whose source is gathered together, as a window", "rows")

@@ -23,7 +23,7 @@ from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, reads_windows, window_columns
-from blockconv.kernels.winograd.codegen import ELEMENT, SUM
+from blockconv.kernels.winograd.codegen import ELEMENT, PRODUCT
 from blockconv.kernels.winograd.codegen_finish import Finish
 from blockconv.kernels.winograd.source import winograd_source
 from blockconv.kernels.winograd.source_windows import winograd_source_windows
@@ -160,7 +160,7 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
         tile = 1, at.tile_pixels, at.tile_channels, at.lanes, ActivationKind.NONE, at.ic_block
         return pixel_tile(PixelTileSpec(ELEMENT.code, fma, *tile, at.block_tiles * at.lanes * ITEMSIZE, at.width))
     numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
-    element, dot = (SUM, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
+    element, dot = (PRODUCT, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
     ahead = min(LINE, at.src_lanes * at.itemsize)
     return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, ahead=ahead))
 

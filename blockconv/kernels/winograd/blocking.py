@@ -22,7 +22,7 @@ from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.machine import Machine
 
 ITEMSIZE = ELEMENT.itemsize  # of a product, and of the channel, or the pair, that a multiply-accumulate takes
-SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
+MOST_SCRATCH = 8 << 20  # bytes that the transformed source of a block of tiles may take
 CHUNK = 4  # vectors of output channels whose products are held between the second and the third stage
 # By the machine's registers and the vectors of output channels: the tiles that are in registers with these.
 _TILE_PIXELS = {32: {1: 28, 2: 14, 3: 9, 5: 5}, 16: {1: 12, 2: 6}}
@@ -359,7 +359,7 @@ def _most_tiles(machine: Machine, tile_bytes: int, oc: int) -> int:
     More use weights more often; fewer stay in the second-level cache, with the weights if these fit too.
     """
     often = 28 if tile_bytes * oc <= 8 * machine.second_level_cache else 56
-    return max(1, min(often, SCRATCH // tile_bytes))
+    return max(1, min(often, MOST_SCRATCH // tile_bytes))
 
 
 def _most_tiles_of_images(tile_bytes: int, tiles: int, held: int) -> int:
@@ -367,5 +367,5 @@ def _most_tiles_of_images(tile_bytes: int, tiles: int, held: int) -> int:
 
     It is the size with the least work, with what a step of the reduction takes beside its products.
     """
-    most = max(1, min(held, SCRATCH // tile_bytes))
+    most = max(1, min(held, MOST_SCRATCH // tile_bytes))
     return min(range(1, most + 1), key=lambda size: -(-tiles // size) * (size + STEP))

@@ -21,7 +21,7 @@ from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
 
 ELEMENT = element("float32")  # what kernels of floats compute with
-WORD, SUM = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
+TRANSFORMED, PRODUCT = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
 
 
 def multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
@@ -62,7 +62,7 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
     def transform(builder: Any, tile: Any) -> None:
         type = ElementType.of(src)
         memory = Vectors(builder, type, lanes, bool(fma))
-        v = Vectors(builder, WORD if form.exact else ELEMENT, lanes, bool(fma))
+        v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, bool(fma))
         rows = multiples(builder, tile.src, tile.src_row, form.side)
         parts = _table(builder, tile.src_parts, lanes // load_width) if has_parts else [const(0)]
 
@@ -147,7 +147,7 @@ def weight_transform(form: Form, lanes: int, tap: int) -> Any:
 
     @emitted
     def transform(builder: Any, taps: Any) -> None:
-        memory = Vectors(builder, WORD if form.exact else ELEMENT, lanes)
+        memory = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes)
         v = memory if form.exact else Vectors(builder, element("float64"), lanes)
 
         def load(at: Any) -> Any:

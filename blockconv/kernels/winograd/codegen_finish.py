@@ -19,7 +19,7 @@ from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.winograd.codegen import ELEMENT, SUM, multiples
+from blockconv.kernels.winograd.codegen import ELEMENT, PRODUCT, multiples
 from blockconv.kernels.winograd.transforms import Form, destination_1d, transform_2d
 
 ROW_PIXELS = 64  # of a row of a patch, which is stored to planes
@@ -62,7 +62,7 @@ class Finish(NamedTuple):
 
     @property
     def products(self) -> ElementType:
-        return SUM if self.form.exact else ELEMENT
+        return PRODUCT if self.form.exact else ELEMENT
 
 
 class Products(NamedTuple):

@@ -48,7 +48,7 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import Epilogue, Primitive, Row
 from blockconv.kernels.winograd.arguments import PLANE_BYTES
 from blockconv.kernels.winograd.binding import winograd_op
-from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, SCRATCH, blocking, vector_images
+from blockconv.kernels.winograd.blocking import ITEMSIZE, LEAST_IMAGES, MOST_SCRATCH, blocking, vector_images
 from blockconv.kernels.winograd.codegen import ELEMENT
 from blockconv.kernels.winograd.costs import cost
 from blockconv.kernels.winograd.transforms import EXACT_FORMS, FORMS, TAPS, Form
@@ -77,8 +77,8 @@ def _why_not(m: int, request: Request) -> Reason | None:
     ic, oc = p.ic // p.g, p.oc // p.g
     if p.g > 1 and (ic % UNIT or oc % UNIT):
         return f"needs groups of a multiple of {UNIT} channels"
-    if ic * Form(m, p.sh).positions * max(1, images) * ITEMSIZE > SCRATCH:
-        return f"needs more scratch than {SCRATCH >> 20} MiB for a tile of {ic} channels"
+    if ic * Form(m, p.sh).positions * max(1, images) * ITEMSIZE > MOST_SCRATCH:
+        return f"needs more scratch than {MOST_SCRATCH >> 20} MiB for a tile of {ic} channels"
     return None
 
 

@@ -10,7 +10,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import load_bits, load_i64, move, move_part, prefetch, store_bits
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
-from blockconv.kernels.winograd.codegen import ELEMENT, WORD, SourceTile, source_transform
+from blockconv.kernels.winograd.codegen import ELEMENT, TRANSFORMED, SourceTile, source_transform
 from blockconv.kernels.winograd.transforms import Form
 
 
@@ -105,7 +105,11 @@ def winograd_source(m, stride, lanes, part, fma, load_width, has_parts, src_type
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
-    form, itemsize, pixel = Form(m, stride, exact), (WORD if exact else ELEMENT).itemsize, load_width * src_itemsize
+    form, itemsize, pixel = (
+        Form(m, stride, exact),
+        (TRANSFORMED if exact else ELEMENT).itemsize,
+        load_width * src_itemsize,
+    )
     vector, is_whole = lanes * itemsize, _is_whole(lanes, load_width, lanes * src_itemsize)
     patch_row = form.side * pixel
     gather = _gather(form.side, lanes, load_width, has_parts, src_type)

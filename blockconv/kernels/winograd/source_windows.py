@@ -14,7 +14,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import move
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.winograd.arguments import Header, WinogradArgs
-from blockconv.kernels.winograd.codegen import ELEMENT, WORD, SourceTile, source_transform
+from blockconv.kernels.winograd.codegen import ELEMENT, TRANSFORMED, SourceTile, source_transform
 from blockconv.kernels.winograd.codegen_windows import (
     ChannelBlocks,
     Planes,
@@ -115,7 +115,7 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
-    form, itemsize = Form(m, stride, exact), (WORD if exact else ELEMENT).itemsize
+    form, itemsize = Form(m, stride, exact), (TRANSFORMED if exact else ELEMENT).itemsize
     vector, pixel = lanes * itemsize, lanes * src_itemsize
     row_of, together = (_row_of_planes, columns) if load_width == 1 else (_row_of_blocks, load_width)
     gather = row_of(together, lanes, src_type)

@@ -127,7 +127,7 @@ def check_all(problem: Conv2dBackwardWeightsProblem, pairs: Any, types: Types, *
 def pieces(request, monkeypatch) -> None:
     """Chunks and shares as they are, and such that small problems are cut as large ones are."""
     if request.param == "small":
-        for name, value in (("SPLIT_FLOPS", 1), ("STEPS", 37), ("LINES", 20)):
+        for name, value in (("SPLIT_FLOPS", 1), ("CHUNK_STEPS", 37), ("LINES", 20)):
             monkeypatch.setattr(weights_blocking, name, value)
     weights_blocking.weights_blocking.cache_clear()
     yield

@@ -301,7 +301,7 @@ def test_scratch_is_bounded():
     ):
         p = strided(problem(ic, size, oc), stride)
         if row(m).rejects(p, NHWC, NHWC, FLOATS) is None:
-            assert blocking(host(), p, NHWC, m, 2).scratch_bytes <= winograd_blocking.SCRATCH + (2 << 20)
+            assert blocking(host(), p, NHWC, m, 2).scratch_bytes <= winograd_blocking.MOST_SCRATCH + (2 << 20)
     assert "scratch" in row(6).rejects(problem(1 << 16, 7, 8), NHWC, NHWC, FLOATS)
 
 
@@ -402,7 +402,7 @@ def test_bits_do_not_depend_on_threads_or_blocks(m, stride, monkeypatch):
     lanes = blocking(host(), p, NHWC, m, 1).lanes
     padded = -(-p.ic // lanes) * lanes
     monkeypatch.setattr(
-        winograd_blocking, "SCRATCH", 3 * Form(m, stride).positions * padded * 4
+        winograd_blocking, "MOST_SCRATCH", 3 * Form(m, stride).positions * padded * 4
     )  # blocks of three tiles
     assert blocking(host(), p, Layout("NCHW16"), m, 1).block_tiles < 4
     assert run(row(m), p, "NHWC", "NCHW16", given, threads=2).tobytes() == wanted
