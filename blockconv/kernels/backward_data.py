@@ -259,9 +259,9 @@ def _interleaving(request: Request, parts: list[_Part], begins: list[int]) -> La
         if part.planes is None:
             continue
         h, w = part.planes
-        lies = geometry(_NCHW, part.request.problem.dst_shape, itemsize)
+        strides = geometry(_NCHW, part.request.problem.dst_shape, itemsize)
         table[h.first, w.first] = InterleavedPlanes(
-            at=at, n=lies.n, channel=lies.block, row=lies.row, first=w.first, size=w.size
+            at=at, n=strides.n, channel=strides.block, row=strides.row, first=w.first, size=w.size
         )
     planes = p.n * p.ic
     parts_of_plane = max(1, min(p.ih // p.sh, 4 * request.threads // max(1, planes)))

@@ -112,10 +112,10 @@ def _replace(graph: Any, node: Any, place: Callable[[_Site], dict[int | None, An
 
 def _as_promised(site: _Site, made: Any, promised: Any) -> Any:
     if isinstance(promised, (tuple, list)):
-        if not all(map(_lies_as, made.meta["val"], promised)):
+        if not all(map(_has_strides_of, made.meta["val"], promised)):
             raise _StaysError("strides of its results")
         return made
-    if _lies_as(made.meta["val"], promised):
+    if _has_strides_of(made.meta["val"], promised):
         return made
     formats = (torch.contiguous_format, torch.channels_last)
     wanted = [each for each in formats if promised.dim() == 4 and promised.is_contiguous(memory_format=each)]
@@ -130,7 +130,7 @@ def _is_as_large(a: Any, b: Any) -> bool:
     return all(statically_known_true(one == other) for one, other in zip(a.shape, b.shape, strict=True))
 
 
-def _lies_as(found: Any, promised: Any) -> bool:
+def _has_strides_of(found: Any, promised: Any) -> bool:
     pairs = zip(found.stride(), promised.stride(), found.shape, strict=True)
     return all(statically_known_true(have == want) or statically_known_true(size == 1) for have, want, size in pairs)
 
@@ -353,7 +353,7 @@ def _fusing_point(site: _Site, found: _Fused) -> Any:
         kept = None if other is None else other.meta["val"]
         if kept is not None and (kept.dim(), kept.dtype, kept.device) != (value.dim(), value.dtype, value.device):
             return None
-        if kept is not None and not (_is_as_large(kept, value) and _lies_as(kept, value)):
+        if kept is not None and not (_is_as_large(kept, value) and _has_strides_of(kept, value)):
             return None
     exact = element(str(value.dtype).removeprefix("torch.")).dtype.type
     if any(exact(bound) != bound for bound in found.bounds):  # masks are found by comparing with values of this type

@@ -77,5 +77,5 @@ def is_beyond(machine: Machine, nbytes: int) -> bool:
 
 def is_wide(machine: Machine, layout: Layout, shape: tuple[int, ...], element: ElementType, lines: int = 1) -> bool:
     """Whether neighbouring pixels are farther apart than so many cache lines, because more channels are contiguous."""
-    lies, line = geometry(layout, shape, element.itemsize), machine.profile.line
-    return lies.channel == element.itemsize and min(lies.length * element.itemsize, lies.col) > lines * line
+    strides, line = geometry(layout, shape, element.itemsize), machine.profile.line
+    return strides.channel == element.itemsize and min(strides.length * element.itemsize, strides.col) > lines * line

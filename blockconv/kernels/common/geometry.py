@@ -138,10 +138,10 @@ def geometry(layout: Layout, shape: tuple[int, ...], itemsize: int) -> Geometry:
     )
 
 
-def contiguous_unit(lies: Geometry, itemsize: int) -> int:
+def contiguous_unit(strides: Geometry, itemsize: int) -> int:
     """Channels of a pixel that are contiguous and followed by those of the next pixel; 0 if there are none."""
-    unit = lies.length
-    return unit if lies.col == unit * itemsize and (unit == 1 or lies.channel == itemsize) else 0
+    unit = strides.length
+    return unit if strides.col == unit * itemsize and (unit == 1 or strides.channel == itemsize) else 0
 
 
 def image_at(first, n, strides):

@@ -51,7 +51,7 @@ class TileRecord(ReductionWords):
     dst_row = word("from a row of pixels to the next", "bytes")
     dst_pixel = word("from a pixel to the next", "bytes")
     dst_block = word("from the channels that are stored together to the next such; see `Output`", "bytes")
-    residual = word("from the destination to the residual, which lies as it does; 0: there is none", "bytes")
+    residual = word("from the destination to the residual, of the same strides; 0: there is none", "bytes")
     valid = word("output channels that exist", "channels")
     written = word("output channels that are written, as zero where they do not exist", "channels")
     activation = word("the activation's `ActivationArguments`", "address")

@@ -45,7 +45,7 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     destination = group(Geometry, "the destination's")
     dst_block = word("from the destination's channels that are stored together to the next such", "bytes")
     parts = word("from `offsets` to a table: from each tile's first channel to what each store writes", "bytes")
-    parts_step = word("of a tile in it; 0: what is stored lies `dst_block` apart, and there is no table", "bytes")
+    parts_step = word("of a tile in it; 0: stores are `dst_block` apart, and there is no table", "bytes")
     padded_oc = word("output channels, with the destination's padding", "channels")
     groups = word("groups", "groups")
     window_rows = word("rows of a window", "rows")
@@ -97,9 +97,9 @@ class WindowRecord(Arguments):
     window = word("where it goes", "address")
     image = word("the source's image", "address")
     channel = word("its first channel", "channels")
-    depth = word("its first level; may lie outside", "positions")
-    ih = word("its first row; may lie outside", "rows")
-    iw = word("its first column; may lie outside", "columns")
+    depth = word("its first level; may be outside", "positions")
+    ih = word("its first row; may be outside", "rows")
+    iw = word("its first column; may be outside", "columns")
 
 
 class ScatterRecord(Arguments):

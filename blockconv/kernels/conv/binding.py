@@ -83,14 +83,14 @@ def bind_tiles(
     return [Launch(kernels.conv_tiles(), args, tasks, 1, blocking.scratch + RECORDS, table)]
 
 
-def _in_bytes(lies: Geometry) -> Geometry:
+def _in_bytes(strides: Geometry) -> Geometry:
     """A geometry of 4-bit elements with its strides in bytes, except the stride of a channel in its block."""
-    return lies._replace(n=lies.n // 2, block=lies.block // 2, row=lies.row // 2, col=lies.col // 2)
+    return strides._replace(n=strides.n // 2, block=strides.block // 2, row=strides.row // 2, col=strides.col // 2)
 
 
-def _in_pairs(lies: Geometry) -> Geometry:
+def _in_pairs(strides: Geometry) -> Geometry:
     """The geometry of a source of 4-bit elements with its packed pairs as channels."""
-    return _in_bytes(lies)._replace(length=lies.length // 2)
+    return _in_bytes(strides)._replace(length=strides.length // 2)
 
 
 def _in_units(src: Geometry, unit: int) -> Geometry:
@@ -116,8 +116,8 @@ class _Binding:
         # destination.
         self.itemsize, self.src_itemsize = unit * (self.dot.itemsize or types.src.itemsize), unit * types.src.itemsize
         self.dst_itemsize = types.dst.itemsize
-        lies = geometry(src, problem.src_shape, types.src.itemsize)
-        self.src = _in_pairs(lies) if types.src.is_packed else _in_units(lies, unit)
+        strides = geometry(src, problem.src_shape, types.src.itemsize)
+        self.src = _in_pairs(strides) if types.src.is_packed else _in_units(strides, unit)
         self.dst = geometry(dst, problem.dst_shape, self.dst_itemsize)
         self.groups = -(-problem.g // shared.groups)
         self.ic, self.oc = (shared.groups * (channels // problem.g) for channels in (self.p.ic, self.p.oc))
@@ -195,8 +195,8 @@ class _Binding:
         p, at, stored = self.p, self.at, self.blocking.store_width
         image, row, col = at.axes
         by_h = image == "h"  # an image is then a row of the destination, and the taps along h are levels
-        lies = self.src, _in_bytes(self.dst) if self.dst_shift else self.dst
-        src, dst = (g._replace(n=g.along(image), row=g.along(row), col=g.along(col)) for g in lies)
+        strides = self.src, _in_bytes(self.dst) if self.dst_shift else self.dst
+        src, dst = (g._replace(n=g.along(image), row=g.along(row), col=g.along(col)) for g in strides)
         return {
             "source": src._replace(n=0) if by_h else src,
             "destination": dst,

@@ -159,7 +159,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     if is_half:
         lanes //= 2  # groups of 24 or 40 channels waste fewer of them
     unit = packed_as_one(types, dot)
-    interleaved = not lies_in_units(p, s, unit)
+    interleaved = not fills_units(p, s, unit)
     cb = unit if interleaved else _source_block(p, s, unit)
     stored = store_width(d, at, types.dst.itemsize, lanes, groups_of=oc if p.g > 1 else 0)
     as_it_is = not (interleaved or is_converted(types, dot) or _ends_inside(p, s, types, dot))
@@ -269,7 +269,7 @@ def _k_blocks(cache: int, weights: int, tiles: int, tile: ConvTile) -> int:
     return -(-2 * weights // most)
 
 
-def lies_in_units(problem: Conv2dProblem, src: Geometry, unit: int) -> bool:
+def fills_units(problem: Conv2dProblem, src: Geometry, unit: int) -> bool:
     """Whether so many channels of a group, from a multiple of these on, are neighbours that fill 32 bits in a source.
 
     unit: `packed_as_one`.

@@ -16,7 +16,7 @@ from blockconv.kernels.common.dot import WIDENED, Dot, dot_for, packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK
 from blockconv.kernels.common.interleaved import Shared
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.conv.blocking import ConvBlocking, TileShape, lies_in_units, store_width, tile_sizes
+from blockconv.kernels.conv.blocking import ConvBlocking, TileShape, fills_units, store_width, tile_sizes
 from blockconv.kernels.conv.dividing import pixels_of_task
 from blockconv.kernels.conv.space import Space, space
 from blockconv.machine.machine import Machine
@@ -39,7 +39,7 @@ def _lanes(machine: Machine, problem: Conv2dProblem, lanes: int) -> int:
 def _dot(request: Request) -> Dot:
     """The multiply-accumulate: 16-bit floats are widened where their channels are not contiguous in pairs."""
     types, dot = request.types, dot_for(request.types, request.machine.isa)
-    if types.src.is_half and not lies_in_units(request.problem, request.source, packed_as_one(types, dot)):
+    if types.src.is_half and not fills_units(request.problem, request.source, packed_as_one(types, dot)):
         return WIDENED
     return dot
 

@@ -23,8 +23,8 @@ from blockconv.kernels.conv.blocking import (
     ConvTile,
     TileShape,
     divided,
+    fills_units,
     is_read_in_place,
-    lies_in_units,
     store_width,
     straddles_blocks,
 )
@@ -45,7 +45,7 @@ def _channels(problem: Conv2dProblem, src: Geometry, unit: int) -> int:
     units = -(-(problem.ic // problem.g) // unit)
     length = NO_BLOCK if src.length == NO_BLOCK else max(1, src.length // unit)
     even = -(-units // -(-units // UNITS))
-    if length == NO_BLOCK and lies_in_units(problem, src, unit):
+    if length == NO_BLOCK and fills_units(problem, src, unit):
         return unit * even
     if length in (1, NO_BLOCK):
         return unit << (even - 1).bit_length()
@@ -61,15 +61,15 @@ def extent(cb: int, src: Geometry) -> int:
 
 def why_not(request: Request) -> Reason | None:
     """Why no matrices can be made of a problem's windows."""
-    p, src, types, lies = request.problem, request.src, request.types, request.source
+    p, src, types, strides = request.problem, request.src, request.types, request.source
     unit = packed_as_one(types, matrix_dot_for(types, request.machine.isa))
-    interleaved, cb = not lies_in_units(p, lies, unit), _channels(p, lies, unit)
-    if lies.length not in (1, NO_BLOCK):
+    interleaved, cb = not fills_units(p, strides, unit), _channels(p, strides, unit)
+    if strides.length not in (1, NO_BLOCK):
         if interleaved:
             return f"needs channel blocks of a multiple of {unit}, which fill 32 bits, unlike {src}"
-        if p.g > 1 and p.ic // p.g % min(lies.length, cb):
+        if p.g > 1 and p.ic // p.g % min(strides.length, cb):
             return "needs groups that begin and end at the source's block boundaries"
-    if types.src.is_packed and (interleaved or extent(cb, lies) < cb):
+    if types.src.is_packed and (interleaved or extent(cb, strides) < cb):
         return f"needs channel blocks of at least {cb} for 4-bit integers, unlike {src}"
     return None
 
@@ -83,7 +83,7 @@ def blocking(request: Request, tile: TileShape | None = None) -> ConvBlocking:
     p, types, m, s, d = request.problem, request.types, request.machine, request.source, request.destination
     at, dot = space(p, request.src, request.dst), matrix_dot_for(types, m.isa)
     unit = packed_as_one(types, dot)
-    interleaved = not lies_in_units(p, s, unit)
+    interleaved = not fills_units(p, s, unit)
     cb = _channels(p, s, unit)
     taps = at.kw if at.depth == at.dw == 1 and at.kw * cb <= UNITS * unit and p.ic // p.g <= cb else 1
     stored = store_width(d, at, types.dst.itemsize, COLUMNS, groups_of=p.oc // p.g if p.g > 1 else 0)

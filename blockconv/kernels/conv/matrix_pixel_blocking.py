@@ -23,8 +23,8 @@ def why_not(request: Request) -> Reason | None:
     """Why no columns of matrices can be made of the pixels of a row."""
     at, types = space(request.problem, request.src, request.dst), request.types
     sides = (request.src, request.source, types.src), (request.dst, request.destination, types.dst)
-    for layout, lies, type in sides:
-        if lies.length != 1 or lies.along(at.axes[2]) != type.itemsize:
+    for layout, strides, type in sides:
+        if strides.length != 1 or strides.along(at.axes[2]) != type.itemsize:
             return f"needs contiguous neighbours along {at.axes[2]}, unlike {layout}"
     if at.kw > 1 and at.sw > 1:
         return "needs stride 1 along the row, so that the pixels of each tap are contiguous"

@@ -50,8 +50,8 @@ def why_not(request: Request) -> Reason | None:
     """Why vectors cannot run along the pixels of a row, or the images of a pixel."""
     p, itemsize = request.problem, request.types.src.itemsize
     at, most = space_of(request), request.machine.lanes(itemsize) // 2
-    for layout, lies in ((request.src, request.source), (request.dst, request.destination)):
-        if contiguous_channels(lies, at, itemsize) and (p.g > 1 or p.oc > most):
+    for layout, strides in ((request.src, request.source), (request.dst, request.destination)):
+        if contiguous_channels(strides, at, itemsize) and (p.g > 1 or p.oc > most):
             alike = f"or at most {most} output channels in one group, not {p.oc} in {p.g}"
             return f"needs contiguous neighbours along {at.axes[2]}, unlike {layout}, {alike}"
     if p.g > 1 and p.kh * p.kw > 1 and p.oc // p.g < SERVED:
@@ -62,11 +62,11 @@ def why_not(request: Request) -> Reason | None:
     return None
 
 
-def contiguous_channels(lies: Geometry, at: Space, itemsize: int) -> int:
+def contiguous_channels(strides: Geometry, at: Space, itemsize: int) -> int:
     """Channels of a pixel, a power of two of them, that are contiguous; 0 where its neighbours are."""
-    if lies.length == 1 and lies.along(at.axes[2]) == itemsize:
+    if strides.length == 1 and strides.along(at.axes[2]) == itemsize:
         return 0
-    return lies.length & -lies.length if lies.channel == itemsize else 1
+    return strides.length & -strides.length if strides.channel == itemsize else 1
 
 
 def space_of(request: Request) -> Space:

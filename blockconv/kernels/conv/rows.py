@@ -40,7 +40,7 @@ from blockconv.kernels.conv.blocking import (
     ConvBlocking,
     TileShape,
     blocking,
-    lies_in_units,
+    fills_units,
     region_blockings,
     weight_layout,
     why_not_window,
@@ -162,7 +162,7 @@ def _storing(request: Request, found: ConvBlocking, channels: float) -> float:
 def _packing(request: Request, found: ConvBlocking) -> float:
     """Seconds to pack all windows: the kernel's time, or the time to read the source's lines and to write, if more."""
     p, src, known, itemsize = request.problem, request.src, request.machine.profile, request.types.src.itemsize
-    at, lies, shared = space(p, src, request.dst), request.source, found.shared.groups
+    at, strides, shared = space(p, src, request.dst), request.source, found.shared.groups
     tasks = at.images * -(-p.g // shared) * -(-at.oh // found.task_rows) * -(-at.ow // found.task_cols)
     panels = tasks * -(-found.task_cols // found.panel)
     rows = panels * found.window_rows * at.depth
@@ -170,8 +170,8 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     parts, pixels, chunk = -(-ic // found.cb), rows * found.window_cols, found.cb * itemsize
     if found.has_panels_of_planes:
         return panels * (known.packs["task"] + ic * (PANEL_ROW_CYCLES + 1) * known.cycle)
-    stride, how = lies.along(at.axes[2]) * (at.sw if at.kw == 1 else 1), ""
-    if found.shared.dense and p.g > 1 and lies.length < NO_BLOCK and ic % found.cb:
+    stride, how = strides.along(at.axes[2]) * (at.sw if at.kw == 1 else 1), ""
+    if found.shared.dense and p.g > 1 and strides.length < NO_BLOCK and ic % found.cb:
         how = "cut"
     elif found.shared.dense and stride != chunk:  # what packs pixels of several groups takes no longer for these
         how = "apart"
@@ -351,7 +351,7 @@ def _why_not_grouped(request: Request) -> Reason | None:
     most = WIDEST * lanes // grouped_blocking.groups_per_vector(p, lanes)
     if ic > most:
         return f"needs groups of at most {most} input channels, not {ic}"
-    if request.types.src.itemsize == 1 and not lies_in_units(p, request.source, 4):
+    if request.types.src.itemsize == 1 and not fills_units(p, request.source, 4):
         return "needs groups whose channels are contiguous in fours"
     return None
 

@@ -35,7 +35,7 @@ class Images(Arguments):
     """Where the pixels of an array are."""
 
     first = word("the array", "address")
-    lies = group(Geometry, "its strides")
+    strides = group(Geometry, "its strides")
     pack = word("what packs its pixels, by a `PackRecord`", "address of a kernel")
 
 
@@ -234,7 +234,7 @@ class _Chunk(Arguments):
 
 
 def _image(of, n):
-    return image_at(of.first, n, of.lies)
+    return image_at(of.first, n, of.strides)
 
 
 def _read_chunk(a, chunk, number):
@@ -245,9 +245,9 @@ def _read_chunk(a, chunk, number):
     chunk.rows, chunk.cols = min(a.chunk_rows, a.oh - h), min(a.chunk_cols, a.ow - w)
 
 
-def _write_strides(pack, lies):
-    pack.lies.block, pack.lies.length, pack.lies.channel = lies.block, lies.length, lies.channel
-    pack.lies.row, pack.lies.col = lies.row, lies.col
+def _write_strides(pack, strides):
+    pack.strides.block, pack.strides.length, pack.strides.channel = strides.block, strides.length, strides.channel
+    pack.strides.row, pack.strides.col = strides.row, strides.col
 
 
 def _steps_of(a, cols):
@@ -260,7 +260,7 @@ def _pack_window(a, pack, chunk, window, channel):
 
     With pairs, each column is the first of a pair. The last pixel of a row may have no second pixel.
     """
-    _write_strides(pack, a.src.lies)
+    _write_strides(pack, a.src.strides)
     pack.channel, pack.width = channel, a.packed_ic
     pack.channels = min(a.packed_ic, a.all_ic - channel)
     pack.ih, pack.iw = chunk.h * a.sh - a.ph, chunk.w * a.sw - a.pw
@@ -278,7 +278,7 @@ def _pack_window(a, pack, chunk, window, channel):
 
 def _pack_panel(a, pack, chunk, panel, channel, channels):
     """Pack a chunk's pixels of the gradient, of a block of output channels, as [pixel][channel]."""
-    _write_strides(pack, a.grad.lies)
+    _write_strides(pack, a.grad.strides)
     pack.channel, pack.channels, pack.width = channel, min(channels, a.panel_width), a.panel_width
     pack.ih, pack.iw, pack.rows, pack.cols = chunk.h, chunk.w, chunk.rows, chunk.cols
     pack.row_step, pack.col_step = 1, 1

@@ -23,12 +23,12 @@ class PackRecord(Arguments):
 
     dst = word("where they go", "address")
     image = word("the image", "address")
-    lies = group(Geometry, "the image's strides")
+    strides = group(Geometry, "the image's strides")
     channel = word("the first channel", "channels")
     channels = word("channels that exist", "channels")
     width = word("channels of a packed pixel", "channels")
-    ih = word("the first row; may lie outside", "rows")
-    iw = word("the first column; may lie outside", "columns")
+    ih = word("the first row; may be outside", "rows")
+    iw = word("the first column; may be outside", "columns")
     rows = word("packed rows", "rows")
     cols = word("packed columns of a row", "columns")
     row_bytes = word("from a packed row to the next", "bytes")
@@ -42,8 +42,8 @@ class PackRecord(Arguments):
     singles = word("columns at the end that are packed once more, each with zeros as its second", "columns")
 
 
-def _channel_offset(lies, c):
-    return c // lies.length * lies.block + c % lies.length * lies.channel
+def _channel_offset(strides, c):
+    return c // strides.length * strides.block + c % strides.length * strides.channel
 
 
 @jit.kernel
@@ -63,7 +63,7 @@ def pack_channels(src, packed, lanes, contiguous, unit):
         rows, cols, ih, iw, height, length = a.rows, a.cols, a.ih, a.iw, a.height, a.length
         step, pixel = a.col_step, a.width * itemsize
         is_whole = iw == 0 and cols == length and ih >= 0 and ih + rows <= height and step == a.row_step == 1
-        if not in_pairs and is_whole and a.lies.row == cols * a.lies.col and a.row_bytes == cols * pixel:
+        if not in_pairs and is_whole and a.strides.row == cols * a.strides.col and a.row_bytes == cols * pixel:
             # Rows that follow one another, in the image and packed, are one.
             rows, cols, ih, iw, height, length = 1, rows * cols, 0, ih * cols, 1, height * length
         left = min(cols, max(0, (-iw + step - 1) // step))
@@ -77,8 +77,8 @@ def pack_channels(src, packed, lanes, contiguous, unit):
                 dst = a.row
             fill_memory(dst, left * pixel, 0)
             fill_memory(dst + right * pixel, (cols - right) * pixel, 0)
-            image = a.image + h * a.lies.row + (iw + left * step) * a.lies.col
-            pack_row(dst + left * pixel, image, a, right - left, step * a.lies.col)
+            image = a.image + h * a.strides.row + (iw + left * step) * a.strides.col
+            pack_row(dst + left * pixel, image, a, right - left, step * a.strides.col)
             if in_pairs:
                 pair_row(a.dst + r * a.row_bytes, a)
 
@@ -132,9 +132,9 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
 
     def pack_row(dst, image, a, cols, step):
         pixel, c, last = a.width * itemsize, 0, a.channels
-        together = a.channel % a.lies.length + last <= a.lies.length and last == a.width
+        together = a.channel % a.strides.length + last <= a.strides.length and last == a.width
         if contiguous == 1 and together and step == last * src_bytes:  # pixels are contiguous too
-            at = image + _channel_offset(a.lies, a.channel)
+            at = image + _channel_offset(a.strides, a.channel)
             end = cols * last
             for k in range(0, end // lanes * lanes, lanes):
                 vector(dst + k * itemsize, at + k * src_bytes)
@@ -143,15 +143,15 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
                 run(dst + k * itemsize, at + k * src_bytes, end - k, end - k)
         elif contiguous == 1:
             while unit and a.channel % unit == 0 and c + lanes <= last:
-                at = image + _channel_offset(a.lies, a.channel + c)
-                blocks(dst + c * itemsize, pixel, at, a.lies.block, step, cols)
+                at = image + _channel_offset(a.strides, a.channel + c)
+                blocks(dst + c * itemsize, pixel, at, a.strides.block, step, cols)
                 c += lanes
             while c < last:
                 first = a.channel + c
-                count = min(last - c, a.lies.length - first % a.lies.length)
+                count = min(last - c, a.strides.length - first % a.strides.length)
                 # Zeros follow the last channel that exists.
                 stored = a.width - c if c + count == last else count
-                at = image + _channel_offset(a.lies, first)
+                at = image + _channel_offset(a.strides, first)
                 to, whole = dst + c * itemsize, count // lanes * lanes
                 k = 0
                 while k < whole:
@@ -168,13 +168,13 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
                 c += count
         elif contiguous > 1 and step == apart:
             for k in range(0, a.width, lanes):
-                at = image + (a.channel + k) * a.lies.block
+                at = image + (a.channel + k) * a.strides.block
                 for p in range(0, cols, lanes):
                     to = dst + p * pixel + k * itemsize
-                    block(to, pixel, at + p * step, a.lies.block, cols - p, last - k, a.width - k)
+                    block(to, pixel, at + p * step, a.strides.block, cols - p, last - k, a.width - k)
         else:
             for k in range(a.width):
-                at = image + _channel_offset(a.lies, a.channel + min(k, last - 1))
+                at = image + _channel_offset(a.strides, a.channel + min(k, last - 1))
                 for p in range(cols):
                     one(dst + p * pixel + k * itemsize, at + p * step, 1 if k < last else 0, 1)
 

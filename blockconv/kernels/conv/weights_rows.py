@@ -98,15 +98,15 @@ def _images(request: Request, packed: ElementType, is_input: bool, step: int) ->
     """packed: the type of packed elements. step: columns from one that is packed to the next."""
     p, type, m = request.problem, request.types.src, request.machine
     layout, shape = (request.src, p.src_shape) if is_input else (request.dst, p.dst_shape)
-    lies = geometry(layout, shape, type.itemsize)
-    contiguous = 1 if lies.channel == type.itemsize and lies.length > 1 else 0
-    if lies.length == 1 and lies.col == type.itemsize and step <= 2:
+    strides = geometry(layout, shape, type.itemsize)
+    contiguous = 1 if strides.channel == type.itemsize and strides.length > 1 else 0
+    if strides.length == 1 and strides.col == type.itemsize and step <= 2:
         contiguous = 1 + step
     lanes = m.lanes(request.types.acc.itemsize)
     # Vectors are made of blocks, where these are smaller.
-    unit = lies.length if contiguous == 1 and 1 < lies.length < lanes and lanes % lies.length == 0 else 0
+    unit = strides.length if contiguous == 1 and 1 < strides.length < lanes and lanes % strides.length == 0 else 0
     pack = pack_channels(type.code, packed.code, lanes, contiguous, unit)
-    return Images(first=INPUT if is_input else GRAD, lies=lies, pack=pack.address)
+    return Images(first=INPUT if is_input else GRAD, strides=strides, pack=pack.address)
 
 
 def _launches(request: Request, at: WeightsBlocking, weights: Layout, bias: bool) -> list[Launch]:

@@ -326,13 +326,13 @@ def blocking(request: Request) -> DepthwiseBlocking | Reason:
     if isinstance(at, str) or at.columns:
         return at
     each = (at.pixel if at.batched else at.lanes) * types.src.itemsize
-    lies = request.source
-    gathered = entries_gathered(m, problem, lies, each, at.span)
+    strides = request.source
+    gathered = entries_gathered(m, problem, strides, each, at.span)
     at = replace(at, gathered=gathered, entry_bytes=each)
     if gathered:
         return at
     nbytes = types.src.nbytes(src.size(problem.src_shape))
-    stay = entries_that_stay(m, problem, lies, each, at.span, window_rows(problem, at.loops), nbytes)
+    stay = entries_that_stay(m, problem, strides, each, at.span, window_rows(problem, at.loops), nbytes)
     if stay:
         return replace(at, span=stay)
     return _in_two_rows(request, at) if is_wide(m, src, problem.src_shape, types.src) else at

@@ -202,11 +202,11 @@ def _launch(request: Request) -> Launch:
     return Launch(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
 
 
-def _planes_follow(problem: Any, lies: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
+def _planes_follow(problem: Any, s: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
     """Whether each channel's plane is contiguous, and followed by the next channel's, and the next image's."""
     height, width = shape[2:]
-    plane, is_dense = height * width * itemsize, lies.col == itemsize and lies.row == width * lies.col
-    return is_dense and lies.length == 1 and lies.block == plane and (problem.n == 1 or lies.n == problem.ic * plane)
+    plane, is_dense = height * width * itemsize, s.col == itemsize and s.row == width * s.col
+    return is_dense and s.length == 1 and s.block == plane and (problem.n == 1 or s.n == problem.ic * plane)
 
 
 def _make(request: Request) -> Primitive | Reason:

@@ -146,14 +146,14 @@ class WinogradBlocking:
         """Vectors of a tile's products with a block of output channels."""
         return self.width if self.images else self.width / self.lanes
 
-    def contiguous(self, lies: Geometry, lanes: int) -> tuple[int, bool]:
+    def contiguous(self, strides: Geometry, lanes: int) -> tuple[int, bool]:
         """(elements of a vector that a load or a store takes, whether they are at uneven distances).
 
         In vectors of channels, they are the most that divide both a block and a vector. Distances are uneven where a
         block ends within a vector that begins in it.
         """
-        width = lanes if self.images else min(lanes, lies.length & -lies.length)
-        return width, not self.images and width not in (lanes, lies.length)
+        width = lanes if self.images else min(lanes, strides.length & -strides.length)
+        return width, not self.images and width not in (lanes, strides.length)
 
     def wei_ocb(self, problem: Conv2dProblem) -> int:
         """Bytes from a block of output channels' weights to the next."""
@@ -170,7 +170,7 @@ def vector_images(machine: Machine, problem: Conv2dProblem, src: Layout, dst: La
     A last vector of fewer images is moved back to be whole.
     """
     p = problem
-    together = all(geometry(lies, shape, 1).n == 1 for lies, shape in ((src, p.src_shape), (dst, p.dst_shape)))
+    together = all(geometry(layout, shape, 1).n == 1 for layout, shape in ((src, p.src_shape), (dst, p.dst_shape)))
     images = min(machine.lanes(ITEMSIZE), 1 << p.n.bit_length() >> 1)
     return images if together and images >= LEAST_IMAGES else 0
 

@@ -40,8 +40,8 @@ def cost(request: Request, at: WinogradBlocking) -> float:
     # Transforms are timed in the second-level cache: they do not hide loads from beyond it.
     beyond = max(0.0, m.move_seconds(read, written) - (read + written) / m.profile.copies["L2"])
     form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)
-    source *= m.transform_seconds(form, *_lies(request.source, at.src_lanes, at))[0]
-    stored = m.transform_seconds(form, *_lies(request.destination, at.lanes, at))[1]
+    source *= m.transform_seconds(form, *_loaded(request.source, at.src_lanes, at))[0]
+    stored = m.transform_seconds(form, *_loaded(request.destination, at.lanes, at))[1]
     if types.is_requantized:
         stored += at.form.m**2 * rates.tile
     destination *= stored
@@ -84,11 +84,11 @@ def transforms(problem: Conv2dProblem, dst: Layout, at: WinogradBlocking) -> tup
     return tiles * source, tiles * destination
 
 
-def _lies(lies: Geometry, lanes: int, at: WinogradBlocking) -> tuple[int, bool]:
+def _loaded(strides: Geometry, lanes: int, at: WinogradBlocking) -> tuple[int, bool]:
     """(contiguous elements of a vector, 0 for all; whether there are others between a pixel's and the next one's).
 
     lanes: of the vector. Contiguous channels are scaled to a vector of floats, which has fewer lanes.
     """
-    width, _ = at.contiguous(lies, lanes)
+    width, _ = at.contiguous(strides, lanes)
     together = width if width in (1, lanes) else max(2, width * at.lanes // lanes)
-    return (together if width < lanes else 0), lies.col > (lies.n if at.images else lies.channel) * lanes
+    return (together if width < lanes else 0), strides.col > (strides.n if at.images else strides.channel) * lanes
