@@ -148,8 +148,11 @@ def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
 
 def cost(request: Request) -> float:
     """Seconds to move source and destination, or for the work on each vector, or part of one, of a block."""
-    layout, itemsize, m = request.dst, request.types.src.itemsize, request.machine
+    layout = request.dst
     size = layout.size(request.problem.shape)
     part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
-    computed = size / part * MULTIPLY_ADDS * m.fma_seconds(16, 4)
-    return m.launch_seconds() + max(m.move_seconds(itemsize * size, itemsize * size), computed) / request.threads
+    nbytes, computed = (
+        size * request.types.src.itemsize,
+        size / part * MULTIPLY_ADDS * request.machine.fma_seconds(16, 4),
+    )
+    return request.seconds(nbytes, nbytes, computed)

@@ -58,6 +58,11 @@ class Request:
         anchor = None if self.anchor is None else change(self.anchor)
         return replace(self, problem=change(self.problem), src=src, dst=dst, anchor=anchor)
 
+    def seconds(self, read: float, written: float, computed: float = 0.0, launches: int = 1) -> float:
+        """The price of a walk: its launches, and its bytes at the speed of memory, or one core's time to compute."""
+        m = self.machine
+        return launches * m.launch_seconds() + max(m.move_seconds(read, written), computed) / self.threads
+
     @property
     def at_anchor(self) -> Request:
         """The request that the anchor's kernels were chosen for."""

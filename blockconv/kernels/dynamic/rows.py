@@ -54,11 +54,10 @@ def _find_ops(request: Request) -> list[Launch]:
 
 
 def _find(request: Request, **options: Any) -> Primitive:
-    def cost() -> float:
-        m, nbytes = request.machine, ITEMSIZE * request.src.size(request.problem.shape)
-        return 2 * m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
-
-    return Primitive(cost, lambda: _find_ops(request), workspace=(RANGES_BYTES,))
+    nbytes = ITEMSIZE * request.src.size(request.problem.shape)
+    return Primitive(
+        lambda: request.seconds(nbytes, 0, launches=2), lambda: _find_ops(request), workspace=(RANGES_BYTES,)
+    )
 
 
 def _quantize_ops(request: Request) -> list[Launch]:
@@ -78,8 +77,7 @@ def _quantize(request: Request) -> Primitive | Reason:
 
     def cost() -> float:
         m, size = request.machine, request.dst.size(request.problem.shape)
-        computed = size / m.lanes(ITEMSIZE) * QUANTIZED_CYCLES * m.cycle_seconds()
-        return m.launch_seconds() + max(m.move_seconds(ITEMSIZE * size, size), computed) / request.threads
+        return request.seconds(ITEMSIZE * size, size, size / m.lanes(ITEMSIZE) * QUANTIZED_CYCLES * m.cycle_seconds())
 
     return Primitive(cost, lambda: _quantize_ops(request))
 

@@ -128,8 +128,7 @@ class Elementwise:
         each = ((walk.extents, -(-walk.elements.size // walk.lanes)) for walk in self.walks)
         cycles *= elements / self.lanes
         cycles += sum(extents * (EXTENT_CYCLES + vectors * VECTOR_CYCLES) for extents, vectors in each)
-        moved = m.move_seconds(sum(read), elements * types.dst.itemsize)
-        return m.launch_seconds() + max(moved, cycles * m.cycle_seconds()) / self.request.threads
+        return self.request.seconds(sum(read), elements * types.dst.itemsize, cycles * m.cycle_seconds())
 
 
 def shapes_of(problem: Any) -> tuple[tuple[int, ...] | None, ...]:

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import word
+from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
 from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel, axis_walk
 from blockconv.kernels.common.operands import Operands
@@ -29,18 +29,27 @@ from blockconv.kernels.norm.codegen import (
 )
 
 
-class NormArgs(Operands):
+class NormOperands(Arguments):
+    """What every norm, and its gradient, has beside source and destination."""
+
+    grad = word("the gradient of the output", "address", 0)
+    scale = word("the scale of each channel", "address")
+    shift = word("the bias of each channel", "address", 0)
+    mean = word("the means; 0: they are not kept", "address", 0)
+    inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
+    work = word("two arrays by channel for each split and unit", "address", 0)
+    room = word("of an array by channel, with channels that a last block lacks", "elements", 0)
+    split = word("images of a split, or tasks of the walk; the last may have fewer", "", 0)
+    epsilon = word("what is added to a variance", "bits of a float64")
+
+
+class NormArgs(Operands, NormOperands):
     """A norm, or its gradient, whose statistics are of each group of channels, or, of a batch, of each channel.
 
     A unit is some channels of an image: whole blocks, or all. A chunk is pixels of an image, in a row.
     """
 
-    grad = word("the gradient of the output", "address", 0)
     residual = word("what is added to the result; 0: nothing", "address", 0)
-    scale = word("the scale of each channel", "address")
-    shift = word("the bias of each channel", "address", 0)
-    mean = word("the means; 0: they are not kept", "address", 0)
-    inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
     of_scale = word("the gradient of the scale of each channel", "address", 0)
     of_shift = word("the gradient of the bias", "address", 0)
     old_mean = word("of a batch, the running mean of each channel; 0: there is none", "address", 0)
@@ -48,7 +57,6 @@ class NormArgs(Operands):
     new_mean = word("what the running mean becomes", "address", 0)
     new_variance = word("what the running variance becomes", "address", 0)
     numbers = word("of a batch: momentum of running statistics, lower and upper bound, float64", "address", 0)
-    work = word("sums of each split and unit", "address", 0)
     terms_at = word("of a batch, from there to the terms", "bytes", 0)
     image = word("from an image to the next, in a block of images", "bytes")
     images = word("in a block of images")
@@ -56,7 +64,6 @@ class NormArgs(Operands):
     all_images = word("whose statistics are apart")
     units = word("in an image")
     unit = word("channels of a unit; the last may have fewer")
-    room = word("of a unit's arrays: channels with those that a last block lacks")
     channels = word("of an image")
     padded = word("channels that the last block lacks, and that are written")
     block = word("channels of a block; of a unit, where all channels are contiguous")
@@ -70,12 +77,10 @@ class NormArgs(Operands):
     chunks = word("of all images")
     joined = word("channels of a group whose pixels are one contiguous row; their sum is the first one's", "", 1)
     splits = word("shares of the images, or of their chunks")
-    split = word("images of a split; the last may have fewer", "", 0)
     groups = word("of an image", "", 0)
     group = word("channels of a group", "", 0)
     count = word("elements that have one mean")
     centred = word("0: means stay 0, so that the variance is the mean of squares", "0 or 1", 1)
-    epsilon = word("what is added to a variance", "bits of a float64")
 
 
 def span_of(a, at, pixel, pixels, start, totals, terms):
@@ -202,20 +207,11 @@ def group_norm_backward(element, lanes, period, ragged):
     return kernel
 
 
-class LayerNormArgs(AxisArgs):
+class LayerNormArgs(AxisArgs, NormOperands):
     """Layer normalisation of each position."""
 
-    grad = word("the gradient of the output", "address", 0)
-    scale = word("the scale of each channel", "address")
-    shift = word("the bias of each channel", "address", 0)
-    mean = word("the means; 0: they are not kept", "address", 0)
-    inverse = word("1 / sqrt(variance + epsilon), likewise", "address", 0)
-    work = word("of a gradient: two arrays by channel for each split", "address", 0)
-    room = word("of an array in these", "elements", 0)
     tasks = word("of a gradient: tasks of the walk", "", 0)
-    split = word("of a gradient: tasks of a split; the last may have fewer", "", 0)
     share = word("1 / channels", "bits of a float64")
-    epsilon = word("what is added to a variance", "bits of a float64")
 
 
 @jit.kernel

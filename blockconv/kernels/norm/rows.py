@@ -154,15 +154,20 @@ def _args(request: Request, cut: Cut, buffers: tuple[str, ...], **words: int) ->
         NormArgs,
         p,
         cut,
-        **{name: Buffer(k) for k, name in enumerate(buffers)},
+        **_given(request, buffers),
         image=image,
         images=images,
         image_block=image_block,
         channels=p.shape[1],
         pixel_stride=cut.at.col,
-        epsilon=element("float64").bits(p.epsilon),
         **words,
     )
+
+
+def _given(request: Request, buffers: tuple[str, ...]) -> dict[str, Any]:
+    """The words that all norms have."""
+    named = {name: Buffer(k) for k, name in enumerate(buffers)}
+    return {**named, "epsilon": element("float64").bits(request.problem.epsilon)}
 
 
 _FORWARD, _STATISTICS = ("src", "scale", "shift", "dst"), ("mean", "inverse")
@@ -189,9 +194,8 @@ def _walked(request: Request, statistics: bool, gathers: bool = True) -> WalkedA
 
 def _layer_words(request: Request, buffers: tuple[str, ...], **words: int) -> dict[str, Any]:
     """The words of `LayerNormArgs` that are not the walk's. buffers: the words that are buffers, in their order."""
-    p, bits = request.problem, element("float64").bits
-    given = {name: Buffer(k) for k, name in enumerate(buffers) if name in LayerNormArgs.fields}
-    return {**given, "share": bits(1 / p.shape[1]), "epsilon": bits(p.epsilon), **words}
+    given = {name: value for name, value in _given(request, buffers).items() if name in LayerNormArgs.fields}
+    return {**given, "share": element("float64").bits(1 / request.problem.shape[1]), **words}
 
 
 def _launches(request: Request, walked: WalkedAxis | None, statistics: bool) -> list[Launch]:
@@ -273,10 +277,10 @@ def _why_not(request: Request, walked: WalkedAxis | None) -> Reason | None:
 
 def _seconds(request: Request, walked: WalkedAxis | None, sources: int, passes: int) -> float:
     """sources: arrays that are read. passes: over vectors of elements."""
-    m, p, kind = request.machine, request.problem, request.types.src
+    p, kind = request.problem, request.types.src
     size, lanes = request.dst.size(p.shape), _lanes(request)
     if not size:
-        return m.launch_seconds()
+        return request.seconds(0, 0)
     if walked is not None:
         part, tasks = size / walked.vectors, walked.tasks
         spans = tasks if walked.across else tasks * walked.extents
@@ -285,9 +289,9 @@ def _seconds(request: Request, walked: WalkedAxis | None, sources: int, passes: 
         length = min(p.shape[1], cut.at.length)
         part = lanes if cut.period else length / -(-length // lanes)  # elements of a vector
         spans, tasks = cut.all_images * cut.rows * -(-p.shape[1] // length), cut.all_images * p.groups
-    computed = passes * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES) * m.cycle_seconds()
-    moved = m.move_seconds(sources * kind.itemsize * size, kind.itemsize * size)
-    return m.launch_seconds() + max(moved, computed) / min(request.threads, tasks)
+    computed = passes * (size / part * VECTOR_CYCLES + spans * SPAN_CYCLES) * request.machine.cycle_seconds()
+    busy = request.on_threads(min(request.threads, tasks))
+    return busy.seconds(sources * kind.itemsize * size, kind.itemsize * size, computed)
 
 
 # ---------------------------------------------------------------- batch normalisation in training
@@ -333,9 +337,8 @@ def _batch_row(name: str, names: tuple[str, ...]) -> Row:
             return reason
 
         def seconds() -> float:
-            m, nbytes = request.machine, request.types.src.itemsize * math.prod(request.problem.shape)
-            reads = 4 if is_backward else 2 + extra
-            return m.launch_seconds() * 3 + m.move_seconds(reads * nbytes, nbytes) / request.threads
+            nbytes = request.types.src.itemsize * math.prod(request.problem.shape)
+            return request.seconds((4 if is_backward else 2 + extra) * nbytes, nbytes, launches=3)
 
         cut = _batch_cut(request)
         work = cut.room * cut.units * (16 * cut.splits + TERMS * request.types.src.computed.itemsize)

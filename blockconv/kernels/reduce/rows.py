@@ -147,8 +147,7 @@ def _why_not(request: Request) -> Reason | None:
 
 
 def _cost(request: Request) -> float:
-    m, nbytes = request.machine, request.types.src.itemsize * math.prod(request.problem.shape)
-    return m.launch_seconds() + m.move_seconds(nbytes, 0) / request.threads
+    return request.seconds(request.types.src.itemsize * math.prod(request.problem.shape), 0)
 
 
 ROWS = (same_layout_row("reduce_mean", "reduce_mean", NUMBERS, _cost, _launches, _why_not),)

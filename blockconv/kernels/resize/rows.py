@@ -264,16 +264,15 @@ def _with_w_inside_h(problem: ResizeProblem, layout: Layout) -> tuple[ResizeProb
 def _cost(request: Request) -> float:
     """Bytes at the speed of a copy, or a few cycles for each vector, or part of one, of a pixel and of each tap."""
     p, layout = _with_w_inside_h(request.problem, request.dst)
-    itemsize, m = request.types.src.itemsize, request.machine
+    itemsize = request.types.src.itemsize
     size, inner = layout.size(p.dst_shape), _storage(layout, p.dst_shape).inner
     vectors = size / inner * -(-inner // 16)
-    moved = m.move_seconds(itemsize * layout.size(p.src_shape), itemsize * size)
     rows, columns = (max(2.0, 2 * float(p.reach(axis))) for axis in ("h", "w"))
     cycles = 3.0 if p.mode == "nearest" else 3 * columns
     if p.mode != "nearest" and rows + columns > 4:  # each row of results adds whole rows of the source
         cycles += 2 * rows * p.iw / p.ow
-    computed = vectors * cycles * 2 * m.fma_seconds(16, 4)
-    return m.launch_seconds() + max(moved, computed) / request.threads
+    computed = vectors * cycles * 2 * request.machine.fma_seconds(16, 4)
+    return request.seconds(itemsize * layout.size(p.src_shape), itemsize * size, computed)
 
 
 ROWS = (same_layout_row("resize", "resize", (*FLOATS, *BYTES), _cost, _launches),)

@@ -103,9 +103,8 @@ def _why_not(request: Request) -> Reason | None:
 
 
 def _cost(request: Request) -> float:
-    m, size = request.machine, request.types.src.itemsize * request.dst.size(request.problem.shape)
-    computed = _tile(request).cycles * m.cycle_seconds() if size else 0.0
-    return m.launch_seconds() + max(m.move_seconds(size, size), computed) / request.threads
+    size = request.types.src.itemsize * request.dst.size(request.problem.shape)
+    return request.seconds(size, size, _tile(request).cycles * request.machine.cycle_seconds() if size else 0.0)
 
 
 ROWS = (same_layout_row("shuffle_planes", "shuffle", FLOATS, _cost, _launches, _why_not),)
