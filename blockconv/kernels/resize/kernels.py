@@ -3,7 +3,7 @@
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.ir import as_float64, copy_memory, load_bits, store_bits
+from blockconv.jit.ir import as_float64, copy_memory, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
 from blockconv.kernels.common.operands import Operands
@@ -31,7 +31,7 @@ class ResizeArgs(Operands):
     Planes may be interleaved row by row.
     """
 
-    taps = word("a `Tap` for each row of results, then for each column", "address")
+    taps = word("a `Tap` for each row of results, then for each column; see `resize_sums` for sums", "address")
     oh = word("rows of results in a plane")
     ow = word("pixels in a row of results")
     src_plane = word("from a plane of the source to the next", "bytes")
@@ -42,35 +42,30 @@ class ResizeArgs(Operands):
     valid = word("channels that exist in the last block; the others are zeroed")
     zero = word("what the others become", "bits of an element")
     integers = group(ConversionArguments, "what elements of 8 bits stand for, where they are blended")
-    between = word("planes whose rows are interleaved")
-
-
-class ResizePartsArgs(ResizeArgs):
-    """The same of pixels that are cut into parts."""
-
-    parts = word("that a pixel is cut into")
-    part = word("in a part, but for the last; a multiple of a block of channels, or the whole pixel", "elements")
-    iw = word("pixels in a row of the source")
     block_stride = word("from a block of channels to the next in the destination", "elements")
+    between = word("planes whose rows are interleaved")
+    parts = word("that a pixel is cut into, where it is", "", 1)
+    part = word("in a part, but for the last; a multiple of a block of channels, or the whole pixel", "elements", 0)
+    iw = word("pixels in a row of the source")
+    row_taps = word("of sums: rows of the source in a row of results", "", 0)
+    column_taps = word("of sums: columns in a column", "", 0)
+    columns = word("of sums: of the destination, or all elements of a row where vectors of them are sums", "", 0)
 
 
-class ResizeSumsArgs(ResizePartsArgs):
-    """The same of results that are sums of any number of rows and columns.
-
-    `taps` has the `Weight`s of each row of results, and then what `sums_of_columns` reads.
-    """
-
-    row_taps = word("rows of the source in a row of results")
-    column_taps = word("columns in a column")
-    columns = word("of the destination, or all elements of a row where vectors of them are sums")
-
-
-def zero_tails(dst, plane, elements, a, itemsize):
-    """Zero the channels that do not exist, in a row of the last block of channels."""
-    if a.valid < a.block and plane % a.blocks == a.blocks - 1:
-        for k in range(elements // a.block):
-            for c in range(a.valid, a.block):
-                store_bits(dst + (k * a.block + c) * itemsize, a.zero, itemsize)
+def zero_missing(a, dst, count, itemsize):
+    """Zero the channels that do not exist, among `count` elements of each pixel of a row, the first at `dst`."""
+    if a.valid < a.block:
+        # A row has one block of channels, unless the blocks are inside w.
+        is_one = a.block_stride >= a.ow * a.inner
+        is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1
+        for k in range(a.ow if is_last or not is_one else 0):
+            start = dst + k * a.inner * itemsize
+            for j in range(count // a.block):
+                at = j * a.block
+                index = (start - a.dst) // itemsize + at
+                if is_one or index // a.block_stride % a.blocks == a.blocks - 1:
+                    for c in range(a.valid, a.block):
+                        store_bits(start + (at + c) * itemsize, a.zero, itemsize)
 
 
 def position(a, number):
@@ -105,7 +100,7 @@ def resize_nearest(element, lanes, inner, near):
         words = a.integers.address
         oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
         image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
-        line, copied, masked = elements * itemsize, first + between, a.valid < a.block
+        line, copied = elements * itemsize, first + between
         dst, step = a.dst + first * line, between * line
         outer, k, plane = position(a, first)
         image += outer * src_plane
@@ -115,8 +110,7 @@ def resize_nearest(element, lanes, inner, near):
                 copy_bytes(dst, dst - step, line)
             else:
                 copy(image + plane * src_row + row, cols, dst, ow, words)
-                if masked:
-                    zero_tails(dst, outer * between + plane, elements, a, itemsize)
+                zero_missing(a, dst, pixel, itemsize)
             plane, dst = plane + 1, dst + line
             if plane == between:
                 plane, k, before = 0, k + 1, row
@@ -149,7 +143,7 @@ def resize_rows(element, lanes, inner, near):
             row, src = rows[k], image + outer * src_plane + plane * src_row
             blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, src_row // itemsize, words)
             blend_columns(scratch, cols, dst, ow, words)
-            zero_tails(dst, outer * between + plane, elements, a, itemsize)
+            zero_missing(a, dst, pixel, itemsize)
             outer, k, plane = following(outer, k, plane, between, oh)
             dst += elements * itemsize
 
@@ -157,11 +151,11 @@ def resize_rows(element, lanes, inner, near):
 
 
 @jit.kernel
-def resize_pixels(element, lanes, linear):
+def resize_pixels(element, lanes):
     """A task is a row of results, in the order of memory, of pixels of many elements.
 
-    Linear: scratch holds two pixels of the source, each blended from two rows; one that the next result needs too is
-    kept. So no blended row goes through the second-level cache.
+    Scratch: two pixels of the source, each blended from two rows; one that the next result needs too is kept. So no
+    blended row goes through the second-level cache.
     """
     kind = ElementType.of(element)
     itemsize, held = kind.itemsize, kind.computed.itemsize
@@ -182,20 +176,17 @@ def resize_pixels(element, lanes, linear):
             for j in range(ow):
                 col = cols[j]
                 x, y = col.first, col.second
-                if linear:
-                    if of_left != x and (of_right == x or of_left == y):
-                        left, right, of_left, of_right = right, left, of_right, of_left
-                    if of_left != x:
-                        blend_rows(upper + x, lower + x, weight, left, inner, words)
-                        of_left = x
-                    if of_right != y and x != y:
-                        blend_rows(upper + y, lower + y, weight, right, inner, words)
-                        of_right = y
-                    blend_pixels(left, left if x == y else right, as_float64(col.weight), dst, inner, words)
-                else:
-                    copy_memory(dst, upper + x, pixel)
+                if of_left != x and (of_right == x or of_left == y):
+                    left, right, of_left, of_right = right, left, of_right, of_left
+                if of_left != x:
+                    blend_rows(upper + x, lower + x, weight, left, inner, words)
+                    of_left = x
+                if of_right != y and x != y:
+                    blend_rows(upper + y, lower + y, weight, right, inner, words)
+                    of_right = y
+                blend_pixels(left, left if x == y else right, as_float64(col.weight), dst, inner, words)
                 dst += pixel
-            zero_tails(line, outer * between + plane, ow * inner, a, itemsize)
+            zero_missing(a, line, inner, itemsize)
             outer, k, plane = following(outer, k, plane, between, oh)
 
     return kernel
@@ -251,50 +242,27 @@ def resize_columns(element, lanes, inner, near):
                     blend_columns(y, cols, lower, ow, words)
                     of_lower = y
                 blend_rows(upper, upper if x == y else lower, as_float64(row.weight), dst, elements, words)
-                zero_tails(dst, number, elements, a, itemsize)
+                zero_missing(a, dst, a.inner, itemsize)
 
     return kernel
 
 
-def zero_part_tails(a, dst, count, itemsize):
-    """Zero the channels that do not exist, among `count` elements of each pixel of a row, the first at `dst`."""
-    # A row has one block of channels, unless the blocks are inside w.
-    is_one = a.block_stride >= a.ow * a.inner
-    is_last = (dst - a.dst) // itemsize // a.block_stride % a.blocks == a.blocks - 1
-    if a.valid < a.block and (is_last or not is_one):
-        for k in range(a.ow):
-            start = dst + k * a.inner * itemsize
-            for j in range(count // a.block):
-                at = j * a.block
-                index = (start - a.dst) // itemsize + at
-                if is_one or index // a.block_stride % a.blocks == a.blocks - 1:
-                    for c in range(a.valid, a.block):
-                        store_bits(start + (at + c) * itemsize, a.zero, itemsize)
-
-
 @jit.kernel
-def resize_parts(element, is_one):
-    """A task is a part of every pixel of a row of results, which are the nearest. is_one: pixels are one element."""
+def resize_nearest_pixels(element):
+    """A task is a row of results, in the order of memory, of pixels of any number of elements."""
     itemsize = ElementType.of(element).itemsize
 
     def kernel(args, first, last, scratch):
-        a = ResizePartsArgs(args)
-        oh, ow, inner, taps, parts, between = a.oh, a.ow, a.inner, a.taps, a.parts, a.between
-        pixel, step = inner * itemsize, a.part * itemsize
-        for task in range(first, last):
-            part, line = task % parts, task // parts
-            plane, outer = line % between, line // between
-            row, col = Tap(taps + outer % oh * Tap.nbytes), Tap(taps + oh * Tap.nbytes)
-            count = min(a.part, inner - part * a.part)
-            src = a.src + outer // oh * a.src_plane + plane * a.src_row + part * step + row.first
-            dst = a.dst + line * ow * pixel + part * step
-            for k in range(ow):
-                if is_one:
-                    store_bits(dst + k * pixel, load_bits(src + col.first, itemsize), itemsize)
-                else:
-                    copy_bytes(dst + k * pixel, src + col.first, count * itemsize)
-                col = col[1]
-            zero_part_tails(a, dst, count, itemsize)
+        a = ResizeArgs(args)
+        oh, ow, between, pixel = a.oh, a.ow, a.between, a.inner * itemsize
+        rows, cols = Tap(a.taps), Tap(a.taps + oh * Tap.nbytes)
+        outer, k, plane = position(a, first)
+        for number in range(first, last):
+            src, dst = a.src + outer * a.src_plane + plane * a.src_row + rows[k].first, a.dst + number * ow * pixel
+            for j in range(ow):
+                copy_memory(dst + j * pixel, src + cols[j].first, pixel)
+            zero_missing(a, dst, a.inner, itemsize)
+            outer, k, plane = following(outer, k, plane, between, oh)
 
     return kernel
 
@@ -303,6 +271,7 @@ def resize_parts(element, is_one):
 def resize_sums(element, lanes, column_lanes, column_part, near):
     """A task is a part of every pixel of a row of results, of any number of taps.
 
+    `taps` has the `Weight`s of each row of results, and then what `sums_of_columns` reads.
     Scratch: that part of a row of the source, a sum of rows.
     column_lanes, column_part, near: see `sums_of_columns`.
     """
@@ -312,7 +281,7 @@ def resize_sums(element, lanes, column_lanes, column_part, near):
     sum_columns = sums_of_columns(kind.computed, kind, column_lanes, column_part, near)
 
     def kernel(args, first, last, scratch):
-        a = ResizeSumsArgs(args)
+        a = ResizeArgs(args)
         words = a.integers.address
         oh, inner, parts, between, row_taps = a.oh, a.inner, a.parts, a.between, a.row_taps
         pixel, step, columns = inner * itemsize, a.part * itemsize, a.taps + oh * row_taps * Weight.nbytes
@@ -327,6 +296,6 @@ def resize_sums(element, lanes, column_lanes, column_part, near):
             for k in range(sums):
                 sum_rows(src + k * pixel, rows, row_taps, scratch + k * a.part * held, size, words)
             sum_columns(scratch, columns, a.column_taps, SummedRow(dst, a.columns, pixel, count), words)
-            zero_part_tails(a, dst, count, itemsize)
+            zero_missing(a, dst, count, itemsize)
 
     return kernel

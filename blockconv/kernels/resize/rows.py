@@ -43,11 +43,9 @@ from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.resize.codegen import near_bytes, pixels_of_a_vector
 from blockconv.kernels.resize.kernels import (
     ResizeArgs,
-    ResizePartsArgs,
-    ResizeSumsArgs,
     resize_columns,
     resize_nearest,
-    resize_parts,
+    resize_nearest_pixels,
     resize_pixels,
     resize_rows,
     resize_sums,
@@ -103,39 +101,28 @@ def _launches(request: Request, quantizations: Quantizations = None) -> list[Lau
     pixel = at.inner * itemsize
     row, linear, held = p.iw * pixel, p.mode != "nearest", element.computed.itemsize
     lanes = min(m.lanes(held if linear else itemsize), MOST_LANES)
-    args = _args(p, at, element, quantizations)
+    args = _args(p, layout, at, element, quantizations)
     tasks = at.planes * at.between * p.oh
     # If rows are blended first, the scratch holds one row, or two large pixels.
     whole = not linear or row <= m.second_level_cache
-    large = at.inner > LARGEST_BLOCK
+    large, has_tails = at.inner > LARGEST_BLOCK, at.valid < at.block and not at.blocks_are_planes
     fits = not linear or 2 * at.inner * held <= m.second_level_cache if large else whole
     few = all(p.taps(axis)[0].shape[1] <= 2 for axis in ("h", "w"))
-    if fits and few and (at.valid == at.block or at.blocks_are_planes):
+    if not linear or (fits and few and not has_tails):
         chunk = chunk_of(tasks, p.ow * pixel, threads, PART)
-        built, scratch, tables = _whole(m, p, layout, at, element, lanes)
+        built, scratch, tables = _whole(m, p, layout, at, element, lanes, large or has_tails)
         table = np.concatenate([_table(p, "h", at.between * row), *tables])
         return [Launch(built, args, tasks, chunk, scratch=scratch, table=table)]
     part = at.inner if whole else max(1, PART // (p.iw * itemsize * at.block)) * at.block
     parts = -(-at.inner // part)
-    some = fill(
-        ResizePartsArgs,
-        args,
-        parts=parts,
-        part=part,
-        iw=p.iw,
-        block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
-    )
     chunk = chunk_of(tasks * parts, p.ow * part * itemsize, threads)
-    if linear:
-        built, given, table = _sums(p, some, element, lanes, at.between * row)
-        return [Launch(built, given, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
-    table = np.concatenate([_table(p, "h", at.between * row), _table(p, "w", pixel)])
-    return [Launch(resize_parts(element.code, at.inner == 1), some, tasks * parts, chunk, table=table)]
+    built, args, table = _sums(p, args._replace(parts=parts, part=part), element, lanes, at.between * row)
+    return [Launch(built, args, tasks * parts, chunk, scratch=p.iw * part * held, table=table)]
 
 
 def _sums(
-    problem: ResizeProblem, args: ResizePartsArgs, element: ElementType, lanes: int, row: int
-) -> tuple[Kernel, ResizeSumsArgs, Words]:
+    problem: ResizeProblem, args: ResizeArgs, element: ElementType, lanes: int, row: int
+) -> tuple[Kernel, ResizeArgs, Words]:
     """The kernel, the arguments and the table of results that are sums. row: bytes between two rows of the source.
 
     Where pixels are at most half a vector, vectors of a row of results are sums, whatever pixels they are of.
@@ -165,17 +152,26 @@ def _sums(
     rows = np.stack([above * row, by_row.view(np.int64)], axis=2)
     counts = {"row_taps": above.shape[1], "column_taps": left.shape[1], "columns": elements if part else p.ow}
     kernel = resize_sums(element.code, lanes, wide, part, near)
-    return kernel, fill(ResizeSumsArgs, args, **counts), np.concatenate([rows.ravel(), columns.ravel()])
+    return kernel, args._replace(**counts), np.concatenate([rows.ravel(), columns.ravel()])
 
 
 def _whole(
-    machine: Machine, problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, lanes: int
+    machine: Machine,
+    problem: ResizeProblem,
+    layout: Layout,
+    at: Storage,
+    element: ElementType,
+    lanes: int,
+    by_pixels: bool,
 ) -> tuple[Kernel, int, list[Words]]:
-    """For whole rows of results: the kernel, bytes of scratch, and the table of columns."""
+    """For whole rows of results: the kernel, bytes of scratch, and the table of columns.
+
+    by_pixels: one pixel at a time.
+    """
     p, inner, itemsize, held = problem, at.inner, element.itemsize, element.computed.itemsize
     linear = p.mode != "nearest"
-    if inner > LARGEST_BLOCK:
-        kernel = resize_pixels(element.code, lanes, linear)
+    if by_pixels:
+        kernel = resize_pixels(element.code, lanes) if linear else resize_nearest_pixels(element.code)
         return kernel, 2 * inner * held if linear else 0, [_table(p, "w", inner * itemsize)]
     family, scratch, read = resize_nearest, 0, itemsize
     if linear:
@@ -216,7 +212,9 @@ def _near(problem: ResizeProblem, inner: int, lanes: int, itemsize: int, held: i
     return entries.view(np.int64).ravel()
 
 
-def _args(problem: ResizeProblem, at: Storage, element: ElementType, given: Quantizations) -> ResizeArgs:
+def _args(
+    problem: ResizeProblem, layout: Layout, at: Storage, element: ElementType, given: Quantizations
+) -> ResizeArgs:
     p, row = problem, problem.iw * at.inner * element.itemsize
     return fill(
         ResizeArgs,
@@ -227,6 +225,7 @@ def _args(problem: ResizeProblem, at: Storage, element: ElementType, given: Quan
         taps=OWN_TABLE,
         src_plane=p.ih * at.between * row,
         src_row=row,
+        block_stride=next(a.stride for a in layout.axes(p.dst_shape) if a.dim == 1),
         **element_words(element, given),
     )
 
