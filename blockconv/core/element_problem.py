@@ -17,7 +17,8 @@ BinaryKind = Literal[
     "add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2", "mod",
     "equal", "less", "less_equal", "and", "or", "xor",
 ]  # fmt: skip
-ElementKind = Literal[BinaryKind, "where", "convert"]
+ElementKind = Literal["activation", "lookup", "affine", BinaryKind, "where", "convert"]
+OPERANDS: dict[str, int] = {"where": 3, **dict.fromkeys(("activation", "lookup", "affine", "convert"), 1)}  # else 2
 IndexForm = Literal["along", "elements", "tuples"]
 ScatterKind = Literal["none", "add", "mul", "max", "min"]
 ScanKind = Literal["add", "mul", "max", "min"]
@@ -25,18 +26,23 @@ ScanKind = Literal["add", "mul", "max", "min"]
 
 @dataclass(frozen=True)
 class ElementsProblem(OpProblem):
-    """kind(operands), broadcast together. Shapes with fewer dimensions get leading ones, as in NumPy."""
+    """kind(operands), broadcast together. Shapes with fewer dimensions get leading ones, as in NumPy.
+
+    affine: src * scale[c] + shift[c] over axis 1; scale and shift, of shape (C,), have no shape here.
+    """
 
     op = "elements"
     kind: ElementKind
     shapes: tuple[Shape, ...]
 
     def check(self) -> None:
-        count = {"where": 3, "convert": 1}.get(self.kind, 2)
+        count = OPERANDS.get(self.kind, 2)
         if len(self.shapes) != count:
             raise ArgumentError(self.op, "operands", self.shapes, f"must be {count}, for {self.kind}")
         shapes = [checked_shape(self.op, "operands", shape) for shape in self.shapes]
         rank = len(functools.reduce(functools.partial(broadcast, self.op, "operands"), shapes))
+        if self.kind == "affine" and rank < 2:
+            raise ArgumentError(self.kind, "operands", self.shapes, "must have a channel axis, axis 1")
         set_field(self, "shapes", tuple((1,) * (rank - len(shape)) + shape for shape in shapes))
 
     @property

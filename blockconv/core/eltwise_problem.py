@@ -45,25 +45,6 @@ NearestMode = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"
 
 
 @dataclass(frozen=True)
-class ActivationProblem(OpProblem):
-    """An activation of each element of an array of logical `shape`."""
-
-    op = "activation"
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class AffineProblem(OpProblem):
-    """src * scale[c] + shift[c] over axis 1 of an array of logical `shape`; scale and shift have shape (C,)."""
-
-    op = "affine"
-    shape: Shape
-
-    def check(self) -> None:
-        _check_channels(self)
-
-
-@dataclass(frozen=True)
 class ConcatProblem(OpProblem):
     """The concatenation of sources of logical `shapes` along `axis`."""
 

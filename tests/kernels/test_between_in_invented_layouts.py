@@ -21,8 +21,6 @@ from blockconv.core import target
 from blockconv.core.activation import activation
 from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.eltwise_problem import (
-    ActivationProblem,
-    AffineProblem,
     ConcatProblem,
     GroupNormProblem,
     LrnProblem,
@@ -90,9 +88,9 @@ def test_elementwise(layout: str) -> None:
     for shape in SHAPES[list(INVENTED.values()).index(layout) % 2 :: 2]:
         x, (scale, shift) = integers(shape), integers((2, shape[1]))
         n, c, h, w = shape
-        run("activation", ActivationProblem(shape), layout, [x], np.clip(x, 0.5, 2.0), activation=CLIP)
+        run("activation", ElementsProblem("activation", (shape,)), layout, [x], np.clip(x, 0.5, 2.0), activation=CLIP)
         wanted = np.clip(x * scale[:, None, None] + shift[:, None, None], 0.5, 2.0)
-        run("affine", AffineProblem(shape), layout, [x, scale, shift], wanted, activation=CLIP)
+        run("affine", ElementsProblem("affine", (shape,)), layout, [x, scale, shift], wanted, activation=CLIP)
         shapes = [shape, (1, c, 1, 1), (n, c, 1, 1), (n, 1, h, w), (1, 1, 1, 1), (n, 1, 1, w), (1, c, h, 1)]
         for other in dict.fromkeys(shapes):
             y = integers(other)

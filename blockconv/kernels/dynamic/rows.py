@@ -40,7 +40,7 @@ ITEMSIZE = 4
 
 
 def _find_ops(request: Request) -> list[Launch]:
-    size, lanes, threads = request.src.size(request.problem.shape), request.machine.lanes(ITEMSIZE), request.threads
+    size, lanes, threads = request.src.size(request.problem.src_shape), request.machine.lanes(ITEMSIZE), request.threads
     least = TASK_BYTES // ITEMSIZE
     task_size = max(least, -(-size // (MOST_RANGES * least)) * least)
     tasks, ranges = -(-size // task_size), Buffer(2)
@@ -54,14 +54,14 @@ def _find_ops(request: Request) -> list[Launch]:
 
 
 def _find(request: Request, **options: Any) -> Primitive:
-    nbytes = ITEMSIZE * request.src.size(request.problem.shape)
+    nbytes = ITEMSIZE * request.src.size(request.problem.src_shape)
     return Primitive(
         lambda: request.seconds(nbytes, 0, launches=2), lambda: _find_ops(request), workspace=(RANGES_BYTES,)
     )
 
 
 def _quantize_ops(request: Request) -> list[Launch]:
-    size, task_size = request.dst.size(request.problem.shape), TASK_BYTES // ITEMSIZE
+    size, task_size = request.dst.size(request.problem.src_shape), TASK_BYTES // ITEMSIZE
     if not size:
         return []
     args = DynamicArgs(src=Buffer(0), found=Buffer(1), dst=Buffer(2), size=size, task_size=task_size)
@@ -76,7 +76,7 @@ def _quantize(request: Request) -> Primitive | Reason:
         return "does not change the layout"
 
     def cost() -> float:
-        m, size = request.machine, request.dst.size(request.problem.shape)
+        m, size = request.machine, request.dst.size(request.problem.src_shape)
         return request.seconds(ITEMSIZE * size, size, size / m.lanes(ITEMSIZE) * QUANTIZED_CYCLES * m.cycle_seconds())
 
     return Primitive(cost, lambda: _quantize_ops(request))

@@ -27,7 +27,7 @@ from blockconv.kernels.common.walk import WRITTEN, Place
 
 UNROLL = 4  # vectors at a time
 COMPARED = {"equal": "==", "less": "<", "less_equal": "<="}
-KINDS = ("activation", "lookup", "affine", *get_args(ElementKind))
+KINDS = get_args(ElementKind)
 
 
 class EltwiseForm(NamedTuple):

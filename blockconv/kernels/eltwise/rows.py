@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.activation import IDENTITY, Activation
-from blockconv.core.element_problem import ElementsProblem
-from blockconv.core.eltwise_problem import AffineProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, ElementType, element
 from blockconv.kernels.batches import fill_images
@@ -57,21 +55,21 @@ class Elementwise:
 
     def __init__(
         self,
-        op: str,
         request: Request,
         activation: Activation = IDENTITY,
         quantizations: tuple[Quantization, ...] | None = None,
         table: bytes = b"",
     ) -> None:
         p, types = request.problem, request.types
-        self.op, self.request, self.activation, self.table = getattr(p, "kind", op), request, activation, table
+        self.op, self.request, self.activation, self.table = p.kind, request, activation, table
         self.quantizations, self.shape = quantizations, p.dst_shape
-        computes = op in ("activation", "affine") or quantizations is not None or not activation.is_identity
+        computes = p.kind in ("activation", "affine") or quantizations is not None or not activation.is_identity
         self.real = computes and not types.src.is_float
-        shapes = shapes_of(p)
+        self.operands = operand_types(self.op, types.src)
+        shapes = [*p.shapes, None, None][: len(self.operands)]  # an affine's scale and shift have none
         swapped = self.op in _SWAPPED and shapes[0] != p.dst_shape == shapes[1]
         self.order = (1, 0) if swapped else tuple(range(len(shapes)))
-        self.shapes, self.operands = [shapes[k] for k in self.order], operand_types(self.op, types.src)
+        self.shapes = [shapes[k] for k in self.order]
         held = [computed_type(self.op, type, self.real).itemsize for type in (types.dst, *self.operands)]
         self.lanes = request.machine.lanes(max(held))
 
@@ -131,18 +129,11 @@ class Elementwise:
         return self.request.seconds(sum(read), elements * types.dst.itemsize, cycles * m.cycle_seconds())
 
 
-def shapes_of(problem: Any) -> tuple[tuple[int, ...] | None, ...]:
-    """The shapes of a problem's operands, as `Walk.of` takes them."""
-    if isinstance(problem, ElementsProblem):
-        return problem.shapes
-    return (problem.shape, None, None) if isinstance(problem, AffineProblem) else (problem.shape,)
-
-
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _why_not(op: str, request: Request) -> Reason | None:
-    src, dst, kind = request.types.src, request.types.dst, getattr(request.problem, "kind", op)
+def _why_not(request: Request) -> Reason | None:
+    src, dst, kind = request.types.src, request.types.dst, request.problem.kind
     if not {src.name, dst.name} <= {*NUMBERS}:
         return f"takes numbers and booleans, not {request.types}"
     if dst.name != ("bool" if kind in COMPARED else dst.name if kind == "convert" else src.name):
@@ -154,10 +145,10 @@ def _why_not(op: str, request: Request) -> Reason | None:
 
 def _row(op: str, *dtypes: str) -> Row:
     def make(request: Request, **options: Any) -> Primitive | Reason:
-        reason = _why_not(op, request)
+        reason = _why_not(request)
         if reason is not None:
             return reason
-        made = Elementwise(op, request, **options)
+        made = Elementwise(request, **options)
         if made.op in _REAL and not (made.real or request.types.src.is_float):
             return f"{made.op} is of floats, not of {request.types.src}"
         return Primitive(made.seconds, made.launches)

@@ -6,12 +6,13 @@ The quantization found is a value like others: a float32 array of the scale and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from blockconv.core.checks import Shape
-from blockconv.core.eltwise_problem import ActivationProblem, FindQuantizationProblem
+from blockconv.core.element_problem import ElementsProblem
+from blockconv.core.eltwise_problem import FindQuantizationProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
@@ -53,9 +54,12 @@ class DynamicQuantize(Solved):
     """
 
     op = "dynamic_quantize"
-    solves = ActivationProblem
+    solves = ElementsProblem
     is_exact = True
     inputs = range(2, 3)
+
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        return {"kind": "convert", "shapes": shapes[:1]}
 
     def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
         _check_found(self, inputs[1])

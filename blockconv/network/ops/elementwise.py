@@ -11,7 +11,6 @@ import numpy as np
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.checks import Shape, broadcast, checked_shape, checked_word
 from blockconv.core.element_problem import BinaryKind, ElementsProblem
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, Array, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
@@ -44,11 +43,20 @@ class Cast(BetweenTypes):
         return inputs[0]
 
 
+class _Elements(Solved):
+    """An op of elements. Its kind is its field, or its name."""
+
+    solves = ElementsProblem
+
+    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+        return {"kind": self.op, "shapes": shapes}
+
+
 @dataclass(frozen=True)
-class Activate(Solved):
+class Activate(_Elements):
     """An activation of each element."""
 
-    solves = ActivationProblem
+    op = "activation"
     effect = "computes"
     keeps_pixels = True
     activation: Activation
@@ -58,11 +66,11 @@ class Activate(Solved):
 
 
 @dataclass(frozen=True)
-class Affine(Scaled):
+class Affine(_Elements, Scaled):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
     parameters: scale (C,), shift (C,); of floats of 16 bits these may be float32, as which they are computed with."""
 
-    solves = AffineProblem
+    op = "affine"
     names = "scale", "shift"
     effect = "computes"
     keeps_pixels = True
@@ -74,13 +82,8 @@ class Affine(Scaled):
         return self.activation.reference(inputs[0] * scale + shift)
 
 
-class _Broadcast(Solved):
+class _Broadcast(_Elements):
     """An op of each element of operands that are broadcast together, as NumPy has it. Any of them may be a constant."""
-
-    solves = ElementsProblem
-
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
-        return {"shapes": shapes}
 
     def types_at(self, site: Site) -> Types:
         src = site.inputs[-1].type
@@ -157,9 +160,6 @@ class Where(_Broadcast):
     inputs = range(3, 4)
     is_exact = True
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
-        return {"kind": "where", "shapes": shapes}
-
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "condition", inputs[0], "bool")
         found = super().infer_type(inputs[1:], parameters)
@@ -181,9 +181,6 @@ class Convert(_Broadcast):
     op = "convert"
     is_exact = True
     dtype: str
-
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
-        return {"kind": "convert", "shapes": shapes}
 
     def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
         check_type(self, "input", inputs[0], *NUMBERS)

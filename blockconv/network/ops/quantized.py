@@ -12,7 +12,7 @@ import numpy as np
 
 from blockconv.core.activation import IDENTITY
 from blockconv.core.checks import Shape, check_axis
-from blockconv.core.eltwise_problem import ActivationProblem
+from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.core.quantization import (
@@ -139,8 +139,8 @@ class Lookup(Op):
     def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
         return np.frombuffer(self.table, self.dtype)[inputs[0].view(np.uint8)]
 
-    def problem_at(self, site: Site) -> ActivationProblem:
-        return ActivationProblem(site.output.shape)
+    def problem_at(self, site: Site) -> ElementsProblem:
+        return ElementsProblem("lookup", (site.output.shape,))
 
     def options(self) -> dict[str, Any]:
         return {"table": self.table, "quantizations": (self.dst, self.dst)}

@@ -16,7 +16,6 @@ from storage_oracle import Array
 from blockconv import Layout
 from blockconv.core.activation import FUNCTIONS, ActivationKind, activation, function
 from blockconv.core.element_problem import ElementsProblem
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
@@ -47,7 +46,7 @@ def broadcasts(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.sampled(6)
 def test_activation(layout: str, shape: tuple[int, ...]) -> None:
-    x, p = integers(shape), ActivationProblem(shape)
+    x, p = integers(shape), ElementsProblem("activation", (shape,))
     for act, in_place in itertools.product((RELU, CLIP), (None, 0)):
         check("activation", p, layout, [(x, layout)], clipped(x, act), activation=act, in_place=in_place)
 
@@ -73,7 +72,9 @@ def test_affine(layout: str, shape: tuple[int, ...]) -> None:
     wanted = clipped(x * scale[:, None, None] + shift[:, None, None], CLIP)
     operands = [(x, layout), (scale, ""), (shift, "")]
     for in_place in (None, 0):
-        check("affine", AffineProblem(shape), layout, operands, wanted, activation=CLIP, in_place=in_place)
+        check(
+            "affine", ElementsProblem("affine", (shape,)), layout, operands, wanted, activation=CLIP, in_place=in_place
+        )
 
 
 @pytest.mark.parametrize("channels", [12, 60, 250])
@@ -83,7 +84,7 @@ def test_channels_that_vectors_do_not_divide(channels: int) -> None:
     x, (scale, shift) = integers(shape), integers((2, channels))
     shift_of_pixels = shift[None, :, None, None]
     wanted = x * scale[:, None, None] + shift_of_pixels
-    check("affine", AffineProblem(shape), "NHWC", [(x, "NHWC"), (scale, ""), (shift, "")], wanted)
+    check("affine", ElementsProblem("affine", (shape,)), "NHWC", [(x, "NHWC"), (scale, ""), (shift, "")], wanted)
     p = ElementsProblem("add", (shape, shift_of_pixels.shape))
     check("binary", p, "NHWC", [(x, "NHWC"), (shift_of_pixels, "NHWC")], x + shift_of_pixels)
 
@@ -141,7 +142,7 @@ def test_every_activation(name: str, dtype: str) -> None:
     with np.errstate(all="ignore"):
         wanted = conv_oracle.activate(x.astype("f8"), name).astype(dtype)
     for layout in ("NCHW16", "NHWC"):
-        p = ActivationProblem(shape)
+        p = ElementsProblem("activation", (shape,))
         check("activation", p, layout, [(x, layout)], wanted, exact=False, activation=activation(name))
 
 
@@ -177,7 +178,7 @@ def test_every_function_in_every_layout(case: tuple[Any, ...], layout: str) -> N
         wanted = by_torch(case[0], x, case[1:]).astype(dtype)
         if wanted.size > 1:
             assert np.isnan(wanted).any()
-        p, act = ActivationProblem(shape), function(*case)
+        p, act = ElementsProblem("activation", (shape,)), function(*case)
         assert act.kind == ActivationKind.FUNCTION
         check("activation", p, layout, [(x, layout)], wanted, exact=False, activation=act)
 
@@ -192,7 +193,7 @@ def test_functions_keep_the_digits_of_each_value(case: tuple[Any, ...], dtype: s
     if case[0] == "gelu_tanh":
         x = x[~(x < -4)]  # below, the digits of x decide
     wanted, act = by_torch(case[0], x, case[1:]), function(*case)
-    p, nchw, found = ActivationProblem((1, 1, 1, x.size)), Layout("NCHW"), np.empty_like(x)
+    p, nchw, found = ElementsProblem("activation", ((1, 1, 1, x.size),)), Layout("NCHW"), np.empty_like(x)
     (row,) = [row for row in TABLE if row.op == "activation"]
     launches = row.prepare(p, nchw, nchw, Types.all(dtype), activation=act).launches()
     Program(launches).run([x.ctypes.data, found.ctypes.data], 1)
@@ -208,7 +209,7 @@ def test_float64() -> None:
     for shape, layout in itertools.product(SHAPES[:3], ("NCHW", "NCHW16", "NHWC", "NCHW64")):
         x, (scale, shift) = integers(shape, "float64"), integers((2, shape[1]), "float64")
         wanted = x * scale[:, None, None] + shift[:, None, None]
-        check("affine", AffineProblem(shape), layout, [(x, layout), (scale, ""), (shift, "")], wanted)
+        check("affine", ElementsProblem("affine", (shape,)), layout, [(x, layout), (scale, ""), (shift, "")], wanted)
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 10), (4, 5, 6), (2, 3, 4, 5, 6), (2, 3, 2, 3, 2, 4)], ids=str)
@@ -222,13 +223,13 @@ def test_row_major_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
         scale, shift = integers((2, shape[1]))
         wide = (shape[1], *[1] * (len(shape) - 2))
         wanted = x * scale.reshape(wide) + shift.reshape(wide)
-        check("affine", AffineProblem(shape), rank, [(x, rank), (scale, ""), (shift, "")], wanted)
+        check("affine", ElementsProblem("affine", (shape,)), rank, [(x, rank), (scale, ""), (shift, "")], wanted)
 
 
 def test_empty_arrays_are_no_work() -> None:
     for row in TABLE:
         if row.op == "activation":
-            empty, layout = ActivationProblem((0, 3, 4, 4)), Layout("NHWC")
+            empty, layout = ElementsProblem("activation", ((0, 3, 4, 4),)), Layout("NHWC")
             assert row.prepare(empty, layout, layout, Types.all("float32")).launches() == ()
 
 
@@ -253,10 +254,10 @@ def test_any_broadcast(
     [
         (lambda: ElementsProblem("add", ((1, 3, 4, 4), (1, 2, 4, 4))), "elements: operands="),
         (lambda: ElementsProblem("hypot", ((1,), (1,))), "elements: kind='hypot'"),  # type: ignore[arg-type]
-        (lambda: ActivationProblem((1, -1)), "activation: shape="),
-        (lambda: ActivationProblem((1.5, 2)), "activation: shape="),  # type: ignore[arg-type]
-        (lambda: ActivationProblem((1,) * 7), "activation: shape="),
-        (lambda: AffineProblem((3,)), "affine: shape="),
+        (lambda: ElementsProblem("activation", ((1, -1),)), "elements: operands="),
+        (lambda: ElementsProblem("activation", ((1.5, 2),)), "elements: operands="),  # type: ignore[arg-type]
+        (lambda: ElementsProblem("activation", ((1,) * 7,)), "elements: operands="),
+        (lambda: ElementsProblem("affine", ((3,),)), "affine: operands="),
     ],
 )
 def test_what_is_no_problem(make: Any, said: str) -> None:

@@ -14,7 +14,6 @@ from storage_oracle import Array
 from blockconv import Quantization
 from blockconv.core.activation import activation
 from blockconv.core.element_problem import ElementsProblem
-from blockconv.core.eltwise_problem import ActivationProblem, AffineProblem
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
 
@@ -85,7 +84,7 @@ def test_activations() -> None:
         said = Quantization(*src), Quantization(*dst)
         wanted = quantized_oracle.integers(value, str(dtype), *dst)
         options = {"activation": activation(act), "quantizations": said, "fill": dst[1]}
-        check("activation", ActivationProblem(x.shape), layout, [(x, layout)], wanted, **options)
+        check("activation", ElementsProblem("activation", (x.shape,)), layout, [(x, layout)], wanted, **options)
 
 
 def test_a_sigmoid_of_every_byte() -> None:
@@ -93,8 +92,8 @@ def test_a_sigmoid_of_every_byte() -> None:
     value = (1 / (1 + np.exp(-(x.astype(np.float64) - 128) * 0.05))).astype(np.float32)
     said = Quantization(0.05, 128), Quantization(1 / 256, 0)
     wanted = quantized_oracle.integers(value, "uint8", 1 / 256, 0)
-    check("activation", ActivationProblem(x.shape), "NHWC", [(x, "NHWC")], wanted, activation=activation("sigmoid"),
-          quantizations=said)  # fmt: skip
+    options: dict[str, Any] = {"activation": activation("sigmoid"), "quantizations": said}
+    check("activation", ElementsProblem("activation", (x.shape,)), "NHWC", [(x, "NHWC")], wanted, **options)
 
 
 @pytest.mark.parametrize("layout", isa_layouts())
@@ -105,13 +104,15 @@ def test_a_table_of_every_byte(layout: str) -> None:
         x = numbers(shape, ("uint8", "int8")[k % 2])
         wanted = table[x.view(np.uint8)].view(x.dtype)
         options: dict[str, Any] = {"table": table.tobytes(), "quantizations": said, "fill": 7}
-        check("lookup", ActivationProblem(shape), layout, [(x, layout)], wanted, in_place=[None, 0][k % 2], **options)
+        p = ElementsProblem("lookup", (shape,))
+        check("lookup", p, layout, [(x, layout)], wanted, in_place=[None, 0][k % 2], **options)
 
 
 @pytest.mark.isa
 def test_a_table_of_many_bytes_on_threads() -> None:
     table, x = np.arange(256, dtype=np.uint8)[::-1].copy(), numbers((1, 3, 301, 107), "uint8")
-    check("lookup", ActivationProblem(x.shape), "NCHW", [(x, "NCHW")], table[x], threads=2, table=table.tobytes())
+    p = ElementsProblem("lookup", (x.shape,))
+    check("lookup", p, "NCHW", [(x, "NCHW")], table[x], threads=2, table=table.tobytes())
 
 
 @pytest.mark.parametrize("layout", [*isa_layouts(), "ABcd4a16b"])
@@ -128,7 +129,8 @@ def test_affine(layout: str) -> None:
         said = Quantization(*src), Quantization(*dst)
         options: dict[str, Any] = {"activation": activation(act), "quantizations": said, "fill": dst[1]}
         operands = [(x, layout), (scale, ""), (shift, "")]
-        check("affine", AffineProblem(shape), layout, operands, wanted, in_place=[None, 0][k % 2], threads=2, **options)
+        p = ElementsProblem("affine", (shape,))
+        check("affine", p, layout, operands, wanted, in_place=[None, 0][k % 2], threads=2, **options)
 
 
 def test_onnx_runtime_is_apart_at_ties_alone() -> None:
