@@ -5,6 +5,7 @@ A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find
 
 from __future__ import annotations
 
+from blockconv.kernels.axis import rows as axis
 from blockconv.kernels.backward_data import backward_data_row
 from blockconv.kernels.conv import rows as conv
 from blockconv.kernels.conv.weights_rows import BACKWARD_WEIGHTS
@@ -14,7 +15,6 @@ from blockconv.kernels.depthwise.backward_rows import ROWS as DEPTHWISE_BACKWARD
 from blockconv.kernels.dynamic import rows as dynamic
 from blockconv.kernels.eltwise import rows as eltwise
 from blockconv.kernels.indexed import rows as indexed
-from blockconv.kernels.lrn import rows as lrn
 from blockconv.kernels.norm import rows as norm
 from blockconv.kernels.pool import rows as pool
 from blockconv.kernels.pool.backward_rows import BACKWARD as POOL_BACKWARD
@@ -24,7 +24,6 @@ from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.resize import rows as resize
 from blockconv.kernels.shuffle import rows as shuffle
-from blockconv.kernels.softmax import rows as softmax
 from blockconv.kernels.strided_copy import rows as strided_copy
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.winograd import rows as winograd
@@ -57,8 +56,7 @@ TABLE: tuple[Row, ...] = (
     *shuffle.ROWS,
     *reorder.ROWS,
     *strided_copy.ROWS,
-    *softmax.ROWS,
-    *lrn.ROWS,
+    *axis.ROWS,
     *norm.ROWS,
     *resize.ROWS,
     *reduce.ROWS,

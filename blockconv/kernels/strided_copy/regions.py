@@ -1,4 +1,4 @@
-"""Runs along each axis that are copied, or filled, as loops over pixels and extents of channels."""
+"""Runs along each axis that are copied, or filled, as loops over pixels and extents of channels, cut into tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import NamedTuple
 from blockconv.core.checks import Shape
 from blockconv.kernels.common.geometry import NO_BLOCK, NO_IMAGES, Geometry
 from blockconv.kernels.common.loop_nest import Loop, fused
+from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
 from blockconv.kernels.strided_copy.kernels import COPY, CopyExtent
+
+LARGE_TASK = 64 * 1024  # bytes of the destination in a task where pixels are contiguous; elsewhere TASK_BYTES
+EXTENT, PIXELS = 16 * 1024, 16  # bytes of an extent, or pixels, in a task at the least
 
 
 class CopySpan(NamedTuple):
@@ -183,3 +187,31 @@ def extents_of(pieces: Iterable[Piece], unit: int) -> list[CopyExtent]:
             else:
                 found.append(CopyExtent(src=at, dst=to, size=nbytes, action=action))
     return [extent for extent in found if extent.size]
+
+
+class CopyBlocking(NamedTuple):
+    """Columns, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
+
+    cols: int
+    extents: int
+    col_tasks: int
+    extent_tasks: int
+    tasks: int
+    chunk: int
+
+
+def blocking_of(loops: list[Bordered], sizes: list[int], contiguous: int, threads: int) -> CopyBlocking:
+    """sizes: bytes of each extent. contiguous: of those whose pixels are contiguous."""
+    cols, total, largest = loops[2], sum(sizes), max(sizes)
+    least, nbytes = (-(-EXTENT // largest), LARGE_TASK) if contiguous == largest else (PIXELS, TASK_BYTES)
+    width = min(cols.size, max(least, nbytes // total))
+    col_tasks = -(-cols.size // width)
+    width = -(-cols.size // col_tasks)
+    row_parts = loops[0].size * loops[1].size * col_tasks
+    extents = max(1, min(len(sizes), nbytes * len(sizes) // (width * total)))
+    if row_parts * -(-len(sizes) // extents) < 4 * threads:
+        extents = max(1, min(extents, len(sizes) * row_parts // (4 * threads)))
+    extent_tasks = -(-len(sizes) // extents)
+    tasks = row_parts * extent_tasks
+    chunk = chunk_of(tasks, width * total // extent_tasks, threads, nbytes)
+    return CopyBlocking(width, extents, col_tasks, extent_tasks, tasks, chunk)

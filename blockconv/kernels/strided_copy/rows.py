@@ -35,9 +35,17 @@ from blockconv.kernels.common.geometry import ITEMSIZE, geometry
 from blockconv.kernels.common.loop_nest import nest
 from blockconv.kernels.common.requantize import quantization_words
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.strided_copy.blocking import blocking_of
 from blockconv.kernels.strided_copy.kernels import FILL, ZERO, PixelLoop, StridedCopyArgs, strided_copy
-from blockconv.kernels.strided_copy.regions import Bordered, Copied, CopySpan, Piece, extents_of, nest_of, pieces_of
+from blockconv.kernels.strided_copy.regions import (
+    Bordered,
+    Copied,
+    CopySpan,
+    Piece,
+    blocking_of,
+    extents_of,
+    nest_of,
+    pieces_of,
+)
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
 from blockconv.runtime import OWN_TABLE, Buffer, Launch

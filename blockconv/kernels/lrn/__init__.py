@@ -1,1 +1,0 @@
-"""Local response normalisation."""
