@@ -236,9 +236,12 @@ class _Loop(Compound):
 
     def __init__(self, builder: Any, over: Any) -> None:
         self.elements = None if isinstance(over, _Range) else over
-        start, stop, self.step = _Range(0, len(over)) if self.elements else over
+        numbers = _Range(0, len(over)) if self.elements else over
+        start, stop, self.step = numbers
         distance = _binary(builder, "sub", stop, start)
-        if not is_known(self.step):
+        if is_known(numbers):
+            count = integer(builder, len(range(*numbers)))
+        elif not is_known(self.step):
             is_up = _binary(builder, "gt", self.step, 0)
             distance = builder.add(distance, builder.select(is_up, ir.Constant(I64, -1), ir.Constant(I64, 1)))
             count = _binary(builder, "floordiv", builder.add(distance, self.step), self.step)

@@ -23,10 +23,10 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import NEAREST, const, emit_prefetch, opaque
+from blockconv.jit.ir import I64, NEAREST, call_kernel, const, emit_prefetch, emitted, opaque
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
-from blockconv.kernels.common.epilogue import finish
+from blockconv.kernels.common.epilogue import TileEpilogue, finish, is_whole
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
@@ -62,6 +62,8 @@ class TileSpec(NamedTuple):
         else 0.
     src_channel: bytes between the sources of two channels of a step, where these are not contiguous.
     cut: whether tiles leave out taps that find only padding.
+    parted: whether another kernel stores tiles that lack channels (`TileRecord.part`): code that many problems do not
+        need takes LLVM as long as all else of a tile.
     """
 
     element: int
@@ -91,6 +93,7 @@ class TileSpec(NamedTuple):
     ahead: int = 0
     src_channel: int = 0
     cut: int = 0
+    parted: int = 0
 
     @property
     def tile(self) -> Tile:
@@ -155,11 +158,11 @@ def conv_tile(spec: TileSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec), kept)
 
 
-def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
+def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None:
     """Reduce and store a tile, or a block of its reduction."""
     out = fill(Output, run)
     if spec.k_blocked:
-        _reduce_block(builder, spec, run, out)
+        _reduce_block(builder, spec, run, record, out)
         return
     prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
     if spec.shared.dense:
@@ -167,16 +170,45 @@ def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
         _reduce(builder, spec, run, accs)
     else:
         accs = reduce_shared(spec.tile.code(builder), spec.tile, spec.shared, spec.dot, run, bool(spec.cut))
-    _finish(builder, spec, run, out, accs)
+    _finish(builder, spec, run, record, out, accs)
 
 
-def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output, accs: list[Any]) -> None:
+def _finish(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Output, accs: list[Any]) -> None:
     """Store a tile that is reduced."""
-    accs = real_accumulators(builder, spec, (run.bia, run.scales), out.activation, accs)
-    finish(builder, spec.finished, spec.store_width, spec.act, out, accs, bool(spec.has_parts))
+    b, tile, how = builder, spec.finished, (spec.store_width, spec.act, out)
+    accs = real_accumulators(b, spec, (run.bia, run.scales), out.activation, accs)
+    if not spec.parted:
+        finish(b, tile, *how, accs, bool(spec.has_parts))
+        return
+    with b.if_else(is_whole(b, tile, out), likely=True) as (whole, part):
+        with whole:
+            TileEpilogue(b, tile, *how, bool(spec.has_parts), masked=False).finish(accs)
+        with part:
+            v = tile.code(b)
+            memory = b.ptrtoint(cgutils.alloca_once(b, v.kind, len(accs)), I64)
+            for k, slot in enumerate(accs):
+                v.store(b.load(slot), b.add(memory, const(k * v.bytes)))
+            call_kernel.emit(b, run.part, record, out.dst, memory, const(0))
 
 
-def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
+@jit.kernel
+def finish_part(tile: Tile, store_width, act, has_parts):
+    """Store a tile that lacks channels, of its `TileRecord`, its destination, and the address of its accumulators."""
+
+    @emitted
+    def store(builder, record, dst, accs):
+        out, v = fill(Output, TileRecord.load(builder, record))._replace(dst=dst), tile.code(builder)
+        offsets = range(0, tile.rows * tile.pixels * tile.vectors * v.bytes, v.bytes)
+        slots = [slot for k in offsets for slot in v.slots(1, v.load(builder.add(accs, const(k))))]
+        TileEpilogue(builder, tile, store_width, act, out, bool(has_parts), masked=True).finish(slots)
+
+    def kernel(record, dst, accs, unused):
+        store(record, dst, accs)
+
+    return kernel
+
+
+def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Output) -> None:
     """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
     v = spec.tile.code(builder)
     is_last = builder.icmp_signed("!=", run.is_last, const(0))
@@ -189,7 +221,7 @@ def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, out: Output) ->
     _reduce(builder, spec, run, accs)
     with builder.if_else(is_last) as (finished, kept):
         with finished:
-            _finish(builder, spec, run, out, accs)
+            _finish(builder, spec, run, record, out, accs)
         with kept:
             for k, slot in enumerate(accs):
                 v.store(builder.load(slot), builder.add(run.sums, const(k * v.bytes)))

@@ -55,7 +55,7 @@ def pixel_tile(spec: PixelTileSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(builder: Any, run: TileRecord, spec: PixelTileSpec) -> None:
+def _compute(builder: Any, run: TileRecord, record: Any, spec: PixelTileSpec) -> None:
     """Reduce and store a tile."""
     accs = _reduce(builder, spec, run)
     whole = builder.icmp_signed(">=", run.valid, const(spec.channels))

@@ -57,6 +57,7 @@ class TileRecord(ReductionWords):
     activation = word("the activation's `ActivationArguments`", "address")
     scratch = word("memory for the accumulators of a tile", "address")
     scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
+    part = word("what stores a tile that lacks channels: see `finish_part`", "address of a kernel", 0)
     sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
     is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
     is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
@@ -93,8 +94,8 @@ def source_of(b: Any, run: TileRecord, step: Any) -> Any:
     return b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
 
 
-def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -> Callable[..., None]:
-    """A kernel whose first argument is a `TileRecord`; compute(builder, run) reduces and stores each of its tiles.
+def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int = 0) -> Callable[..., None]:
+    """A kernel whose first argument is a `TileRecord`; compute(builder, run, record) reduces and stores each tile.
 
     The kernel ignores its other arguments. A call computes all tiles of a row, because a call and loading a record take
     as long as some 30 multiply-adds. kept: bytes of a tile's accumulators in `sums`.
@@ -117,7 +118,7 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord], None], kept: int = 0) -
                 prefetch=builder.add(run.prefetch, builder.mul(number, lines)),
                 sums=builder.add(run.sums, builder.mul(number, const(kept))),
             )
-            compute(builder, of_tile)
+            compute(builder, of_tile, record)
 
     def kernel(record, unused_first, unused_last, unused_scratch):
         compute_tiles(record)

@@ -71,6 +71,9 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     wei_blocks = word("blocks of weights of a group", "blocks")
     pack = word("what packs a window, by a `WindowRecord`", "address of a kernel")
     tile = word("what computes a tile, by a `TileRecord`", "address of a kernel")
+    part = word(
+        "what stores a tile that lacks channels; 0 where none does, or `tile` itself does", "address of a kernel"
+    )
     enter = word(
         "what a worker calls before its tasks, with the address of 64 bytes; 0: nothing", "address of a kernel"
     )

@@ -301,6 +301,7 @@ class _Binding:
         by_unit = is_instruction(self.dot)
         return {
             "tile": self.tiles.kernel(epilogue, lines).address,
+            "part": self.tiles.part(epilogue).address if self.lacks_channels else 0,
             "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
@@ -308,6 +309,14 @@ class _Binding:
             "scatter": scatter(*scattered).address if scatters else 0,
             "scatters": blocking.store_width == 0,
         }
+
+    @property
+    def lacks_channels(self) -> bool:
+        """Whether another kernel has to store some tiles, which lack channels."""
+        blocking = self.blocking
+        if blocking.pixel_lanes or blocking.dot.is_matrix or blocking.store_width == 0:
+            return False
+        return blocking.ocbs * blocking.width * self.groups != self.p.oc
 
     @property
     def tiles(self) -> Tiles:

@@ -126,6 +126,7 @@ def _write_common(a, run, scattered):
     run.prefetch_lines = a.prefetch_lines
     run.activation = a.activation
     run.scratch = scattered.tile - tile_bytes
+    run.part = a.part
     if scattered.all:
         run.dst = scattered.tile
         run.dst_row = a.tile_pixels * width_bytes

@@ -106,7 +106,7 @@ def matrix_pixel_tile(spec: MatrixPixelSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(b: Any, run: TileRecord, spec: MatrixPixelSpec) -> None:
+def _compute(b: Any, run: TileRecord, record: Any, spec: MatrixPixelSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [output channel][block][pixel]."""
     reduce = _reduce if spec.dot in INSTRUCTIONS else _emulate
     last = const(spec.all_blocks - spec.blocks)

@@ -150,7 +150,7 @@ def matrix_tile(spec: TileSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(builder: Any, run: TileRecord, spec: TileSpec) -> None:
+def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None:
     """Reduce and store a tile."""
     out = fill(Output, run)
     prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))

@@ -8,7 +8,7 @@ from blockconv import jit
 from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.microkernel import TileSpec, conv_tile
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, finish_part
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
 from blockconv.kernels.conv.blocking import ConvBlocking
@@ -101,8 +101,19 @@ class Tiles(NamedTuple):
 
     def of_channels(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel of a tile whose vectors run along output channels."""
+        if self.blocking.dot.is_matrix:
+            return matrix_tile.matrix_tile(self.spec(epilogue))
+        return conv_tile(self.spec(epilogue).prefetching(lines)._replace(parted=1))
+
+    def part(self, epilogue: Epilogue) -> jit.Kernel:
+        """The kernel that stores such a tile where it lacks channels."""
+        spec = self.spec(epilogue)
+        return finish_part(spec.finished, spec.store_width, spec.act, spec.has_parts)
+
+    def spec(self, epilogue: Epilogue) -> TileSpec:
+        """The tile whose vectors run along output channels."""
         blocking, shared = self.blocking, self.blocking.shared
-        spec = fill(
+        return fill(
             TileSpec,
             self,
             blocking,
@@ -121,6 +132,3 @@ class Tiles(NamedTuple):
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
             cut=int(blocking.kept is not None),
         )
-        if blocking.dot.is_matrix:
-            return matrix_tile.matrix_tile(spec)
-        return conv_tile(spec.prefetching(lines))

@@ -170,7 +170,7 @@ def columns_tile(at: ColumnsTileSpec):
     held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
 
-    def compute(builder: Any, run: TileRecord) -> None:
+    def compute(builder: Any, run: TileRecord, record: Any) -> None:
         b, v = builder, Vectors(builder, held, at.lanes, bool(at.fma))
         accs = v.slots(count, v.zero)
         with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
