@@ -253,7 +253,11 @@ def _gradients(quick: bool) -> Iterator[Node | Direct]:
             operands += (Operand(pool.src_shape, "src", dtype="int64"),) * pool.is_max
             yield Direct(f"sample pool2d_backward {kind} {text}", "pool2d_backward", pool, operands, pairs=pairs)
     x, y, each, out = Operand(_X, "src"), Operand(_X, "src", True), Operand(_BIAS), Operand(_BIAS, is_written=True)
-    norms = {"batch_norm": (x, each, each, y, out, out, out), "batch_norm_backward": (x, x, *[each] * 3, y, out, out)}
+    numbers = Operand((3,), dtype="float64")
+    norms = {
+        "batch_norm": (x, each, each, y, out, out, x, each, each, out, out, numbers),
+        "batch_norm_backward": (x, x, *[each] * 4, y, out, out, numbers),
+    }
     for name, operands in norms.items():
         yield Direct(f"sample {name} 2x20x9x11", name, BatchNormProblem(_X), operands, pairs=SAME)
     statistic, name = Operand((_X[0], 5)), "group_norm_backward"
