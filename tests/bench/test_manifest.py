@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import io
 import json
 import sys
@@ -17,6 +18,7 @@ from storage_oracle import logical_bits, stored
 
 from bench import assembly, manifest, manifest_cases, manifest_compare, manifest_worker
 from bench.__main__ import main
+from blockconv import jit
 from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.runtime import Buffer, Launch, Program, address_of
@@ -205,6 +207,20 @@ def test_sources_are_as_long_as_their_layouts_say() -> None:
     x = logical_bits((2, 20, 9, 11), 4)
     for layout in ("NCHW", "NHWC", "NCHW8", "CHWN4", "aBcd24b"):
         assert np.array_equal(manifest_worker.stored(x, Layout(layout)).reshape(-1), stored(x, layout)), layout
+
+
+def test_an_op_has_all_of_its_buffers() -> None:
+    checked = 0
+    with jit.collecting():  # compiles nothing
+        for case in manifest_cases.cases(quick=True):
+            for way in manifest_worker._ways_of_direct(case) if isinstance(case, manifest_cases.Direct) else ():
+                primitive = inspect.getclosurevars(way.result).nonlocals["prepared"](1)  # type: ignore[arg-type]
+                read = {
+                    word.index for launch in primitive.launches() for word in launch.args if isinstance(word, Buffer)
+                }
+                assert max(read) < len(case.operands) + len(primitive.workspace), way.name
+                checked += 1
+    assert checked > 50
 
 
 def test_quick_cases_are_among_all() -> None:
