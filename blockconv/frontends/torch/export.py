@@ -104,8 +104,10 @@ class Traces:
         """See `Network.limits`."""
         return [program.limits for program in self.programs]
 
-    def _refusal(self, shapes: Mapping[str, Shape], rule: str) -> NetworkError:
-        return NetworkError(self.programs[0].name, "input_shapes", dict(shapes), rule, "give from_torch dynamic_shapes")
+    def _refusal(
+        self, shapes: Mapping[str, Shape], rule: str, remedy: str = "give from_torch dynamic_shapes"
+    ) -> NetworkError:
+        return NetworkError(self.programs[0].name, "input_shapes", dict(shapes), rule, remedy)
 
     def _for(self, shapes: Mapping[str, Shape]) -> Traced:
         """One more program, for all sizes like these: PyTorch takes a size of 1 for itself, others as symbols."""
@@ -128,7 +130,11 @@ class Traces:
                 part.training = self._modes[part]
             program = _traced(module, tree_unflatten(args, spec), free)
             made = Traced.of(program, first.name, first.strict).named_like(first)
-        except FAILURES as error:  # of the module, or of PyTorch
+        except FAILURES as error:  # of the module, or of PyTorch, whose trace may speak of symbols
+            try:
+                module(*tree_unflatten(args, spec))
+            except FAILURES as own:
+                raise self._refusal(shapes, f"the module does not take them: {own}", "") from own
             raise self._refusal(shapes, f"cannot be traced: {error}") from error
         finally:
             for part, mode in now.items():

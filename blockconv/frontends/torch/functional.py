@@ -7,16 +7,16 @@ changes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.nn import functional as torch_functional
 
 from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag, checked_number
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, raised_by
 from blockconv.dispatch.boundary import output_paddings, pads, pair
 from blockconv.frontends.torch.library import calls
 
@@ -70,7 +70,7 @@ def conv2d(
     if isinstance(edges[0], (tuple, list)):
         (top, bottom), (left, right) = edges
         if (top, left) != (bottom, right):
-            x, top, left = torch_functional.pad(x, (left, right, top, bottom)), 0, 0
+            x, top, left = _F.pad(x, (left, right, top, bottom)), 0, 0
         edges = top, left
     y = calls.conv2d(x, weight, bias, _two(stride), edges, dilations, groups)
     y = y if input.dim() == 4 else y.squeeze(0)
@@ -95,27 +95,21 @@ def conv1d(
     activation: Any = None,
 ) -> Any:
     """torch.nn.functional.conv1d with gradients: `conv2d` over (N, C, 1, L)."""
-    row = _over_a_row(stride=stride, dilation=dilation, padding=padding)
-    x, w = _as_rows("conv1d", input, weight)
-    y = conv2d(x, w, bias, groups=groups, activation=activation, **row)
-    return y.squeeze(-2)
+    window = {"stride": stride, "dilation": dilation, "padding": padding}
+    return _over_a_row("conv1d", conv2d, input, weight, window, bias=bias, groups=groups, activation=activation)
 
 
-def _as_rows(op: str, input: Any, weight: Any) -> tuple[Any, Any]:
-    """Operands of a 1-D convolution as images and kernels of one row."""
+def _over_a_row(
+    op: str, convolution: Callable[..., Any], input: Any, weight: Any, window: dict[str, Any], **others: Any
+) -> Any:
+    """A 1-D convolution as a 2-D one over one row. The output is contiguous, as PyTorch's is. Padding may be a word."""
     _check_rank(op, "input", input, (2, 3), "(N, C, L) or (C, L)")
     _check_rank(op, "weight", weight, (3,), "three dimensions")
-    return input.unsqueeze(-2), weight.unsqueeze(-2)
-
-
-def _over_a_row(**options: Any) -> dict[str, Any]:
-    """Options of a 1-D window as those of a 2-D window over one row. Padding may be a word."""
-
-    def pair(name: str, value: Any) -> Any:
+    for name, value in window.items():
         given = value if isinstance(value, (tuple, list)) else (value,)
-        return value if isinstance(value, str) else (int("padding" not in name), *given)
-
-    return {name: pair(name, value) for name, value in options.items()}
+        others[name] = value if isinstance(value, str) else (int("padding" not in name), *given)
+    with nullcontext() if torch.compiler.is_dynamo_compiling() else raised_by(op):
+        return convolution(input.contiguous().unsqueeze(-2), weight.unsqueeze(-2), **others).squeeze(-2)
 
 
 def conv_transpose2d(
@@ -155,7 +149,7 @@ def conv_transpose2d(
     else:  # a convolution of the output would have more pixels than the input
         whole = calls.conv2d_backward_data([n, channels, *reach], weight, x, None, steps, (0, 0), dilations, groups)
         cut = [side for k in (1, 0) for side in (-edges[k][0], more[k] - edges[k][1])]
-        y = torch_functional.pad(whole, cut)
+        y = _F.pad(whole, cut)
         y = y if bias is None else y + bias.to(y.dtype)[:, None, None]
     y = y if input.dim() == 4 else y.squeeze(0)
     return y if activation is None else _activated(y, activation)
@@ -172,9 +166,8 @@ def conv_transpose1d(
     dilation: Any = 1,
 ) -> Any:
     """torch.nn.functional.conv_transpose1d with gradients: `conv_transpose2d` over (N, C, 1, L)."""
-    row = _over_a_row(stride=stride, dilation=dilation, padding=padding, output_padding=output_padding)
-    x, w = _as_rows("conv_transpose1d", input, weight)
-    return conv_transpose2d(x, w, bias, groups=groups, **row).squeeze(-2)
+    window = {"stride": stride, "dilation": dilation, "padding": padding, "output_padding": output_padding}
+    return _over_a_row("conv_transpose1d", conv_transpose2d, input, weight, window, bias=bias, groups=groups)
 
 
 def max_pool2d(
@@ -256,7 +249,7 @@ def batch_norm(
     Training with (N, C, H, W) of at least two elements a channel runs on blockconv's kernels, in contiguous and
     channels_last memory. Everything else runs in PyTorch.
     """
-    _check_rank("batch_norm", "input", input, tuple(range(9)), "(N, C, *)")
+    _check_rank("batch_norm", "input", input, range(9), "(N, C, *)")
     is_native = (
         check_flag("batch_norm", "training", training)
         and input.dim() == 4
@@ -264,12 +257,11 @@ def batch_norm(
         and input[:, 0].numel() > 1
         and input.is_floating_point()
     )
-    for name, number in (("momentum", momentum), ("eps", eps)):
-        checked_number("batch_norm", name, number)
+    checked_number("batch_norm", "momentum", momentum)
+    checked_number("batch_norm", "eps", eps)
     is_known = eps > 0 and (running_mean is None) is (running_var is None)
     if not is_native or not is_known:  # PyTorch runs it, or says what is wrong
-        given = running_mean, running_var, weight, bias, training, momentum, eps
-        return torch_functional.batch_norm(input, *given)
+        return _F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     kept = running_mean, running_var
     y, _, _, *new = calls.batch_norm(input, weight, bias, *kept, None, momentum, eps, -math.inf, math.inf)
     with torch.no_grad():
@@ -284,7 +276,7 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
 
     Images are normalised in contiguous and channels_last memory. Raises ArgumentError for a bad argument.
     """
-    _check_rank("group_norm", "input", input, tuple(range(2, 9)), "(N, C, *)")
+    _check_rank("group_norm", "input", input, range(2, 9), "(N, C, *)")
     return calls.group_norm(input, num_groups, weight, bias, eps)[0]
 
 
@@ -298,8 +290,8 @@ def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any 
 
 
 def _window(kernel_size: Any, stride: Any, padding: Any) -> tuple[Any, ...]:
-    kernel = _two(kernel_size)
-    return kernel, kernel if stride is None or _two(stride) == () else _two(stride), _two(padding)
+    kernel, steps = _two(kernel_size), () if stride is None else _two(stride)
+    return kernel, steps or kernel, _two(padding)
 
 
 def _two(value: Any) -> tuple[Any, ...]:
@@ -314,7 +306,7 @@ def _batched(op: str, input: Any) -> Any:
     return input if input.dim() == 4 else input.unsqueeze(0)
 
 
-def _check_rank(op: str, argument: str, value: Any, ranks: tuple[int, ...], axes: str) -> None:
+def _check_rank(op: str, argument: str, value: Any, ranks: Sequence[int], axes: str) -> None:
     """Raise ArgumentError for what is no tensor of one of these ranks."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(
@@ -324,7 +316,7 @@ def _check_rank(op: str, argument: str, value: Any, ranks: tuple[int, ...], axes
         raise ArgumentError(op, argument, tuple(value.shape), f"has to be {axes}")
 
 
-_F: Any = torch_functional
+_F: Any = torch.nn.functional
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {  # those whose function of PyTorch has another name, or fewer parameters
     "none": lambda x: x,
     "clip": torch.clamp,
@@ -335,6 +327,5 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {  # those whose function of PyTor
 def _activated(y: Any, given: Any) -> Any:
     """An activation by PyTorch, which has its gradient."""
     known = read_activation(given)
-    count = len(DEFINITIONS[known.name].parameters)
     function = _ACTIVATIONS.get(known.name) or getattr(_F, known.name)
-    return function(y, *(known.first, known.second)[:count])
+    return function(y, *(known.first, known.second)[: len(DEFINITIONS[known.name].parameters)])

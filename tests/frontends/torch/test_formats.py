@@ -151,6 +151,18 @@ def test_convolutions_and_their_gradients_have_pytorchs_strides(image, weight, g
         alike(found, wanted, (x.stride(), w.stride()))
 
 
+@pytest.mark.parametrize("op", ["conv1d", "conv_transpose1d"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_convolutions_of_sequences_have_pytorchs_strides(op, groups):
+    """A permuted sequence is no channels_last image. An error names the function that was called."""
+    permuted = images(2, 5, 4).transpose(1, 2)
+    for x, w in itertools.product((permuted, permuted.contiguous()), laid_out(images(4, 4 // groups, 1, 3))):
+        given = x, w[:, :, 0]
+        alike(*(step(lambda x, w, f=f: getattr(f, op)(x, w, groups=groups), *given) for f in (ours, F)))
+    with pytest.raises(bc.ArgumentError, match=f"^{op}: padding=.*"):
+        getattr(ours, op)(*given, padding=-9, groups=groups)
+
+
 @pytest.mark.parametrize("pool", ["max_pool2d", "avg_pool2d"])
 def test_pools_and_their_gradients_have_pytorchs_strides(pool):
     for x in laid_out(images(2, 4, 8, 8)):
