@@ -151,10 +151,12 @@ def _launch(
 # ---------------------------------------------------------------- rows of the kernel table
 
 
-def _why_not_reorder(request: Request) -> Reason | None:
+def _why_not(request: Request) -> Reason | None:
     problem, src, dst = request.problem, request.src, request.dst
-    if not (src.is_native and dst.is_native):
+    if len(problem.dst_shape) == 4 and not (src.is_native and dst.is_native):
         return "needs layouts with at most one block of channels, and one of images around it"
+    if not isinstance(problem, ReorderProblem):
+        return None
     if problem.itemsize not in ITEMSIZE.values():
         return f"does not take elements of {problem.itemsize} bytes"
     return None if nest(src, dst, problem.shape) is None else "is for layouts whose blocks do not nest"
@@ -207,8 +209,7 @@ def _row(op: str, parts_of: Callable[[Any, Layout], list[Copied]], dtypes: Itera
     ) -> Primitive | Reason:
         problem, kind = request.problem, request.types.src
         is_reorder = isinstance(problem, ReorderProblem)
-        reason = _why_not_reorder(request) if is_reorder else None
-        found = reason or _in_lines(request, parts_of(problem, request.dst))
+        found = _why_not(request) or _in_lines(request, parts_of(problem, request.dst))
         if isinstance(found, Reason):
             return found
         at, parts = found

@@ -10,8 +10,11 @@ import quantized_oracle
 from eltwise_lab import available, check, isa_layouts, sliced
 from storage_oracle import Array
 
+import blockconv as bc
 from blockconv import Layout, Quantization
-from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
+from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem
+from blockconv.core.types import Types
+from blockconv.dispatch import selection
 from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -85,3 +88,19 @@ def test_a_row_that_takes_bytes_takes_them_without_a_quantization() -> None:
     p = ConcatProblem(tuple(x.shape for x in xs))
     operands = [(x, "NCHW4") for x in xs]
     check("concat", p, "NCHW4", operands, np.concatenate(xs, 1), dst=str(Layout("NCHW8")))
+
+
+@pytest.mark.parametrize("layout", ["ABcd4b8a", "bcdA16a"])
+@pytest.mark.parametrize(
+    ("op", "problem"),
+    [
+        ("concat", ConcatProblem(((5, 6, 3, 2), (5, 7, 3, 2)), 1)),
+        ("gather", GatherProblem((5, 6, 3, 2), (((0, 5, 1),), ((4, 1, 1), (0, 2, 1)), ((0, 3, 1),), ((0, 2, 1),)))),
+        ("pad", PadProblem((5, 6, 3, 2), ((0, 0), (0, 1), (1, 0), (0, 0)))),
+    ],
+    ids=["concat", "gather", "pad"],
+)
+def test_layouts_with_other_blocks_are_refused(op: str, problem: Any, layout: str) -> None:
+    """Images that are blocked inside channels' blocks, or alone: their tails would be left as they were."""
+    with pytest.raises(bc.UnsupportedError, match="at most one block of channels"):
+        selection.choose(op, problem, Layout(layout), Layout(layout), Types.all("float32"))
