@@ -256,9 +256,9 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         return (), self._asdict()
 
     @classmethod
-    def view_at(cls, address: Any) -> View:
+    def view_at(cls, address: Any) -> BlockView:
         """The block at an address, in a kernel."""
-        return View(cls, address)
+        return BlockView(cls, address)
 
     @classmethod
     def load(cls: type[_A], builder: Any, address: Any, held: bool = False) -> _A:
@@ -300,7 +300,7 @@ def _no_word(block: type[Arguments], name: str) -> str:
 # ---------------------------------------------------------------- in kernels
 
 
-class View(Compound):
+class BlockView(Compound):
     """A block at an address, in a kernel."""
 
     def __init__(self, block: type[Arguments], address: Any) -> None:
@@ -309,8 +309,8 @@ class View(Compound):
     def parts(self) -> list[Any]:
         return [self.address]
 
-    def of(self, parts: Iterator[Any]) -> View:
-        return View(self.block, next(parts))
+    def of(self, parts: Iterator[Any]) -> BlockView:
+        return BlockView(self.block, next(parts))
 
     def emitted(self) -> Any:
         """What `emitted` code takes it as: its address."""
@@ -323,7 +323,7 @@ class View(Compound):
         field = _field(self.block, name)
         if isinstance(field, Blocks):
             first = const(WORD * field.first)
-            return View(field.block, builder.add(self.address, first) if field.first else self.address)
+            return BlockView(field.block, builder.add(self.address, first) if field.first else self.address)
         return builder.load(_at(builder, self.address, field.first), align=8)
 
     def set(self, builder: Any, name: str, value: Any) -> None:
@@ -333,9 +333,9 @@ class View(Compound):
             raise TypeError(f"{self.block.__name__}: {name!r} is no word that can be written")
         builder.store(value, _at(builder, self.address, field.first), align=8)
 
-    def item(self, builder: Any, index: Any) -> View:
+    def item(self, builder: Any, index: Any) -> BlockView:
         """The block number `index` of those that begin here."""
-        return View(self.block, builder.add(self.address, builder.mul(index, const(self.block.nbytes))))
+        return BlockView(self.block, builder.add(self.address, builder.mul(index, const(self.block.nbytes))))
 
 
 class HeldBlock(Compound):

@@ -95,7 +95,6 @@ class KernelFamily:
                 f"kernel {name}: NUMBA_DISABLE_JIT is set, and kernels are LLVM code, with no Python twin"
             )
         body = self._build(*parameters_of(self._build, integers_of(params)))
-        body.__name__ = body.__qualname__ = name
         with _lock, _told():
             code = generate(name, body)
             address = link(name, code.object)

@@ -49,8 +49,8 @@ class KernelError(TypeError):
 class Compound:
     """Base of what holds values of LLVM.
 
-    parts(): these values. of(iterator): the same with others. emitted(): what `emitted` code takes it as.
-    get(builder, name), set(builder, name, value), item(builder, index): an attribute, and an element.
+    `parts` gives these values, and `of` the same of others. `emitted` is what `emitted` code takes. `get` and `set` are
+    for an attribute, `item` for an element.
     """
 
     parts: Any
@@ -459,8 +459,11 @@ class _Call:
         if isinstance(node, numba_ir.Arg):
             return self.arguments[node.index]
         value = node.value
-        if isinstance(node, numba_ir.FreeVar):  # (the code may have been read of a function that closes over others)
+        # Numba has read the code of a function that closes over other values, or is in another module, but is equal.
+        if isinstance(node, numba_ir.FreeVar):
             value = (self.function.__closure__ or ())[node.index].cell_contents
+        elif isinstance(node, numba_ir.Global):
+            value = self.function.__globals__.get(node.name, value)
         return ir.Constant(FLOAT, float(value)) if isinstance(value, np.float32) else value
 
     def binop_(self, node: Any) -> Any:

@@ -145,6 +145,16 @@ def test_what_is_known_costs_no_code() -> None:
 HALF, LAST = np.float32(0.5), np.float32(0.3)
 
 
+def test_equal_code_of_two_modules_has_each_ones_globals() -> None:
+    code = "def kernel(args, first, last, scratch):\n    put(scratch, 0, NUMBER)"
+    for number in (5, 6):
+        scope: dict[str, Any] = {"put": store_i64, "NUMBER": number}
+        exec(code, scope)
+        out = np.zeros(1, np.int64)
+        compiled("of_module", scope["kernel"])(0, 0, 0, out.ctypes.data)
+        assert out[0] == number
+
+
 def test_numbers_of_both_kinds() -> None:
     def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
         x = as_float64(args)

@@ -103,7 +103,7 @@ class _Along(NamedTuple):
         return -(-(self.length - at) // step) if step > 0 else at // -step + 1 if step < 0 else NO_IMAGES
 
 
-class Piece(NamedTuple):
+class CopyPiece(NamedTuple):
     """A span, or the part of one that is in one block of either side; offsets and steps in bytes."""
 
     size: int
@@ -114,19 +114,19 @@ class Piece(NamedTuple):
     dst_step: int
 
 
-def pieces_of(copied: Copied, s: Geometry, d: Geometry) -> list[list[Piece]]:
+def pieces_of(copied: Copied, s: Geometry, d: Geometry) -> list[list[CopyPiece]]:
     """The pieces along each of four axes."""
     axes = zip(copied.spans, copied.starts, _Along.of(s), _Along.of(d), strict=True)
     return [[*_pieces(spans, start, src, dst)] for spans, start, src, dst in axes]
 
 
-def _pieces(spans: Iterable[CopySpan], at: int, s: _Along, d: _Along) -> Iterator[Piece]:
+def _pieces(spans: Iterable[CopySpan], at: int, s: _Along, d: _Along) -> Iterator[CopyPiece]:
     for size, first, step, action in spans:
         done = 0
         while done < size:
             index, some = first + done * step, min(size - done, d.left(at, 1))
             some = min(some, s.left(index, step)) if action == COPY else some
-            yield Piece(some, action, s.offset(index) if action == COPY else 0, d.offset(at), step * s.step, d.step)
+            yield CopyPiece(some, action, s.offset(index) if action == COPY else 0, d.offset(at), step * s.step, d.step)
             done, at = done + some, at + some
 
 
@@ -142,7 +142,7 @@ class Bordered(Loop):
     offsets: tuple[int, int] = (0, 0)
 
     @staticmethod
-    def over(pieces: Iterable[Piece]) -> list[Bordered]:
+    def over(pieces: Iterable[CopyPiece]) -> list[Bordered]:
         """The loops over pieces. One has pieces that are evenly apart, and one of them at the most is copied."""
         loops: list[Bordered] = []
         end = None
@@ -172,7 +172,7 @@ def nest_of(loops: Iterable[Bordered]) -> list[Bordered]:
     return [Bordered(1, (0, 0), count=1)] * (3 - len(done)) + done
 
 
-def extents_of(pieces: Iterable[Piece], unit: int) -> list[CopyExtent]:
+def extents_of(pieces: Iterable[CopyPiece], unit: int) -> list[CopyExtent]:
     """Pieces of channels as extents that are contiguous on both sides. unit: bytes of a channel."""
     found = [CopyExtent(src=0, dst=0, size=0, action=COPY)]
     for size, action, src, dst, src_step, dst_step in pieces:

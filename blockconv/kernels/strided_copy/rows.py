@@ -39,8 +39,8 @@ from blockconv.kernels.strided_copy.kernels import FILL, ZERO, PixelLoop, Stride
 from blockconv.kernels.strided_copy.regions import (
     Bordered,
     Copied,
+    CopyPiece,
     CopySpan,
-    Piece,
     blocking_of,
     extents_of,
     nest_of,
@@ -110,7 +110,7 @@ def _launches(request: Request, parts: list[Copied], quantizations: Quantization
 def _launch(
     request: Request,
     pixels: tuple[Bordered, ...],
-    channels: list[Piece],
+    channels: list[CopyPiece],
     buffers: tuple[int, int],
     given: Quantizations,
     fill: int,
