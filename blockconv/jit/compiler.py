@@ -23,13 +23,12 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.types import ieee
-from blockconv.jit.translate import call
+from blockconv.jit.translate import I64, call
 
 target.feature_text()  # which refuses what LLVM would end the process for
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
 llvm.initialize_native_asmparser()  # dot products of Arm are assembly
-I64 = ir.IntType(64)
 
 
 # ---------------------------------------------------------------- code

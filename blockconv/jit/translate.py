@@ -138,9 +138,7 @@ def _alike(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 # ---------------------------------------------------------------- operations, of numbers that are not all known
 
-_INTEGERS = {"add": "add", "sub": "sub", "mul": "mul", "and_": "and_", "or_": "or_", "xor": "xor"}
-_INTEGERS |= {"lshift": "shl", "rshift": "ashr"}
-_FLOATS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "truediv": "fdiv"}
+_NAMES = {"lshift": "shl", "rshift": "ashr", "ftruediv": "fdiv"}  # LLVM's, where they are not Python's
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
@@ -157,10 +155,11 @@ def _binary(builder: Any, name: str, a: Any, b: Any) -> Any:
         if not _is_float(a):
             return builder.icmp_signed(_COMPARED[name], a, b)
         return (builder.fcmp_unordered if name == "ne" else builder.fcmp_ordered)(_COMPARED[name], a, b)
-    codes = _FLOATS if _is_float(a) else _INTEGERS
-    if name not in codes:
+    code = "f" * _is_float(a) + name
+    emit = getattr(builder, _NAMES.get(code, code), None)
+    if emit is None:
         raise TypeError(f"a kernel has no {name} of {a.type} and {b.type}")
-    return getattr(builder, codes[name])(a, b)
+    return emit(a, b)
 
 
 def _divided(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
@@ -289,8 +288,7 @@ class Emitted:
     """
 
     def __init__(self, emit: Callable[..., Any], whole: bool = False) -> None:
-        self.emit, self.whole, self.__doc__ = emit, whole, emit.__doc__
-        self.signature = inspect.signature(emit)
+        self.emit, self.whole, self.signature, self.__doc__ = emit, whole, inspect.signature(emit), emit.__doc__
 
     def call(self, builder: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Emit it, with these arguments."""
