@@ -1,4 +1,4 @@
-"""Compiling many kernels in several processes at once, as Numba compiles one at a time in a process.
+"""Compiling many kernels in several processes at once, as one process compiles one at a time.
 
 Nothing else in blockconv starts a process, and only a Python starts one. A child is an isolated Python (`-I`): it
 imports neither from the current directory nor from where the environment says, but from where this process does. It

@@ -1,10 +1,8 @@
 """From a kernel's Python body to object code, and from object code to an address.
 
-Numba types and lowers the body; `numba_private` says how, and `numba_public` how else. The rest happens once for a
-whole kernel. Everything but the kernel's entry becomes internal to its module, one optimisation runs, and the remainder
-becomes machine code.
+`translate` emits LLVM IR of the body. A kernel is one function, which LLVM optimises once and makes machine code of.
 
-LLVM's ORC links object code, fresh or from disk, into a library for each kernel. Numba's own engine has no part in it,
+LLVM's ORC links object code, fresh or from disk, into a library for each kernel. Numba's engine has no part in it,
 because it becomes slower with each module that was ever added.
 """
 
@@ -68,11 +66,7 @@ def _machine() -> Any:
     )
 
 
-def _optimise(module: Any, name: str) -> None:
-    """Make all that `name` does not need go, and the rest fast."""
-    for value in itertools.chain(module.functions, module.global_variables):
-        if not value.is_declaration and value.name != name:
-            value.linkage = "internal"
+def _optimise(module: Any) -> None:
     options = llvm.create_pipeline_tuning_options()
     options.speed_level = 3
     options.loop_vectorization, options.slp_vectorization = True, False
@@ -108,7 +102,7 @@ def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
 @ieee
 def _generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
     module = llvm.parse_assembly(lower(name, body))
-    _optimise(module, name)
+    _optimise(module)
     return Code(module)
 
 

@@ -30,7 +30,7 @@ from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
 from blockconv.jit.records import integers_of, parameters_of
 
-_lock = threading.RLock()  # Numba's compiler is entered by one thread at a time.
+_lock = threading.RLock()  # one thread compiles at a time
 
 
 class Addressed:
@@ -47,7 +47,7 @@ class Addressed:
 
 @dataclass(frozen=True)
 class Kernel(Addressed):
-    """A compiled kernel: its name, its address, and Numba's library, which keeps the code alive."""
+    """A compiled kernel: its name and its address."""
 
     name: str
     address: int

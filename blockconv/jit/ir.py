@@ -1,4 +1,4 @@
-"""LLVM IR building blocks for kernels, as Numba intrinsics over plain addresses.
+"""LLVM IR building blocks for kernels: code that is emitted where a kernel calls it.
 
 Kernels see memory as int64 addresses: no arrays, no reference counts, nothing that could
 allocate, raise or need the GIL. Parameters named ``*_lit`` are compile-time integers.
