@@ -95,10 +95,14 @@ def signature(subject: Any) -> tuple[str, str | None]:
     return str(written), result if isinstance(result, str) and result != "None" else None
 
 
+# Types whose values a class checks itself, and what its users give.
+CHECKED = {"Natural": "int", "Positive": "int", "Label": "str"}
+
+
 def _as_written(argument: inspect.Parameter) -> inspect.Parameter:
     annotation, default = argument.annotation, argument.default
     if isinstance(annotation, str):
-        annotation = _Source(annotation)
+        annotation = _Source(CHECKED.get(annotation, annotation))
     if isinstance(default, type) and default is not argument.empty:
         default = _Source(f"{default.__module__}.{default.__qualname__}")
     return argument.replace(annotation=annotation, default=default)

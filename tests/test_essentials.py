@@ -1,6 +1,6 @@
 """Each kind of op on a few cases, beside oracles in plain NumPy, in little time.
 
-`.ci/run` has these run again by Numba's public functions alone, and `.ci/versions` on the oldest and newest of what
+`.ci/versions` has these run again on the oldest and newest of what
 the package depends on. Nothing here needs more than the package itself.
 """
 
