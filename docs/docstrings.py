@@ -17,9 +17,10 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import blockconv
+from blockconv.core import checks
 
 __all__ = ["setup", "signature", "to_rst"]
 
@@ -95,14 +96,11 @@ def signature(subject: Any) -> tuple[str, str | None]:
     return str(written), result if isinstance(result, str) and result != "None" else None
 
 
-# Types whose values a class checks itself, and what its users give.
-CHECKED = {"Natural": "int", "Positive": "int", "Label": "str"}
-
-
 def _as_written(argument: inspect.Parameter) -> inspect.Parameter:
     annotation, default = argument.annotation, argument.default
     if isinstance(annotation, str):
-        annotation = _Source(CHECKED.get(annotation, annotation))
+        checked = getattr(checks, annotation, None)  # a type whose values a class checks itself
+        annotation = _Source(get_args(checked)[0].__name__ if get_origin(checked) is Annotated else annotation)
     if isinstance(default, type) and default is not argument.empty:
         default = _Source(f"{default.__module__}.{default.__qualname__}")
     return argument.replace(annotation=annotation, default=default)

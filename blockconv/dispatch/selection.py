@@ -43,7 +43,7 @@ def accuracy_of(op: str, value: Any) -> float | None:
 
 
 def decisions(op: str, request: Request, accuracy: float | None = None) -> dict[Row, Primitive | Reason]:
-    """What every row of the table for `op` decides, in the table's order."""
+    """The decision of each of the table's rows for `op`, in the table's order."""
     return {row: decide(row, request, accuracy) for row in TABLE if row.op == op}
 
 

@@ -313,7 +313,7 @@ class BlockView(Compound):
         return BlockView(self.block, next(parts))
 
     def emitted(self) -> Any:
-        """What `emitted` code takes it as: its address."""
+        """The address, which `emitted` code takes."""
         return self.address
 
     def get(self, builder: Any, name: str) -> Any:
@@ -334,7 +334,7 @@ class BlockView(Compound):
         builder.store(value, _at(builder, self.address, field.first), align=8)
 
     def item(self, builder: Any, index: Any) -> BlockView:
-        """The block number `index` of those that begin here."""
+        """An element of the array of blocks that begins here."""
         return BlockView(self.block, builder.add(self.address, builder.mul(index, const(self.block.nbytes))))
 
 
@@ -351,7 +351,7 @@ class HeldBlock(Compound):
         return HeldBlock(self.block, next(parts), [next(parts) for _ in self.words])
 
     def emitted(self) -> Any:
-        """What `emitted` code takes it as: a block of LLVM's values."""
+        """The block of LLVM's values, which `emitted` code takes."""
         return _made(self.block, self.words)
 
     def get(self, builder: Any, name: str) -> Any:

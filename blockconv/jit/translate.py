@@ -136,14 +136,16 @@ def _alike(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
     return floating(builder, a, kind), floating(builder, b, kind)
 
 
-# ---------------------------------------------------------------- operations, of numbers that are not all known
+# ---------------------------------------------------------------- operations
 
 _NAMES = {"lshift": "shl", "rshift": "ashr", "ftruediv": "fdiv"}  # LLVM's, where they are not Python's
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
 def _binary(builder: Any, name: str, a: Any, b: Any) -> Any:
-    """The operation `name` of Python's module `operator`."""
+    """The operation `name` of Python's module `operator`; Python does it if both numbers are known."""
+    if is_known((a, b)):
+        return getattr(operator, name)(a, b)
     if name in ("floordiv", "mod") and not (_is_float(a) or _is_float(b)):
         return _divided(builder, integer(builder, a), b)[name == "mod"]
     if name == "truediv" and not _is_float(a):
@@ -166,15 +168,15 @@ def _divided(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
     """The quotient of two integers, rounded down, and what remains; zeros for a divisor of 0."""
     if isinstance(b, int) and b > 0 and not b & (b - 1):
         return builder.ashr(a, ir.Constant(I64, b.bit_length() - 1)), builder.and_(a, ir.Constant(I64, b - 1))
-    zero, is_zero, b = ir.Constant(I64, 0), not isinstance(b, int) or not b, integer(builder, b)
-    is_none = builder.icmp_signed("==", b, zero) if is_zero else None
-    divisor = builder.select(is_none, ir.Constant(I64, 1), b) if is_zero else b
+    zero, b = ir.Constant(I64, 0), integer(builder, b)
+    is_zero = builder.icmp_signed("==", b, zero)
+    divisor = builder.select(is_zero, ir.Constant(I64, 1), b)
     quotient, rest = builder.sdiv(a, divisor), builder.srem(a, divisor)
     has_other_sign = builder.icmp_signed("<", builder.xor(rest, divisor), zero)
     is_above = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
     down = builder.select(is_above, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
     rest = builder.select(is_above, builder.add(rest, divisor), rest)
-    return (builder.select(is_none, zero, down), builder.select(is_none, zero, rest)) if is_zero else (down, rest)
+    return builder.select(is_zero, zero, down), builder.select(is_zero, zero, rest)
 
 
 def _unary(builder: Any, name: str, a: Any) -> Any:
@@ -193,7 +195,7 @@ def _truth(builder: Any, value: Any) -> Any:
 
 
 def _least(builder: Any, name: str, *values: Any) -> Any:
-    """The least of some numbers, or the greatest; the first of those that are."""
+    """The least of some numbers ("lt"), or the greatest ("gt")."""
     found, *others = values[0] if isinstance(values[0], tuple) else values
     for one in others:
         a, b = _alike(builder, found, one)
@@ -202,7 +204,7 @@ def _least(builder: Any, name: str, *values: Any) -> Any:
 
 
 def _item(builder: Any, value: Any, index: Any) -> Any:
-    """An element of a tuple, or the block number `index` of those that begin with a block."""
+    """An element of a tuple, or of an array of blocks."""
     if isinstance(value, Compound):
         return value.item(builder, integer(builder, index))
     if is_known(index):
@@ -235,21 +237,15 @@ class _Loop(Compound):
 
     def __init__(self, builder: Any, over: Any) -> None:
         self.elements = None if isinstance(over, _Range) else over
-        numbers = _Range(0, len(over)) if self.elements else over
-        start, stop, self.step = numbers
-        distance = _binary(builder, "sub", stop, start)
-        if is_known(numbers):
-            count = integer(builder, len(range(*numbers)))
-        elif not is_known(self.step):
-            is_up = _binary(builder, "gt", self.step, 0)
-            distance = builder.add(distance, builder.select(is_up, ir.Constant(I64, -1), ir.Constant(I64, 1)))
-            count = _binary(builder, "floordiv", builder.add(distance, self.step), self.step)
-        else:
-            rounding = self.step - (1 if self.step > 0 else -1)
-            count = _binary(builder, "floordiv", _binary(builder, "add", distance, rounding), self.step)
+        start, stop, self.step = _Range(0, len(over)) if self.elements else over
+        code = functools.partial(_binary, builder)
+        is_up = code("gt", self.step, 0)
+        up, down = ir.Constant(I64, 1), ir.Constant(I64, -1)
+        one = (1 if is_up else -1) if is_known(is_up) else builder.select(is_up, up, down)
+        rounded = code("add", code("sub", stop, start), code("sub", self.step, one))
         self.at, self.left = (cgutils.alloca_once(builder, I64) for _ in range(2))
         builder.store(integer(builder, start), self.at)
-        builder.store(count, self.left)
+        builder.store(integer(builder, code("floordiv", rounded, self.step)), self.left)
 
     def parts(self) -> list[Any]:
         """Nothing that changes: it is one loop, wherever it goes."""
@@ -266,7 +262,7 @@ class _Loop(Compound):
         return (_item(builder, self.elements, at) if self.elements else at), _binary(builder, "gt", left, 0)
 
 
-# What a kernel may call of Python's own.
+# Python's functions that a kernel may call.
 _BUILTINS: dict[Any, Callable[..., Any]] = {
     range: _Range.of,
     bool: _truth,
@@ -293,18 +289,18 @@ class Emitted:
     def call(self, builder: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Emit it, with these arguments."""
         bound = self.signature.bind(builder, *given, **named)
-        for name, value in list(bound.arguments.items())[0 if self.whole else 1 :]:
-            if name.endswith("_lit") and not isinstance(value, int):
-                raise TypeError(f"{self.emit.__name__}: {name} is known while a kernel is built; it is given {value}")
-            if not name.endswith("_lit") and not self.whole:
+        for name, value in [] if self.whole else [*bound.arguments.items()][1:]:
+            if not name.endswith("_lit"):
                 bound.arguments[name] = _emitted(builder, value)
+            elif not isinstance(value, int):
+                raise TypeError(f"{self.emit.__name__}: {name} is known while a kernel is built; it is given {value}")
         return self.emit(*bound.args, **bound.kwargs)
 
 
 # ---------------------------------------------------------------- functions
 
 _read: dict[types.CodeType, dict[int, Any]] = {}
-_WRONG = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
+_WRONG = (AttributeError, LookupError, NotImplementedError, TypeError, ValueError, ZeroDivisionError)
 
 
 def _blocks(function: types.FunctionType) -> dict[int, Any]:
@@ -467,9 +463,9 @@ class _Call:
     def binop_(self, node: Any) -> Any:
         operation = node.immutable_fn if node.op == "inplace_binop" else node.fn
         a, b = self.variable(node.lhs.name), self.variable(node.rhs.name)
-        if is_known((a, b)) or operation in (operator.is_, operator.is_not) or isinstance(b, tuple):
+        if operation in (operator.is_, operator.is_not) or isinstance(b, tuple):
             return operation(a, b)
-        if operation is operator.contains:
+        if operation is operator.contains and not is_known((a, b)):
             return functools.reduce(self.b.or_, [_binary(self.b, "eq", one, b) for one in a])
         return _binary(self.b, operation.__name__, a, b)
 

@@ -40,26 +40,32 @@ MASKED_STORES = 64
 
 
 def finish(
-    builder: Any, tile: Tile, store_width: int, act: int, out: Output, accs: list[Any], has_parts: bool = False
+    builder: Any,
+    tile: Tile,
+    store_width: int,
+    act: int,
+    out: Output,
+    accs: list[Any],
+    has_parts: bool = False,
+    apart: Callable[[], None] | None = None,
 ) -> None:
     """Store the accumulators (stack slots, in the order [row][pixel][vector]), with residual and activation.
 
     store_width: contiguous destination channels, which one store writes; 1 is NCHW. act: an `ActivationKind`.
-    has_parts: whether `Output.dst_block` is a table.
+    has_parts: whether `Output.dst_block` is a table. apart: emits what stores a tile that lacks channels, if it is not
+    to be stored here.
     """
-    with builder.if_else(is_whole(builder, tile, out), likely=True) as (whole, part):
-        with whole:
-            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
-        with part:
-            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
-
-
-def is_whole(builder: Any, tile: Tile, out: Output) -> Any:
-    """Whether all of a tile's channels exist and are written."""
     full = builder.icmp_signed(">=", out.valid, const(tile.period or tile.width))
     if tile.period and not tile.row:
         full = builder.and_(full, builder.icmp_signed(">=", out.written, const(tile.width)))
-    return full
+    with builder.if_else(full, likely=True) as (whole, part):
+        with whole:
+            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
+        with part:
+            if apart:
+                apart()
+            else:
+                TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
 
 
 class TileEpilogue:

@@ -26,7 +26,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, call_kernel, const, emit_prefetch, emitted, opaque
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
-from blockconv.kernels.common.epilogue import TileEpilogue, finish, is_whole
+from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
@@ -175,20 +175,17 @@ def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None
 
 def _finish(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Output, accs: list[Any]) -> None:
     """Store a tile that is reduced."""
-    b, tile, how = builder, spec.finished, (spec.store_width, spec.act, out)
+    b, tile = builder, spec.finished
     accs = real_accumulators(b, spec, (run.bia, run.scales), out.activation, accs)
-    if not spec.parted:
-        finish(b, tile, *how, accs, bool(spec.has_parts))
-        return
-    with b.if_else(is_whole(b, tile, out), likely=True) as (whole, part):
-        with whole:
-            TileEpilogue(b, tile, *how, bool(spec.has_parts), masked=False).finish(accs)
-        with part:
-            v = tile.code(b)
-            memory = b.ptrtoint(cgutils.alloca_once(b, v.kind, len(accs)), I64)
-            for k, slot in enumerate(accs):
-                v.store(b.load(slot), b.add(memory, const(k * v.bytes)))
-            call_kernel.emit(b, run.part, record, out.dst, memory, const(0))
+
+    def apart() -> None:
+        v = tile.code(b)
+        memory = b.ptrtoint(cgutils.alloca_once(b, v.kind, len(accs)), I64)
+        for k, slot in enumerate(accs):
+            v.store(b.load(slot), b.add(memory, const(k * v.bytes)))
+        call_kernel.emit(b, run.part, record, out.dst, memory, const(0))
+
+    finish(b, tile, spec.store_width, spec.act, out, accs, bool(spec.has_parts), apart if spec.parted else None)
 
 
 @jit.kernel

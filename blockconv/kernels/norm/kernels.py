@@ -30,7 +30,7 @@ from blockconv.kernels.norm.codegen import (
 
 
 class NormOperands(Arguments):
-    """What every norm, and its gradient, has beside source and destination."""
+    """The words of every norm and gradient, beside source and destination."""
 
     grad = word("the gradient of the output", "address", 0)
     scale = word("the scale of each channel", "address")
