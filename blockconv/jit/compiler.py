@@ -21,7 +21,7 @@ from llvmlite import ir
 from blockconv.core import target
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.types import ieee
-from blockconv.jit.translate import I64, call
+from blockconv.jit.translate import I64, emit
 
 target.feature_text()  # which refuses what LLVM would end the process for
 llvm.initialize_native_target()
@@ -115,7 +115,7 @@ def lower(name: str, body: Callable[[int, int, int, int], None]) -> str:
     function.attributes.alignstack = 64
     function.attributes.add("nounwind")  # (llvmlite forgets the one above where there is none beside it)
     builder = ir.IRBuilder(function.append_basic_block())
-    call(builder, body, function.args, {})
+    emit(builder, body, function.args)
     builder.ret_void()
     return str(module)
 

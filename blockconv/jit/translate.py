@@ -7,6 +7,9 @@ A value is known while a kernel is built, or it is a value of LLVM: an i64, the 
 Tuples, views of argument blocks and loops are Python objects that hold such values. Python does an operation on known
 values, and a branch on one is no branch. Integers are int64s: `//` and `%` round down, and give 0 for a divisor of 0.
 
+LLVM's values have Python's operators here: code that emits LLVM IR writes `x + 8 * y` as kernels do. But `==` and `!=`
+compare Python's objects.
+
 A function that a kernel calls becomes part of it, once for each call. A variable that is assigned once is its value;
 another is a stack slot, which LLVM makes a register.
 
@@ -19,6 +22,7 @@ import functools
 import inspect
 import math
 import operator
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -125,11 +129,27 @@ def floating(builder: Any, value: Any, kind: Any = DOUBLE) -> Any:
 
 
 def _is_float(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, ir.Value) and value.type in (DOUBLE, FLOAT))
+    """Whether it is a float, or a vector of them."""
+    if isinstance(value, ir.Value):
+        return getattr(value.type, "element", value.type) in (DOUBLE, FLOAT)
+    return isinstance(value, float)
+
+
+def _like(value: Any, kind: Any) -> Any:
+    """A number as it is, or a known one as a constant of LLVM's type `kind`: of vectors in every lane."""
+    if isinstance(value, ir.Value):
+        return value
+    lanes = kind.count if isinstance(kind, ir.VectorType) else 0
+    value = (int if isinstance(getattr(kind, "element", kind), ir.IntType) else float)(value)
+    return ir.Constant(kind, [value] * lanes if lanes else value)
 
 
 def _alike(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Two numbers as two of one type: i64s, float32s, or else float64s."""
+    """Two numbers as two of one type: that of a vector or a narrow integer, i64s, float32s, or else float64s."""
+    for one in (a, b):
+        kind = one.type if isinstance(one, ir.Value) else I64
+        if isinstance(kind, ir.VectorType) or (isinstance(kind, ir.IntType) and 1 < kind.width < 64):
+            return _like(a, kind), _like(b, kind)
     if not (_is_float(a) or _is_float(b)):
         return integer(builder, a), integer(builder, b)
     kind = FLOAT if all(isinstance(x, ir.Value) and x.type == FLOAT for x in (a, b)) else DOUBLE
@@ -192,6 +212,32 @@ def _unary(builder: Any, name: str, a: Any) -> Any:
 def _truth(builder: Any, value: Any) -> Any:
     """Whether a number is not 0, as an i1."""
     return value if value.type == I1 else _binary(builder, "ne", value, 0)
+
+
+# ---------------------------------------------------------------- operators
+
+
+_lowered = threading.local()  # its attribute `builder` makes the kernel that this thread lowers
+
+
+def _operators(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The operator `name`, with the value before the other operand, and after it."""
+    return (
+        lambda value, other: _binary(_lowered.builder, name, value, other),
+        lambda value, other: _binary(_lowered.builder, name, other, value),
+    )
+
+
+for _name in ("add", "sub", "mul", "truediv", "lshift", "rshift", "and_", "or_", "xor"):
+    for _prefix, _operator in zip(("", "r"), _operators(_name), strict=True):
+        setattr(ir.Value, f"__{_prefix}{_name.rstrip('_')}__", _operator)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(ir.Value, f"__{_name}__", _operators(_name)[0])
+ir.Value.__neg__ = lambda value: _unary(_lowered.builder, "neg", value)
+ir.Value.__invert__ = lambda value: _lowered.builder.not_(value)
+
+
+# ---------------------------------------------------------------- what else kernels do
 
 
 def _least(builder: Any, name: str, *values: Any) -> Any:
@@ -510,6 +556,12 @@ class _Call:
         return self.variable(node.value.name)
 
     exhaust_iter_ = cast_
+
+
+def emit(builder: Any, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Emit the code of a kernel's body."""
+    _lowered.builder = builder
+    call(builder, body, arguments, {})
 
 
 def call(builder: Any, callee: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -13,9 +13,11 @@ import pytest
 from numba.core.registry import cpu_target
 
 from blockconv.core import target
+from blockconv.core.types import element
 from blockconv.jit.compiler import generate, link
-from blockconv.jit.ir import as_float64, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.jit.ir import as_float64, emitted, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.jit.translate import KernelError
+from blockconv.kernels.common.vectors import Vectors
 
 NUMBERS = [0, 1, -1, 2, 3, -3, 7, -8, 64, 1000, -1001, 2**40 + 5, -(2**40)]
 
@@ -120,6 +122,45 @@ def _calls(a, b):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("function", [_loops, _tuples, _choices, _calls])
 def test_a_function_is_pythons(function: Any) -> None:
     agrees(function, [(a, b) for a, b in PAIRS if max(abs(a), abs(b)) < 2000])
+
+
+def _with_operators(a: Any, b: Any) -> Any:
+    return (3 - a) * 5 + (a << 2) - (b >> 1), (-a & 12) ^ (7 | b), ~a, (a < b) & (3 - a > b) | (a >= 7) & (b <= a)
+
+
+def test_code_that_is_emitted_has_pythons_operators() -> None:
+    @emitted
+    def with_operators(builder: Any, a: Any, b: Any) -> Any:
+        return _with_operators(a, b)
+
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        found = with_operators(first, last)
+        for k in range(4):
+            store_i64(scratch, k, found[k])
+
+    run, out = compiled("operators", kernel), np.zeros(4, np.int64)
+    for a, b in PAIRS:
+        run(0, a, b, out.ctypes.data)
+        assert out.tolist() == [*_with_operators(a, b)]
+
+
+def test_code_over_vectors_has_pythons_operators() -> None:
+    @emitted
+    def put(builder: Any, address: Any) -> None:
+        v, narrow = Vectors(builder, element("float32"), 4), Vectors(builder, element("int8"), 4)
+        x, n = v.load(address), narrow.load(address + 32)
+        v.store(builder.select(x < 1.5, -x, (2 - x) / 4 * x + 1), address + 16)
+        narrow.store(builder.select((n > 2) & ~(n > 4), n << 1, n - 1), address + 32)
+
+    def kernel(args, first, last, scratch):  # type: ignore[no-untyped-def]
+        put(args)
+
+    x, n = np.array([0.5, 1, 2, 3], np.float32), np.array([1, 3, 4, 5], np.int8)
+    memory = np.zeros(36, np.uint8)
+    memory[:16], memory[32:] = x.view(np.uint8), n.view(np.uint8)
+    compiled("lanes", kernel)(memory.ctypes.data, 0, 0, 0)
+    np.testing.assert_array_equal(memory[16:32].view(np.float32), np.where(x < 1.5, -x, (2 - x) / 4 * x + 1))
+    np.testing.assert_array_equal(memory[32:].view(np.int8), [0, 6, 8, 4])
 
 
 def test_what_is_known_costs_no_code() -> None:

@@ -24,35 +24,35 @@ def softmax(element, lanes, direction, log, zero_rows=0):
     """
 
     def body(w):
-        b, v, run = w.b, w.v, w.run
+        v, run = w.v, w.run
 
         def x(at, other=None):
-            return v.load(b.add(run.src, at.offset), at.mask, other)
+            return v.load(run.src + at.offset, at.mask, other)
 
         def powers(at):
-            return b.add(run.own, at.own) if v.is_narrow else b.add(run.dst, at.offset)
+            return run.own + at.own if v.is_narrow else run.dst + at.offset
 
         (most,) = w.folded(lambda at: [x(at, -math.inf)], 1, v.larger, -math.inf)
         if zero_rows:
             most = v.or_zero(most, -math.inf)
 
         def power(at):
-            found = v.exp_to_zero(v.sub(x(at), most))
+            found = v.exp_to_zero(x(at) - most)
             if not log:
                 v.computed.store(found, powers(at), at.mask)
             return [found]
 
         (total,) = w.folded(power, 1, v.add, 0.0)
         if log:
-            subtrahend = v.add(most, v.log(total))
-            w.each(lambda at: w.out.store(v.sub(x(at), subtrahend), b.add(run.dst, at.offset), at.mask))
+            subtrahend = most + v.log(total)
+            w.each(lambda at: w.out.store(x(at) - subtrahend, run.dst + at.offset, at.mask))
             return
-        factor = b.fdiv(v.c(1.0), total)
+        factor = 1.0 / total
         if zero_rows:
             factor = v.or_zero(factor, math.inf)
 
         def result(at):
-            w.out.store(v.mul(v.computed.load(powers(at), at.mask), factor), b.add(run.dst, at.offset), at.mask)
+            w.out.store(v.computed.load(powers(at), at.mask) * factor, run.dst + at.offset, at.mask)
 
         w.each(result)
 
@@ -76,33 +76,33 @@ def lrn(element, lanes, direction, three_quarters):
     def body(w):
         b, v, run, a = w.b, w.v, w.run, LrnArgs.load(w.b, w.run.args, held=True)
         step, vectors = const(w.own_step), w.v.computed
-        first = b.add(run.own, b.mul(a.before, step))
+        first = run.own + a.before * step
         scale, bias, beta = (v.splat_float64(b.bitcast(bits, ir.DoubleType())) for bits in (a.scale, a.bias, a.beta))
 
         def zero(address, channels):
-            elements = b.mul(channels, const(w.own_step // vectors.itemsize))
-            vectors.each(elements, lambda offset, mask: vectors.store(v.zero, b.add(address, offset), mask))
+            elements = channels * (w.own_step // vectors.itemsize)
+            vectors.each(elements, lambda offset, mask: vectors.store(v.zero, address + offset, mask))
 
         def square(at):
-            x = v.load(b.add(run.src, at.offset), at.mask)
-            vectors.store(v.mul(x, x), b.add(first, at.own), at.mask)
+            x = v.load(run.src + at.offset, at.mask)
+            vectors.store(x * x, first + at.own, at.mask)
 
         def result(at):
             (total,) = v.slots(1, v.zero)
-            with cgutils.for_range(b, b.add(b.add(a.before, a.after), const(1))) as loop:
-                near = b.add(b.add(run.own, at.own), b.mul(loop.index, step))
-                b.store(v.add(b.load(total), vectors.load(near, at.mask)), total)
-            x = v.load(b.add(run.src, at.offset), at.mask)
-            base = v.add(bias, v.mul(scale, b.load(total)))
+            with cgutils.for_range(b, a.before + a.after + 1) as loop:
+                near = run.own + at.own + loop.index * step
+                b.store(b.load(total) + vectors.load(near, at.mask), total)
+            x = v.load(run.src + at.offset, at.mask)
+            base = bias + scale * b.load(total)
             if three_quarters:
                 root = v.sqrt(base)
-                factor = v.mul(root, v.sqrt(root))
+                factor = root * v.sqrt(root)
             else:
                 factor = v.intrinsic("pow", base, beta)
-            w.out.store(b.fdiv(x, factor), b.add(run.dst, at.offset), at.mask)
+            w.out.store(x / factor, run.dst + at.offset, at.mask)
 
         zero(run.own, a.before)
-        zero(b.add(first, b.mul(a.size, step)), a.after)
+        zero(first + a.size * step, a.after)
         w.each(square)
         w.each(result)
 

@@ -62,7 +62,7 @@ def activate(v: Vectors, x: Any, number: Any, parameters: list[Any], table: dict
 def parameters_at(v: Vectors, act: Any) -> Iterator[Any]:
     """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
     for name in ("first", "second"):
-        at = v.b.add(act, const(8 * ActivationArguments.fields[name].first))
+        at = act + 8 * ActivationArguments.fields[name].first
         value = v.b.load(pointer(v.b, at, ir.DoubleType()))
         yield value if v.itemsize == 8 else v.b.fptrunc(value, v.element)
 

@@ -111,16 +111,16 @@ class AxisWalk:
             self._along(const(0), const(0), run.size, body, after)
             return
         with cgutils.for_range(b, run.extents) as extents:
-            first = b.mul(extents.index, run.extent)
-            offset, beside = b.mul(extents.index, run.stride), b.mul(first, const(v.computed.itemsize))
+            first = extents.index * run.extent
+            offset, beside = extents.index * run.stride, first * v.computed.itemsize
             if self.across:
-                body(At(offset, b.mul(first, const(v.computed.bytes)), beside, self.mask))
+                body(At(offset, first * v.computed.bytes, beside, self.mask))
                 if after is not None:
-                    with b.if_then(b.icmp_signed("==", b.and_(first, const(PARTIAL - 1)), const(PARTIAL - 1))):
+                    with b.if_then(b.icmp_signed("==", first & PARTIAL - 1, const(PARTIAL - 1))):
                         after()
             else:
-                rest = b.sub(run.size, first)
-                size = b.select(b.icmp_signed("<", rest, run.extent), rest, run.extent)
+                rest = run.size - first
+                size = b.select(rest < run.extent, rest, run.extent)
                 self._along(offset, beside, size, body, after)
         if self.across and after is not None:
             after()
@@ -131,18 +131,18 @@ class AxisWalk:
 
         def part(start: Any, count: Any) -> None:
             def vector(at: Any, mask: Any | None) -> None:
-                element = b.add(beside, v.in_computed(b.add(start, at)))
-                body(At(b.add(offset, b.add(start, at)), element, element, mask))
+                element = beside + v.in_computed(start + at)
+                body(At(offset + (start + at), element, element, mask))
 
             v.each(count, vector)
 
         if after is None:
             part(const(0), size)
             return
-        with cgutils.for_range(b, b.sdiv(b.add(size, b.sub(most, const(1))), most)) as loop:
-            done = b.mul(loop.index, most)
-            rest = b.sub(size, done)
-            part(b.mul(done, const(v.itemsize)), b.select(b.icmp_signed("<", rest, most), rest, most))
+        with cgutils.for_range(b, b.sdiv(size + (most - 1), most)) as loop:
+            done = loop.index * most
+            rest = size - done
+            part(done * v.itemsize, b.select(rest < most, rest, most))
             after()
 
     def folded(
@@ -168,11 +168,11 @@ class AxisWalk:
 
         def add(at: At) -> None:
             for slot, value in zip(parts, values(at), strict=True):
-                b.store(v.add(b.load(slot), self._or(value, at, 0.0)), slot)
+                b.store(b.load(slot) + self._or(value, at, 0.0), slot)
 
         def after() -> None:
             for total, part in zip(totals, parts, strict=True):
-                b.store(v.add(b.load(total), b.load(part)), total)
+                b.store(b.load(total) + b.load(part), total)
                 b.store(v.zero, part)
 
         self.each(add, after)
@@ -187,22 +187,22 @@ class AxisWalk:
 
     def parameter(self, address: Any, at: At) -> Any:
         """The numbers of an array with one for each element of the axis."""
-        first, v = self.b.add(address, at.beside), self.v.computed
+        first, v = address + at.beside, self.v.computed
         return v.broadcast(first) if self.across else v.load(first, at.mask)
 
     def add_to_parameter(self, value: Any, address: Any, at: At) -> None:
         """Add to the numbers of such an array; across positions, the sum of all."""
-        first, v = self.b.add(address, at.beside), self.v.computed
+        first, v = address + at.beside, self.v.computed
         if self.across:
             total = v.fold(value if at.mask is None else self.b.select(at.mask, value, v.zero), v.add)
-            v.store_first(v.add(v.broadcast(first), total), first, 1)
+            v.store_first(v.broadcast(first) + total, first, 1)
         else:
-            v.store(v.add(v.load(first, at.mask), value), first, at.mask)
+            v.store(v.load(first, at.mask) + value, first, at.mask)
 
     def put_statistic(self, value: Any, address: Any) -> None:
         """Store a number of each position, in memory order, in an array of the computed type."""
         v = self.v.computed
-        at = self.b.add(address, self.b.mul(self.run.number, const(v.itemsize)))
+        at = address + self.run.number * v.itemsize
         if self.across:
             v.store(value, at, self.mask)
         else:
@@ -211,7 +211,7 @@ class AxisWalk:
     def statistic(self, address: Any) -> Any:
         """The number that `put_statistic` stored, in every lane that it belongs to."""
         v = self.v.computed
-        at = self.b.add(address, self.b.mul(self.run.number, const(v.itemsize)))
+        at = address + self.run.number * v.itemsize
         return v.load(at, self.mask) if self.across else v.broadcast(at)
 
 
@@ -224,12 +224,12 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
 
     @emitted
     def run(builder: Any, x: AxisRun) -> None:
-        words = builder.add(x.args, const(8 * AxisArgs.fields["integers"].first))
+        words = x.args + 8 * AxisArgs.fields["integers"].first
         ends = read_and_written(builder, element, element, lanes, words)
         if not across:
             body(AxisWalk(ends, x, direction))
             return
-        with builder.if_else(builder.icmp_signed(">=", x.positions, const(lanes))) as (whole, partly):
+        with builder.if_else(x.positions >= lanes) as (whole, partly):
             with whole:
                 body(AxisWalk(ends, x, direction))
             with partly:

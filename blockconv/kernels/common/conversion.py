@@ -67,7 +67,7 @@ def read_and_written(
     address: of their `ConversionArguments`, which integers need.
     """
     fields = ConversionArguments.fields
-    ends = (builder.add(address, const(8 * fields[end].first)) for end in ("src", "dst"))
+    ends = (address + 8 * fields[end].first for end in ("src", "dst"))
     v, out = (Floats(builder, type, lanes, words) for type, words in zip((src, dst), ends, strict=True))
     return v, out
 
@@ -98,23 +98,23 @@ def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
 
         def at(ends: tuple[Floats, Floats], k: Any, src: Any, dst: Any) -> None:
             v, out = ends
-            value = v.load(builder.add(src, builder.mul(k, const(v.itemsize))))
-            out.store(value, builder.add(dst, builder.mul(k, const(out.itemsize))))
+            value = v.load(src + k * v.itemsize)
+            out.store(value, dst + k * out.itemsize)
 
         def extent(src: Any, dst: Any) -> None:
-            is_long = builder.icmp_signed(">=", x.size, const(lanes))
+            is_long = x.size >= lanes
             with builder.if_else(is_long) as (long, short):
                 with long:
                     with cgutils.for_range(builder, builder.sdiv(x.size, const(lanes))) as part:
-                        at(vectors, builder.mul(part.index, const(lanes)), src, dst)
+                        at(vectors, part.index * lanes, src, dst)
                     with builder.if_then(builder.icmp_signed("!=", builder.srem(x.size, const(lanes)), const(0))):
-                        at(vectors, builder.sub(x.size, const(lanes)), src, dst)
+                        at(vectors, x.size - lanes, src, dst)
                 with short, cgutils.for_range(builder, x.size) as element:
                     at(one, element.index, src, dst)
 
         with cgutils.for_range(builder, x.count) as loop:
-            src = builder.add(x.src, builder.mul(loop.index, x.src_step))
-            dst = builder.add(x.dst, builder.mul(loop.index, x.dst_step))
+            src = x.src + loop.index * x.src_step
+            dst = x.dst + loop.index * x.dst_step
             if one_vector:
                 at(vectors, const(0), src, dst)
             else:

@@ -189,7 +189,7 @@ _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.
 def _vpmaddwd(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
     pairs = ir.VectorType(ir.IntType(16), 2 * v.lanes)
     products = call_llvm(v.b, _PAIRS[v.bytes], v.kind, [v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
-    return v.b.add(acc, products)
+    return acc + products
 
 
 _BYTE_PAIRS = {
@@ -204,7 +204,7 @@ def _vpmaddubsw(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
     bytes_, pairs = (ir.VectorType(ir.IntType(32 // count), count * v.lanes) for count in (4, 2))
     sums = call_llvm(v.b, _BYTE_PAIRS[v.bytes], pairs, [v.b.bitcast(x, bytes_), v.b.bitcast(w, bytes_)])
     ones = ir.Constant(pairs, [1] * pairs.count)
-    return v.b.add(acc, call_llvm(v.b, _PAIRS[v.bytes], v.kind, [sums, ones]))
+    return acc + call_llvm(v.b, _PAIRS[v.bytes], v.kind, [sums, ones])
 
 
 def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
@@ -214,11 +214,11 @@ def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
         b = v.b
 
         def channel(value: Any, k: int, unsigned: bool) -> Any:
-            above = b.shl(value, v.c(32 - bits * (k + 1)))
+            above = value << 32 - bits * (k + 1)
             return (b.lshr if unsigned else b.ashr)(above, v.c(32 - bits))
 
         for k in range(channels):
-            acc = b.add(acc, b.mul(channel(x, k, is_unsigned), channel(w, k, False)))
+            acc = acc + channel(x, k, is_unsigned) * channel(w, k, False)
         return acc
 
     return emit
@@ -234,8 +234,8 @@ def _vdpbf16ps_emulated(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
     """The upper channel's product is added first. Denormal numbers count, which the instruction takes for zeros."""
     ints = Vectors(v.b, element("int32"), v.lanes)
     x, w = (v.b.bitcast(value, ints.kind) for value in (x, w))
-    upper = [v.b.bitcast(v.b.and_(value, ints.c(-1 << 16)), v.kind) for value in (x, w)]
-    lower = [v.b.bitcast(v.b.shl(value, ints.c(16)), v.kind) for value in (x, w)]
+    upper = [v.b.bitcast(value & ints.c(-1 << 16), v.kind) for value in (x, w)]
+    lower = [v.b.bitcast(value << ints.c(16), v.kind) for value in (x, w)]
     return v.multiply_add(lower[0], lower[1], v.multiply_add(upper[0], upper[1], acc))
 
 

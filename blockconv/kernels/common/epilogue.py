@@ -55,9 +55,9 @@ def finish(
     has_parts: whether `Output.dst_block` is a table. apart: emits what stores a tile that lacks channels, if it is not
     to be stored here.
     """
-    full = builder.icmp_signed(">=", out.valid, const(tile.period or tile.width))
+    full = out.valid >= (tile.period or tile.width)
     if tile.period and not tile.row:
-        full = builder.and_(full, builder.icmp_signed(">=", out.written, const(tile.width)))
+        full = full & (out.written >= tile.width)
     with builder.if_else(full, likely=True) as (whole, part):
         with whole:
             TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
@@ -99,7 +99,7 @@ class TileEpilogue:
                 self.activate_in_scratch(accs)
                 self.divide(accs)
         for row in range(self.tile.rows):
-            base = self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
+            base = self.out.dst + row * self.out.dst_row
             values = self.converted([self.b.load(slot) for slot in accs[row * count : (row + 1) * count]])
             if planes:
                 self.each_plane(values, base, self.finish_planes)
@@ -116,7 +116,7 @@ class TileEpilogue:
 
     def finish_bytes_of(self, accs: list[Any], row: int, is_summed: bool) -> None:
         """A row's bytes. is_summed: whether a residual is added."""
-        count, base = len(accs) // self.tile.rows, self.b.add(self.out.dst, self.b.mul(const(row), self.out.dst_row))
+        count, base = len(accs) // self.tile.rows, self.out.dst + row * self.out.dst_row
         for first in range(0, count, PARTS):
             slots = accs[row * count : (row + 1) * count][first : first + PARTS]
             values = [self.b.load(slot) for slot in slots]
@@ -169,14 +169,14 @@ class TileEpilogue:
         """Apply a transcendental activation in a loop over the spilled tile: its code stands once, not 28 times."""
         v, scratch = self.v, self.out.scratch
         for i, slot in enumerate(accs):
-            v.store(self.b.load(slot), self.b.add(scratch, const(i * v.bytes)))
+            v.store(self.b.load(slot), scratch + i * v.bytes)
         parameters = list(parameters_at(v, self.out.activation))
         number = ActivationArguments.load(self.b, self.out.activation).number
         with cgutils.for_range(self.b, const(len(accs))) as loop:
-            at = self.b.add(scratch, self.b.mul(loop.index, const(v.bytes)))
+            at = scratch + loop.index * v.bytes
             v.store(activate(v, v.load(at), number, parameters), at)
         for i, slot in enumerate(accs):
-            self.b.store(v.load(self.b.add(scratch, const(i * v.bytes))), slot)
+            self.b.store(v.load(scratch + i * v.bytes), slot)
 
     def divide(self, slots: list[Any]) -> None:
         """Convert to multiples of the destination's scale, where scales did not do it: see `requantize.py`."""
@@ -189,7 +189,7 @@ class TileEpilogue:
     def stores(self, i: int, base: Any) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
         """The stores of a row's vector number `i`: each one's first lane, and a function for its address and limit."""
         p, vector = divmod(i, self.tile.vectors)
-        at = self.b.add(base, self.b.mul(const(p), self.out.dst_pixel))
+        at = base + p * self.out.dst_pixel
         for k in range(0, self.tile.lanes, self.store_width):
             yield k, functools.partial(self.store_at, at, (vector * self.tile.lanes + k) // self.store_width)
 
@@ -201,10 +201,10 @@ class TileEpilogue:
         """
         offset = to_store(self.b, self.out, j, self.has_parts)
         if not self.masked or self.tile.row:
-            return self.b.add(pixel, offset), None
-        limit = self.b.sub(self.out.written, const(j * self.store_width))
-        is_any = self.b.icmp_signed(">", limit, const(0))
-        return self.b.add(pixel, self.b.select(is_any, offset, const(0))), limit
+            return pixel + offset, None
+        limit = self.out.written - j * self.store_width
+        is_any = limit > 0
+        return pixel + self.b.select(is_any, offset, const(0)), limit
 
     def store_channels(self, values: list[Any], base: Any, row: int) -> None:
         """Store the vectors of a row."""
@@ -229,7 +229,7 @@ class TileEpilogue:
     def with_zero_tail(self, value: Any, vector: int) -> Any:
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
         before = 0 if self.tile.period else vector * self.tile.lanes
-        mask = self.stored.below(self.b.sub(self.out.valid, const(before)), self.tile.period)
+        mask = self.stored.below(self.out.valid - before, self.tile.period)
         zero = self.stored.zero
         if self.args:
             zero = self.stored.splat(self.b.trunc(self.args.dst_fill, self.finished))
@@ -254,13 +254,13 @@ class TileEpilogue:
 
     def residual_row(self, row: int) -> Any:
         """The address of a row's first residual."""
-        return self.b.add(self.b.add(self.out.dst, self.out.residual), self.b.mul(const(row), self.out.dst_row))
+        return self.out.dst + self.out.residual + row * self.out.dst_row
 
     def with_residual(self, x: Any, value: Any) -> Any:
         """The sum of a vector and a stored residual."""
         if self.args and Rounding.SUMS in self.rounding:
             x = rounded_sum(self.v, self.args, x)
-        return self.b.fadd(x, self.read(value))
+        return x + self.read(value)
 
     def load_row(self, base: Any, row: int) -> list[Any]:
         """The addends of a row's vectors, in their stored form."""
@@ -286,12 +286,12 @@ class TileEpilogue:
             for first in range(0, tile.pixels, tile.lanes):
                 pixels = list(range(first, min(tile.pixels, first + tile.lanes)))
                 chosen = [values[p * tile.vectors + v] for p in pixels]
-                at = self.b.add(base, const(first * tile.itemsize))
-                offset, limit = self.b.mul(const(v * tile.lanes), self.out.dst_block), None
+                at = base + first * tile.itemsize
+                offset, limit = v * tile.lanes * self.out.dst_block, None
                 if self.masked:
-                    limit = self.b.sub(self.out.written, const(v * tile.lanes))
-                    offset = self.b.select(self.b.icmp_signed(">", limit, const(0)), offset, const(0))
-                at = self.b.add(at, offset)
+                    limit = self.out.written - v * tile.lanes
+                    offset = self.b.select(limit > 0, offset, const(0))
+                at = at + offset
                 for p, value in zip(pixels, act(chosen, at, limit), strict=True):
                     out[p * tile.vectors + v] = value
         return out
@@ -302,11 +302,11 @@ class TileEpilogue:
         These have the first one's address (see `store_at`).
         """
         for c in range(self.tile.lanes):
-            address = self.b.add(base, self.b.mul(const(c), self.out.dst_block))
+            address = base + c * self.out.dst_block
             if limit is None:
                 yield address, None
             else:
-                in_bounds = self.b.icmp_signed("<", const(c), limit)
+                in_bounds = c < limit
                 yield self.b.select(in_bounds, address, base), in_bounds
 
     def plane_mask(self, pixels: int, in_bounds: Any | None) -> Any:
@@ -324,9 +324,9 @@ class TileEpilogue:
             b.store(plane, slot)
         if self.finishes_planes:
             with b.if_then(b.icmp_signed("!=", self.out.residual, const(0)), likely=False):
-                residual = self.planes(b.add(base, self.out.residual), limit)
+                residual = self.planes(base + self.out.residual, limit)
                 for slot, (at, in_bounds) in zip(slots, residual, strict=True):
-                    b.store(b.fadd(b.load(slot), v.load(at, self.plane_mask(len(pixels), in_bounds))), slot)
+                    b.store(b.load(slot) + v.load(at, self.plane_mask(len(pixels), in_bounds)), slot)
             if self.act == ActivationKind.CLIP:
                 self.clip(slots)
         for slot, (at, in_bounds) in zip(slots, self.planes(base, limit), strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import emitted
 from blockconv.kernels.common.requantize import Elements
 from blockconv.kernels.common.vectors import Vectors
 
@@ -41,7 +41,7 @@ class Floats(Vectors):
         self.memory.store(self.rounded(value), address, mask)
 
     def in_computed(self, offset: Any) -> Any:
-        return self.b.mul(offset, const(self.type.itemsize // self.itemsize))
+        return offset * (self.type.itemsize // self.itemsize)
 
     def widened(self, value: Any) -> Any:
         return self._elements(value.type.count).dequantized(value) if self.is_narrow else value
@@ -64,7 +64,7 @@ def widener(kind: ElementType, lanes: int) -> Any:
         v = Floats(builder, kind, lanes)
 
         def vector(at: Any, mask: Any | None) -> None:
-            v.computed.store(v.load(builder.add(src, at), mask), builder.add(dst, v.in_computed(at)), mask)
+            v.computed.store(v.load(src + at, mask), dst + v.in_computed(at), mask)
 
         v.each(count, vector)
 
@@ -79,7 +79,7 @@ def narrower(kind: ElementType, lanes: int) -> Any:
         v = Floats(builder, kind, lanes)
 
         def vector(at: Any, mask: Any | None) -> None:
-            v.store(v.computed.load(builder.add(src, v.in_computed(at)), mask), builder.add(dst, at), mask)
+            v.store(v.computed.load(src + v.in_computed(at), mask), dst + at, mask)
 
         v.each(count, vector)
 

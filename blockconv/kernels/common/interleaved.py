@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from blockconv.jit.ir import const, shuffle
+from blockconv.jit.ir import shuffle
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.tile_record import each_step, source_of
@@ -64,10 +64,10 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any, cu
     wei = run.wei
     for channel in range(shared.group_ic):
         with each_step(b, run, cut) as number:
-            weights = b.add(wei, b.mul(number, const(step_bytes)))
+            weights = wei + number * step_bytes
             step = _Step(v, tile, shared, channel, dot)
             step.reduce(source_of(b, run, number), run.src_row, weights, accs)
-        wei = b.add(wei, b.mul(run.run_steps, const(step_bytes)))
+        wei = wei + run.run_steps * step_bytes
     return accs
 
 
@@ -95,12 +95,12 @@ class _Step(NamedTuple):
     def reduce(self, src: Any, src_row: Any, wei: Any, accs: list[Any]) -> None:
         v, b, shared = self.v, self.v.b, self.shared
         tap_bytes = shared.width * v.itemsize
-        weights = [self.weights(b.add(wei, const(t * tap_bytes))) for t in range(shared.taps)]
+        weights = [self.weights(wei + t * tap_bytes) for t in range(shared.taps)]
         columns = taps_of_columns(self.tile.pixels, shared.taps, shared.px_step, shared.tap_step)
         for row in range(self.tile.rows):
-            base = b.add(src, b.mul(const(row), src_row)) if row else src
+            base = src + row * src_row if row else src
             for column, meets in columns:
-                x = self.spread(b.add(base, const(column * shared.pitch * v.itemsize)))
+                x = self.spread(base + column * shared.pitch * v.itemsize)
                 for p, t in meets:
                     slot = accs[row * self.tile.pixels + p]
                     b.store(multiply_accumulate(v, self.dot, x, weights[t], b.load(slot)), slot)

@@ -52,14 +52,14 @@ def interleave_rows(itemsize, lanes):
         done, width = const(0), lanes
         while width > 1:
             v = Vectors(builder, bits, width)
-            with cgutils.for_range(builder, builder.sdiv(builder.sub(count, done), const(width))) as loop:
-                at = builder.mul(builder.add(done, builder.mul(loop.index, const(width))), const(itemsize))
-                first, second = v.load(builder.add(a, at)), v.load(builder.add(b, at))
-                to = builder.add(dst, builder.add(at, at))
+            with cgutils.for_range(builder, builder.sdiv(count - done, const(width))) as loop:
+                at = (done + loop.index * width) * itemsize
+                first, second = v.load(a + at), v.load(b + at)
+                to = dst + (at + at)
                 for k in range(2):
                     chosen = [lane // 2 + k * (width // 2) + width * (lane % 2) for lane in range(width)]
-                    v.store(shuffle(builder, first, second, chosen), builder.add(to, const(k * v.bytes)))
-            done, width = builder.and_(count, const(-width)), width // 2
+                    v.store(shuffle(builder, first, second, chosen), to + k * v.bytes)
+            done, width = count & -width, width // 2
 
     def kernel(args, first, last, scratch):
         a = InterleaveArgs(args)

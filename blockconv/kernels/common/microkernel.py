@@ -182,7 +182,7 @@ def _finish(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Out
         v = tile.code(b)
         memory = b.ptrtoint(cgutils.alloca_once(b, v.kind, len(accs)), I64)
         for k, slot in enumerate(accs):
-            v.store(b.load(slot), b.add(memory, const(k * v.bytes)))
+            v.store(b.load(slot), memory + k * v.bytes)
         call_kernel.emit(b, run.part, record, out.dst, memory, const(0))
 
     finish(b, tile, spec.store_width, spec.act, out, accs, bool(spec.has_parts), apart if spec.parted else None)
@@ -196,7 +196,7 @@ def finish_part(tile: Tile, store_width, act, has_parts):
     def store(builder, record, dst, accs):
         out, v = fill(Output, TileRecord.load(builder, record))._replace(dst=dst), tile.code(builder)
         offsets = range(0, tile.rows * tile.pixels * tile.vectors * v.bytes, v.bytes)
-        slots = [slot for k in offsets for slot in v.slots(1, v.load(builder.add(accs, const(k))))]
+        slots = [slot for k in offsets for slot in v.slots(1, v.load(accs + k))]
         TileEpilogue(builder, tile, store_width, act, out, bool(has_parts), masked=True).finish(slots)
 
     def kernel(record, dst, accs, unused):
@@ -214,14 +214,14 @@ def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, record: Any, ou
     accs = _accumulators(builder, spec, run)
     with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
         for k, slot in enumerate(accs):
-            builder.store(v.load(builder.add(run.sums, const(k * v.bytes))), slot)
+            builder.store(v.load(run.sums + k * v.bytes), slot)
     _reduce(builder, spec, run, accs)
     with builder.if_else(is_last) as (finished, kept):
         with finished:
             _finish(builder, spec, run, record, out, accs)
         with kept:
             for k, slot in enumerate(accs):
-                v.store(builder.load(slot), builder.add(run.sums, const(k * v.bytes)))
+                v.store(builder.load(slot), run.sums + k * v.bytes)
 
 
 def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: Any, accs: list[Any]) -> list[Any]:
@@ -233,7 +233,7 @@ def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: A
         return accs
 
     def each(f: Vectors, address: Any) -> list[Any]:
-        return [f.load(builder.add(address, const(k * f.bytes))) for k in range(spec.vectors)]
+        return [f.load(address + k * f.bytes) for k in range(spec.vectors)]
 
     return dequantized(spec.tile.code(builder), accs, at, each, spec.shifted, args)
 
@@ -244,7 +244,7 @@ def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: A
 def _accumulators(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, as yet the bias: stack slots, which LLVM keeps in registers, by [row][pixel][vector]."""
     v = spec.tile.code(builder)
-    bias = [v.load(builder.add(run.bia, const(k * v.bytes))) for k in range(spec.vectors)]
+    bias = [v.load(run.bia + k * v.bytes) for k in range(spec.vectors)]
     return [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
 
 
@@ -254,19 +254,19 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
     # Pixels that are addressed from one of them: each takes a register for its distance.
     each = min(spec.pixels, 6 if target.isa().is_x86 else 14)
     # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
-    to_pixel = [opaque(builder, builder.mul(const(k), run.src_pixel)) for k in range(each + 1)]
+    to_pixel = [opaque(builder, k * run.src_pixel) for k in range(each + 1)]
 
     def channel(x: Any, w: Any) -> None:
         """One channel at one tap: every pixel's scalar against every weight vector."""
-        weights = [v.load(builder.add(w, const(k * v.bytes))) for k in range(spec.vectors)]
+        weights = [v.load(w + k * v.bytes) for k in range(spec.vectors)]
         slots = iter(accs)
         for row in range(spec.rows):
-            base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
+            base = x + row * run.src_row if row else x
             for p in range(spec.pixels):
                 nth = p % each
                 if not nth and (p or spec.dot):
-                    base = opaque(builder, builder.add(base, to_pixel[each]) if p else base)
-                at = builder.add(base, to_pixel[nth]) if nth else base
+                    base = opaque(builder, base + to_pixel[each] if p else base)
+                at = base + to_pixel[nth] if nth else base
                 scalar = source_element(v, spec.dot, at)
                 for weight in weights:
                     slot = next(slots)
@@ -307,7 +307,7 @@ class Reduction(NamedTuple):
         b, run = self.b, self.run
         self.steps(each_step(b, run, self.cut), const(self.step), self.unrolled)
         if self.step > 1:
-            tail = each_step(b, run, self.cut, b.mul(run.runs, run.run_steps), run.tail_steps)
+            tail = each_step(b, run, self.cut, run.runs * run.run_steps, run.tail_steps)
             self.steps(tail, run.tail_channels, 1)
 
     def steps(self, numbers: AbstractContextManager[Any], channels: Any, unrolled: int) -> None:
@@ -315,7 +315,7 @@ class Reduction(NamedTuple):
         b, run, channel_bytes = self.b, self.run, self.channel_bytes
         with numbers as step:
             x = source_of(b, run, step)
-            w = b.add(run.wei, b.mul(step, const(self.step * channel_bytes)))
+            w = run.wei + step * (self.step * channel_bytes)
             self.prefetch_next(step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.prefetch_streamed(w)
@@ -323,16 +323,16 @@ class Reduction(NamedTuple):
                 return
             # LLVM unrolls a loop of four turns. It then spills addresses, and on Arm accumulators.
             with cgutils.for_range(b, opaque(b, b.udiv(channels, const(unrolled)))) as turn:
-                first = b.mul(turn.index, const(unrolled))
+                first = turn.index * unrolled
                 # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
                 # registers to load side by side; it places several among them.
                 before = 0 if self.burst else unrolled - 1
                 for k in range(unrolled):
                     if k == before and self.step >= PREFETCHING and not self.streamed:
                         self.prefetch_share(step, first, unrolled)
-                    channel = b.add(first, const(k))
-                    src = b.add(x, b.mul(channel, const(self.apart)))
-                    at = b.add(w, b.mul(channel, const(channel_bytes)))
+                    channel = first + k
+                    src = x + channel * self.apart
+                    at = w + channel * channel_bytes
                     self.prefetch_streamed(at)
                     self.channel(src, at)
 
@@ -344,17 +344,17 @@ class Reduction(NamedTuple):
         if not self.ahead:
             return
         b, run = self.b, self.run
-        last = b.sub(b.add(b.mul(run.runs, run.run_steps), run.tail_steps), const(1))
-        following = b.add(step, const(1))
-        following = b.select(b.icmp_signed("<", following, last), following, last)
+        last = run.runs * run.run_steps + run.tail_steps - 1
+        following = step + 1
+        following = b.select(following < last, following, last)
         x = source_of(b, run, following)
         for pixel in self.ahead:
-            emit_prefetch(b, b.add(x, b.mul(const(pixel), run.src_pixel)), NEAREST)
+            emit_prefetch(b, x + pixel * run.src_pixel, NEAREST)
 
     def prefetch_streamed(self, w: Any) -> None:
         """Prefetch weights that are multiplied soon; processors run farther ahead with one stream than with two."""
         for line in range(0, self.channel_bytes if self.streamed else 0, LINE):
-            emit_prefetch(self.b, self.b.add(w, const(STREAMED + line)))
+            emit_prefetch(self.b, w + (STREAMED + line))
 
     def prefetch_share(self, step: Any, channel: Any, count: int) -> None:
         """Prefetch the share of `count` channels in their step's lines: as many bytes as they read, at the most.
@@ -365,7 +365,7 @@ class Reduction(NamedTuple):
         repeatedly, and each prefetch takes a port and a fill buffer.
         """
         b = self.b
-        share = b.mul(self.run.prefetch_lines, const(LINE // self.step))  # bytes
-        at = b.add(self.run.prefetch, b.mul(b.add(b.mul(step, const(self.step)), channel), share))
+        share = self.run.prefetch_lines * (LINE // self.step)  # bytes
+        at = self.run.prefetch + (step * self.step + channel) * share
         for line in range(0, count * self.channel_bytes if self.burst else LINE, LINE):
-            emit_prefetch(b, b.add(at, const(line)))
+            emit_prefetch(b, at + line)

@@ -58,7 +58,7 @@ def pixel_tile(spec: PixelTileSpec):
 def _compute(builder: Any, run: TileRecord, record: Any, spec: PixelTileSpec) -> None:
     """Reduce and store a tile."""
     accs = _reduce(builder, spec, run)
-    whole = builder.icmp_signed(">=", run.valid, const(spec.channels))
+    whole = run.valid >= spec.channels
     with builder.if_else(whole, likely=True) as (full, part):
         with full:
             _finish(builder, spec, run, accs, spec.channels, const(0))
@@ -69,17 +69,17 @@ def _compute(builder: Any, run: TileRecord, record: Any, spec: PixelTileSpec) ->
 def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, stack slots that LLVM keeps in registers, in the order [row][channel][vector]."""
     v = spec.tile(spec.channels).code(builder)
-    biases = [v.broadcast(builder.add(run.bia, const(k * v.itemsize))) for k in range(spec.channels)]
+    biases = [v.broadcast(run.bia + k * v.itemsize) for k in range(spec.channels)]
     accs = [slot for _ in range(spec.rows) for bias in biases for slot in v.slots(spec.vectors, bias)]
 
     def channel(x: Any, w: Any) -> None:
         """One channel at one tap: every vector of pixels against every output channel's weight."""
         pixels = []
         for row in range(spec.rows):
-            base = builder.add(x, builder.mul(const(row), run.src_row)) if row else x
-            pixels.append([v.load(builder.add(base, const(k * v.bytes))) for k in range(spec.vectors)])
+            base = x + row * run.src_row if row else x
+            pixels.append([v.load(base + k * v.bytes) for k in range(spec.vectors)])
         for c in range(spec.channels):
-            weight = v.broadcast(builder.add(w, const(c * v.itemsize)))
+            weight = v.broadcast(w + c * v.itemsize)
             for row in range(spec.rows):
                 for k in range(spec.vectors):
                     slot = accs[(row * spec.channels + c) * spec.vectors + k]
@@ -94,7 +94,7 @@ def _finish(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any],
     """Store the accumulators of so many channels, from number `first` on."""
     tile = spec.tile(channels)
     out = Output(
-        dst=builder.add(run.dst, builder.mul(first, run.dst_block)),
+        dst=run.dst + first * run.dst_block,
         dst_row=run.dst_row,
         dst_pixel=run.dst_block,
         dst_block=const(spec.lanes * tile.itemsize),
@@ -116,10 +116,10 @@ def _finish_one_by_one(builder: Any, spec: PixelTileSpec, run: TileRecord, accs:
         for i in range(each):
             row, k = divmod(i, spec.vectors)
             slot = accs[(row * spec.channels + c) * spec.vectors + k]
-            v.store(builder.load(slot), builder.add(run.scratch, const((c * each + i) * v.bytes)))
+            v.store(builder.load(slot), run.scratch + (c * each + i) * v.bytes)
     slots = v.slots(each, v.zero)
     with cgutils.for_range(builder, run.valid) as loop:
-        at = builder.add(run.scratch, builder.mul(loop.index, const(each * v.bytes)))
+        at = run.scratch + loop.index * (each * v.bytes)
         for i, slot in enumerate(slots):
-            builder.store(v.load(builder.add(at, const(i * v.bytes))), slot)
+            builder.store(v.load(at + i * v.bytes), slot)
         _finish(builder, spec, run, slots, 1, loop.index)

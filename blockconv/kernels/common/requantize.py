@@ -29,7 +29,7 @@ from blockconv.core import target
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I8, I32, I64, call_llvm, const, shuffle, splat
+from blockconv.jit.ir import I8, I32, I64, call_llvm, shuffle, splat
 from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.unpacked import (
@@ -115,7 +115,7 @@ def dequantized(
     """
     f, b, (bia, scale), made = float_of(v.b, v.lanes), v.b, at, []
     # The scales, and what follows them, are each as far on as scales from biases.
-    arrays = [each(f, b.add(scale, b.mul(b.sub(scale, bia), const(k)))) for k in range(1 + shifted)]
+    arrays = [each(f, scale + (scale - bia) * k) for k in range(1 + shifted)]
     loaded = EpilogueArguments.load(b, args, held=True) if shifted == AFFINE else None
     for i, slot in enumerate(accs):
         scales, *shifts = (array[i % len(array)] for array in arrays)
@@ -130,16 +130,16 @@ def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any
     """A residual's vector of bytes as float32, times its scale."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
     # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
-    bits = b.or_(b.trunc(args.residual_flip, I32), ir.Constant(I32, _TWO_TO_23))
-    lifted = b.bitcast(b.xor(b.zext(value, wide), _splat(v, bits)), v.kind)
-    zero = b.add(b.trunc(args.residual_zero, I32), ir.Constant(I32, _TWO_TO_23))
-    difference = b.fsub(lifted, v.splat(b.bitcast(zero, v.element)))
-    return v.mul(difference, _splat_float(v, args.residual_scale))
+    bits = b.trunc(args.residual_flip, I32) | ir.Constant(I32, _TWO_TO_23)
+    lifted = b.bitcast(b.zext(value, wide) ^ _splat(v, bits), v.kind)
+    zero = b.trunc(args.residual_zero, I32) + ir.Constant(I32, _TWO_TO_23)
+    difference = lifted - v.splat(b.bitcast(zero, v.element))
+    return difference * _splat_float(v, args.residual_scale)
 
 
 def rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
     """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
-    return v.mul(_rounded_sum(v, args, x), _splat_float(v, args.sum_scale))
+    return _rounded_sum(v, args, x) * _splat_float(v, args.sum_scale)
 
 
 def _rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
@@ -150,7 +150,7 @@ def _whole(v: Vectors, x: Any) -> Any:
     """Floats of up to 2^22 rounded to whole ones, half to even, as floats."""
     if target.isa().vector_bytes > 16:  # an instruction that came with such vectors, or before
         return call_llvm(v.b, f"llvm.nearbyint.{v.suffix()}", v.kind, [x])
-    return v.b.fsub(v.add(x, v.c(_TO_WHOLE)), v.c(_TO_WHOLE))
+    return x + _TO_WHOLE - _TO_WHOLE
 
 
 _TWO_TO_23 = 0x4B000000  # the bits of this float32
@@ -162,7 +162,7 @@ _BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one round
 
 def times_inverse(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
     """float32 as multiples of the destination's scale."""
-    return v.mul(x, _splat_float(v, args.inverse))
+    return x * _splat_float(v, args.inverse)
 
 
 def quantized(
@@ -178,8 +178,8 @@ def quantized(
     if away:
         whole = _whole_away(v, scaled)
     else:
-        whole = b.bitcast(v.add(scaled, v.c(_TO_WHOLE)), ir.VectorType(I32, v.lanes))
-    return b.add(b.trunc(whole, ir.VectorType(kind, v.lanes)), _splat(v, b.trunc(args.zero_point, kind)))
+        whole = b.bitcast(scaled + _TO_WHOLE, ir.VectorType(I32, v.lanes))
+    return b.trunc(whole, ir.VectorType(kind, v.lanes)) + _splat(v, b.trunc(args.zero_point, kind))
 
 
 def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool) -> Any:
@@ -192,9 +192,9 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
         return in_order(v.b, [quantized(v, args, x, away) for x in parts])
     b = v.b
     # Packing makes unsigned bytes; values that may be negative have 128 added.
-    bound = b.add(b.fptosi(b.bitcast(args.low, ir.DoubleType()), I64), args.zero_point)
-    flip = b.select(b.icmp_signed("<", bound, ir.Constant(I64, 0)), ir.Constant(I64, 128), ir.Constant(I64, 0))
-    offset = b.trunc(b.add(args.zero_point, flip), ir.IntType(16))
+    bound = b.fptosi(b.bitcast(args.low, ir.DoubleType()), I64) + args.zero_point
+    flip = b.select(bound < ir.Constant(I64, 0), ir.Constant(I64, 128), ir.Constant(I64, 0))
+    offset = b.trunc(args.zero_point + flip, ir.IntType(16))
 
     def whole(x: Any) -> Any:
         return _whole_away(v, x) if away else nearest(b, x)
@@ -203,11 +203,11 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     if away:  # the conversion is undefined beyond 32 bits
         parts = [_bounded(v, args, x) for x in parts]
     elif not fits:
-        parts = [b.select(b.fcmp_ordered("<", high, x), high, x) for x in parts]
+        parts = [b.select(high < x, high, x) for x in parts]
     made, least, most = (packed(b, [whole(x) for x in of], offset) for of in (parts, [low] * PARTS, [high] * PARTS))
     made = b.select(b.icmp_unsigned(">", made, least), made, least)
     made = b.select(b.icmp_unsigned("<", made, most), made, most)
-    return b.xor(made, splat(b, b.trunc(flip, I8), made.type.count))
+    return made ^ splat(b, b.trunc(flip, I8), made.type.count)
 
 
 def quantized_together(
@@ -235,13 +235,13 @@ def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled
 def _between(v: Vectors, x: Any, low: Any, high: Any) -> Any:
     """float32 between two bounds, the bits of a float64 each; a NaN is the lower one."""
     x, high = v.larger(x, _splat_float(v, low)), _splat_float(v, high)
-    return v.b.select(v.b.fcmp_ordered("<", x, high), x, high)
+    return v.b.select(x < high, x, high)
 
 
 def _whole_away(v: Vectors, x: Any) -> Any:
     """Floats rounded to integers of 32 bits, a half away from zero."""
     half = call_llvm(v.b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
-    return v.b.fptosi(v.add(x, half), ir.VectorType(I32, v.lanes))
+    return v.b.fptosi(x + half, ir.VectorType(I32, v.lanes))
 
 
 def _splat(v: Vectors, scalar: Any) -> Any:
@@ -260,8 +260,8 @@ _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs tha
 def _inverse(v: Vectors, bits: Any) -> Any:
     """1 / the float64 of these bits, which is a float32, rounded to a float32, in every lane; NaN if it is not safe."""
     b, scale = v.b, v.b.fptrunc(v.b.bitcast(bits, ir.DoubleType()), v.element)
-    bounds = b.fcmp_ordered(">", scale, v.element(1 / _SAFE)), b.fcmp_ordered("<", scale, v.element(_SAFE))
-    inverse = b.fdiv(v.element(1.0), scale)
+    bounds = scale > v.element(1 / _SAFE), scale < v.element(_SAFE)
+    inverse = v.element(1.0) / scale
     return v.splat(b.select(b.and_(*bounds), inverse, v.element(float("nan"))))
 
 
@@ -292,11 +292,11 @@ class Elements:
         wide = ir.VectorType(I32, self.real.lanes)
         if self.type.itemsize < 4:
             x = (self.b.sext if self.type.kind == SIGNED else self.b.zext)(x, wide)
-        return self.b.sub(x, self.zero_point)
+        return x - self.zero_point
 
     def scaled(self, difference: Any) -> Any:
         """The real numbers of integers less their zero point, or of sums of these."""
-        return self.real.mul(self.b.sitofp(difference, self.real.kind), self.scale)
+        return self.b.sitofp(difference, self.real.kind) * self.scale
 
     def quantized(self, x: Any) -> Any:
         """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
@@ -313,15 +313,15 @@ class Elements:
         divides.
         """
         if not target.isa().fma:
-            return self.b.fdiv(x, self.scale)
+            return x / self.scale
         b, v = self.b, Vectors(self.b, FLOAT32, self.real.lanes, fma=True)
-        guess = v.mul(x, self.inverse)
-        rest = v.multiply_add(b.fneg(guess), self.scale, x)
+        guess = x * self.inverse
+        rest = v.multiply_add(-guess, self.scale, x)
         (found,) = v.slots(1, v.multiply_add(rest, self.inverse, guess))
         failed = b.fcmp_unordered("uno", b.load(found), b.load(found))
         some = b.icmp_unsigned("!=", b.bitcast(failed, ir.IntType(v.lanes)), ir.Constant(ir.IntType(v.lanes), 0))
         with b.if_then(some, likely=False):
-            b.store(b.fdiv(x, self.scale), found)
+            b.store(x / self.scale, found)
         return b.load(found)
 
     def rounded(self, x: Any) -> Any:

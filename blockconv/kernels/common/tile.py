@@ -100,15 +100,15 @@ def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, h
         # Pixels that share a line (NCHW4) prefetch it once.
         stores, pixels = tile.width // store_width, max(1, LINE // (store_width * tile.itemsize))
         for row in range(tile.rows):
-            base = builder.add(out.dst, builder.add(out.residual, builder.mul(const(row), out.dst_row)))
+            base = out.dst + (out.residual + row * out.dst_row)
             for p in range(0, tile.pixels, pixels):
-                at = builder.add(base, builder.mul(const(p), out.dst_pixel))
+                at = base + p * out.dst_pixel
                 for j in range(stores):
-                    emit_prefetch(builder, builder.add(at, to_store(builder, out, j, has_parts)))
+                    emit_prefetch(builder, at + to_store(builder, out, j, has_parts))
 
 
 def to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:
     """From a pixel to what its store number `j` writes, in bytes."""
     if not has_parts:
-        return builder.mul(const(j), out.dst_block)
+        return j * out.dst_block
     return builder.load(builder.gep(pointer(builder, out.dst_block, I64), [const(j)]), align=8)

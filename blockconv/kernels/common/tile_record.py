@@ -74,24 +74,24 @@ def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any 
     begin = const(0) if start is None else start
     if not cut:
         with cgutils.for_range(b, steps) as loop:
-            yield b.add(begin, loop.index)
+            yield begin + loop.index
         return
     # The rows of all runs are one loop: one more nested loop would have more variables than there are registers.
     first, left = cgutils.alloca_once_value(b, begin), cgutils.alloca_once_value(b, run.rows)
-    to_next_run = b.sub(run.run_steps, b.mul(b.sub(run.rows, const(1)), run.row_steps))
-    with cgutils.for_range(b, b.mul(run.runs, run.rows) if start is None else run.rows):
+    to_next_run = run.run_steps - (run.rows - 1) * run.row_steps
+    with cgutils.for_range(b, run.runs * run.rows if start is None else run.rows):
         begin = b.load(first)
         with cgutils.for_range(b, steps) as loop:
-            yield b.add(begin, loop.index)
-        remaining = b.sub(b.load(left), const(1))
+            yield begin + loop.index
+        remaining = b.load(left) - 1
         is_last = b.icmp_signed("==", remaining, const(0))
         b.store(b.select(is_last, run.rows, remaining), left)
-        b.store(b.add(begin, b.select(is_last, to_next_run, run.row_steps)), first)
+        b.store(begin + b.select(is_last, to_next_run, run.row_steps), first)
 
 
 def source_of(b: Any, run: TileRecord, step: Any) -> Any:
     """The address that a step of the reduction reads, for the tile's first pixel."""
-    return b.add(run.src, b.load(b.gep(pointer(b, run.offsets, I64), [step])))
+    return run.src + b.load(b.gep(pointer(b, run.offsets, I64), [step]))
 
 
 def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int = 0) -> Callable[..., None]:
@@ -104,19 +104,19 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int =
     @emitted
     def compute_tiles(builder, record):
         run = TileRecord.load(builder, record)
-        lines = builder.mul(run.prefetch_lines, builder.mul(builder.mul(run.runs, run.run_steps), const(LINE)))
+        lines = run.prefetch_lines * (run.runs * run.run_steps * LINE)
 
         def further(number: Any, each: Any, last: Any) -> Any:
-            distance = builder.mul(number, each)
-            return builder.select(builder.icmp_signed("<", distance, last), distance, last)
+            distance = number * each
+            return builder.select(distance < last, distance, last)
 
         with cgutils.for_range(builder, run.tiles) as loop:
             number = loop.index
             of_tile = run._replace(
-                src=builder.add(run.src, further(number, run.src_next, run.src_last)),
-                dst=builder.add(run.dst, further(number, run.dst_next, run.dst_last)),
-                prefetch=builder.add(run.prefetch, builder.mul(number, lines)),
-                sums=builder.add(run.sums, builder.mul(number, const(kept))),
+                src=run.src + further(number, run.src_next, run.src_last),
+                dst=run.dst + further(number, run.dst_next, run.dst_last),
+                prefetch=run.prefetch + number * lines,
+                sums=run.sums + number * kept,
             )
             compute(builder, of_tile, record)
 

@@ -86,7 +86,7 @@ def tile_code(shape: TransposeShape) -> Any:
     def transpose_tile(builder: Any, t: TileAddresses) -> None:
         load, store = _accesses(builder, moved, t.conversion, stream)
         if flags & DENSE_SRC:
-            vectors = [load(builder.add(t.src, const(k * moved.src_bytes)), lanes) for k in dense]
+            vectors = [load(t.src + k * moved.src_bytes, lanes) for k in dense]
         else:
             if flags & TABLED_SRC:
                 addresses = _tabled_addresses(builder, t.src, t.src_outer, a)
@@ -97,9 +97,9 @@ def tile_code(shape: TransposeShape) -> Any:
         vectors = transpose(builder, vectors, a, b)
         if flags & DENSE_DST:
             for k, value in zip(dense, vectors, strict=True):
-                store(value, builder.add(t.dst, const(k * moved.dst_bytes)), None)
+                store(value, t.dst + k * moved.dst_bytes, None)
             return
-        unwritten = builder.add(t.lines, const(2 * LINE))
+        unwritten = t.lines + 2 * LINE
         if flags & TABLED:
             addresses = _tabled_addresses(builder, t.dst, t.dst_outer, b)
         else:
@@ -109,8 +109,8 @@ def tile_code(shape: TransposeShape) -> Any:
             value = vectors[q // per_vector]
             if per_vector > 1:
                 value = shuffle(builder, value, value, [a * (q % per_vector) + k for k in range(a)])
-            is_copied = builder.icmp_signed("<", const(q % ub), t.copied) if flags & FILLED else None
-            store(value, at, is_copied and (is_copied, builder.add(t.lines, const(LINE))))
+            is_copied = q % ub < t.copied if flags & FILLED else None
+            store(value, at, is_copied and (is_copied, t.lines + LINE))
 
     return transpose_tile
 
@@ -153,9 +153,9 @@ def _row_addresses(
     """The addresses of `rows` rows in two loops, `inner` of them in the inner one; past the limit, `other`."""
     addresses = []
     for r in range(rows):
-        at = builder.add(base, builder.mul(const(r // inner), strides[0]))
-        at = builder.add(at, builder.mul(const(r % inner), strides[1]))
-        exists = builder.icmp_signed("<", const(r % inner), limit)
+        at = base + r // inner * strides[0]
+        at = at + r % inner * strides[1]
+        exists = r % inner < limit
         addresses.append(builder.select(exists, at, other))
     return addresses
 
@@ -163,4 +163,4 @@ def _row_addresses(
 def _tabled_addresses(builder: Any, base: Any, table: Any, rows: int) -> list[Any]:
     """The addresses of `rows` rows, whose offsets stand at the address `table`."""
     words = pointer(builder, table, I64)
-    return [builder.add(base, builder.load(builder.gep(words, [const(r)]))) for r in range(rows)]
+    return [base + builder.load(builder.gep(words, [const(r)])) for r in range(rows)]

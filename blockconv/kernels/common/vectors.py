@@ -30,7 +30,7 @@ def llvm_type(element: ElementType) -> Any:
 def lanes_below(builder: Any, lanes: int, limit: Any, period: int = 0) -> Any:
     """A mask: lane, or lane modulo `period`, < limit (i64)."""
     iota = ir.Constant(ir.VectorType(I32, lanes), [k % (period or lanes) for k in range(lanes)])
-    return builder.icmp_signed("<", iota, splat(builder, builder.trunc(limit, I32), lanes))
+    return iota < splat(builder, builder.trunc(limit, I32), lanes)
 
 
 def _powers(count: int) -> Iterator[tuple[int, int]]:
@@ -98,7 +98,7 @@ class Vectors:
         """A vector whose parts, of `part` lanes each, are `step` bytes (i64) apart in memory."""
         parts = [self.load(address, lanes=part)]
         for k in range(1, self.lanes // part):
-            parts.append(self.load(self.b.add(address, self.b.mul(step, const(k))), lanes=part))
+            parts.append(self.load(address + step * k, lanes=part))
         return join(self.b, parts)
 
     def gathered(self, addresses: Sequence[Any]) -> Any:
@@ -118,7 +118,7 @@ class Vectors:
         """The first `count` lanes from `address`, and nothing beyond; the others are undefined."""
         made = ir.Constant(self.kind, ir.Undefined)
         for first, size in _powers(count):
-            part = self.load(self.b.add(address, const(first * self.itemsize)), lanes=size)
+            part = self.load(address + first * self.itemsize, lanes=size)
             wide = shuffle(self.b, part, part, [lane % size for lane in range(self.lanes)])
             chosen = [lane + self.lanes * (first <= lane < first + size) for lane in range(self.lanes)]
             wide = shuffle(self.b, wide, wide, [(lane - first) % self.lanes for lane in range(self.lanes)])
@@ -129,7 +129,7 @@ class Vectors:
         """Store the first `count` lanes, without a mask."""
         for first, size in _powers(count):
             part = shuffle(self.b, value, value, list(range(first, first + size)))
-            self.store(part, self.b.add(address, const(first * self.itemsize)))
+            self.store(part, address + first * self.itemsize)
 
     def load_lanes(self, address: Any, limit: Any | None, count: int, lanes: int) -> Any:
         """The first `count` of so many lanes, the others undefined; of all of them, the first `limit` (i64).
@@ -137,7 +137,7 @@ class Vectors:
         Integers that are stored two a byte are one a lane, and pairs are read together.
         """
         if self.type.is_packed:
-            mask = None if limit is None else lanes_below(self.b, lanes // 2, self.b.ashr(limit, const(1)))
+            mask = None if limit is None else lanes_below(self.b, lanes // 2, limit >> 1)
             return unpacked_pairs(self.b, self.load(address, mask, lanes=lanes // 2))
         if count == lanes:
             return self.load(address, None if limit is None else lanes_below(self.b, lanes, limit), lanes=lanes)
@@ -148,7 +148,7 @@ class Vectors:
     def store_lanes(self, value: Any, address: Any, limit: Any | None, count: int) -> None:
         """Store what `load_lanes` loads, of a vector of as many lanes."""
         if self.type.is_packed:
-            value, limit = packed_pairs(self.b, value), None if limit is None else self.b.ashr(limit, const(1))
+            value, limit = packed_pairs(self.b, value), None if limit is None else limit >> 1
         elif count < value.type.count:
             if target.isa().name == "avx512":
                 self.store(value, address, self.below(const(count)))
@@ -170,18 +170,18 @@ class Vectors:
         if target.isa().name == "avx512":
             self.store(value, address, lanes_below(b, lanes, limit))
             return
-        with b.if_else(b.icmp_signed(">=", limit, const(lanes))) as (whole, part):
+        with b.if_else(limit >= lanes) as (whole, part):
             with whole:
                 self.store(value, address)
-            with part, b.if_then(b.icmp_signed(">", limit, const(0))):
+            with part, b.if_then(limit > 0):
                 while lanes > 1:
                     lanes //= 2
-                    is_stored = b.icmp_signed("!=", b.and_(limit, const(lanes)), const(0))
+                    is_stored = b.icmp_signed("!=", limit & lanes, const(0))
                     first, second = (shuffle(b, value, value, list(range(k, k + lanes))) for k in (0, lanes))
                     with b.if_then(is_stored):
                         self.store(first, address)
                     value = b.select(is_stored, second, first)
-                    address = b.add(address, b.select(is_stored, const(lanes * self.itemsize), const(0)))
+                    address = address + b.select(is_stored, const(lanes * self.itemsize), const(0))
 
     def broadcast(self, address: Any) -> Any:
         """The element at `address` in every lane."""
@@ -205,7 +205,7 @@ class Vectors:
         """`value` with zero bits where the bits at the address `mask` are zero."""
         bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
         keep = self.b.load(pointer(self.b, mask, bits), align=1)
-        return self.b.bitcast(self.b.and_(self.b.bitcast(value, bits), keep), self.kind)
+        return self.b.bitcast(self.b.bitcast(value, bits) & keep, self.kind)
 
     def repeated(self, address: Any, count: int) -> list[Any]:
         """The vectors of the `count` elements at an address, again and again, until they begin anew with a vector."""
@@ -221,7 +221,7 @@ class Vectors:
         slot = cgutils.alloca_once(self.b, ir.ArrayType(self.kind, len(vectors)))
         address = self.b.ptrtoint(slot, I64)
         for k, value in enumerate(vectors):
-            self.store(value, self.b.add(address, const(k * self.bytes)))
+            self.store(value, address + k * self.bytes)
         return address
 
     def each(self, count: Any, body: Callable[..., None], unroll: int = 1) -> None:
@@ -233,18 +233,18 @@ class Vectors:
         if unroll > 1:
             groups = self.b.sdiv(count, const(unroll * self.lanes))
             with cgutils.for_range(self.b, groups) as loop:
-                at = self.b.mul(loop.index, const(unroll * self.bytes))
+                at = loop.index * (unroll * self.bytes)
                 for k in range(unroll):
-                    body(self.b.add(at, const(k * self.bytes)), None, k)
-            first = self.b.mul(groups, const(unroll * self.bytes))
-            rest = self.b.sub(count, self.b.mul(groups, const(unroll * self.lanes)))
+                    body(at + k * self.bytes, None, k)
+            first = groups * (unroll * self.bytes)
+            rest = count - groups * (unroll * self.lanes)
         whole = self.b.sdiv(rest, const(self.lanes))
         with cgutils.for_range(self.b, whole) as loop:
-            body(self.b.add(first, self.b.mul(loop.index, const(self.bytes))), None)
-        done = self.b.mul(whole, const(self.lanes))
-        rest = self.b.sub(rest, done)
-        with self.b.if_then(self.b.icmp_signed(">", rest, const(0))):
-            body(self.b.add(first, self.b.mul(done, const(self.itemsize))), self.below(rest))
+            body(first + loop.index * self.bytes, None)
+        done = whole * self.lanes
+        rest = rest - done
+        with self.b.if_then(rest > 0):
+            body(first + done * self.itemsize, self.below(rest))
 
     def slots(self, count: int, first: Any) -> list[Any]:
         """Accumulators that begin as `first`: stack slots, which LLVM keeps in registers."""
@@ -257,7 +257,7 @@ class Vectors:
         """The sum of accumulators, two by two."""
         sums = [self.b.load(slot) for slot in slots]
         while len(sums) > 1:
-            sums = [self.add(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+            sums = [x + y for x, y in zip(sums[::2], sums[1::2], strict=True)]
         return sums[0]
 
     # ------------------------------------------------------------ arithmetic
@@ -282,28 +282,28 @@ class Vectors:
         return self.b.select(self.b.fcmp_ordered("==", value, self.c(other)), self.zero, value)
 
     def add(self, x: Any, y: Any) -> Any:
-        return self.b.fadd(x, y) if self.type.is_float else self.b.add(x, y)
+        return x + y
 
     def sub(self, x: Any, y: Any) -> Any:
-        return self.b.fsub(x, y) if self.type.is_float else self.b.sub(x, y)
+        return x - y
 
     def mul(self, x: Any, y: Any) -> Any:
-        return self.b.fmul(x, y) if self.type.is_float else self.b.mul(x, y)
+        return x * y
 
     def multiply_add(self, x: Any, y: Any, acc: Any) -> Any:
         """x * y + acc."""
         if self.fma:
             return call_llvm(self.b, f"llvm.fma.{self.suffix()}", self.kind, [x, y, acc])
-        return self.add(self.mul(x, y), acc)
+        return x * y + acc
 
     def add_multiple(self, acc: Any | None, factor: float, x: Any) -> Any:
         """acc + factor * x, or factor * x where there is no `acc`; multiples of 1 and -1 are added as they are."""
         if acc is None:
-            return x if factor == 1 else self.mul(self.c(factor), x)
+            return x if factor == 1 else factor * x
         if factor == 1:
-            return self.add(acc, x)
+            return acc + x
         if factor == -1:
-            return self.sub(acc, x)
+            return acc - x
         return self.multiply_add(self.c(factor), x, acc)
 
     def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]) -> Any:
@@ -315,8 +315,8 @@ class Vectors:
 
     def clip(self, x: Any, low: Any, high: Any) -> Any:
         """`x` between two vectors. Compared so that a NaN stays (x86's max and min do it in this operand order)."""
-        x = self.b.select(self.b.fcmp_ordered("<", x, low), low, x)
-        return self.b.select(self.b.fcmp_ordered(">", x, high), high, x)
+        x = self.b.select(x < low, low, x)
+        return self.b.select(x > high, high, x)
 
     def compared(self, sign: str, x: Any, y: Any) -> Any:
         """Where x < y, or as `sign` says; false where one is NaN."""
@@ -328,12 +328,12 @@ class Vectors:
         """x where x > y, or x < y, as `sign` says; else y. A NaN of either stays."""
         more = self.compared(sign, x, y)
         if self.type.is_float:
-            more = self.b.or_(more, self.b.fcmp_unordered("uno", x, x))
+            more = more | self.b.fcmp_unordered("uno", x, x)
         return self.b.select(more, x, y)
 
     def larger(self, x: Any, y: Any) -> Any:
         """The larger of each lane; `y` where one is NaN."""
-        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+        return self.b.select(x > y, x, y)
 
     def magnitude(self, x: Any) -> Any:
         """|x|."""
@@ -358,7 +358,7 @@ class Vectors:
         """By Horner's rule; the coefficient of the highest power comes first."""
         value = self.c(coefficients[0])
         for k in coefficients[1:]:
-            value = self.add(self.mul(value, x), self.c(k))
+            value = value * x + k
         return value
 
     def each_lane(self, function: str, *given: Any) -> Any:
@@ -377,44 +377,44 @@ class Vectors:
             return call_llvm(b, f"llvm.exp.{self.suffix()}", self.kind, [x])
         is_nan = b.fcmp_unordered("uno", x, x)
         bounded = b.select(is_nan, self.c(0.0), self.clip(x, self.c(-87.0), self.c(89.0)))
-        n = call_llvm(b, f"llvm.rint.{self.suffix()}", self.kind, [self.mul(bounded, self.c(1 / math.log(2)))])
+        n = call_llvm(b, f"llvm.rint.{self.suffix()}", self.kind, [bounded * (1 / math.log(2))])
         # log(2) in two parts: n times the first is exact.
-        rest = self.add(bounded, self.mul(n, self.c(-0.693359375)))
-        rest = self.add(rest, self.mul(n, self.c(2.12194440e-4)))
+        rest = bounded + n * -0.693359375
+        rest = rest + n * 2.12194440e-4
         value = self.polynomial(rest, [*EXPM1_BY_X, 1.0])
         ints = ir.VectorType(I32, self.lanes)
-        biased = b.add(b.fptosi(n, ints), ir.Constant(ints, [127] * self.lanes))
-        power = b.bitcast(b.shl(biased, ir.Constant(ints, [23] * self.lanes)), self.kind)
-        return b.select(is_nan, x, self.mul(value, power))
+        biased = b.fptosi(n, ints) + ir.Constant(ints, [127] * self.lanes)
+        power = b.bitcast(biased << ir.Constant(ints, [23] * self.lanes), self.kind)
+        return b.select(is_nan, x, value * power)
 
     def expm1(self, x: Any) -> Any:
         """e^x - 1, also where the difference would lose all digits; float32 to 5e-7 of each value."""
         if self.itemsize == 8:
             return self.each_lane("expm1", x)
-        near = self.mul(x, self.polynomial(x, EXPM1_BY_X))
-        far = self.add(self.exp(x), self.c(-1.0))
-        return self.b.select(self.b.fcmp_ordered("<", self.mul(x, x), self.c(math.log(2) ** 2 / 4)), near, far)
+        near = x * self.polynomial(x, EXPM1_BY_X)
+        far = self.exp(x) + -1.0
+        return self.b.select(x * x < math.log(2) ** 2 / 4, near, far)
 
     def exp_to_zero(self, x: Any) -> Any:
         """e^x for x up to 0; zero where float32 has nothing near it."""
         value = self.exp(x)
         if self.itemsize == 8:
             return value
-        return self.b.select(self.b.fcmp_ordered("<", x, self.c(-87.3)), self.c(0.0), value)
+        return self.b.select(x < -87.3, self.c(0.0), value)
 
     def log(self, x: Any) -> Any:
         return self.each_lane("log" if self.itemsize == 8 else "logf", x)
 
     def sigmoid(self, x: Any) -> Any:
-        return self.b.fdiv(self.c(1.0), self.add(self.c(1.0), self.exp(self.b.fneg(x))))
+        return 1.0 / (1.0 + self.exp(-x))
 
     def erf(self, x: Any) -> Any:
         """float32 by Abramowitz and Stegun 7.1.26 (1.5e-7 absolute), float64 by the C library."""
         if self.itemsize == 8:
             return self.each_lane("erf", x)
-        negative = self.b.fcmp_ordered("<", x, self.c(0.0))
-        size = self.b.select(negative, self.b.fneg(x), x)
-        t = self.b.fdiv(self.c(1.0), self.add(self.c(1.0), self.mul(size, self.c(0.3275911))))
+        negative = x < 0.0
+        size = self.b.select(negative, -x, x)
+        t = 1.0 / (1.0 + size * 0.3275911)
         tail = self.polynomial(t, [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0])
-        value = self.b.fsub(self.c(1.0), self.mul(tail, self.exp(self.b.fneg(self.mul(size, size)))))
-        return self.b.select(negative, self.b.fneg(value), value)
+        value = 1.0 - tail * self.exp(-(size * size))
+        return self.b.select(negative, -value, value)

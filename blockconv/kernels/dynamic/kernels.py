@@ -9,7 +9,7 @@ import numpy as np
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import const, emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
+from blockconv.jit.ir import emitted, load_bits, load_f, load_i64, store_bits, store_f, store_i64
 from blockconv.kernels.common.conversion import ConversionArguments, ConvertedExtents, Moved, convert_extents
 from blockconv.kernels.common.requantize import FLOAT32, EpilogueArguments, QuantizationArguments, float_of
 
@@ -40,12 +40,12 @@ def range_of_elements(lanes: int) -> Any:
         b, v = builder, float_of(builder, lanes)
 
         def smaller(x: Any, y: Any) -> Any:
-            return b.select(b.fcmp_ordered("<", x, y), x, y)
+            return b.select(x < y, x, y)
 
         ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
 
         def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
-            x = v.load(b.add(src, offset), mask)  # lanes that do not exist are 0
+            x = v.load(src + offset, mask)  # lanes that do not exist are 0
             for slots, combine in ends:
                 b.store(combine(x, b.load(slots[k])), slots[k])
 
@@ -54,7 +54,7 @@ def range_of_elements(lanes: int) -> Any:
             found = b.load(slots[0])
             for slot in slots[1:]:
                 found = combine(b.load(slot), found)
-            v.store_first(v.fold(found, combine), b.add(dst, const(number * v.itemsize)), 1)
+            v.store_first(v.fold(found, combine), dst + number * v.itemsize, 1)
 
     return write_range
 

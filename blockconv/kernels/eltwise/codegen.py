@@ -140,7 +140,7 @@ class _Side:
             if k is not None:
                 return vectors[k % len(vectors)]
             at = v.b.urem(index, const(len(vectors) * v.lanes))
-            return v.load(v.b.add(kept, v.b.mul(at, const(v.itemsize))))
+            return v.load(kept + at * v.itemsize)
 
         return vector
 
@@ -165,7 +165,7 @@ def eltwise_extents(form: EltwiseForm, masked: int) -> Any:
         sides = []
         for k, type in enumerate(types):
             place, quantization = (
-                builder.add(first, const(k * block.nbytes))
+                first + k * block.nbytes
                 for first, block in ((x.places, Place), (x.quantizations, QuantizationArguments))
             )
             sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
@@ -197,7 +197,7 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]) -> Any:
     if op in ("activation", "lookup"):
         return x
     if op == "affine":
-        return v.add(v.mul(x, others[0]), others[1])
+        return x * others[0] + others[1]
     if op == "where":
         return b.select(_is_true(b, x), *others)
     if op == "convert":
@@ -236,12 +236,12 @@ def _divided(op: str, v: Vectors, x: Any, y: Any) -> Any:
     turned = b.icmp_signed("==", y, v.c(-1))
     safe = b.select(turned, one, safe)
     if op == "div":
-        quotient = b.select(turned, b.sub(none, x), b.sdiv(x, safe))
+        quotient = b.select(turned, none - x, b.sdiv(x, safe))
         return b.select(by_zero, none, quotient)
     rest = b.srem(x, safe)
-    other_sign = b.icmp_signed("<", b.xor(rest, y), none)
-    rest = b.select(b.and_(b.icmp_signed("!=", rest, none), other_sign), b.add(rest, y), rest)
-    return b.select(b.or_(by_zero, turned), none, rest)
+    other_sign = rest ^ y < none
+    rest = b.select(b.icmp_signed("!=", rest, none) & other_sign, rest + y, rest)
+    return b.select(by_zero | turned, none, rest)
 
 
 def _converted(v: Vectors, made: Vectors, x: Any) -> Any:
@@ -286,26 +286,26 @@ def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
     """
     b, isa = v.b, target.isa()
     if isa.vbmi:
-        parts = [v.load(b.add(table, const(k))) for k in range(0, 256, v.bytes)]
+        parts = [v.load(table + k) for k in range(0, 256, v.bytes)]
         name = f"llvm.x86.avx512.vpermi2var.qi.{8 * v.bytes}"
         halves = [(parts[k], parts[k + 1]) for k in (0, 2)]
 
         def permuted(x: Any) -> Any:
             low, high = (call_llvm(b, name, v.kind, [first, x, second]) for first, second in halves)
-            return b.select(b.icmp_signed("<", x, v.zero), high, low)
+            return b.select(x < v.zero, high, low)
 
         return permuted
     if not isa.ssse3:
         return lambda x: _looked_up_one_by_one(v, table, x)
-    rows = [v.gathered([b.add(table, const(k))] * (v.lanes // 16)) for k in range(0, 256, 16)]
-    steps = [row if k % 8 == 0 else b.xor(row, rows[k - 1]) for k, row in enumerate(rows)]
+    rows = [v.gathered([table + k] * (v.lanes // 16)) for k in range(0, 256, 16)]
+    steps = [row if k % 8 == 0 else row ^ rows[k - 1] for k, row in enumerate(rows)]
 
     def shuffled(x: Any) -> Any:
         found = v.zero
         for half in (steps[:8], steps[8:]):
-            at = x if half[0] is steps[0] else b.xor(x, v.c(-128))
+            at = x if half[0] is steps[0] else x ^ -128
             for step in half:
-                found = b.xor(found, shuffled_bytes(b, step, at))
+                found = found ^ shuffled_bytes(b, step, at)
                 at = call_llvm(b, f"llvm.ssub.sat.{v.suffix()}", v.kind, [at, v.c(16)])
         return found
 
@@ -316,6 +316,6 @@ def _looked_up_one_by_one(v: Vectors, table: Any, x: Any) -> Any:
     found = ir.Constant(v.kind, ir.Undefined)
     for lane in range(v.lanes):
         at = ir.Constant(I32, lane)
-        named = v.b.add(table, v.b.zext(v.b.extract_element(x, at), I64))
+        named = table + v.b.zext(v.b.extract_element(x, at), I64)
         found = v.b.insert_element(found, v.b.load(pointer(v.b, named, v.element)), at)
     return found

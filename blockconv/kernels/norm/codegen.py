@@ -79,7 +79,7 @@ class Groups(NamedTuple):
 
 def _array(v: Vectors, arrays: Any, room: Any, which: int) -> Any:
     """The address of one of several arrays by channel, of the vectors' type."""
-    return v.b.add(arrays, v.b.mul(room, const(which * v.itemsize)))
+    return arrays + room * (which * v.itemsize)
 
 
 class _Channels:
@@ -95,8 +95,8 @@ class _Channels:
 
     def term(self, which: int) -> Any:
         """The vector of one of the terms."""
-        b, v = self.v.b, self.v.computed
-        first = b.add(_array(v, self.s.terms, self.s.room, which), b.mul(self.channel, const(v.itemsize)))
+        v = self.v.computed
+        first = _array(v, self.s.terms, self.s.room, which) + self.channel * v.itemsize
         return v.repeated(first, self.period)[0] if self.period else v.load(first, self.mask)
 
     def add_to_total(self, which: int, value: Any) -> None:
@@ -105,19 +105,19 @@ class _Channels:
         if self.period:
             value = v.fold(value, v.add, self.period)
             value = shuffle(b, value, value, list(range(self.period)))
-        at = b.add(_array(totals, self.s.totals, self.s.room, which), b.mul(self.channel, const(totals.itemsize)))
+        at = _array(totals, self.s.totals, self.s.room, which) + self.channel * totals.itemsize
         value = value if v.type.itemsize == totals.itemsize else b.fpext(value, totals.kind)
-        totals.store(totals.add(totals.load(at, self.mask), value), at, self.mask)
+        totals.store(totals.load(at, self.mask) + value, at, self.mask)
 
     def output(self) -> Any:
         """line(x): the result before its residual and its bounds."""
-        v, mean, slope, shift = self.v, *(self.term(which) for which in (MEANS, SLOPES, SHIFTS))
-        return lambda x: v.add(v.mul(v.sub(x, mean), slope), shift)
+        mean, slope, shift = (self.term(which) for which in (MEANS, SLOPES, SHIFTS))
+        return lambda x: (x - mean) * slope + shift
 
     def bounds(self) -> list[Any]:
         """Vectors of the lower and of the upper bound."""
         b, double = self.v.b, ir.DoubleType()
-        found = (b.load(pointer(b, b.add(self.s.bounds, const(at)), double), align=8) for at in (0, 8))
+        found = (b.load(pointer(b, self.s.bounds + at, double), align=8) for at in (0, 8))
         return [*map(self.v.splat_float64, found)]
 
 
@@ -140,18 +140,18 @@ def span_sums(kind: ElementType, lanes: int, period: int, what: str, wide: bool,
             sums = [v.slots(UNROLL, v.zero) for _ in range(2 if what in ("moments", "products") else 1)]
 
             def step(at: Any, mask: Any | None, k: int = 0) -> None:
-                x = v.load(b.add(s.src, at), mask)
-                apart = x if mean is None else v.sub(x, mean)
-                values = [apart, v.mul(apart, apart)] if what == "moments" else [apart]
+                x = v.load(s.src + at, mask)
+                apart = x if mean is None else x - mean
+                values = [apart, apart * apart] if what == "moments" else [apart]
                 if what == "squares":
-                    values = [v.mul(apart, apart)]
+                    values = [apart * apart]
                 elif what == "products":
-                    grad = v.load(b.add(s.grad, at), mask)
+                    grad = v.load(s.grad + at, mask)
                     grad = grad if line is None else _inside(v, line(x), bounds, grad)
-                    values = [grad, v.mul(grad, apart)]
+                    values = [grad, grad * apart]
                 for slots, value in zip(sums, values, strict=True):
                     exists = value if mask is None else b.select(mask, value, v.zero)
-                    b.store(v.add(b.load(slots[k]), exists), slots[k])
+                    b.store(b.load(slots[k]) + exists, slots[k])
 
             def finish() -> None:
                 for which, slots in enumerate(sums):
@@ -170,7 +170,7 @@ def _inside(v: Floats, y: Any, bounds: Any, grad: Any) -> Any:
     Behind a fence, or LLVM makes a masked load of it, which waits for the output.
     """
     b, (low, high) = v.b, bounds
-    inside = b.and_(b.fcmp_unordered(">", y, low), b.fcmp_unordered("<", y, high))
+    inside = b.fcmp_unordered(">", y, low) & b.fcmp_unordered("<", y, high)
     grad = call_llvm(b, f"llvm.arithmetic.fence.{v.computed.suffix()}", grad.type, [grad])
     return b.select(inside, grad, v.zero)
 
@@ -194,20 +194,20 @@ def span_results(
             bounds = channels.bounds() if bounded else None
             terms = MEANS, GRADIENT_SLOPES, GRADIENT_SHIFTS, FACTORS
             mean, slope, shift, factor = (channels.term(which) if is_backward else None for which in terms)
-            exist = v.below(b.sub(s.channels, channels.channel), period) if ragged else None
+            exist = v.below(s.channels - channels.channel, period) if ragged else None
 
             def result(x: Any, at: Any, mask: Any | None) -> Any:
                 if is_backward:
-                    grad = v.load(b.add(s.grad, at), mask)
+                    grad = v.load(s.grad + at, mask)
                     grad = grad if line is None else _inside(v, line(x), bounds, grad)
-                    return v.add(v.mul(grad, factor), v.add(v.mul(v.sub(x, mean), slope), shift))
+                    return grad * factor + ((x - mean) * slope + shift)
                 y = line(x)  # type: ignore[misc]
-                y = v.add(y, v.load(b.add(s.residual, at), mask)) if residual else y
+                y = y + v.load(s.residual + at, mask) if residual else y
                 return y if bounds is None else v.clip(y, *bounds)
 
             def step(at: Any, mask: Any | None, k: int = 0) -> None:
-                y = result(v.load(b.add(s.src, at), mask), at, mask)
-                v.store(y if exist is None else b.select(exist, y, v.zero), b.add(s.dst, at), mask)
+                y = result(v.load(s.src + at, mask), at, mask)
+                v.store(y if exist is None else b.select(exist, y, v.zero), s.dst + at, mask)
 
             return step, lambda: None
 
@@ -225,7 +225,7 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
     b = v.b
     if period:
         step, finish = body(const(0), None)
-        v.each(b.mul(s.pixels, const(period)), lambda at, mask, k=0: step(at, mask, k), UNROLL)
+        v.each(s.pixels * period, lambda at, mask, k=0: step(at, mask, k), UNROLL)
         finish()
         return
 
@@ -234,28 +234,28 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
         unroll = max(1, UNROLL // len(offsets))
 
         def pixels(first: Any, count: int, stride: Any) -> None:
-            at = b.mul(first, s.stride)
+            at = first * s.stride
             for k in range(count):
                 for offset, (step, _) in zip(offsets, bodies, strict=True):
-                    step(b.add(offset, at), mask, k)
-                at = b.add(at, stride)
+                    step(offset + at, mask, k)
+                at = at + stride
 
         groups = b.sdiv(s.pixels, const(unroll))
         with cgutils.for_range(b, groups) as loop:
-            pixels(b.mul(loop.index, const(unroll)), unroll, opaque(b, s.stride))
-        done = b.mul(groups, const(unroll))
-        with cgutils.for_range(b, b.sub(s.pixels, done)) as loop:
-            pixels(b.add(done, loop.index), 1, s.stride)
+            pixels(loop.index * unroll, unroll, opaque(b, s.stride))
+        done = groups * unroll
+        with cgutils.for_range(b, s.pixels - done) as loop:
+            pixels(done + loop.index, 1, s.stride)
         for _, finish in bodies:
             finish()
 
     # Neighbouring columns at a time: memory is fetched by more than a line.
     blocks = b.sdiv(width, const(UNROLL * v.lanes))
     with cgutils.for_range(b, blocks) as loop:
-        first = b.mul(loop.index, const(UNROLL * v.bytes))
-        columns([b.add(first, const(k * v.bytes)) for k in range(UNROLL)], None)
-    first, rest = b.mul(blocks, const(UNROLL * v.bytes)), b.sub(width, b.mul(blocks, const(UNROLL * v.lanes)))
-    v.each(rest, lambda at, mask: columns([b.add(first, at)], mask))
+        first = loop.index * (UNROLL * v.bytes)
+        columns([first + k * v.bytes for k in range(UNROLL)], None)
+    first, rest = blocks * (UNROLL * v.bytes), width - blocks * (UNROLL * v.lanes)
+    v.each(rest, lambda at, mask: columns([first + at], mask))
 
 
 def group_means(element: ElementType, lanes: int, kept: bool) -> Any:
@@ -263,15 +263,15 @@ def group_means(element: ElementType, lanes: int, kept: bool) -> Any:
 
     @emitted
     def write_means(builder: Any, g: Groups) -> None:
-        b, v = builder, Vectors(builder, element.computed, lanes)
+        v = Vectors(builder, element.computed, lanes)
         means = _array(v, g.terms, g.room, MEANS)
 
         def group(first: Any, statistic: Any) -> None:
             if kept:
-                mean = v.broadcast(b.add(g.mean, statistic))
+                mean = v.broadcast(g.mean + statistic)
             else:
-                mean = v.mul(_group_total(v, b.add(g.totals, first), g.size), v.splat_float64(g.share))
-            v.each(g.size, lambda at, mask: v.store(mean, b.add(b.add(means, first), at), mask))
+                mean = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
+            v.each(g.size, lambda at, mask: v.store(mean, means + first + at, mask))
 
         _each_group(v, g, group)
 
@@ -287,16 +287,16 @@ def group_terms(element: ElementType, lanes: int) -> Any:
         means, slopes, shifts = (_array(v, g.terms, g.room, which) for which in (MEANS, SLOPES, SHIFTS))
 
         def group(first: Any, statistic: Any) -> None:
-            variance = v.mul(_group_total(v, b.add(g.totals, first), g.size), v.splat_float64(g.share))
-            inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(variance, v.splat_float64(g.epsilon))))
+            variance = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
+            inverse = 1.0 / v.sqrt(variance + v.splat_float64(g.epsilon))
             with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
-                v.store_first(v.broadcast(b.add(means, first)), b.add(g.mean, statistic), 1)
-                v.store_first(inverse, b.add(g.inverse, statistic), 1)
+                v.store_first(v.broadcast(means + first), g.mean + statistic, 1)
+                v.store_first(inverse, g.inverse + statistic, 1)
 
             def channels(offset: Any, mask: Any | None) -> None:
-                at = b.add(first, offset)
-                v.store(v.mul(v.load(b.add(g.scale, at), mask), inverse), b.add(slopes, at), mask)
-                v.store(v.load(b.add(g.shift, at), mask), b.add(shifts, at), mask)
+                at = first + offset
+                v.store(v.load(g.scale + at, mask) * inverse, slopes + at, mask)
+                v.store(v.load(g.shift + at, mask), shifts + at, mask)
 
             v.each(g.size, channels)
 
@@ -320,29 +320,29 @@ def group_gradients(element: ElementType, lanes: int) -> Any:
         of_scale = _array(v, parts, g.room, 1)
 
         def group(first: Any, statistic: Any) -> None:
-            inverse = v.broadcast(b.add(g.inverse, statistic))
+            inverse = v.broadcast(g.inverse + statistic)
             totals = [v.slots(UNROLL, v.zero) for _ in range(2)]
 
             def add(offset: Any, mask: Any | None, which: int = 0) -> None:
-                at = b.add(first, offset)
-                scale = v.load(b.add(g.scale, at), mask)
+                at = first + offset
+                scale = v.load(g.scale + at, mask)
                 for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
-                    x = v.load(b.add(totals_at[k], at), mask)
-                    b.store(v.add(b.load(totals[k][which]), v.mul(x, scale)), totals[k][which])
-                    x = x if factor is None else v.mul(x, factor)
-                    v.store(v.add(v.load(b.add(to, at), mask), x), b.add(to, at), mask)
+                    x = v.load(totals_at[k] + at, mask)
+                    b.store(b.load(totals[k][which]) + x * scale, totals[k][which])
+                    x = x if factor is None else x * factor
+                    v.store(v.load(to + at, mask) + x, to + at, mask)
 
             for slot in (slot for each in totals for slot in each):
                 b.store(v.zero, slot)
             v.each(g.size, add, UNROLL)
-            shift, slope = (v.mul(b.fneg(v.fold(v.total(each), v.add)), v.splat_float64(g.share)) for each in totals)
-            shift, slope = v.mul(shift, inverse), v.mul(v.mul(v.mul(slope, inverse), inverse), inverse)
+            shift, slope = (-v.fold(v.total(each), v.add) * v.splat_float64(g.share) for each in totals)
+            shift, slope = shift * inverse, slope * inverse * inverse * inverse
 
             def write(offset: Any, mask: Any | None) -> None:
-                at = b.add(first, offset)
-                factor = v.mul(v.load(b.add(g.scale, at), mask), inverse)
+                at = first + offset
+                factor = v.load(g.scale + at, mask) * inverse
                 for array, value in zip(terms, (shift, slope, factor), strict=True):
-                    v.store(value, b.add(array, at), mask)
+                    v.store(value, array + at, mask)
 
             v.each(g.size, write)
 
@@ -359,10 +359,10 @@ def add_parts(kind: ElementType, lanes: int) -> Any:
         b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
 
         def vector(offset: Any, mask: Any | None) -> None:
-            to = b.add(totals, b.mul(offset, const(wide.itemsize // v.itemsize)))
-            part = v.load(b.add(parts, offset), mask)
+            to = totals + offset * (wide.itemsize // v.itemsize)
+            part = v.load(parts + offset, mask)
             part = part if v.itemsize == wide.itemsize else b.fpext(part, wide.kind)
-            wide.store(wide.add(wide.load(to, mask), part), to, mask)
+            wide.store(wide.load(to, mask) + part, to, mask)
 
         v.each(count, vector)
 
@@ -372,12 +372,12 @@ def add_parts(kind: ElementType, lanes: int) -> Any:
 def _each_group(v: Vectors, g: Groups, body: Callable[[Any, Any], None]) -> None:
     """body(bytes to the group's first channel in an array, and to its statistics)."""
     with cgutils.for_range(v.b, g.groups) as loop:
-        body(v.b.mul(v.b.mul(loop.index, g.size), const(v.itemsize)), v.b.mul(loop.index, const(v.itemsize)))
+        body(loop.index * g.size * v.itemsize, loop.index * v.itemsize)
 
 
 def _group_total(v: Vectors, address: Any, size: Any) -> Any:
     """The sum of so many contiguous elements, in every lane."""
     (slot,) = v.slots(1, v.zero)
     v.b.store(v.zero, slot)
-    v.each(size, lambda at, mask: v.b.store(v.add(v.b.load(slot), v.load(v.b.add(address, at), mask)), slot))
+    v.each(size, lambda at, mask: v.b.store(v.b.load(slot) + v.load(address + at, mask), slot))
     return v.fold(v.b.load(slot), v.add)

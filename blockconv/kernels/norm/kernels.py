@@ -224,20 +224,20 @@ def layer_norm(element, lanes, direction, centred):
         mean = v.zero
 
         def apart(at):
-            return v.sub(v.load(b.add(w.run.src, at.offset), at.mask), mean)
+            return v.load(w.run.src + at.offset, at.mask) - mean
 
         if centred:
             (total,) = w.sums(lambda at: [apart(at)], 1)
-            mean = v.mul(total, share)
-        (total,) = w.sums(lambda at: [v.mul(apart(at), apart(at))], 1)
-        inverse = b.fdiv(v.c(1.0), v.sqrt(v.add(v.mul(total, share), epsilon)))
+            mean = total * share
+        (total,) = w.sums(lambda at: [apart(at) * apart(at)], 1)
+        inverse = 1.0 / v.sqrt(total * share + epsilon)
         with b.if_then(b.icmp_signed("!=", a.mean, const(0))):
             w.put_statistic(mean, a.mean)
             w.put_statistic(inverse, a.inverse)
 
         def result(at):
-            slope, shift = v.mul(w.parameter(a.scale, at), inverse), w.parameter(a.shift, at)
-            w.out.store(v.add(v.mul(apart(at), slope), shift), b.add(w.run.dst, at.offset), at.mask)
+            slope, shift = w.parameter(a.scale, at) * inverse, w.parameter(a.shift, at)
+            w.out.store(apart(at) * slope + shift, w.run.dst + at.offset, at.mask)
 
         w.each(result)
 
@@ -257,28 +257,28 @@ def layer_norm_backward(element, lanes, direction):
         b, v, run, a = w.b, w.v, w.run, LayerNormArgs.load(w.b, w.run.args, held=True)
         share = v.splat_float64(b.bitcast(a.share, ir.DoubleType()))
         mean, inverse = w.statistic(a.mean), w.statistic(a.inverse)
-        of_scale = b.add(run.own, b.mul(a.room, const(nbytes)))
+        of_scale = run.own + a.room * nbytes
 
         def loaded(at):
             """The gradient, the deviation from the mean, the scale."""
-            grad, x = (v.load(b.add(first, at.offset), at.mask) for first in (b.add(a.grad, run.offset), run.src))
-            return grad, v.sub(x, mean), w.parameter(a.scale, at)
+            grad, x = (v.load(first + at.offset, at.mask) for first in (a.grad + run.offset, run.src))
+            return grad, x - mean, w.parameter(a.scale, at)
 
         def summands(at):
             grad, apart, scale = loaded(at)
-            product = v.mul(grad, apart)
-            for part, value in ((run.own, grad), (of_scale, v.mul(product, inverse))):
+            product = grad * apart
+            for part, value in ((run.own, grad), (of_scale, product * inverse)):
                 w.add_to_parameter(value, part, at)
-            return [v.mul(grad, scale), v.mul(product, scale)]
+            return [grad * scale, product * scale]
 
         totals = w.sums(summands, 2)
-        shift, slope = (v.mul(v.mul(b.fneg(each), share), inverse) for each in totals)
-        slope = v.mul(v.mul(slope, inverse), inverse)
+        shift, slope = (-each * share * inverse for each in totals)
+        slope = slope * inverse * inverse
 
         def result(at):
             grad, apart, scale = loaded(at)
-            y = v.add(v.mul(grad, v.mul(scale, inverse)), v.add(v.mul(apart, slope), shift))
-            w.out.store(y, b.add(run.dst, at.offset), at.mask)
+            y = grad * (scale * inverse) + (apart * slope + shift)
+            w.out.store(y, run.dst + at.offset, at.mask)
 
         w.each(result)
 

@@ -45,17 +45,15 @@ def _straight(element: ElementType, lanes: int) -> Any:
     def pack(builder: Any, x: Matrix) -> None:
         v = Floats(builder, element, lanes)
         with cgutils.for_range(builder, x.rows) as row, cgutils.for_range(builder, x.blocks) as block:
-            src, dst = (
-                builder.add(at, builder.mul(row.index, by)) for at, by in ((x.src, x.stride), (x.dst, x.dst_row))
-            )
-            first = builder.mul(block.index, const(lanes))
-            at, left = builder.add(src, builder.mul(first, const(v.itemsize))), builder.sub(x.columns, first)
-            to = builder.add(dst, builder.mul(block.index, x.dst_block))
-            with builder.if_else(builder.icmp_signed(">=", left, const(lanes)), likely=True) as (whole, part):
+            src, dst = (at + row.index * by for at, by in ((x.src, x.stride), (x.dst, x.dst_row)))
+            first = block.index * lanes
+            at, left = src + first * v.itemsize, x.columns - first
+            to = dst + block.index * x.dst_block
+            with builder.if_else(left >= lanes, likely=True) as (whole, part):
                 with whole:
                     v.computed.store(v.load(at), to)
                 with part:  # an address that is masked off is the row's own, as one behind the array takes long
-                    at = builder.select(builder.icmp_signed(">", left, const(0)), at, src)
+                    at = builder.select(left > 0, at, src)
                     v.computed.store(v.load(at, v.below(left)), to)
 
     return pack
@@ -66,33 +64,33 @@ def _turned(element: ElementType, lanes: int) -> Any:
     def pack(builder: Any, x: Matrix) -> None:
         """Squares of as many rows and columns as a vector has lanes, transposed in registers."""
         v = Floats(builder, element, lanes)
-        squares = builder.sdiv(builder.add(x.columns, const(lanes - 1)), const(lanes))
+        squares = builder.sdiv(x.columns + (lanes - 1), const(lanes))
 
         def square(src: Any, dst: Any, rows: Any | None, columns: Any) -> None:
             """rows, columns: how many exist; rows is None where all of both do."""
             loaded = []
             for k in range(lanes):
-                at = builder.add(src, builder.mul(const(k), x.stride))
+                at = src + k * x.stride
                 if rows is None:
                     loaded.append(v.load(at))
                     continue
-                exists = builder.icmp_signed("<", const(k), rows)
+                exists = k < rows
                 count = builder.select(exists, columns, const(0))
                 loaded.append(v.load(builder.select(exists, at, x.src), v.below(count)))
             for k, value in enumerate(transpose(builder, loaded, lanes, lanes)):
-                at = builder.add(dst, builder.mul(const(k), x.dst_row))
+                at = dst + k * x.dst_row
                 if rows is None:
                     v.computed.store(value, at)
                 else:
-                    with builder.if_then(builder.icmp_signed("<", const(k), columns)):
+                    with builder.if_then(k < columns):
                         v.computed.store(value, at)
 
         with cgutils.for_range(builder, x.blocks) as block, cgutils.for_range(builder, squares) as part:
-            row, column = (builder.mul(loop.index, const(lanes)) for loop in (block, part))
-            rows, columns = builder.sub(x.rows, row), builder.sub(x.columns, column)
-            src = builder.add(builder.add(x.src, builder.mul(row, x.stride)), builder.mul(column, const(v.itemsize)))
-            dst = builder.add(x.dst, builder.add(builder.mul(column, x.dst_row), builder.mul(block.index, x.dst_block)))
-            is_whole = builder.and_(*(builder.icmp_signed(">=", size, const(lanes)) for size in (rows, columns)))
+            row, column = (loop.index * lanes for loop in (block, part))
+            rows, columns = x.rows - row, x.columns - column
+            src = x.src + row * x.stride + column * v.itemsize
+            dst = x.dst + (column * x.dst_row + block.index * x.dst_block)
+            is_whole = builder.and_(*(size >= lanes for size in (rows, columns)))
             with builder.if_else(is_whole, likely=True) as (whole, rest):
                 with whole:
                     square(src, dst, None, columns)
@@ -136,13 +134,13 @@ class _RowVectors(NamedTuple):
     block: Any
 
     def at(self, number: Any) -> Any:
-        return self.v.b.add(self.base, self.v.b.mul(number, self.block))
+        return self.base + number * self.block
 
     def each(self, body: Callable[[Any, Any, Any | None], None]) -> None:
         """body(address, number, mask) for each vector; the mask is None where all columns exist."""
         with cgutils.for_range(self.v.b, self.whole) as loop:
             body(self.at(loop.index), loop.index, None)
-        with self.v.b.if_then(self.v.b.icmp_signed(">", self.rest, const(0))):
+        with self.v.b.if_then(self.rest > 0):
             body(self.at(self.whole), self.whole, self.v.below(self.rest))
 
 
@@ -158,30 +156,30 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
         scale = v.splat_float64(x.scale)
         most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
         with cgutils.for_range(builder, x.rows) as loop:
-            added, limit = builder.add(x.mask, builder.mul(loop.index, x.mask_row)), x.columns
+            added, limit = x.mask + loop.index * x.mask_row, x.columns
             if causal:
-                seen = builder.add(builder.add(x.first, loop.index), const(1))
-                limit = builder.select(builder.icmp_signed("<", seen, limit), seen, limit)
+                seen = x.first + loop.index + 1
+                limit = builder.select(seen < limit, seen, limit)
             whole = builder.sdiv(limit, const(lanes))
-            base = builder.add(x.address, builder.mul(loop.index, const(v.bytes)))
-            row = _RowVectors(v, base, whole, builder.sub(limit, builder.mul(whole, const(lanes))), x.block)
+            base = x.address + loop.index * v.bytes
+            row = _RowVectors(v, base, whole, limit - whole * lanes, x.block)
 
             def find_most(at: Any, number: Any, mask: Any | None) -> None:
-                score = v.mul(v.load(at), scale)
+                score = v.load(at) * scale
                 if masked:
-                    offset = builder.mul(number, const(given.bytes))
-                    score = v.add(score, given.load(builder.add(added, offset), mask))
+                    offset = number * given.bytes
+                    score = score + given.load(added + offset, mask)
                 if mask is not None:
                     score = builder.select(mask, score, v.c(-math.inf))
                 v.store(score, at)
                 builder.store(v.larger(score, builder.load(most)), most)
 
             def find_total(at: Any, number: Any, mask: Any | None) -> None:
-                power = v.exp_to_zero(v.sub(v.load(at), largest))
+                power = v.exp_to_zero(v.load(at) - largest)
                 if mask is not None:
                     power = builder.select(mask, power, v.zero)
                 v.store(power, at)
-                builder.store(v.add(builder.load(total), power), total)
+                builder.store(builder.load(total) + power, total)
 
             builder.store(v.c(-math.inf), most)
             builder.store(v.zero, total)
@@ -191,13 +189,13 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
                 largest = v.or_zero(largest, -math.inf)
             row.each(find_total)
             sums = v.fold(builder.load(total), v.add)
-            factor = builder.fdiv(v.c(1.0), sums)
+            factor = 1.0 / sums
             if zero_rows:
                 factor = v.or_zero(factor, math.inf)
-            row.each(lambda at, number, mask: v.store(v.mul(v.load(at), factor), at))
+            row.each(lambda at, number, mask: v.store(v.load(at) * factor, at))
             if causal:  # the others are zero
-                begin, end = (builder.sdiv(builder.add(n, const(lanes - 1)), const(lanes)) for n in (limit, x.columns))
-                with cgutils.for_range(builder, builder.sub(end, begin)) as unseen:
-                    v.store(v.zero, row.at(builder.add(begin, unseen.index)))
+                begin, end = (builder.sdiv(n + (lanes - 1), const(lanes)) for n in (limit, x.columns))
+                with cgutils.for_range(builder, end - begin) as unseen:
+                    v.store(v.zero, row.at(begin + unseen.index))
 
     return softmax

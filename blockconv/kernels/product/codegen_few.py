@@ -53,17 +53,17 @@ def _grouped(builder: Any, count: Any, most: int, body: Callable[[Any, int], Non
     """body(first, size) for groups of `most`, then for each that is left."""
     groups = builder.sdiv(count, const(most))
     with cgutils.for_range(builder, groups) as loop:
-        body(builder.mul(loop.index, const(most)), most)
-    done = builder.mul(groups, const(most))
-    with cgutils.for_range(builder, builder.sub(count, done)) as loop:
-        body(builder.add(done, loop.index), 1)
+        body(loop.index * most, most)
+    done = groups * most
+    with cgutils.for_range(builder, count - done) as loop:
+        body(done + loop.index, 1)
 
 
 def _lane_at(v: Vectors, base: Any, index: Any, rows: int) -> Any:
     """The address of the lane of this number in the first of `rows` rows."""
     block, lane = v.b.sdiv(index, const(v.lanes)), v.b.srem(index, const(v.lanes))
-    offset = v.b.add(v.b.mul(block, const(rows * v.bytes)), v.b.mul(lane, const(v.itemsize)))
-    return v.b.add(base, offset)
+    offset = block * (rows * v.bytes) + lane * v.itemsize
+    return base + offset
 
 
 def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
@@ -71,21 +71,19 @@ def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     b = v.b
 
     def sums_at(offset: Any, row: int) -> Any:
-        return b.add(x.sums, b.add(b.mul(f.in_computed(offset), const(rows)), const(row * v.bytes)))
+        return x.sums + (f.in_computed(offset) * rows + row * v.bytes)
 
     def clear(offset: Any, _: Any) -> None:
         for row in range(rows):
             v.store(v.zero, sums_at(offset, row))
 
     def some(first: Any, count: int) -> None:
-        at, wei = _lane_at(v, x.src, first, rows), b.add(x.wei, b.mul(first, x.stride))
-        streams = [b.add(wei, b.mul(const(k), x.stride)) for k in range(count)]
-        factors = [
-            [v.broadcast(b.add(at, const(row * v.bytes + k * v.itemsize))) for k in range(count)] for row in range(rows)
-        ]
+        at, wei = _lane_at(v, x.src, first, rows), x.wei + first * x.stride
+        streams = [wei + k * x.stride for k in range(count)]
+        factors = [[v.broadcast(at + (row * v.bytes + k * v.itemsize)) for k in range(count)] for row in range(rows)]
 
         def vector(offset: Any, mask: Any) -> None:
-            loaded = [f.load(b.add(stream, offset), mask) for stream in streams]
+            loaded = [f.load(stream + offset, mask) for stream in streams]
             for row in range(rows):
                 total = v.load(sums_at(offset, row))
                 for factor, value in zip(factors[row], loaded, strict=True):
@@ -104,15 +102,15 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     together = 1 << max(0, min(8, v.lanes, most // rows).bit_length() - 1)  # divides the lanes
 
     def some(first: Any, count: int) -> None:
-        wei = b.add(x.wei, b.mul(first, x.stride))
-        streams = [b.add(wei, b.mul(const(k), x.stride)) for k in range(count)]
+        wei = x.wei + first * x.stride
+        streams = [wei + k * x.stride for k in range(count)]
         sums = [v.slots(count, v.zero) for _ in range(rows)]
 
         def vector(offset: Any, mask: Any) -> None:
-            src = b.add(x.src, b.mul(f.in_computed(offset), const(rows)))
-            left = [v.load(b.add(src, const(row * v.bytes))) for row in range(rows)]
+            src = x.src + f.in_computed(offset) * rows
+            left = [v.load(src + row * v.bytes) for row in range(rows)]
             for k, stream in enumerate(streams):
-                right = f.load(b.add(stream, offset), mask)
+                right = f.load(stream + offset, mask)
                 for row in range(rows):
                     b.store(v.multiply_add(left[row], right, b.load(sums[row][k])), sums[row][k])
 
@@ -121,7 +119,7 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
         for row in range(rows):
             for k in range(count):
                 total = b.extract_element(v.fold(b.load(sums[row][k]), v.add), const(0))
-                to = b.add(at, const(row * v.bytes + k * v.itemsize))
+                to = at + (row * v.bytes + k * v.itemsize)
                 b.store(total, pointer(b, to, v.element), align=v.itemsize)
 
     _grouped(b, x.columns, together, some)
@@ -134,12 +132,12 @@ def store_few_rows(element: ElementType, lanes: int, rows: int) -> Any:
     def store(builder: Any, sums: Any, dst: Any, dst_row: Any, columns: Any) -> None:
         f = Floats(builder, element, lanes)
         for row in range(rows):
-            src = builder.add(sums, const(row * f.computed.bytes))
-            to = builder.add(dst, builder.mul(const(row), dst_row))
+            src = sums + row * f.computed.bytes
+            to = dst + row * dst_row
 
             def vector(offset: Any, mask: Any, src: Any = src, to: Any = to) -> None:
-                at = builder.add(src, builder.mul(f.in_computed(offset), const(rows)))
-                f.store(f.computed.load(at), builder.add(to, offset), mask)
+                at = src + f.in_computed(offset) * rows
+                f.store(f.computed.load(at), to + offset, mask)
 
             f.each(columns, vector)
 

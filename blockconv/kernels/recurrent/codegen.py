@@ -47,7 +47,7 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
     def add(builder: Any, sums: Any, x: Any, weight: Any, rows: Any, blocks: Any, apart: Any) -> None:
         v = Vectors(builder, kind, lanes, fma=target.isa().fma)
         line, count = COLUMNS * v.itemsize, COLUMNS * v.itemsize // v.bytes
-        starts = [builder.mul(apart, const(k)) for k in range(images)]
+        starts = [apart * k for k in range(images)]
         while images * count > target.isa().tile_registers * 3 // 4 and count > 1:
             count //= 2
         slots = [[cgutils.alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
@@ -55,25 +55,25 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
         def each(offsets: list[Any], to: Any) -> Iterator[tuple[Any, Any]]:
             for start, row in zip(starts, slots, strict=True):
                 for slot, offset in zip(row, offsets, strict=True):
-                    yield slot, builder.add(builder.add(to, start), offset)
+                    yield slot, to + start + offset
 
         def add_part(offsets: list[Any], to: Any, first: Any) -> None:
             for slot, address in each(offsets, to):
                 builder.store(v.load(address), slot)
             with cgutils.for_range(builder, rows) as row:
-                read = builder.add(x, builder.mul(row.index, const(v.itemsize)))
-                values = [v.broadcast(builder.add(read, start)) for start in starts]
-                at = builder.add(first, builder.mul(row.index, const(line)))
+                read = x + row.index * v.itemsize
+                values = [v.broadcast(read + start) for start in starts]
+                at = first + row.index * line
                 for k, offset in enumerate(offsets):
-                    loaded = v.load(builder.add(at, offset))
+                    loaded = v.load(at + offset)
                     for value, of_image in zip(values, slots, strict=True):
                         builder.store(v.multiply_add(value, loaded, builder.load(of_image[k])), of_image[k])
             for slot, address in each(offsets, to):
                 v.store(builder.load(slot), address)
 
         with cgutils.for_range(builder, blocks) as block:
-            to = builder.add(sums, builder.mul(block.index, const(line)))
-            first = builder.add(weight, builder.mul(builder.mul(block.index, rows), const(line)))
+            to = sums + block.index * line
+            first = weight + block.index * rows * line
             for start in range(0, line, count * v.bytes):
                 add_part([const(start + k * v.bytes) for k in range(count)], to, first)
 
@@ -89,17 +89,17 @@ class _Gates:
 
     def scratch(self, address: Any, offset: Any, gate: int = 0) -> Any:
         """Where the vector of a gate is in an array of the scratch."""
-        start = self.b.mul(self.step.size, const(gate * self.v.itemsize))
-        return self.b.add(self.b.add(address, start), self.f.in_computed(offset))
+        start = self.step.size * (gate * self.v.itemsize)
+        return address + start + self.f.in_computed(offset)
 
     def input(self, gate: int, offset: Any, mask: Any) -> Any:
-        start = self.b.mul(self.step.size, const(gate * self.f.itemsize))
-        return self.f.load(self.b.add(self.b.add(self.step.src, start), offset), mask)
+        start = self.step.size * (gate * self.f.itemsize)
+        return self.f.load(self.step.src + start + offset, mask)
 
     def gate(self, gate: int, offset: Any, mask: Any) -> Any:
         """The sigmoid of a gate's input and sums, from 0 to 1."""
         sums = self.v.load(self.scratch(self.step.sums, offset, gate), mask)
-        return self.v.sigmoid(self.v.add(self.input(gate, offset, mask), sums))
+        return self.v.sigmoid(self.input(gate, offset, mask) + sums)
 
     def tanh(self, x: Any) -> Any:
         code = ACTIVATIONS["tanh"].code
@@ -133,23 +133,23 @@ def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool) -
 
         def lstm(offset: Any, mask: Any) -> Any:
             at = g.scratch(step.cell, offset)
-            last = v.add(g.input(3, offset, mask), v.load(g.scratch(step.sums, offset, 3), mask))
-            kept = v.mul(g.gate(2, offset, mask), v.load(at, mask))
-            cell = v.add(kept, v.mul(g.gate(0, offset, mask), g.tanh(last)))
+            last = g.input(3, offset, mask) + v.load(g.scratch(step.sums, offset, 3), mask)
+            kept = g.gate(2, offset, mask) * v.load(at, mask)
+            cell = kept + g.gate(0, offset, mask) * g.tanh(last)
             v.store(cell, at, mask)
-            return v.mul(g.gate(1, offset, mask), g.tanh(cell))
+            return g.gate(1, offset, mask) * g.tanh(cell)
 
         def gru(offset: Any, mask: Any) -> Any:
             sums = v.load(g.scratch(step.last, offset), mask)
-            sums = v.mul(g.gate(1, offset, mask), sums) if resets_sums else sums
-            new, kept = g.tanh(v.add(g.input(2, offset, mask), sums)), g.gate(0, offset, mask)
+            sums = g.gate(1, offset, mask) * sums if resets_sums else sums
+            new, kept = g.tanh(g.input(2, offset, mask) + sums), g.gate(0, offset, mask)
             hidden = v.load(g.scratch(step.hidden, offset), mask)
-            return v.add(v.mul(v.sub(v.c(1.0), kept), new), v.mul(kept, hidden))
+            return (1.0 - kept) * new + kept * hidden
 
         def vector(offset: Any, mask: Any) -> None:
             hidden = (lstm if is_lstm else gru)(offset, mask)
             v.store(hidden, g.scratch(step.hidden, offset), mask)
-            g.f.store(hidden, builder.add(step.dst, offset), mask)
+            g.f.store(hidden, step.dst + offset, mask)
 
         g.f.each(step.size, vector)
 

@@ -50,7 +50,7 @@ def begin_sums(element: ElementType, lanes: int, how: int) -> Any:
     def begin(builder: Any, at: Any, count: Any) -> None:
         v = Vectors(builder, summed_type(element), lanes)
         first = v.c(Combine.first(how, element))
-        v.each(count, lambda offset, mask: v.store(first, builder.add(at, offset), mask))
+        v.each(count, lambda offset, mask: v.store(first, at + offset, mask))
 
     return begin
 
@@ -80,11 +80,11 @@ def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int) -> Any
     @emitted
     def add_rows(builder: Any, s: Summands) -> None:
         v = _numbers(builder, element, lanes)
-        with builder.if_else(builder.icmp_signed(">=", s.size, const(vectors * lanes))) as (whole, partly):
+        with builder.if_else(s.size >= vectors * lanes) as (whole, partly):
             with whole:
                 _add(v, s, [None] * vectors, how)
             with partly:
-                _add(v, s, [v.below(builder.sub(s.size, const(k * lanes))) for k in range(vectors)], how)
+                _add(v, s, [v.below(s.size - k * lanes) for k in range(vectors)], how)
 
     return add_rows
 
@@ -96,28 +96,28 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
     slots = v.slots(unrolled * vectors, v.c(first_value))
 
     def add(first: Any, rows: int, stride: Any) -> None:
-        at = b.add(s.src, b.mul(first, stride))
+        at = s.src + first * stride
         for k in range(rows * vectors):
             row, vector = divmod(k, vectors)
-            here = b.add(b.add(at, b.mul(stride, const(row))), const(vector * v.bytes))
+            here = at + stride * row + vector * v.bytes
             b.store(combine(b.load(slots[k]), v.load(here, masks[vector], missing)), slots[k])
 
     groups = b.sdiv(s.rows, const(unrolled))
     with cgutils.for_range(b, groups) as loop:
-        add(b.mul(loop.index, const(unrolled)), unrolled, opaque(b, s.stride))
-    done = b.mul(groups, const(unrolled))
+        add(loop.index * unrolled, unrolled, opaque(b, s.stride))
+    done = groups * unrolled
     while unrolled := unrolled // 2:
-        with b.if_then(b.icmp_signed("<=", b.add(done, const(unrolled)), s.rows)):
+        with b.if_then(done + unrolled <= s.rows):
             add(done, unrolled, s.stride)
-        done = b.and_(s.rows, const(-unrolled))
-    with b.if_then(b.icmp_signed(">", s.left, const(0))):
-        last = v.load(b.add(s.src, b.mul(s.rows, s.stride)), v.below(s.left), missing)
+        done = s.rows & -unrolled
+    with b.if_then(s.left > 0):
+        last = v.load(s.src + s.rows * s.stride, v.below(s.left), missing)
         b.store(combine(b.load(slots[-1]), last), slots[-1])
     for vector in range(vectors):
         sums = [b.load(slot) for slot in slots[vector::vectors]]
         while len(sums) > 1:
             sums = [combine(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
-        total = b.add(s.total, const(vector * v.computed.bytes))
+        total = s.total + vector * v.computed.bytes
         v.computed.store(combine(v.computed.load(total), sums[0]), total)
 
 
@@ -135,11 +135,11 @@ def divide(element: ElementType, lanes: int, period: int, how: int) -> Any:
             if not element.is_float:
                 return sums
             divisor = v.splat_float64(by)
-            return builder.fdiv(sums, shuffle(builder, divisor, divisor, lanes) if lanes else divisor)
+            return sums / (shuffle(builder, divisor, divisor, lanes) if lanes else divisor)
 
         def vector(offset: Any, mask: Any) -> None:
-            sums = v.computed.load(builder.add(src, v.in_computed(offset)))
-            v.store(divided(sums), builder.add(dst, offset), mask)
+            sums = v.computed.load(src + v.in_computed(offset))
+            v.store(divided(sums), dst + offset, mask)
 
         if period:
             sums, first = v.fold(v.computed.load(src), _combine(v, how), period), list(range(period))

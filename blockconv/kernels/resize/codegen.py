@@ -25,13 +25,13 @@ def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
     @emitted
     def mix(builder: Any, a: Any, b: Any, weight: Any, to: Any, count: Any, integers: Any) -> None:
         v, out = read_and_written(builder, src, dst, lanes, integers)
-        one = builder.fsub(weight.type(1.0), weight)
+        one = weight.type(1.0) - weight
         first, second = (v.splat_float64(x) for x in (one, weight))
 
         def vector(offset: Any, mask: Any | None) -> None:
-            x = v.mul(v.load(builder.add(a, offset), mask), first)
-            y = v.mul(v.load(builder.add(b, offset), mask), second)
-            out.store(v.add(x, y), builder.add(to, _as_bytes_of(out, v, offset)), mask)
+            x = v.load(a + offset, mask) * first
+            y = v.load(b + offset, mask) * second
+            out.store(x + y, to + _as_bytes_of(out, v, offset), mask)
 
         v.each(count, vector)
 
@@ -62,23 +62,23 @@ def _sums(builder: Any, v: Any, out: Any, taps: Any) -> Callable[[Any, Any, Any,
         def vectors(offset: Any, mask: Any | None, number: int = 1) -> None:
             made = v.slots(number, v.zero)
             with cgutils.for_range(builder, taps) as loop:
-                at = builder.add(weights, builder.mul(loop.index, const(WEIGHT)))
-                first = builder.add(base, builder.add(builder.load(pointer(builder, at, I64)), offset))
-                weight = builder.load(pointer(builder, builder.add(at, const(8)), ir.DoubleType()))
+                at = weights + loop.index * WEIGHT
+                first = base + (builder.load(pointer(builder, at, I64)) + offset)
+                weight = builder.load(pointer(builder, at + 8, ir.DoubleType()))
                 factor = v.splat_float64(weight)
                 for k, slot in enumerate(made):
-                    x = v.mul(v.load(builder.add(first, const(k * v.bytes)), mask), factor)
-                    builder.store(v.add(builder.load(slot), x), slot)
+                    x = v.load(first + k * v.bytes, mask) * factor
+                    builder.store(builder.load(slot) + x, slot)
             for k, slot in enumerate(made):
-                at = builder.add(offset, const(k * v.bytes))
-                out.store(builder.load(slot), builder.add(to, _as_bytes_of(out, v, at)), mask)
+                at = offset + k * v.bytes
+                out.store(builder.load(slot), to + _as_bytes_of(out, v, at), mask)
 
         groups = builder.sdiv(count, const(UNROLLED * v.lanes))
         with cgutils.for_range(builder, groups) as loop:
-            vectors(builder.mul(loop.index, const(UNROLLED * v.bytes)), None, UNROLLED)
-        done = builder.mul(groups, const(UNROLLED * v.lanes))
-        start = builder.mul(done, const(v.itemsize))
-        v.each(builder.sub(count, done), lambda offset, mask: vectors(builder.add(start, offset), mask))
+            vectors(loop.index * (UNROLLED * v.bytes), None, UNROLLED)
+        done = groups * (UNROLLED * v.lanes)
+        start = done * v.itemsize
+        v.each(count - done, lambda offset, mask: vectors(start + offset, mask))
 
     return sums
 
@@ -111,29 +111,29 @@ def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, n
         ow = row.ow
         v, out = read_and_written(builder, src, dst, lanes, integers)
         if not part:
-            pixel, nbytes = _sums(builder, v, out, taps), builder.mul(taps, const(WEIGHT))
+            pixel, nbytes = _sums(builder, v, out, taps), taps * WEIGHT
             with cgutils.for_range(builder, ow) as loop:
-                at = builder.add(entries, builder.mul(loop.index, nbytes))
-                pixel(line, at, builder.add(row.dst, builder.mul(loop.index, row.step)), row.count)
+                at = entries + loop.index * nbytes
+                pixel(line, at, row.dst + loop.index * row.step, row.count)
             return
-        nbytes, last = builder.mul(taps, const(size)), builder.sub(ow, const(lanes))
-        vectors = builder.sdiv(builder.add(ow, const(lanes - 1)), const(lanes))
+        nbytes, last = taps * size, ow - lanes
+        vectors = builder.sdiv(ow + (lanes - 1), const(lanes))
         with cgutils.for_range(builder, vectors) as loop:
             (made,) = v.slots(1, v.zero)
-            first = builder.add(entries, builder.mul(loop.index, nbytes))
+            first = entries + loop.index * nbytes
             with cgutils.for_range(builder, taps) as tap:
-                at = builder.add(first, builder.mul(tap.index, const(size)))
+                at = first + tap.index * size
                 words = pointer(builder, at, I64)
                 offsets = [builder.load(builder.gep(words, [const(k)])) for k in range(1 if near else lanes // part)]
                 if near:
-                    x = v.permuted(v.load(builder.add(line, offsets[0])), builder.add(at, const(8)))
+                    x = v.permuted(v.load(line + offsets[0]), at + 8)
                 else:
-                    x = v.gathered([builder.add(line, offset) for offset in offsets])
-                x = v.mul(x, v.load(builder.add(at, const(head))))
-                builder.store(v.add(builder.load(made), x), made)
-            start = builder.mul(loop.index, const(lanes))
-            start = builder.select(builder.icmp_signed("<", start, last), start, last)
-            out.store(builder.load(made), builder.add(row.dst, builder.mul(start, const(out.itemsize))))
+                    x = v.gathered([line + offset for offset in offsets])
+                x = x * v.load(at + head)
+                builder.store(builder.load(made) + x, made)
+            start = loop.index * lanes
+            start = builder.select(start < last, start, last)
+            out.store(builder.load(made), row.dst + start * out.itemsize)
 
     return columns
 
@@ -142,7 +142,7 @@ def _as_bytes_of(to: Vectors, of: Vectors, offset: Any) -> Any:
     """An offset in bytes, in an array of other elements that has as many before it."""
     if to.itemsize < of.itemsize:
         return of.b.udiv(offset, const(of.itemsize // to.itemsize))
-    return offset if to.itemsize == of.itemsize else of.b.mul(offset, const(to.itemsize // of.itemsize))
+    return offset if to.itemsize == of.itemsize else offset * (to.itemsize // of.itemsize)
 
 
 def pixels_of_a_vector(lanes: int, inner: int) -> int:
@@ -175,38 +175,38 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
         def addresses(at: Any) -> list[Any]:
             """The pixels whose offsets are the first words at an address: one, or two that are blended."""
             words = pointer(builder, at, I64)
-            return [builder.add(src, builder.load(builder.gep(words, [const(k)]))) for k in range(1 + linear)]
+            return [src + builder.load(builder.gep(words, [const(k)])) for k in range(1 + linear)]
 
         def sources(column: Any) -> tuple[list[Any], Any]:
             """The addresses of the pixels that one is made of, and of their `Tap`."""
-            at = builder.add(taps, builder.mul(column, const(TAP)))
+            at = taps + column * TAP
             return addresses(at), at
 
         if pixels > 1:
             groups = builder.sdiv(count, const(pixels))
-            done = builder.mul(groups, const(pixels))
+            done = groups * pixels
             computed = Vectors(builder, v.type, lanes)
-            nears, size = builder.add(taps, builder.mul(count, const(TAP))), near * near_bytes(computed.bytes)
-            weights = builder.add(nears, builder.mul(groups, const(size)))
+            nears, size = taps + count * TAP, near * near_bytes(computed.bytes)
+            weights = nears + groups * size
             with cgutils.for_range(builder, groups) as loop:
                 if near:
-                    at = builder.add(nears, builder.mul(loop.index, const(size)))
-                    indices = [builder.add(at, const(16 + k * computed.bytes)) for k in range(1 + linear)]
+                    at = nears + loop.index * size
+                    indices = [at + (16 + k * computed.bytes) for k in range(1 + linear)]
                     values = [computed.permuted(v.load(x), k) for x, k in zip(addresses(at), indices, strict=True)]
                 else:
-                    first = builder.mul(loop.index, const(pixels))
-                    each = [sources(builder.add(first, const(k)))[0] for k in range(pixels)]
+                    first = loop.index * pixels
+                    each = [sources(first + k)[0] for k in range(pixels)]
                     values = [v.gathered(side) for side in zip(*each, strict=True)]
                 if linear:
-                    weight = computed.load(builder.add(weights, builder.mul(loop.index, const(computed.bytes))))
-                    values = [v.mul(values[0], builder.fsub(v.c(1.0), weight)), v.mul(values[1], weight)]
+                    weight = computed.load(weights + loop.index * computed.bytes)
+                    values = [values[0] * (1.0 - weight), values[1] * weight]
                     values = [v.add(*values)]
-                out.store(values[0], builder.add(dst, builder.mul(loop.index, const(out.bytes))))
-        with cgutils.for_range(builder, builder.sub(count, done)) as loop:
-            column = builder.add(done, loop.index)
+                out.store(values[0], dst + loop.index * out.bytes)
+        with cgutils.for_range(builder, count - done) as loop:
+            column = done + loop.index
             given, tap = sources(column)
             factors = _weights(v, tap) if linear else []
-            to = builder.add(dst, builder.mul(column, const(inner * out.itemsize)))
+            to = dst + column * (inner * out.itemsize)
             start = 0
             while start < inner:  # the fewest vectors
                 width = min(lanes, 1 << (inner - start).bit_length() - 1)
@@ -231,8 +231,8 @@ TAP = 24  # bytes: two offsets and a weight
 
 def _weights(v: Vectors, tap: Any) -> list[Any]:
     """The weights of the first and of the second pixel, scalars."""
-    second = v.b.load(pointer(v.b, v.b.add(tap, const(16)), ir.DoubleType()))
-    both = v.b.fsub(second.type(1.0), second), second
+    second = v.b.load(pointer(v.b, tap + 16, ir.DoubleType()))
+    both = second.type(1.0) - second, second
     return [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in both]
 
 
@@ -241,10 +241,10 @@ def _column(v: Vectors, out: Vectors, sources: list[Any], weights: list[Any], to
     factors = [v.splat(x) for x in weights]
 
     def vector(offset: Any, mask: Any) -> None:
-        values = [v.load(v.b.add(source, offset), mask) for source in sources]
+        values = [v.load(source + offset, mask) for source in sources]
         if factors:
-            x, y = (v.mul(value, factor) for value, factor in zip(values, factors, strict=True))
-            values = [v.add(x, y)]
-        out.store(values[0], v.b.add(to, _as_bytes_of(out, v, offset)), mask)
+            x, y = (value * factor for value, factor in zip(values, factors, strict=True))
+            values = [x + y]
+        out.store(values[0], to + _as_bytes_of(out, v, offset), mask)
 
     return vector

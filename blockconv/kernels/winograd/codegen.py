@@ -26,7 +26,7 @@ TRANSFORMED, PRODUCT = element("int16"), element("int32")  # what a source of by
 
 def multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
     """start, start + step, ..."""
-    return [start, *(builder.add(start, builder.mul(step, const(k))) for k in range(1, count))]
+    return [start, *(start + step * k for k in range(1, count))]
 
 
 def _table(builder: Any, address: Any, count: int) -> list[Any]:
@@ -67,7 +67,7 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
         parts = _table(builder, tile.src_parts, lanes // load_width) if has_parts else [const(0)]
 
         def load(at: Any) -> Any:
-            found = memory.gathered([builder.add(at, part) for part in parts])
+            found = memory.gathered([at + part for part in parts])
             if type.is_half:
                 return widened(v, type, found)
             if not form.exact:
@@ -75,8 +75,8 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
             return (builder.sext if type.kind == SIGNED else builder.zext)(found, v.kind)
 
         def column(k: int) -> list[Any]:
-            offset = builder.mul(tile.src_col, const(k))
-            return [load(builder.add(row, offset)) for row in rows]
+            offset = tile.src_col * k
+            return [load(row + offset) for row in rows]
 
         positions = transform_2d(v, source_1d, form, column, form.side)
         _store_positions(v, (value for row in positions for value in row), tile)
@@ -107,22 +107,22 @@ def multiply_shared(lanes: int, fma: int, channels: int) -> Any:
     def multiply(builder: Any, run: Any) -> None:
         v = Vectors(builder, ELEMENT, lanes, bool(fma))
         row = channels * v.itemsize
-        rows = [builder.add(run.wei, const(k * row)) for k in range(channels)]
+        rows = [run.wei + k * row for k in range(channels)]
         weights = [v.load_parts(at, channels, run.wei_group) for at in rows]
 
         def each_groups(at: Any, k: int) -> Any:
             """Channel k of each lane's group; a broadcast load if there is a single group."""
             if channels == lanes:
-                return v.broadcast(builder.add(at, const(k * v.itemsize)))
+                return v.broadcast(at + k * v.itemsize)
             x = v.load(at)
             return shuffle(builder, x, x, [lane // channels * channels + k for lane in range(lanes)])
 
         with cgutils.for_range(builder, run.tiles) as loop:
-            at = builder.add(run.src, builder.mul(loop.index, run.src_tile))
-            total = v.mul(each_groups(at, 0), weights[0])
+            at = run.src + loop.index * run.src_tile
+            total = each_groups(at, 0) * weights[0]
             for k in range(1, channels):
                 total = v.multiply_add(each_groups(at, k), weights[k], total)
-            v.store(total, builder.add(run.dst, builder.mul(loop.index, run.dst_tile)))
+            v.store(total, run.dst + loop.index * run.dst_tile)
 
     return multiply
 
@@ -156,7 +156,7 @@ def weight_transform(form: Form, lanes: int, tap: int) -> Any:
 
         def column(k: int) -> list[Any]:
             places = [const((TAPS * row + k) * tap) for row in range(TAPS)]
-            return [load(builder.add(taps.src, at)) for at in places]
+            return [load(taps.src + at) for at in places]
 
         rows = transform_2d(v, weights_1d, form, column, TAPS)
         stored = (value if form.exact else builder.fptrunc(value, memory.kind) for row in rows for value in row)
@@ -170,4 +170,4 @@ def _store_positions(v: Vectors, values: Iterable[Any], to: Any) -> None:
     dst = to.dst
     for value in values:
         v.store(value, dst)
-        dst = v.b.add(dst, to.dst_position)
+        dst = dst + to.dst_position

@@ -92,22 +92,22 @@ def destination_transform(how: Finish) -> Any:
     @emitted
     def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
         v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
-        whole = builder.icmp_signed(">=", out.valid, const(how.channels))  # else, too, pixel by pixel: less code
+        whole = out.valid >= how.channels  # else, too, pixel by pixel: less code
         for size in (rows, cols):
-            whole = builder.and_(whole, builder.icmp_signed(">=", size, const(m)))
+            whole = whole & (size >= m)
         with builder.if_else(whole, likely=True) as (all_of_it, part):
             with all_of_it:
                 full = out._replace(valid=const(lanes), written=const(lanes))
                 finish(builder, whole_tile, store_width, act, full, pixels, has_parts)
             with part:
                 for k, slot in enumerate(pixels):
-                    v.store(builder.load(slot), builder.add(out.scratch, const(k * v.bytes)))
-                one, behind = cgutils.alloca_once(builder, v.kind), builder.add(out.scratch, const(m * m * v.bytes))
+                    v.store(builder.load(slot), out.scratch + k * v.bytes)
+                one, behind = cgutils.alloca_once(builder, v.kind), out.scratch + m * m * v.bytes
                 with cgutils.for_range(builder, rows) as row, cgutils.for_range(builder, cols) as col:
-                    k = builder.add(builder.mul(row.index, const(m)), col.index)
-                    builder.store(v.load(builder.add(out.scratch, builder.mul(k, const(v.bytes)))), one)
-                    offset = builder.add(builder.mul(row.index, out.dst_row), builder.mul(col.index, out.dst_pixel))
-                    here = out._replace(dst=builder.add(out.dst, offset), scratch=behind)
+                    k = row.index * m + col.index
+                    builder.store(v.load(out.scratch + k * v.bytes), one)
+                    offset = row.index * out.dst_row + col.index * out.dst_pixel
+                    here = out._replace(dst=out.dst + offset, scratch=behind)
                     finish(builder, one_pixel, store_width, act, here, [one], has_parts)
 
     return transform
@@ -123,7 +123,7 @@ def destination_to_patch(how: Finish) -> Any:
         rows = multiples(builder, dst, dst_row, how.form.m)
         for k, slot in enumerate(_pixels(builder, how, products)):
             row, col = divmod(k, how.form.m)
-            v.store(builder.load(slot), builder.add(rows[row], const(col * v.bytes)))
+            v.store(builder.load(slot), rows[row] + col * v.bytes)
 
     return transform
 
@@ -136,7 +136,7 @@ def finish_pixels(pixels: int, how: Finish) -> Any:
     @emitted
     def finish_them(builder: Any, src: Any, out: Any) -> None:
         v = tile.code(builder)
-        values = (v.load(builder.add(src, const(k * v.bytes))) for k in range(pixels))
+        values = (v.load(src + k * v.bytes) for k in range(pixels))
         finish(builder, tile, 1, how.act, out, _in_slots(v, values))
 
     return finish_them
@@ -163,15 +163,15 @@ def _biased(v: Vectors, how: Finish, products: Any) -> Iterator[Any]:
 
     for row in transform_2d(v, destination_1d, form, column, side):
         for value in row:
-            yield v.add(_divided(v, value, form.unit**2), bias)
+            yield _divided(v, value, form.unit**2) + bias
 
 
 def _divided(v: Vectors, value: Any, unit: int) -> Any:
     """A multiple of `unit` modulo 2^32, as int32, divided by it; exact where the quotient times `even` is an int32."""
     even = unit & -unit
     if unit > even:
-        value = v.mul(value, v.c(pow(unit // even, -1, 1 << 32)))
-    return v.b.ashr(value, v.c(even.bit_length() - 1)) if even > 1 else value
+        value = value * pow(unit // even, -1, 1 << 32)
+    return value >> even.bit_length() - 1 if even > 1 else value
 
 
 def _in_slots(v: Vectors, values: Iterator[Any]) -> list[Any]:

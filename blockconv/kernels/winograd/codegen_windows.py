@@ -66,7 +66,7 @@ def gather_planes(pixels: int, lanes: int, type: int) -> Any:
         rows = []
         for c in range(lanes):
             at = _block(builder, planes.src, planes.src_channel, c, planes.valid)
-            exists = builder.icmp_signed("<", const(c), planes.valid)
+            exists = c < planes.valid
             rows.append(row.load(at, builder.select(exists, in_bounds, nowhere)))
         _store_pixels(v, rows, planes.dst, pixels)
 
@@ -83,8 +83,8 @@ def copy_vectors(count: int, lanes: int) -> Any:
         v = Vectors(builder, element("float32"), lanes)
         mask = v.below(exist)
         for k in range(count):
-            found = v.load(builder.add(src, builder.mul(step, const(k))), mask, 0.0)
-            v.store(found, builder.add(dst, const(k * v.bytes)))
+            found = v.load(src + step * k, mask, 0.0)
+            v.store(found, dst + k * v.bytes)
 
     return copy
 
@@ -100,15 +100,15 @@ def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
     @emitted
     def gather(builder: Any, planes: Any) -> None:
         v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, _power(pixels)))
-        last, wide = builder.sub(planes.src_end, const(row.bytes)), 2 * row.bytes
+        last, wide = planes.src_end - row.bytes, 2 * row.bytes
         kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
         for c in range(lanes):
             at = _block(builder, planes.src, planes.src_channel, c, planes.valid)
-            first = builder.select(builder.icmp_signed("<", at, last), at, last)
-            offset = builder.add(builder.sub(first, at), const(c * wide + row.bytes))
-            row.store(row.load(first), builder.add(kept, offset))
+            first = builder.select(at < last, at, last)
+            offset = first - at + (c * wide + row.bytes)
+            row.store(row.load(first), kept + offset)
         in_bounds, border = row.below(planes.pixels), row.load(planes.border)
-        found = [row.load(builder.add(kept, const(c * wide + row.bytes))) for c in range(lanes)]
+        found = [row.load(kept + (c * wide + row.bytes)) for c in range(lanes)]
         _store_pixels(v, [builder.select(in_bounds, x, border) for x in found], planes.dst, pixels)
 
     return gather
@@ -121,15 +121,15 @@ def _power(pixels: int) -> int:
 
 def _block(builder: Any, src: Any, step: Any, k: int, valid: Any) -> Any:
     """The address of block k; the last existing block's if k does not exist."""
-    exists = builder.icmp_signed("<", const(k), valid)
-    return builder.add(src, builder.mul(step, builder.select(exists, const(k), builder.sub(valid, const(1)))))
+    exists = k < valid
+    return src + step * builder.select(exists, const(k), valid - 1)
 
 
 def _store_pixels(v: Vectors, rows: list[Any], dst: Any, pixels: int, width: int = 1) -> None:
     """The first pixels of rows of `width` channels each, which together are as many as a vector has lanes."""
     vectors, columns = _regrouped(v.b, rows, v.lanes), rows[0].type.count // width
     for k, value in enumerate(transpose(v.b, vectors, len(rows), columns, width)[:pixels]):
-        v.store(value, v.b.add(dst, const(k * v.bytes)))
+        v.store(value, dst + k * v.bytes)
 
 
 def _regrouped(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
