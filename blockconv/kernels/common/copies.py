@@ -2,73 +2,39 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import fill_memory, load_bits, load_i64, move, store_bits, store_repeated
+from blockconv.jit.ir import fill_memory, load_i64, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
 
 
-def copy_bytes(dst, src, size):
-    """Copy `size` bytes."""
-    if size >= 64:
-        for at in range(0, size - 63, 64):
-            move(dst + at, src + at, 64, 0)
-        if size % 64:
-            move(dst + size - 64, src + size - 64, 64, 0)
-    elif size >= 16:
-        for at in range(0, size - 15, 16):
-            move(dst + at, src + at, 16, 0)
-        if size % 16:
-            move(dst + size - 16, src + size - 16, 16, 0)
-    elif size >= 4:
-        for at in range(0, size - 3, 4):
-            move(dst + at, src + at, 4, 0)
-        if size % 4:
-            move(dst + size - 4, src + size - 4, 4, 0)
-    else:
+def copy_bytes(dst, src, size, widths=(64, 16, 4)):
+    """Copy `size` bytes, by the widest moves of these that fit. The last one is moved back to be whole."""
+    if not widths:
         for at in range(size):
             move(dst + at, src + at, 1, 0)
-
-
-def copy_pixels(dst, src, pixels, d_col, s_col, size):
-    """`size` bytes of each pixel; the sizes that layouts make are one move."""
-    if size == 4:
-        for _ in range(pixels):
-            store_bits(dst, load_bits(src, 4), 4)
-            dst, src = dst + d_col, src + s_col
-    elif size == 1:
-        for _ in range(pixels):
-            store_bits(dst, load_bits(src, 1), 1)
-            dst, src = dst + d_col, src + s_col
-    elif size == 8:
-        for _ in range(pixels):
-            store_bits(dst, load_bits(src, 8), 8)
-            dst, src = dst + d_col, src + s_col
-    elif size == 16:
-        for _ in range(pixels):
-            move(dst, src, 16, 0)
-            dst, src = dst + d_col, src + s_col
-    elif size == 32:
-        for _ in range(pixels):
-            move(dst, src, 32, 0)
-            dst, src = dst + d_col, src + s_col
-    elif size == 64:
-        for _ in range(pixels):
-            move(dst, src, 64, 0)
-            dst, src = dst + d_col, src + s_col
-    elif size == 48:
-        for _ in range(pixels):
-            move(dst, src, 32, 0)
-            move(dst + 32, src + 32, 16, 0)
-            dst, src = dst + d_col, src + s_col
-    elif size > 64:
-        for _ in range(pixels):
-            for at in range(0, size - 63, 64):
-                move(dst + at, src + at, 64, 0)
-            move(dst + size - 64, src + size - 64, 64, 0)
-            dst, src = dst + d_col, src + s_col
+    elif size >= widths[0]:
+        for at in range(0, size - widths[0] + 1, widths[0]):
+            move(dst + at, src + at, widths[0], 0)
+        if size % widths[0]:
+            move(dst + size - widths[0], src + size - widths[0], widths[0], 0)
     else:
+        copy_bytes(dst, src, size, widths[1:])
+
+
+def copy_pixels(dst, src, pixels, d_col, s_col, size, sizes=(4, 1, 8, 16, 32, 64, 48)):
+    """`size` bytes of each pixel; the sizes that layouts make are one move, or two."""
+    if not sizes:
         for _ in range(pixels):
             copy_bytes(dst, src, size)
             dst, src = dst + d_col, src + s_col
+    elif size == sizes[0]:
+        last = sizes[0] & -sizes[0]
+        for _ in range(pixels):
+            if sizes[0] > last:
+                move(dst, src, sizes[0] - last, 0)
+            move(dst + sizes[0] - last, src + sizes[0] - last, last, 0)
+            dst, src = dst + d_col, src + s_col
+    else:
+        copy_pixels(dst, src, pixels, d_col, s_col, size, sizes[1:])
 
 
 def gather_blocks(dst, src, size, block, stride):
@@ -111,19 +77,15 @@ def fill_bytes(dst, size, fill):
         store_bits(dst + at, fill, 1)
 
 
-def fill_pixels(dst, pixels, size, fill):
+def fill_pixels(dst, pixels, size, fill, sizes=(16, 32, 64)):
     """Fill `size` bytes of each of so many pixels that are neighbours, as `fill_bytes` does."""
-    if size == 16:
-        for k in range(pixels):
-            store_repeated(dst + 16 * k, fill, 16)
-    elif size == 32:
-        for k in range(pixels):
-            store_repeated(dst + 32 * k, fill, 32)
-    elif size == 64:
-        for k in range(pixels):
-            store_repeated(dst + 64 * k, fill, 64)
-    else:
+    if not sizes:
         fill_bytes(dst, pixels * size, fill)
+    elif size == sizes[0]:
+        for k in range(pixels):
+            store_repeated(dst + sizes[0] * k, fill, sizes[0])
+    else:
+        fill_pixels(dst, pixels, size, fill, sizes[1:])
 
 
 class FillArgs(Arguments):

@@ -1,8 +1,12 @@
 """Resampling's kernels: rows of results from one, two or more rows of the source."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, group, held, word
 from blockconv.jit.ir import as_float64, copy_memory, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.copies import copy_bytes
@@ -84,112 +88,111 @@ def following(outer, k, plane, between, oh):
     return outer, k, plane
 
 
+def by_rows(itemsize: int, make: Callable[..., None]) -> Callable[[int, int, int, int], None]:
+    """A kernel whose task is a row of results, in the order of memory.
+
+    make(a, k, done, src, dst, scratch) makes row k of a plane: `src` is the plane's first row, and `done` rows of the
+    same call are before it.
+    """
+
+    def kernel(args, first, last, scratch):
+        a = held(ResizeArgs(args))
+        outer, k, plane = position(a, first)
+        line = a.ow * a.inner * itemsize
+        for number in range(first, last):
+            src = a.src + outer * a.src_plane + plane * a.src_row
+            make(a, k, number - first, src, a.dst + number * line, scratch)
+            outer, k, plane = following(outer, k, plane, a.between, a.oh)
+
+    return kernel
+
+
 @jit.kernel
 def resize_nearest(element, lanes, inner, near):
-    """A task is a row of results, in the order of memory.
+    """One of the same row of the source as the row before is copied from there, if pixels are less than a vector.
 
-    One of the same row of the source as the one before is copied from there, if pixels are less than a vector.
     inner: elements of a pixel. near: see `make_columns`.
     """
     kind = ElementType.of(element)
     itemsize, narrow = kind.itemsize, inner < lanes
     copy = make_columns(kind, kind, lanes, inner, 0, near)
 
-    def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        words = a.integers.address
-        oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
-        image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
-        line, copied = elements * itemsize, first + between
-        dst, step = a.dst + first * line, between * line
-        outer, k, plane = position(a, first)
-        image += outer * src_plane
-        row, before = rows[k].first, rows[k - 1].first if k else -1
-        for number in range(first, last):
-            if narrow and row == before and number >= copied:
-                copy_bytes(dst, dst - step, line)
-            else:
-                copy(image + plane * src_row + row, cols, dst, ow, words)
-                zero_missing(a, dst, pixel, itemsize)
-            plane, dst = plane + 1, dst + line
-            if plane == between:
-                plane, k, before = 0, k + 1, row
-                if k == oh:
-                    k, outer, image, before = 0, outer + 1, image + src_plane, -1
-                row = rows[k].first
+    def make(a, k, done, src, dst, scratch):
+        rows, line = Tap(a.taps), a.ow * a.inner * itemsize
+        row = rows[k].first
+        if narrow and k and done >= a.between and row == rows[k - 1].first:
+            copy_bytes(dst, dst - a.between * line, line)
+        else:
+            copy(src + row, rows[a.oh].address, dst, a.ow, a.integers.address)
+            zero_missing(a, dst, a.inner, itemsize)
 
-    return kernel
+    return by_rows(itemsize, make)
+
+
+@jit.kernel
+def resize_nearest_pixels(element):
+    """Pixels have any number of elements."""
+    itemsize = ElementType.of(element).itemsize
+
+    def make(a, k, done, src, dst, scratch):
+        rows, pixel = Tap(a.taps), a.inner * itemsize
+        cols, row = rows[a.oh], src + rows[k].first
+        for j in range(a.ow):
+            copy_memory(dst + j * pixel, row + cols[j].first, pixel)
+        zero_missing(a, dst, a.inner, itemsize)
+
+    return by_rows(itemsize, make)
 
 
 @jit.kernel
 def resize_rows(element, lanes, inner, near):
-    """A task is a row of results, in the order of memory. Scratch: a row of the source, blended from two.
-
-    inner: elements of a pixel. near: see `make_columns`.
-    """
+    """Scratch: a row of the source, blended from two. inner: elements of a pixel. near: see `make_columns`."""
     kind = ElementType.of(element)
-    itemsize = kind.itemsize
     blend_rows = blend(kind, kind.computed, lanes)
     blend_columns = make_columns(kind.computed, kind, lanes, inner, 1, near)
 
-    def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        words = a.integers.address
-        oh, ow, between, src_plane, src_row, pixel = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
-        image, rows, cols, elements = a.src, Tap(a.taps), a.taps + oh * Tap.nbytes, ow * pixel
-        dst = a.dst + first * elements * itemsize
-        outer, k, plane = position(a, first)
-        for _ in range(first, last):
-            row, src = rows[k], image + outer * src_plane + plane * src_row
-            blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, src_row // itemsize, words)
-            blend_columns(scratch, cols, dst, ow, words)
-            zero_missing(a, dst, pixel, itemsize)
-            outer, k, plane = following(outer, k, plane, between, oh)
-            dst += elements * itemsize
+    def make(a, k, done, src, dst, scratch):
+        rows, words = Tap(a.taps), a.integers.address
+        row, elements = rows[k], a.src_row // kind.itemsize
+        blend_rows(src + row.first, src + row.second, as_float64(row.weight), scratch, elements, words)
+        blend_columns(scratch, rows[a.oh].address, dst, a.ow, words)
+        zero_missing(a, dst, a.inner, kind.itemsize)
 
-    return kernel
+    return by_rows(kind.itemsize, make)
 
 
 @jit.kernel
 def resize_pixels(element, lanes):
-    """A task is a row of results, in the order of memory, of pixels of many elements.
+    """Pixels have many elements.
 
     Scratch: two pixels of the source, each blended from two rows; one that the next result needs too is kept. So no
     blended row goes through the second-level cache.
     """
     kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
     blend_rows, blend_pixels = blend(kind, kind.computed, lanes), blend(kind.computed, kind, lanes)
 
-    def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        words = a.integers.address
-        oh, ow, between, src_plane, src_row, inner = a.oh, a.ow, a.between, a.src_plane, a.src_row, a.inner
-        rows, cols, pixel = Tap(a.taps), Tap(a.taps + oh * Tap.nbytes), inner * itemsize
-        left, right = scratch, scratch + inner * held
-        dst = a.dst + first * ow * pixel
-        outer, k, plane = position(a, first)
-        for _ in range(first, last):
-            row, src, line = rows[k], a.src + outer * src_plane + plane * src_row, dst
-            upper, lower, weight = src + row.first, src + row.second, as_float64(row.weight)
-            of_left, of_right = -1, -1  # the columns of the source that they are
-            for j in range(ow):
-                col = cols[j]
-                x, y = col.first, col.second
-                if of_left != x and (of_right == x or of_left == y):
-                    left, right, of_left, of_right = right, left, of_right, of_left
-                if of_left != x:
-                    blend_rows(upper + x, lower + x, weight, left, inner, words)
-                    of_left = x
-                if of_right != y and x != y:
-                    blend_rows(upper + y, lower + y, weight, right, inner, words)
-                    of_right = y
-                blend_pixels(left, left if x == y else right, as_float64(col.weight), dst, inner, words)
-                dst += pixel
-            zero_missing(a, line, inner, itemsize)
-            outer, k, plane = following(outer, k, plane, between, oh)
+    def make(a, k, done, src, dst, scratch):
+        rows, inner, words = Tap(a.taps), a.inner, a.integers.address
+        row, cols = rows[k], rows[a.oh]
+        upper, lower, weight = src + row.first, src + row.second, as_float64(row.weight)
+        left, right = scratch, scratch + inner * kind.computed.itemsize
+        of_left, of_right = -1, -1  # the columns of the source that they are
+        for j in range(a.ow):
+            col = cols[j]
+            x, y = col.first, col.second
+            if of_left != x and (of_right == x or of_left == y):
+                left, right, of_left, of_right = right, left, of_right, of_left
+            if of_left != x:
+                blend_rows(upper + x, lower + x, weight, left, inner, words)
+                of_left = x
+            if of_right != y and x != y:
+                blend_rows(upper + y, lower + y, weight, right, inner, words)
+                of_right = y
+            to = dst + j * inner * kind.itemsize
+            blend_pixels(left, left if x == y else right, as_float64(col.weight), to, inner, words)
+        zero_missing(a, dst, inner, kind.itemsize)
 
-    return kernel
+    return by_rows(kind.itemsize, make)
 
 
 def plane_of(a, number, line):
@@ -216,53 +219,32 @@ def resize_columns(element, lanes, inner, near):
     inner: elements of a pixel. near: see `make_columns`.
     """
     kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
+    itemsize = kind.itemsize
     blend_rows = blend(kind.computed, kind, lanes)
     blend_columns = make_columns(kind, kind.computed, lanes, inner, 1, near)
 
     def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        words = a.integers.address
-        ow, cols, elements = a.ow, a.taps + a.oh * Tap.nbytes, a.ow * a.inner
-        upper, lower = scratch, scratch + elements * held
+        a = held(ResizeArgs(args))
+        words, rows, elements = a.integers.address, Tap(a.taps), a.ow * a.inner
+        upper, lower = scratch, scratch + elements * kind.computed.itemsize
         of_upper, of_lower = 0, 0  # the rows of the source that they are made of
         line, step = elements * itemsize, elements * itemsize * a.between
         for number in range(first // a.oh, (last - 1) // a.oh + 1):
             image, results = plane_of(a, number, line)
             row_first, row_last = rows_of(a, number, first, last)
             for k in range(row_first, row_last):
-                row, dst = Tap(a.taps)[k], results + k * step
+                row, dst = rows[k], results + k * step
                 x, y = image + row.first, image + row.second
                 if of_upper != x and (of_lower == x or of_upper == y):
                     upper, lower, of_upper, of_lower = lower, upper, of_lower, of_upper
                 if of_upper != x:
-                    blend_columns(x, cols, upper, ow, words)
+                    blend_columns(x, rows[a.oh].address, upper, a.ow, words)
                     of_upper = x
                 if of_lower != y and x != y:
-                    blend_columns(y, cols, lower, ow, words)
+                    blend_columns(y, rows[a.oh].address, lower, a.ow, words)
                     of_lower = y
                 blend_rows(upper, upper if x == y else lower, as_float64(row.weight), dst, elements, words)
                 zero_missing(a, dst, a.inner, itemsize)
-
-    return kernel
-
-
-@jit.kernel
-def resize_nearest_pixels(element):
-    """A task is a row of results, in the order of memory, of pixels of any number of elements."""
-    itemsize = ElementType.of(element).itemsize
-
-    def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        oh, ow, between, pixel = a.oh, a.ow, a.between, a.inner * itemsize
-        rows, cols = Tap(a.taps), Tap(a.taps + oh * Tap.nbytes)
-        outer, k, plane = position(a, first)
-        for number in range(first, last):
-            src, dst = a.src + outer * a.src_plane + plane * a.src_row + rows[k].first, a.dst + number * ow * pixel
-            for j in range(ow):
-                copy_memory(dst + j * pixel, src + cols[j].first, pixel)
-            zero_missing(a, dst, a.inner, itemsize)
-            outer, k, plane = following(outer, k, plane, between, oh)
 
     return kernel
 
@@ -276,25 +258,24 @@ def resize_sums(element, lanes, column_lanes, column_part, near):
     column_lanes, column_part, near: see `sums_of_columns`.
     """
     kind = ElementType.of(element)
-    itemsize, held = kind.itemsize, kind.computed.itemsize
+    itemsize = kind.itemsize
     sum_rows = sums_of_rows(kind, kind.computed, lanes)
     sum_columns = sums_of_columns(kind.computed, kind, column_lanes, column_part, near)
 
     def kernel(args, first, last, scratch):
-        a = ResizeArgs(args)
-        words = a.integers.address
-        oh, inner, parts, between, row_taps = a.oh, a.inner, a.parts, a.between, a.row_taps
+        a = held(ResizeArgs(args))
+        words, oh, inner, parts, row_taps = a.integers.address, a.oh, a.inner, a.parts, a.row_taps
         pixel, step, columns = inner * itemsize, a.part * itemsize, a.taps + oh * row_taps * Weight.nbytes
         for task in range(first, last):
             part, line = task % parts, task // parts
-            plane, outer = line % between, line // between
+            plane, outer = line % a.between, line // a.between
             rows = a.taps + outer % oh * row_taps * Weight.nbytes
             count = min(a.part, inner - part * a.part)
             src = a.src + outer // oh * a.src_plane + plane * a.src_row + part * step
             dst = a.dst + line * a.ow * pixel + part * step
             sums, size = (1, a.iw * inner) if parts == 1 else (a.iw, count)
             for k in range(sums):
-                sum_rows(src + k * pixel, rows, row_taps, scratch + k * a.part * held, size, words)
+                sum_rows(src + k * pixel, rows, row_taps, scratch + k * a.part * kind.computed.itemsize, size, words)
             sum_columns(scratch, columns, a.column_taps, SummedRow(dst, a.columns, pixel, count), words)
             zero_missing(a, dst, count, itemsize)
 
