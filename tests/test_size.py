@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 66_750
+LINES_OF_THE_PACKAGE = 66_741
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -37,15 +37,15 @@ PUBLIC = {
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
     ".": 2_562, "_pyinstaller": 53, "api": 19_595, "cli": 4_484, "core": 26_799, "dispatch": 17_376,
-    "eager": 0, "frontends": 11, "frontends/onnx": 45_399, "frontends/torch": 44_266, "jit": 15_101,
-    "kernels": 6_132, "kernels/common": 36_018, "kernels/conv": 46_811, "kernels/depthwise": 33_651,
-    "kernels/dynamic": 1_738, "kernels/eltwise": 4_865, "kernels/indexed": 2_717, "kernels/axis": 1_375,
-    "kernels/norm": 10_953, "kernels/pointwise": 0, "kernels/pool": 26_510, "kernels/product": 10_862,
-    "kernels/recurrent": 2_896, "kernels/reduce": 3_578, "kernels/reorder": 9_736, "kernels/resize": 7_422,
-    "kernels/shuffle": 1_299, "kernels/strided_copy": 4_548, "kernels/winograd": 16_759,
+    "eager": 0, "frontends": 11, "frontends/onnx": 45_399, "frontends/torch": 44_266, "jit": 15_495,
+    "kernels": 6_132, "kernels/common": 33_542, "kernels/conv": 46_811, "kernels/depthwise": 33_651,
+    "kernels/dynamic": 1_718, "kernels/eltwise": 4_748, "kernels/indexed": 2_717, "kernels/axis": 1_205,
+    "kernels/norm": 10_279, "kernels/pointwise": 0, "kernels/pool": 26_510, "kernels/product": 10_318,
+    "kernels/recurrent": 2_697, "kernels/reduce": 3_444, "kernels/reorder": 9_736, "kernels/resize": 6_662,
+    "kernels/shuffle": 1_299, "kernels/strided_copy": 4_548, "kernels/winograd": 16_441,
     "machine": 3_388, "network": 100_759, "onnxruntime": 5_766, "runtime": 5_620, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 519_287
+TOKENS_OF_THE_PACKAGE = 514_269
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 242
 
