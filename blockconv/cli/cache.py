@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from blockconv import jit
+from blockconv.core.errors import ignoring
 from blockconv.jit.kernel_cache import DAY, KEPT_DAYS, CachedFingerprint, KernelCache
 
 
@@ -30,7 +30,7 @@ def add_cache(command: argparse.ArgumentParser) -> None:
 
 
 def _days(text: str) -> float:
-    with contextlib.suppress(ValueError):
+    with ignoring(ValueError):
         if (days := float(text)) >= 0:
             return days
     raise argparse.ArgumentTypeError(f"{text!r} has to be a number of days, at least 0")

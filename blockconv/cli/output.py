@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from blockconv.core import text
-from blockconv.core.errors import BlockconvError
+from blockconv.core.errors import BlockconvError, ignoring
 from blockconv.core.progress import SOLE_BAR
 
 FAILED, CLOSED, INTERRUPTED = 2, 1, 130  # exit statuses: an error; nobody reads the output; Ctrl-C
@@ -48,7 +48,7 @@ def run(command: Callable[[Console], int]) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         except (BlockconvError, OSError) as error:
-            with contextlib.suppress(OSError):
+            with ignoring(OSError):
                 text.console(stderr=True).print(f"error: {error}", style="bold red", soft_wrap=True)
             return FAILED
 

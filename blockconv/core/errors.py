@@ -6,9 +6,11 @@ functions raise it before they write anything.
 
 from __future__ import annotations
 
+import signal
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 
 # The meaning of short names of sizes. Many callers use functions without such arguments.
 _WHOLES = {"i": "input", "src_": "input", "k": "kernel", "wei_": "weight", "o": "output", "dst_": "output"}
@@ -16,11 +18,10 @@ _SIZES = {"h": "height", "w": "width", "shape": "shape"}
 _MEANINGS = {f"{w}{s}": f"the {whole}'s {size} " for w, whole in _WHOLES.items() for s, size in _SIZES.items()}
 
 
-# Libraries raise these for data that they cannot take. `except Exception` would also take an exception that interrupts
-# the library, such as the time limit of a handler of signals; it has to reach the caller as it is.
+# Libraries raise these for data that they cannot take.
 FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError),
-    *(NameError, RuntimeError, SyntaxError, TypeError, ValueError),
+    *(NameError, OSError, RuntimeError, SyntaxError, TypeError, ValueError),
 )
 
 
@@ -80,17 +81,33 @@ class SlowPathWarning(UserWarning):
     """
 
 
-def reporting() -> AbstractContextManager[None]:
-    """Inside, the program is told something. What its streams, log handlers and hooks raise ends the report alone.
+def failing(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
+    """These kinds, or FAILURES, for an `except` clause; no kind for an exception that a handler of a signal raised.
 
-    A warning that the program's filters make an error, and an exception of a signal's handler, are none of these.
+    That is a time limit, say, and reaches the caller as it is. Its kind does not tell: TimeoutError is an OSError, and
+    some programs raise a RuntimeError or an AssertionError. Its traceback has the handler's frame.
     """
-    return suppress(*FAILURES, OSError)
+    handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
+    functions = [each for one in handlers for each in (one, getattr(one, "func", None), type(one).__call__)]
+    codes = [getattr(each, "__code__", None) for each in functions]
+    trace = sys.exc_info()[2]
+    while trace and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return () if trace else kinds or FAILURES
+
+
+@contextmanager
+def ignoring(*kinds: type[Exception]) -> Iterator[None]:
+    """An exception that `failing` has ends the block alone: a report, say, whose stream, log handler or hook fails."""
+    try:
+        yield
+    except failing(*kinds):
+        pass
 
 
 def warn(text: str, stacklevel: int = 2, category: type[Warning] = SlowPathWarning) -> None:
     """Warn of what the caller does. stacklevel: as of `warnings.warn` in the caller."""
-    with reporting():
+    with ignoring():
         warnings.warn(text, category, stacklevel + 1)
 
 

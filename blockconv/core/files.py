@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import struct
@@ -10,17 +9,18 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from blockconv.core.errors import FAILURES, ArgumentError, UnsupportedError
+from blockconv.core.errors import FAILURES, ArgumentError, UnsupportedError, failing
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 # NumPy and Python raise these for a damaged zip, array or text.
-DAMAGED = (*FAILURES, OSError, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
+DAMAGED = (*FAILURES, zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 
 def packaged(name: str) -> Traversable:
@@ -40,7 +40,7 @@ def as_path(op: str, path: object) -> Path:
     return Path(path)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacing(op: str, path: object) -> Iterator[BinaryIO]:
     """A file that becomes `path` once it is complete. If writing fails, what was there stays."""
     if (path := as_path(op, path).resolve()).exists() and not path.is_file():  # a device
@@ -57,3 +57,14 @@ def replacing(op: str, path: object) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def reading(op: str, path: object, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise ArgumentError for a file that `save` did not write. kinds: what shows it; by default any sign of damage."""
+    try:
+        yield
+    except failing(*(kinds or DAMAGED)) as error:
+        why = str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
+        rule = f"is no file of {op.replace('load', 'save')}, or is damaged ({why})"
+        raise ArgumentError(op, "path", str(path), rule) from error

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blockconv.core.checks import MOST_EXTENT, check_shape
-from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.errors import ArgumentError, DtypeError, failing
 from blockconv.core.types import Array, element
 
 
@@ -235,7 +235,7 @@ def _memory_of(torch: Any, x: Any, op: str, argument: str, kept: bool) -> Array:
         if x.dtype is torch.bfloat16:  # NumPy can read its bits
             return _numpy((x.detach() if x.requires_grad else x).view(torch.int16), kept).view(_BFLOAT16.dtype)
         return _numpy(x, kept)
-    except (TypeError, RuntimeError, BufferError) as error:
+    except failing(TypeError, RuntimeError, BufferError) as error:
         if x.device.type != "cpu":
             raise ArgumentError(op, argument, x, "has to be on the CPU", "give x.cpu()") from None
         raise DtypeError(op, argument, x, f"cannot be read as an array ({error})") from None  # a sparse one
@@ -260,5 +260,5 @@ def _of_object(x: Any, op: str, argument: str) -> Array:
         raise ArgumentError(op, argument, x, rule, _COMPUTED.get(package, "give numpy.asarray(x)"))
     try:
         return np.asarray(x)
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, arrays of other devices
+    except failing(TypeError, ValueError, RuntimeError) as error:  # ragged lists, arrays of other devices
         raise ArgumentError(op, argument, x, f"cannot be read as an array ({error})") from None

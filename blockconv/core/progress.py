@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from blockconv.core import text
-from blockconv.core.errors import reporting
+from blockconv.core.errors import ignoring
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -54,7 +54,7 @@ class Progress:
         now = time.perf_counter()
         if now < self._due or LOGGER.level > logging.INFO:
             return
-        with reporting():
+        with ignoring():
             self._show(done() if callable(done) else done, doing, now)
 
     def _show(self, count: int, doing: str, now: float) -> None:
@@ -89,7 +89,7 @@ class Progress:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        with reporting():
+        with ignoring():
             if self._bar is not None:
                 try:
                     self._bar.stop()

@@ -14,7 +14,15 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from numba import config
 
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, failing, ignoring
+
+
+def read_fact(path: str | Path) -> str:
+    """The text of a file in which the system tells something of itself; "" where there is none."""
+    with ignoring(OSError):
+        return os.fsdecode(Path(path).read_bytes())
+    return ""
+
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -77,7 +85,7 @@ def feature_text() -> str:
         return given
     try:
         features = llvm.get_host_cpu_features()
-    except RuntimeError:  # the system does not tell
+    except failing(RuntimeError):  # the system does not tell
         return ""
     if not config.ENABLE_AVX:
         features.update({name: False for name in features if name.startswith("avx")})
@@ -87,10 +95,9 @@ def feature_text() -> str:
 @functools.cache
 def host_features() -> frozenset[str]:
     """The CPU features that this machine has, by LLVM's names, whatever Numba compiles for."""
-    try:
+    with ignoring(RuntimeError):  # the system may not tell
         return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
-    except RuntimeError:  # the system does not tell
-        return frozenset()
+    return frozenset()
 
 
 @functools.cache
@@ -179,22 +186,17 @@ def container_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
-def _quota(quota: Path, period: Path | None) -> float | None:
+def _quota(*files: Path) -> float | None:
     """Processors, from v2's `cpu.max` ("150000 100000"), or from v1's two files."""
-    try:
-        words = quota.read_text().split()
-        processors = float(words[0]) / float(words[1] if period is None else period.read_text())
-    except (OSError, ValueError, IndexError, ZeroDivisionError):  # no such group, or "max": no limit
-        return None
-    return processors if processors > 0 else None
+    words = " ".join(map(read_fact, files)).split()
+    with ignoring():  # no such group, or "max": no limit
+        return float(words[0]) / float(words[1]) if float(words[0]) > 0 else None
+    return None
 
 
-def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
-    """(quota, period) of every group that this process is in, and of those around it; v2 has one file for both."""
-    try:
-        lines = os.fsdecode((root / "proc/self/cgroup").read_bytes()).splitlines()  # names of groups are bytes
-    except OSError:
-        lines = []
+def _cgroup_files(root: Path) -> Iterator[tuple[Path, ...]]:
+    """The files of quota and period of every group that this process is in, and of those around it; v2 has one."""
+    lines = read_fact(root / "proc/self/cgroup").splitlines()
     mounts = root / "sys/fs/cgroup"
     # In a container the path is often the host's, and the group itself is what is mounted.
     for line in [*lines, "0::/", "1:cpu:/"]:
@@ -208,7 +210,7 @@ def _cgroup_files(root: Path) -> Iterator[tuple[Path, Path | None]]:
         inner = base / group.lstrip("/")
         for here in (inner, *inner.parents):
             if number == "0":
-                yield here / "cpu.max", None
+                yield (here / "cpu.max",)
             else:
                 yield here / "cpu.cfs_quota_us", here / "cpu.cfs_period_us"
             if here == base:
@@ -239,45 +241,37 @@ def default_threads() -> int:
 @functools.cache
 def first_level_cache() -> int:
     """Bytes of a core's first-level data cache; 32 KiB where the system does not tell."""
-    return _cache_size(1) or 32 << 10
+    return _cache_fact(1, "size") or 32 << 10
 
 
 @functools.cache
 def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
-    return _cache_size(2) or 1 << 20
+    return _cache_fact(2, "size") or 1 << 20
 
 
 @functools.cache
 def last_level_cache() -> int:
     """Bytes of the third-level cache, else of the second."""
-    return _cache_size(3) or second_level_cache()
+    return _cache_fact(3, "size") or second_level_cache()
 
 
 @functools.cache
 def first_level_ways() -> int:
     """Ways of a core's first-level data cache; 8 where the system does not tell."""
-    return int(_cache_fact(1, "ways_of_associativity") or 8)
+    return _cache_fact(1, "ways_of_associativity") or 8
 
 
 @functools.cache
 def cache_line() -> int:
     """Bytes of a line of a core's first-level data cache; 64 where the system does not tell."""
-    return int(_cache_fact(1, "coherency_line_size") or 64)
+    return _cache_fact(1, "coherency_line_size") or 64
 
 
-def _cache_fact(level: int, name: str) -> str | None:
+def _cache_fact(level: int, name: str) -> int:
+    """A number of a cache of data; 0 where the system does not tell."""
     index = 0 if level == 1 else level  # 1 is the first level's, of instructions
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/{name}").read_text().strip()
-    except OSError:
-        return None
-
-
-def _cache_size(level: int) -> int | None:
-    try:
-        text = _cache_fact(level, "size") or ""
-        units = {"K": 1 << 10, "M": 1 << 20}
-        return int(text[:-1]) * units[text[-1]]
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
+    text = read_fact(f"/sys/devices/system/cpu/cpu0/cache/index{index}/{name}").strip()
+    with ignoring():
+        return int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1], 0)
+    return 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from blockconv.core import target
 from blockconv.core.checks import Shape, check_extents
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError
-from blockconv.core.files import DAMAGED, as_path, replacing
+from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, read_layout, row_major
 from blockconv.core.types import Array, Types, element
@@ -180,22 +180,16 @@ class BlockedArray:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BlockedArray:
         """Read a file of `save`. Raises ArgumentError for any other file."""
-        with open(as_path("BlockedArray.load", path), "rb") as opened:  # its OSErrors stay as they are
-            try:
-                with np.load(opened, allow_pickle=False) as file:
-                    dtype = str(file["dtype"])
-                    return cls(
-                        file["storage"],
-                        str(file["tag"]),
-                        file["shape"].tolist(),
-                        dtype=dtype if dtype in PACKED else None,
-                        zero_point=file["zero_point"].item(),
-                    )
-            except ArgumentError:
-                raise
-            except DAMAGED as error:
-                rule = f"is no file of BlockedArray.save, or is damaged ({type(error).__name__}: {error})"
-                raise ArgumentError("BlockedArray.load", "path", str(path), rule) from error
+        op = "BlockedArray.load"
+        with open(as_path(op, path), "rb") as opened, reading(op, path), np.load(opened, allow_pickle=False) as file:
+            dtype = str(file["dtype"])
+            return cls(
+                file["storage"],
+                str(file["tag"]),
+                file["shape"].tolist(),
+                dtype=dtype if dtype in PACKED else None,
+                zero_point=file["zero_point"].item(),
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         dtype = self.dtype if self.dtype in PACKED else None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, ReorderProblem
 from blockconv.core.types import Types
@@ -98,7 +98,7 @@ def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> di
     if not isinstance(table, Mapping):
         try:
             found = json.loads(Path(table).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except failing(OSError, ValueError) as error:
             raise ArgumentError("compile", "costs", str(table), f"cannot be read as JSON ({error})") from None
     if not isinstance(found, Mapping):
         raise ArgumentError("compile", "costs", found, "has to hold a JSON object of keys and seconds")

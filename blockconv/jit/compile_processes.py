@@ -7,7 +7,6 @@ loads blockconv itself from this process's own files. It hands compiled kernels 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -23,7 +22,7 @@ from numba import config
 
 from blockconv import jit
 from blockconv.core import target
-from blockconv.core.errors import warn
+from blockconv.core.errors import failing, ignoring, warn
 
 FEWEST = 3  # kernels that are worth another process, which takes a second to start
 OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
@@ -59,7 +58,7 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
     children: list[subprocess.Popen[bytes]] = []
     try:
         for k in range(count - 1):
-            with contextlib.suppress(OSError):  # the system has no room for another process
+            with ignoring(OSError):  # the system has no room for another process
                 children.append(_start(wanted[own + k :: count - 1]))
         for module, family, params in wanted[:own]:
             getattr(importlib.import_module(module), family)(*params)
@@ -87,10 +86,9 @@ def _is_python() -> bool:
     names = [os.path.basename(name or "") for name in (sys.executable, *sys.orig_argv[:1])]
     if hasattr(sys, "frozen") or len(names) < 2 or not all(map(_PYTHON.fullmatch, names)):
         return False
-    try:
+    with ignoring(OSError):
         return _ORIGIN.is_file() and (sys.platform != "linux" or os.path.samefile(sys.executable, "/proc/self/exe"))
-    except OSError:
-        return False
+    return False
 
 
 def _start(kernels: Sequence[jit.Wanted]) -> subprocess.Popen[bytes]:
@@ -124,7 +122,7 @@ def _import_path(library: Path) -> list[str]:
     """
     try:
         current = os.path.realpath(os.getcwd())
-    except OSError:  # it was removed
+    except failing(OSError):  # it was removed
         current = None
     texts = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
     return [entry for entry in texts if os.path.realpath(entry) != current] + [str(library)]

@@ -19,6 +19,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from blockconv.core import target
+from blockconv.core.errors import failing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.types import ieee
 from blockconv.jit.translate import I64, emit
@@ -86,7 +87,7 @@ def _on_own_stack(work: Callable[[], Code]) -> Code:
         before = threading.stack_size(STACK)  # for all threads to come
         try:
             code = threads.submit(work)
-        except RuntimeError:  # the system has no more threads, or Python ends
+        except failing(RuntimeError):  # the system has no more threads, or Python ends
             return work()
         finally:
             threading.stack_size(before)

@@ -12,7 +12,6 @@ fingerprint's directory says when it was last used.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import hashlib
 import os
@@ -20,10 +19,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from blockconv.core.errors import ignoring
 from blockconv.jit.private_directory import PrivateDirectory, open_directory
 
 KEPT_DAYS = 30.0
@@ -61,49 +62,43 @@ class KernelCache:
 
     def read(self, name: str) -> bytes | None:
         """An entry's data; None if there is none, or it is damaged, or others could have written it."""
-        try:
-            with self._open() as directory:
-                digest, _, data = directory.read(name).partition(b"\n")
-        except OSError:
-            return None
-        return data if digest == self._digest(name, data) else None
+        with ignoring(OSError), self._open() as directory:
+            digest, _, data = directory.read(name).partition(b"\n")
+            return data if digest == self._digest(name, data) else None
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Make or replace an entry. A full or read-only disk costs the next process a compile, and nothing else."""
-        with contextlib.suppress(OSError), self._open(create=True) as directory:
+        with ignoring(OSError), self._open(create=True) as directory:
             directory.write(name, self._digest(name, data) + b"\n" + data)
             _prune_once(self)
 
     def holds(self, name: str) -> bool:
         """Whether there is an entry of this name; it may yet be damaged."""
-        try:
-            with self._open() as directory:
-                directory.status(name)
-        except OSError:
-            return False
-        return True
+        with ignoring(OSError), self._open() as directory:
+            directory.status(name)
+            return True
+        return False
 
     def usable(self) -> bool:
         """Make the directory if there is none, note that it is used, and say whether it is ours to read and write."""
-        try:
-            with self._open(create=True) as directory:
-                if directory.age() > DAY:
-                    directory.touch()
-                return directory.writable()
-        except OSError:
-            return False
+        with ignoring(OSError), self._open(create=True) as directory:
+            if directory.age() > DAY:
+                directory.touch()
+            return directory.writable()
+        return False
 
     def _digest(self, name: str, data: bytes) -> bytes:
         digest = hashlib.sha256(f"{self.fingerprint}\0{name}\0".encode())
         digest.update(data)
         return digest.hexdigest().encode()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open_base(self) -> Iterator[PrivateDirectory]:
         with open_directory(self.base, private=self.shared) as base:
             yield base
 
-    @contextlib.contextmanager
+    @contextmanager
     def _open(self, create: bool = False) -> Iterator[PrivateDirectory]:
         """Open it for one access, so that the check sees the present directory: a process may live for weeks."""
         if create:
@@ -119,9 +114,9 @@ class KernelCache:
     def contents(self) -> list[CachedFingerprint]:
         """A record of each fingerprint, last used first; without fingerprints that others could have written."""
         found = []
-        with contextlib.suppress(OSError), self._open_base() as base:
+        with ignoring(OSError), self._open_base() as base:
             for name in filter(_DIRECTORY.fullmatch, base.names()):
-                with contextlib.suppress(OSError), open_directory(name, base) as directory:
+                with ignoring(OSError), open_directory(name, base) as directory:
                     sizes = [directory.status(entry).st_size for entry in _entries(directory)]
                     fingerprint = name.partition("-")[2]
                     found.append(CachedFingerprint(fingerprint, len(sizes), sum(sizes), max(0.0, directory.age())))
@@ -132,7 +127,7 @@ class KernelCache:
 
         Unfinished entries that killed processes left in this one go too.
         """
-        with contextlib.suppress(OSError), self._open() as directory:
+        with ignoring(OSError), self._open() as directory:
             for name in set(directory.names()) - set(_entries(directory)):
                 if directory.age(name) > DAY:
                     directory.unlink(name)
@@ -145,16 +140,14 @@ class KernelCache:
 
     def _remove(self, fingerprint: str) -> bool:
         name = f"kernels-{fingerprint}"
-        try:
-            with self._open_base() as base:
-                with open_directory(name, base) as directory:
-                    for entry in directory.names():
-                        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
-                            directory.unlink(entry)
-                base.remove_directory(name)
-        except OSError:
-            return False
-        return True
+        with ignoring(OSError), self._open_base() as base:
+            with open_directory(name, base) as directory:
+                for entry in directory.names():
+                    with ignoring(FileNotFoundError):  # another process prunes, too
+                        directory.unlink(entry)
+            base.remove_directory(name)
+            return True
+        return False
 
 
 def _entries(directory: PrivateDirectory) -> list[str]:
@@ -177,7 +170,7 @@ def find(fingerprint: str) -> KernelCache:
     and removes it at its end. If no directory can be written to, the cache holds nothing.
     """
     for base, shared in ((_named, False), (_temporary, True), (_of_this_process, True)):
-        with contextlib.suppress(OSError, RuntimeError):
+        with ignoring(OSError, RuntimeError):
             cache = KernelCache(Path(base()).absolute(), fingerprint, shared)
             if cache.usable():
                 return cache

@@ -10,14 +10,16 @@ no other user may write to a user's profile.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from blockconv.core.errors import ignoring
 
 BY_DESCRIPTOR = {os.open, os.rename, os.unlink, os.mkdir, os.rmdir, os.access} <= os.supports_dir_fd
 OWNERS = hasattr(os, "geteuid")
@@ -78,7 +80,7 @@ class PrivateDirectory:
             source, target = self._at(unfinished), self._at(name)
             os.replace(source, target, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with ignoring(OSError):
                 self.unlink(unfinished)
             raise
 
@@ -92,7 +94,7 @@ class PrivateDirectory:
 
     def make_directory(self, name: str) -> None:
         """Make it, unless something has this name."""
-        with contextlib.suppress(FileExistsError):
+        with ignoring(FileExistsError):
             os.mkdir(self._at(name), 0o700, dir_fd=self.descriptor)
 
     def remove_directory(self, name: str) -> None:
@@ -116,7 +118,7 @@ class PrivateDirectory:
         return os.access(self._at("."), os.W_OK, dir_fd=self.descriptor)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_directory(
     path: str | Path, within: PrivateDirectory | None = None, private: bool = True
 ) -> Iterator[PrivateDirectory]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -41,9 +40,6 @@ def slug(name: str) -> str:
 
 def _facts() -> dict[str, str]:
     """Linux's facts about the first processor; {} on other systems."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    first = target.read_fact("/proc/cpuinfo").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockconv.core import target
-from blockconv.core.errors import ArgumentError
-from blockconv.core.files import packaged
+from blockconv.core.errors import ArgumentError, failing
+from blockconv.core.files import DAMAGED, packaged
 from blockconv.machine import identity
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def read(path: Traversable) -> Profile:
         if found.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         return _from_json(found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except failing(*DAMAGED) as error:
         remedy = "blockconv tune --profile FILE writes one on the machine itself"
         raise ArgumentError(VARIABLE, "profile", str(path), f"is no machine profile ({error})", remedy) from None
 

@@ -17,8 +17,8 @@ import numpy as np
 from blockconv._version import __version__
 from blockconv.core.activation import Activation
 from blockconv.core.checks import Shape
-from blockconv.core.errors import ArgumentError, NetworkError, short
-from blockconv.core.files import DAMAGED, as_path, replacing
+from blockconv.core.errors import NetworkError, short
+from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
@@ -67,17 +67,8 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
 def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
     """The content that `write` wrote. Raises ArgumentError for any other file, and OSError if it cannot be
     opened."""
-    with open(as_path("Plan.load", path), "rb") as file:
-        try:
-            return _read(file)
-        except DAMAGED as error:
-            raise refused(path, error) from error
-
-
-def refused(path: str | PathLike[str], error: Exception) -> ArgumentError:
-    """The error for a file that holds no plan."""
-    why = f"{type(error).__name__}: {error}" if not isinstance(error, ArgumentError) else str(error)
-    return ArgumentError("Plan.load", "path", str(path), f"is no file of Plan.save, or is damaged ({why})")
+    with open(as_path("Plan.load", path), "rb") as file, reading("Plan.load", path):
+        return _read(file)
 
 
 def _read(opened: BinaryIO) -> tuple[Network, dict[str, Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockconv.core.checks import Shape, axes_remedy, check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
-from blockconv.core.files import as_path, replacing
+from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.garbage import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
@@ -263,7 +263,7 @@ class Plan:
         """
         count = None if threads is None else check_threads("Plan.load", "threads", threads)
         network, extra = archive.read(path)
-        try:
+        with reading("Plan.load", path, KeyError, TypeError, ValueError):
             kept, chosen = extra["options"], dict(extra["chosen"])
             check_options("Plan.load", kept["planner"], kept["accuracy"])
             saved = whole(kept["threads"])  # on a machine that may have more
@@ -271,12 +271,8 @@ class Plan:
                 raise ValueError(f"threads={short(kept['threads'])}")
             layouts = read_layouts(network, kept["layouts"])
             options = Options(layouts, kept["planner"], False, count or saved, kept["accuracy"], {}, chosen)
-        except (KeyError, TypeError, ValueError) as error:
-            raise archive.refused(path, error) from error
-        try:
+        with reading("Plan.load", path, UnsupportedError):
             return _made_again(cls, network, options) if count is None else cls(network, options)
-        except UnsupportedError as error:
-            raise archive.refused(path, error) from error
 
     # -- running
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blockconv.core.errors import reporting
+from blockconv.core.errors import ignoring
 from blockconv.onnxruntime import errors
 from blockconv.onnxruntime.values import OrtValue
 
@@ -149,7 +149,7 @@ class SessionOptions(_Options):
         options = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in used}
         unused = [f"{name}={value!r}" for name, value in options.items() if value != getattr(default, name)]
         if unused:
-            with reporting():
+            with ignoring():
                 _log.info("these options have no effect in blockconv: %s", ", ".join(unused))
 
 

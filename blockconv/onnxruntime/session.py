@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
@@ -11,14 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import numpy as np
-from onnx import shape_inference
 
 from blockconv.core import target
 from blockconv.core.errors import ArgumentError, BlockconvError, NetworkError, UnsupportedError, warn
 from blockconv.core.types import Array
 from blockconv.frontends.onnx import open_onnx
 from blockconv.frontends.onnx.file import without_weights
-from blockconv.frontends.onnx.rules import ONNX_ERRORS
+from blockconv.frontends.onnx.rules import with_inferred
 from blockconv.network.plan import Plan, compile
 from blockconv.onnxruntime.errors import (
     Fail,
@@ -431,9 +429,7 @@ def _results(model: Any, options: SessionOptions) -> Iterator[NodeArg]:
     known, small = without_weights(model), {t.name: t for t in model.graph.initializer if math.prod(t.dims) <= SMALL}
     for tensor in known.graph.initializer:
         tensor.CopyFrom(small.get(tensor.name, tensor))
-    with contextlib.suppress(*ONNX_ERRORS):  # ONNX's inference has many, and none matters here
-        known = shape_inference.infer_shapes(known)
-    for value, found in zip(model.graph.output, known.graph.output, strict=True):
+    for value, found in zip(model.graph.output, with_inferred(known).graph.output, strict=True):
         declared, sizes = _argument(value, options), _argument(found, options).shape
         shape = [b if isinstance(b, int) else a for a, b in zip(declared.shape, sizes or declared.shape, strict=False)]
         yield NodeArg(declared.name, shape, declared.type)

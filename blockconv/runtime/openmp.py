@@ -11,7 +11,9 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from blockconv.core.errors import failing
+from blockconv.core.target import read_fact
 
 # GNU's, Intel's and LLVM's. All three have `GOMP_parallel`, which GCC's code calls for a parallel region.
 _NAMES = ("libgomp", "libiomp5", "libomp")
@@ -54,10 +56,7 @@ def loaded() -> list[str]:
 
 def mapped_files() -> list[str]:
     """The files that are mapped into this process, libraries among them, as far as the system tells: Linux does."""
-    try:
-        lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")
-    except OSError:
-        return []
+    lines = read_fact("/proc/self/maps").split("\n")
     return list(dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line))
 
 
@@ -68,7 +67,7 @@ def _runtime(path: str | None) -> Runtime | None:
         return None
     try:
         address = ctypes.cast(ctypes.CDLL(path, mode | os.RTLD_LAZY).GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
+    except failing(OSError, AttributeError):
         return None
     return Runtime(_file_of(address) or "unknown", _PARALLEL(address)) if address else None
 

@@ -5,7 +5,6 @@ The loop's entry point is a symbol that Numba keeps to itself. Where it cannot b
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -19,7 +18,7 @@ import llvmlite.binding as llvm
 import numba
 from numba import config
 
-from blockconv.core.errors import UnsupportedError, to_install, warn
+from blockconv.core.errors import UnsupportedError, ignoring, to_install, warn
 
 LAYERS = ("tbb", "omp", "workqueue")
 
@@ -144,7 +143,7 @@ def _on_python_threads(worker: int, args: None, dims: object, steps: None, data:
     run = _WORKER(worker)
     others = [threading.Thread(target=run, args=(None, None, None, data)) for _ in range(numbers[-1] - 1)]
     started = []
-    with contextlib.suppress(RuntimeError):  # the system has no more threads
+    with ignoring(RuntimeError):  # the system has no more threads
         for thread in others:
             thread.start()
             started.append(thread)
@@ -160,7 +159,7 @@ _tbb: str | None = None  # the TBB that was loaded
 def _load_tbb() -> str | None:
     """Load pip's TBB, which Numba does not find by itself; the path loaded, or None."""
     for path in tbb_libraries():
-        with contextlib.suppress(OSError):
+        with ignoring(OSError):
             ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
             return path
     return None

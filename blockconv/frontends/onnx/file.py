@@ -16,11 +16,11 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from blockconv.core.errors import ArgumentError, DtypeError, NetworkError
+from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, failing
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import Array
 from blockconv.dispatch.array_checks import PACKED
-from blockconv.frontends.onnx.rules import ONNX_ERRORS, check_dims, check_tensor, tensors_of
+from blockconv.frontends.onnx.rules import check_dims, check_tensor, onnx_errors, tensors_of
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
 
@@ -39,9 +39,9 @@ def read_model(model: Any) -> tuple[Any, Files]:
         raise
     except FileNotFoundError:
         raise NetworkError(OP, "model", named(model), f"the file {path} does not exist") from None
-    except OSError as error:
+    except failing(OSError) as error:
         raise NetworkError(OP, "model", named(model), f"cannot be read: {error}") from error
-    except ONNX_ERRORS as error:
+    except onnx_errors() as error:
         rule, remedy = f"is no complete ONNX model ({error}): it is truncated, or has another format", "export it again"
         if named(model).endswith(".ort"):
             rule, remedy = "is in ONNX Runtime's own format", "give the ONNX model that it was made from"
@@ -201,7 +201,7 @@ def _values(tensor: Any, where: str, files: Files) -> Array:
             return values
         packed = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=held.tobytes())
         return np.asarray(numpy_helper.to_array(packed))
-    except ONNX_ERRORS as error:
+    except onnx_errors() as error:
         rule = f"its values cannot be read: {error}"
         remedy = "export the model again, with as many values of data_type as dims say"
         raise NetworkError(where, "dims", list(tensor.dims), rule, remedy) from error
@@ -271,7 +271,7 @@ class Files:
             if not 0 <= offset <= offset + length <= size:
                 raise ValueError(f"{length} bytes from offset {offset} are not inside its {size} bytes")
             return np.fromfile(file, np.uint8, length, offset=offset)
-        except (OSError, ValueError) as error:
+        except failing(OSError, ValueError) as error:
             rule = f"has values in another file that cannot be read: {error}"
             remedy = "put the complete file into the model's folder, or export the model as one file"
             raise NetworkError(where, "external_data", entries, rule, remedy) from error

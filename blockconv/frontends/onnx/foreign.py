@@ -6,7 +6,6 @@ sequences, optionals, sparse tensors) stays inside: a node that reads it brings 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from blockconv.core.checks import Shape
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
 from blockconv.core.types import FLOATS, Array, Types, element
 from blockconv.frontends.onnx.contributed import BLOCKED
-from blockconv.frontends.onnx.rules import MOST_VALUES, ONNX_ERRORS, Rules, onnx_type, with_defaults
+from blockconv.frontends.onnx.rules import MOST_VALUES, Rules, onnx_type, with_defaults, with_inferred
 from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.kernels import TABLE
@@ -395,9 +394,11 @@ class Fallback:
         found = {name: _value(types[name]) for name in wanted if name in types}
         if self._has_own_shape(node):
             model = self._model(nodes, reads, map(_untyped, wanted), [])
-            with contextlib.suppress(*runtime_errors()):  # it refuses the node
+            try:
                 results = self._of_zeros(model, reads, self._constants(reads))
                 return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
+            except runtime_errors():
+                pass  # it refuses the node
         if all(_is_known(found.get(name)) for name in wanted):
             return found
         arrays = ((name, self._array(name)) for name in reads)
@@ -480,11 +481,7 @@ def _value(type: Any) -> _Value:
 
 
 def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
-    try:
-        inferred = shape_inference.infer_shapes(model, data_prop=True)
-    except ONNX_ERRORS:  # ONNX Runtime takes more: a model that fails here may still run
-        return
-    for value in inferred.graph.output:
+    for value in with_inferred(model, data_prop=True).graph.output:  # ONNX Runtime may run a model that ONNX refuses
         if (kind := value.type.WhichOneof("value")) and (kind != "tensor_type" or value.type.tensor_type.elem_type):
             yield value.name, _value(value.type)
 

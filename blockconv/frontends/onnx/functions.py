@@ -8,7 +8,7 @@ from typing import Any
 from onnx import FunctionProto, defs, helper, inliner
 
 from blockconv.core.errors import NetworkError, UnsupportedError
-from blockconv.frontends.onnx.rules import ONNX_ERRORS, domain_of, onnx_type, with_defaults
+from blockconv.frontends.onnx.rules import domain_of, onnx_errors, onnx_type, with_defaults
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.ops.rule import Tensor
@@ -60,7 +60,7 @@ def _inlined(model: Any) -> Any:
             node.attribute.extend(default for default in called.attribute_proto if default.name not in given)
     try:
         return inliner.inline_local_functions(model, convert_version=True)
-    except ONNX_ERRORS as error:
+    except onnx_errors() as error:
         raise NetworkError(OP, "functions", len(functions), f"cannot be inlined: {error}") from error
 
 

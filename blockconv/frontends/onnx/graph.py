@@ -13,14 +13,14 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from blockconv.core.checks import MOST_DIMENSIONS, Shape, read_sizes
-from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError
+from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, UnsupportedError, failing
 from blockconv.core.types import Array, ieee
 from blockconv.frontends.onnx.contributed import channel_block
 from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
-from blockconv.frontends.onnx.rules import ONNX_ERRORS, Rules, domain_of, onnx_type
+from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_errors, onnx_type
 from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
@@ -425,7 +425,7 @@ def _translate(call: Call, rules: Rules | None) -> None:
         raise
     except Unsupported:
         raise
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+    except failing(ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         rule = f"cannot be read: {error}"
         raise call.error("attributes", list(call.attributes), rule) from error
     for name, tensor in zip(call.node.output, results if isinstance(results, list) else [results], strict=False):
@@ -477,7 +477,7 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version or 8)
     try:
         results = ReferenceEvaluator(single).run(None, reads)
-    except ONNX_ERRORS as error:
+    except onnx_errors() as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
     for name, value in zip(filter(None, node.output), results, strict=True):
         scope.constant(name, np.asarray(value))

@@ -25,18 +25,12 @@ from onnx import (
     version_converter,
 )
 
-from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError
+from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
 from blockconv.network.ops.rule import Tensor
 
-# What onnx raises for models, and protobuf for their files.
-ONNX_ERRORS = (
-    *(checker.ValidationError, shape_inference.InferenceError, parser.ParseError, version_converter.ConvertError),
-    *(message.Error, text_format.Error, json_format.Error),
-    *FAILURES,
-)
 # A window of no pixels divides by zero in the shape inference of onnx before 1.22, which ends the process.
 _POSITIVE = ("kernel_shape", "strides", "dilations")
 # Ops that ONNX deprecated and later defined anew under the same name. Models of before are read, without ONNX's checks.
@@ -47,9 +41,23 @@ RUNTIMES = ("LayerNormalization", "SimplifiedLayerNormalization", "MeanVarianceN
 MOST_VALUES = 4096
 
 
+def onnx_errors() -> tuple[type[Exception], ...]:
+    """What onnx raises for models, and protobuf for their files; see `failing`."""
+    own = (checker.ValidationError, shape_inference.InferenceError, parser.ParseError, version_converter.ConvertError)
+    return failing(*own, message.Error, text_format.Error, json_format.Error, *FAILURES)
+
+
 def domain_of(item: Any) -> str:
     """The domain of a node, a function or an imported operator set; ONNX's own, which has two names, is ''."""
     return "" if item.domain == "ai.onnx" else str(item.domain)
+
+
+def with_inferred(model: Any, data_prop: bool = False) -> Any:
+    """The model with the types and shapes that ONNX infers; where it refuses the model, the model as it is."""
+    try:
+        return shape_inference.infer_shapes(model, data_prop=data_prop)
+    except onnx_errors():
+        return model
 
 
 class Rules:
@@ -163,7 +171,7 @@ class Rules:
             )
         except KeyError:  # onnx 1.16 infers nothing for a node with an omitted operand
             return {}
-        except ONNX_ERRORS as error:
+        except onnx_errors() as error:
             given = ", ".join([_operand(name, operands, constants) for name in node.input] + _attributes(node))
             raise NetworkError(title(node), "operands", _Text(given), _sentence(error), self._remedy(node)) from error
         return inferred

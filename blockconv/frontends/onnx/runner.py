@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from blockconv.core.checks import Shape
-from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
+from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing, to_install
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart, counted
 from blockconv.network.ops import Foreign
@@ -194,10 +194,10 @@ def new_session(model: bytes, threads: int, optimized: bool = True) -> Any:
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """The errors of ONNX Runtime, which has a type for each status, and of the libraries that it calls."""
+    """The errors of ONNX Runtime, which has a type for each status, and of libraries that it calls; see `failing`."""
     own = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
     kinds = [kind for kind in vars(own).values() if isinstance(kind, type)] if own is not None else []
-    return (*FAILURES, *(kind for kind in kinds if issubclass(kind, Exception)))
+    return failing(*FAILURES, *(kind for kind in kinds if issubclass(kind, Exception)))
 
 
 def _loaded(proto: Any, threads: int, optimized: bool, replaced: bool) -> tuple[Any, Callable[..., Any]]:

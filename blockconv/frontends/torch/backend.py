@@ -29,7 +29,7 @@ from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from blockconv.core.checks import Shape
-from blockconv.core.errors import ArgumentError, BlockconvError, reporting, warn
+from blockconv.core.errors import ArgumentError, BlockconvError, ignoring, warn
 from blockconv.core.layout import Layout
 from blockconv.core.types import NUMBERS
 from blockconv.frontends.torch.decompositions import decompositions, kept_whole, strides_of_kernels
@@ -113,7 +113,7 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
         started, record = time.perf_counter(), recorded(name, kind, owned)
         place_ops(graph, record)
         record.seconds += time.perf_counter() - started
-        with reporting():
+        with ignoring():
             log.info("%s", record)
         static = _static() if kind == "forward" else set()
         if kind == "forward" and (ignored := settings.of_plans()):
@@ -231,7 +231,7 @@ def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
             _place_part(gm, call, constant, record, settings)
     gm.graph.eliminate_dead_code()
     record.seconds += time.perf_counter() - started
-    with reporting():
+    with ignoring():
         log.info("%s", record)
     if settings.fallback == "inductor":
         _inductor().compile_rest(gm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pickle
 import warnings
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils._sympy.printers import PythonPrinter
 
 from blockconv.core.checks import Shape
-from blockconv.core.errors import FAILURES, ArgumentError, NetworkError, UnsupportedError
+from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, failing, ignoring
 from blockconv.core.interop import like
 from blockconv.frontends.torch.decompositions import decompositions
 from blockconv.frontends.torch.ops import OPS
@@ -130,10 +129,10 @@ class Traces:
                 part.training = self._modes[part]
             program = _traced(module, tree_unflatten(args, spec), free)
             made = Traced.of(program, first.name, first.strict).named_like(first)
-        except FAILURES as error:  # of the module, or of PyTorch, whose trace may speak of symbols
+        except failing() as error:  # of the module, or of PyTorch, whose trace may speak of symbols
             try:
                 module(*tree_unflatten(args, spec))
-            except FAILURES as own:
+            except failing() as own:
                 raise self._refusal(shapes, f"the module does not take them: {own}", "") from own
             raise self._refusal(shapes, f"cannot be traced: {error}") from error
         finally:
@@ -155,7 +154,7 @@ class Traces:
             one, more = ({name: (n, *shape[1:]) if shape else () for name, shape in own.items()} for n in (1, 3))
             for sizes in (one, own, more):  # a trace with one image is for one image alone, others for more
                 if all(not limits.ranges or limits.excludes(sizes) for limits in self.limits):
-                    with contextlib.suppress(NetworkError):
+                    with ignoring(NetworkError):
                         self._for(sizes)
         data = pickle.dumps((self.called, [program.flat() for program in self.programs]))
         return self.pickled, (data, [{k: (c.name, c.array) for k, c in p.state.items()} for p in self.programs])

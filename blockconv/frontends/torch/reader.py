@@ -27,7 +27,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from blockconv.core.checks import Shape
-from blockconv.core.errors import ArgumentError
+from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
 from blockconv.frontends.torch.runner import Nested, as_call, op_of
@@ -374,7 +374,7 @@ def _results(target: Any, args: Any, kwargs: Any, inputs: Mapping[Any, Tensor]) 
             return run(target, args, kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise Unsupported("shapes that depend on data") from None
-    except RuntimeError as error:  # the op takes no inputs of these shapes
+    except failing(RuntimeError) as error:  # the op takes no inputs of these shapes
         raise Unsupported(str(error)) from error
 
 

@@ -6,6 +6,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockconv.core.errors import ignoring
+
 
 @dataclass(eq=False)
 class Compiled:
@@ -64,10 +66,9 @@ def compiled_graphs() -> list[Compiled]:
 
 def memory_of(tensor: Any) -> Any:
     """The memory of a tensor, an object that lives as long. PyTorch swaps no tensor that has a weak reference."""
-    try:
+    with ignoring(RuntimeError):  # a sparse one has several
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # a sparse one has several
-        return tensor
+    return tensor
 
 
 def recorded(name: str, kind: str, owned: list[weakref.ref[Any]]) -> Compiled:

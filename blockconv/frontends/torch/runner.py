@@ -7,7 +7,6 @@ makes, and of the part's inputs and outputs.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import json
@@ -17,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, to_install
+from blockconv.core.errors import NetworkError, UnsupportedError, failing, ignoring, to_install
 from blockconv.core.types import Array, numpy_dtype
 from blockconv.network.foreign import ForeignPart
 from blockconv.network.ops import Foreign
 
 torch: Any = None
-with contextlib.suppress(ModuleNotFoundError):  # `Session` says how to install it
+with ignoring(ModuleNotFoundError):  # `Session` says how to install it
     torch = importlib.import_module("torch")
 
 _NAMED = ("dtype", "device", "memory_format", "layout")  # kinds of torch's objects that JSON holds by name
@@ -130,7 +129,7 @@ class Session:
                 operands = [values[one] for one in reads]
                 try:
                     found = call(operands)
-                except FAILURES as error:
+                except failing() as error:
                     shapes = [tuple(x.shape) for x in operands]
                     raise NetworkError(name, "inputs", shapes, f"cannot be computed: {error}") from error
                 results = found if isinstance(found, (tuple, list)) else [found]

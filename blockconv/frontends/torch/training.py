@@ -6,7 +6,6 @@ addition and the ReLU that follow them. Their gradients find the mask of the ReL
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 from blockconv.api.batch_norm import UNBOUNDED
-from blockconv.core.errors import BlockconvError
+from blockconv.core.errors import BlockconvError, failing, ignoring
 from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
 from blockconv.frontends.torch.reports import Compiled
@@ -50,7 +49,7 @@ def place_op(graph: Any, node: Any) -> str | None:
         return None
     try:
         _replace(graph, node, place)
-    except (_StaysError, BlockconvError, RuntimeError) as error:
+    except failing(_StaysError, BlockconvError, RuntimeError) as error:
         return str(error) if isinstance(error, _StaysError) else "its arguments"
     return ""
 
@@ -279,7 +278,7 @@ def _like(
 def partition_step(joint: Any, inputs: Any, **options: Any) -> Any:
     """PyTorch's partition of the joint graph of a step, after batch norms were fused."""
     for node in joint.graph.find_nodes(op="call_function", target=_NORM):
-        with contextlib.suppress(_StaysError):
+        with ignoring(_StaysError):
             _fuse_norm(_Site(joint.graph, node))
     joint.graph.eliminate_dead_code()
     joint.recompile()

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from blockconv.core.errors import ignoring
 from blockconv.runtime.fingerprint import Fingerprint
 
 
 def lent(tensor: Any) -> Any:
     """A tensor's memory in another storage. An array of it does not keep the tensor's own from being resized."""
-    try:
+    with ignoring(BufferError, RuntimeError):  # a type that DLPack does not have
         return torch.from_dlpack(tensor.detach())
-    except (BufferError, RuntimeError):  # a type that DLPack does not have
-        return tensor
+    return tensor
 
 
 class Snapshot:

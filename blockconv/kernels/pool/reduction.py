@@ -132,9 +132,6 @@ class Reducer(Vectors):
             return -math.inf
         return -(1 << (8 * self.itemsize - 1)) if self.type.kind == "signed" else 0
 
-    def add(self, x: Any, y: Any) -> Any:
-        return self.b.fadd(x, y) if self.type.is_float else self.b.add(x, y)
-
     def more(self, x: Any, y: Any) -> Any:
         """Where x > y, both vectors or both scalars; false where one is NaN."""
         if self.type.is_float:

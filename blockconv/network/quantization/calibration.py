@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv.core.errors import ArgumentError
-from blockconv.core.files import as_path, replacing
+from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import Array
 from blockconv.network.graph import Network
@@ -58,13 +58,11 @@ class Calibration:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
         """Read a file of `save`. Raises ArgumentError for any other file."""
-        try:
-            found = json.loads(as_path("Calibration.load", path).read_text("utf-8"))
+        text = as_path("Calibration.load", path).read_bytes()
+        with reading("Calibration.load", path):
+            found = json.loads(text)
             ranges = {str(name): (float(low), float(high)) for name, (low, high) in found["ranges"].items()}
             return cls(ranges, str(found["method"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            rule = f"is no file of Calibration.save ({error})"
-            raise ArgumentError("Calibration.load", "path", str(path), rule) from error
 
 
 def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
