@@ -19,10 +19,10 @@ gradient reach, so each of these is loaded once for all. Buffers: those of the f
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.activation import ActivationKind
@@ -31,14 +31,15 @@ from blockconv.jit.arguments import group, held, word
 from blockconv.jit.ir import const, emitted, fill_memory, join, opaque, shuffle
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
-from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry
+from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
 from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.backward_weights import DepthwiseWeightsArguments
 
 
-class PixelsSpec(NamedTuple):
+@dataclass(frozen=True)
+class PixelsSpec:
     """The compile-time parameters of a kernel.
 
     src, dst: the codes of the types of the arrays that are read, and of the input's gradient.
@@ -128,8 +129,13 @@ class PixelsSpec(NamedTuple):
         return min(self.cols.values(), default=0)
 
     @property
+    def past(self) -> int:
+        """Past the last one."""
+        return max(self.cols.values(), default=0) + self.pixels
+
+    @property
     def data_zeros(self) -> int:
-        return self.zeros(max(self.cols.values(), default=0) - self.first + self.pixels)
+        return self.zeros(self.past - self.first)
 
 
 def _reached(taps: int, stride: int, dilation: int, begin: int) -> dict[tuple[int, int], int]:
@@ -144,10 +150,13 @@ def _reached(taps: int, stride: int, dilation: int, begin: int) -> dict[tuple[in
 
 
 class _Code:
-    """The code of a kernel. `v`: vectors of what is read; `sums`: vectors of the type that is computed with."""
+    """The code of a kernel. `v`: vectors of what is read; `sums`: vectors of the type that is computed with.
 
-    def __init__(self, builder: Any, spec: PixelsSpec, a: Any, x: Any) -> None:
-        self.b, self.spec, self.a, self.x = builder, spec, a, x
+    zeros: the address of what is read in place of rows outside an array.
+    """
+
+    def __init__(self, builder: Any, spec: PixelsSpec, a: Any, zeros: Any) -> None:
+        self.b, self.spec, self.a, self.zeros = builder, spec, a, zeros
         self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
         self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
 
@@ -167,21 +176,6 @@ class _Code:
 # ---------------------------------------------------------------- the gradient of weights
 
 
-class _Planes(NamedTuple):
-    """The images of a vector of channels: addresses and rows.
-
-    src, grad: of the first image, of what the first pixel's first tap reads, and of that pixel.
-    start, end: rows of the gradient, of all images, that are reduced.
-    """
-
-    sums: int
-    zeros: int
-    src: int
-    grad: int
-    start: int
-    end: int
-
-
 class _Column(NamedTuple):
     """A column of vectors of an image: addresses, the rows that are reduced, and masks.
 
@@ -197,49 +191,22 @@ class _Column(NamedTuple):
 
 
 class _WeightsCode(_Code):
-    """The code of planes, in one function: what it holds in registers is stored once, at the end."""
+    """The code of a vector of channels, in one function: what it holds in registers is stored once, at the end."""
 
-    def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseWeightsArguments, x: _Planes) -> None:
-        super().__init__(builder, spec, a, x)
+    def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseWeightsArguments, zeros: Any) -> None:
+        super().__init__(builder, spec, a, zeros)
         self.accs = self.sums.slots(spec.sums, self.sums.zero)
-        self.grads = self.sums.slots(spec.grad_rows, self.sums.zero)  # of this step, of the one before, ...
 
-    def all(self) -> None:
-        b, a, x, spec = self.b, self.a, self.x, self.spec
-        # The first step whose rows are all inside the image, and past the last.
-        top = b.sdiv(b.add(a.ph, const(spec.sh - 1)), const(spec.sh))
-        bottom = b.sdiv(b.add(a.ih, a.ph), const(spec.sh))
-        end_image = b.sdiv(b.add(x.end, b.sub(a.oh, const(1))), a.oh)
-        with cgutils.for_range_slice(b, b.sdiv(x.start, a.oh), end_image, const(1)) as (n, _):
-            before = b.mul(n, a.oh)
-            first, last = (self.clipped(b.sub(row, before), const(0), a.oh) for row in (x.start, x.end))
-            end = b.add(last, const(spec.grad_rows - 1))
-            inner = self.clipped(top, b.add(first, const(spec.grad_rows - 1)), end)
-            outer = self.clipped(self.smaller(bottom, last), inner, end)
-            src = self.image(n, x.src, a.source)
-            grad = self.image(n, x.grad, a.gradient)
-            with cgutils.for_range_slice(b, const(0), a.ow, const(spec.pixels)) as (col, _):
-                at = self.column(col, src, grad)._replace(first=first, last=last)
-                past = b.add(col, const(spec.pixels))
-                is_inner = b.and_(b.icmp_signed(">=", col, a.inner), b.icmp_signed("<=", past, a.outer))
-                split = b.select(is_inner, inner, outer)  # masks, but no checks of rows, up to there
-                for slot in self.grads:
-                    b.store(self.sums.zero, slot)
-                for begin, stop, *checks in (
-                    (first, inner, True, True),
-                    (inner, split, True, False),
-                    (split, outer, False, False),
-                    (outer, end, True, True),
-                ):
-                    with cgutils.for_range_slice(b, begin, stop, const(1)) as (oh, _):
-                        self.step(at, oh, *checks)
+    def begin(self) -> None:
+        """Begin a column: `grads` are the rows of the gradient of a step, of the one before, ..."""
+        self.grads = self.sums.slots(self.spec.grad_rows, self.sums.zero)
 
     def step(self, at: _Column, oh: Any, has_mask: bool, has_border: bool) -> None:
         """A row of the gradient, and the rows of the input that no row before it reaches.
 
         has_border: rows may be outside the image, or not be reduced.
         """
-        b, a, x, spec = self.b, self.a, self.x, self.spec
+        b, a, spec = self.b, self.a, self.spec
         for older, newer in zip(self.grads[:0:-1], self.grads[-2::-1], strict=True):
             b.store(b.load(newer), older)
         mask = at.grad_mask
@@ -254,7 +221,7 @@ class _WeightsCode(_Code):
             line = b.add(src, b.mul(const(j), a.source.row))
             if has_border:
                 ih = b.add(b.sub(b.mul(oh, const(spec.sh)), a.ph), const(j))
-                line = b.select(b.icmp_unsigned("<", ih, a.ih), line, x.zeros)
+                line = b.select(b.icmp_unsigned("<", ih, a.ih), line, self.zeros)
             values = self.values(at, line, has_mask)
             for h in taps:
                 back = h * spec.dh // spec.sh
@@ -275,19 +242,20 @@ class _WeightsCode(_Code):
         taps = [divmod(w * spec.dw, spec.sw) for w in range(spec.kw)]
         return [_every(self.b, loaded[base * spec.sw], spec.sw, phase, spec.unit) for base, phase in taps]
 
-    def column(self, col: Any, src: Any, grad: Any) -> _Column:
+    def column(self, col: Any, src: Any, grad: Any, first: Any, last: Any) -> _Column:
         b, a, spec = self.b, self.a, self.spec
         left, valid = b.sub(b.mul(col, const(spec.sw)), a.pw), b.sub(a.ow, col)
         masks = {}
         for base in spec.bases:
             for start in range(0, spec.sw * spec.pixels, spec.pixels):
                 begin = b.add(left, const(base + start))
-                end = self.smaller(b.sub(a.iw, begin), b.sub(b.mul(valid, const(spec.sw)), const(start)))
+                inside, reached = b.sub(a.iw, begin), b.sub(b.mul(valid, const(spec.sw)), const(start))
+                end = b.select(b.icmp_signed("<", inside, reached), inside, reached)
                 masks[base, start] = self.between(b.neg(begin), end)
         src, grad = b.add(src, b.mul(col, b.mul(a.sw, a.source.col))), b.add(grad, b.mul(col, a.gradient.col))
-        return _Column(src, grad, None, None, self.below(valid), masks)
+        return _Column(src, grad, first, last, self.below(valid), masks)
 
-    def fold(self) -> None:
+    def fold(self, to: Any) -> None:
         """Store the sums of the pixels of each vector, [tap][channel]."""
         b, v, spec = self.b, self.sums, self.spec
         vectors = [b.load(slot) for slot in self.accs]
@@ -297,24 +265,7 @@ class _WeightsCode(_Code):
             vectors = [v.add(*(_every(b, pair, 2, first, spec.unit) for first in (0, 1))) for pair in pairs]
         for k, value in enumerate(vectors):
             count = min(spec.lanes, spec.sums * spec.unit - k * spec.lanes)
-            v.store_lanes(value, b.add(self.x.sums, const(k * v.bytes)), None, count)
-
-    # ------------------------------------------------------------ numbers
-
-    def smaller(self, p: Any, q: Any) -> Any:
-        return self.b.select(self.b.icmp_signed("<", p, q), p, q)
-
-    def clipped(self, p: Any, low: Any, high: Any) -> Any:
-        return self.smaller(self.b.select(self.b.icmp_signed("<", p, low), low, p), high)
-
-    def image(self, n: Any, first: Any, strides: Geometry) -> Any:
-        """`image_at`, which divides only where there are several blocks."""
-        b = self.b
-        at = cgutils.alloca_once_value(b, b.add(first, b.mul(n, strides.n)))
-        with b.if_then(b.icmp_signed(">=", n, strides.images)):
-            further = b.sub(strides.image_block, b.mul(strides.images, strides.n))
-            b.store(b.add(b.load(at), b.mul(b.udiv(n, strides.images), further)), at)
-        return b.load(at)
+            v.store_lanes(value, b.add(to, const(k * v.bytes)), None, count)
 
 
 def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -> Any:
@@ -325,16 +276,33 @@ def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -
     return shuffle(builder, joined, joined, [(p * step + first) * unit + c for p in range(pixels) for c in range(unit)])
 
 
+weights_code = emitted(_WeightsCode)
+
+
+def _reduce_image(code, shape, a, src, grad, first, last):
+    """Reduce rows `first` to `last` of an image's gradient, a column of vectors at a time."""
+    end, before = last + shape.grad_rows - 1, first + shape.grad_rows - 1
+    # The first step whose rows are all inside the image, and past the last.
+    inner = min(max((a.ph + shape.sh - 1) // shape.sh, before), end)
+    outer = min(max(min((a.ih + a.ph) // shape.sh, last), inner), end)
+    for col in range(0, a.ow, shape.pixels):
+        at = code.column(col, src, grad, first, last)
+        split = inner if col >= a.inner and col + shape.pixels <= a.outer else outer
+        code.begin()
+        for oh in range(first, inner):
+            code.step(at, oh, True, True)
+        for oh in range(inner, split):  # masks, but no checks of rows
+            code.step(at, oh, True, False)
+        for oh in range(split, outer):
+            code.step(at, oh, False, False)
+        for oh in range(outer, end):
+            code.step(at, oh, True, True)
+
+
 @jit.kernel
 def depthwise_weights_of_pixels(shape: PixelsSpec):
     """The loop over splits and vectors of channels."""
     zeros, each = shape.weights_zeros, shape.sums * shape.unit * ElementType.of(shape.src).computed.itemsize
-
-    @emitted
-    def add(builder: Any, a: DepthwiseWeightsArguments, planes: _Planes) -> None:
-        code = _WeightsCode(builder, shape, a, planes)
-        code.all()
-        code.fold()
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseWeightsArguments(args))
@@ -343,10 +311,13 @@ def depthwise_weights_of_pixels(shape: PixelsSpec):
             split, group = task // a.groups, task % a.groups
             start, end = a.n * a.oh * split // a.splits, a.n * a.oh * (split + 1) // a.splits
             for vector in range(a.vectors * group // a.groups, a.vectors * (group + 1) // a.groups):
-                of = ChannelVector(a.table)[vector]
+                of, code = ChannelVector(a.table)[vector], weights_code(shape, a, scratch)
                 src = a.src + of.src - a.ph * a.source.row - a.pw * a.source.col
-                sums = a.sums + (split * a.vectors + vector) * each
-                add(a, _Planes(sums, scratch, src, a.grad + of.dst, start, end))
+                for n in range(start // a.oh, (end + a.oh - 1) // a.oh):
+                    image, grad = image_at(src, n, a.source), image_at(a.grad + of.dst, n, a.gradient)
+                    top, bottom = max(start - n * a.oh, 0), min(end - n * a.oh, a.oh)
+                    _reduce_image(code, shape, a, image, grad, top, bottom)
+                code.fold(a.sums + (split * a.vectors + vector) * each)
 
     return kernel
 
@@ -365,28 +336,15 @@ class DepthwiseDataArguments(ConvOperands, ConvSizes):
     blocks = word("of channels", "blocks")
 
 
-class _Plane(NamedTuple):
-    """A block of channels of an image: addresses.
-
-    src: what the first step reads at column 0 of its window.
-    """
-
-    src: int
-    zeros: int
-    wei: int
-    bia: int
-    dst: int
-
-
 class _DataCode(_Code):
-    """The code of one plane."""
+    """The code of one plane: a block of channels of an image. wei, bia: the addresses of its own."""
 
-    def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseDataArguments, x: _Plane) -> None:
-        super().__init__(builder, spec, a, x)
-        # Whole strides of padding.
-        self.up, self.left = builder.sdiv(a.ph, const(spec.sh)), builder.sdiv(a.pw, const(spec.sw))
-        self.stored = Floats(builder, ElementType.of(spec.dst), spec.lanes)
-        self.bias = self.repeated(x.bia)
+    def __init__(
+        self, builder: Any, spec: PixelsSpec, a: DepthwiseDataArguments, zeros: Any, wei: Any, bia: Any
+    ) -> None:
+        super().__init__(builder, spec, a, zeros)
+        self.stored, self.wei = Floats(builder, ElementType.of(spec.dst), spec.lanes), wei
+        self.bias = self.repeated(bia)
         self.parameters = list(parameters_at(self.sums, a.activation)) if spec.activation else []
         self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
 
@@ -398,39 +356,27 @@ class _DataCode(_Code):
         return shuffle(self.b, one, one, [lane % self.spec.unit for lane in range(self.spec.lanes)])
 
     def weight(self, tap: int) -> Any:
-        return self.repeated(self.b.add(self.x.wei, const(tap * self.spec.unit * self.sums.itemsize)))
+        return self.repeated(self.b.add(self.wei, const(tap * self.spec.unit * self.sums.itemsize)))
 
-    def all(self) -> None:
-        b, a, spec = self.b, self.a, self.spec
-        steps = b.sdiv(b.add(a.ih, const(spec.sh - 1)), const(spec.sh))
-        columns = b.sdiv(b.add(a.iw, const(spec.sw - 1)), const(spec.sw))
-        offsets = sorted({*spec.cols.values()})
-        with cgutils.for_range_slice(b, const(0), columns, const(spec.pixels)) as (col, _):
-            at = b.add(col, self.left)
-            begins = [b.add(at, const(k)) for k in (spec.first, offsets[-1] + spec.pixels if offsets else 0)]
-            reads_inside = b.and_(b.icmp_signed(">=", begins[0], const(0)), b.icmp_signed("<=", begins[1], a.ow))
-            fits = b.icmp_signed("<=", b.mul(const(spec.sw), b.add(col, const(spec.pixels))), a.iw)
-            with b.if_else(b.and_(reads_inside, fits)) as (inner, border):
-                with inner, cgutils.for_range(b, steps) as loop:
-                    self.step(loop.index, col, {})
-                with border:
-                    starts = {k: b.add(at, const(k)) for k in offsets}
-                    masks = {k: self.between(b.neg(start), b.sub(a.ow, start)) for k, start in starts.items()}
-                    with cgutils.for_range(b, steps) as loop:
-                        self.step(loop.index, col, masks, has_border=True)
+    def masks(self, at: Any) -> dict[int, Any]:
+        """The masks of the vectors that steps load, by the column from `at` on that a vector begins with."""
+        starts = {k: self.b.add(at, const(k)) for k in {*self.spec.cols.values()}}
+        return {k: self.between(self.b.neg(start), self.b.sub(self.a.ow, start)) for k, start in starts.items()}
 
-    def step(self, number: Any, col: Any, masks: dict[int, Any], has_border: bool = False) -> None:
-        """The rows `sh * number` and on of the input: a vector of each remainder, from column `sw * col` on."""
-        b, a, x, spec = self.b, self.a, self.x, self.spec
-        loaded = {}
-        at = b.mul(b.add(b.add(col, self.left), const(spec.first)), const(spec.pixel_bytes))
+    def step(self, src: Any, dst: Any, oh: Any, ih: Any, masks: dict[int, Any] | None, left: Any | None) -> None:
+        """The rows `ih` and on of the input, at `dst`: a vector of each remainder.
+
+        oh, src: the row of the output's gradient, and its pixel, from which rows and columns of taps count. left:
+        pixels up to the end of the rows, where these may be fewer than are stored.
+        """
+        b, a, spec, loaded = self.b, self.a, self.spec, {}
         for row in sorted({*spec.rows.values()}):
-            oh = b.add(b.add(number, self.up), const(row))
-            line = b.add(b.add(x.src, at), b.mul(oh, a.source.row))
-            line = b.select(b.icmp_unsigned("<", oh, a.oh), line, x.zeros)
+            number = b.add(oh, const(row))
+            line = b.add(src, b.add(b.mul(number, a.source.row), const(spec.first * spec.pixel_bytes)))
+            line = b.select(b.icmp_unsigned("<", number, a.oh), line, self.zeros)
             for k in {*spec.cols.values()}:
                 address = b.add(line, const((k - spec.first) * spec.pixel_bytes))
-                loaded[row, k] = self.read(address, masks[k] if has_border else None)
+                loaded[row, k] = self.read(address, masks and masks[k])
         for rest in range(spec.sh):
             found = [self.bias] * spec.sw
             for (of_row, h), row in spec.rows.items():
@@ -439,13 +385,9 @@ class _DataCode(_Code):
                     weight = self.held[tap] if self.held else self.weight(tap)
                     found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
             found = list(map(self.activated, found))
-            ih = b.add(b.mul(number, const(spec.sh)), const(rest))
-            with b.if_then(b.icmp_signed("<", ih, a.ih)):
-                dst = b.add(
-                    b.add(x.dst, b.mul(ih, a.destination.row)),
-                    b.mul(col, const(spec.sw * spec.unit * self.stored.itemsize)),
-                )
-                self.store(self.interleaved(found), dst, col, has_border)
+            number = b.add(ih, const(rest))
+            with b.if_then(b.icmp_signed("<", number, a.ih)):
+                self.store(self.interleaved(found), b.add(dst, b.mul(number, a.destination.row)), left)
 
     def activated(self, value: Any) -> Any:
         v, kind = self.sums, self.spec.activation
@@ -469,22 +411,35 @@ class _DataCode(_Code):
             found.append(value)
         return found
 
-    def store(self, values: list[Any], dst: Any, col: Any, has_border: bool) -> None:
-        b, spec = self.b, self.spec
+    def store(self, values: list[Any], dst: Any, left: Any | None) -> None:
         for k, value in enumerate(values):
-            rest = b.sub(self.a.iw, b.add(b.mul(col, const(spec.sw)), const(k * spec.pixels)))
-            mask = (self.below(rest),) if has_border else ()
-            self.stored.store(value, b.add(dst, const(k * self.stored.bytes)), *mask)
+            rest = () if left is None else (self.below(self.b.sub(left, const(k * self.spec.pixels))),)
+            self.stored.store(value, self.b.add(dst, const(k * self.stored.bytes)), *rest)
+
+
+data_code = emitted(_DataCode)
+
+
+def _compute_plane(code, shape, a, src, dst):
+    """The gradient of a plane's input, a column of vectors at a time."""
+    steps, size = (a.ih + shape.sh - 1) // shape.sh, ElementType.of(shape.dst).itemsize
+    for col in range(0, (a.iw + shape.sw - 1) // shape.sw, shape.pixels):
+        at, iw = col + a.pw // shape.sw, shape.sw * col
+        first, to = src + at * shape.pixel_bytes, dst + iw * (shape.unit * size)
+        reads_inside = at + shape.first >= 0 and at + shape.past <= a.ow
+        if reads_inside and shape.sw * (col + shape.pixels) <= a.iw:
+            for k in range(steps):
+                code.step(first, to, k + a.ph // shape.sh, shape.sh * k, None, None)
+        else:
+            masks = code.masks(at)
+            for k in range(steps):
+                code.step(first, to, k + a.ph // shape.sh, shape.sh * k, masks, a.iw - iw)
 
 
 @jit.kernel
 def depthwise_data_of_pixels(shape: PixelsSpec):
     """The loop over planes."""
     zeros, taps, size = shape.data_zeros, shape.kh * shape.kw, shape.unit * ElementType.of(shape.src).computed.itemsize
-
-    @emitted
-    def compute(builder: Any, a: DepthwiseDataArguments, plane: _Plane) -> None:
-        _DataCode(builder, shape, a, plane).all()
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseDataArguments(args))
@@ -493,6 +448,7 @@ def depthwise_data_of_pixels(shape: PixelsSpec):
         for task in range(first, last):
             n, block = task // a.blocks, task % a.blocks
             src, dst = a.src + n * s.n + block * s.block, a.dst + n * d.n + block * d.block
-            compute(a, _Plane(src, scratch, a.wei + block * (taps * size), a.bia + block * size, dst))
+            code = data_code(shape, a, scratch, a.wei + block * (taps * size), a.bia + block * size)
+            _compute_plane(code, shape, a, src, dst)
 
     return kernel

@@ -7,6 +7,7 @@ Buffers and options of the first two: as in `kernels.conv.weights_rows`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -120,7 +121,7 @@ def _pixels(request: Request, weights: Layout = _OIHW, bias: bool = False) -> Pr
     if reason is None and request.problem.sw > 2:
         reason = f"needs a horizontal stride of 1 or 2, not {request.problem.sw}"
     return reason or _primitive(
-        request, unit, _spec(request, unit, request.problem.ow)._replace(bias=int(bias)), weights, bias
+        request, unit, replace(_spec(request, unit, request.problem.ow), bias=int(bias)), weights, bias
     )
 
 
@@ -222,9 +223,9 @@ def _data_why_not(request: Request, unit: int) -> Reason | None:
 
 def _data_spec(request: Request, unit: int) -> PixelsSpec:
     p = request.problem
-    spec = _spec(request, unit, -(-p.iw // p.sw))._replace(top=p.ph % p.sh, left=p.pw % p.sw)
+    spec = replace(_spec(request, unit, -(-p.iw // p.sw)), top=p.ph % p.sh, left=p.pw % p.sw)
     needed = p.kh * p.kw + spec.loads + p.sw + DATA_SPARE
-    return spec._replace(holds=int(needed <= request.machine.isa.registers))
+    return replace(spec, holds=int(needed <= request.machine.isa.registers))
 
 
 _NO_EPILOGUE = Epilogue()
@@ -250,7 +251,7 @@ def _data(request: Request) -> Primitive | Reason:
 
     def launches(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         assert not epilogue.residual
-        kernel = depthwise_data_of_pixels(spec._replace(activation=epilogue.activation))
+        kernel = depthwise_data_of_pixels(replace(spec, activation=epilogue.activation))
         args = fill(
             DepthwiseDataArguments,
             p,

@@ -13,7 +13,7 @@ from blockconv.core.types import Types
 from blockconv.kernels.common.dot import MULTIPLY_ADD, WIDENED, Dot, dot_for
 from blockconv.kernels.common.gathering import TOGETHER, is_beyond, is_crowded, is_wide, rows_that_stay, window_rows
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, window_axis
-from blockconv.kernels.common.request import Reason, Request, shared_sizes
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes
 from blockconv.kernels.depthwise.codegen import DepthwiseShape
@@ -28,6 +28,7 @@ _INTERLEAVED, _FINISHED, _PACKED = 8, 26, 16
 WINDOW = 16 << 10  # bytes of rows packed at once: half of a first-level cache
 MOST_TAPS = 11  # that are unrolled
 MOST_OUTPUTS = {32: 14, 16: 10}  # accumulators of a tile, by the machine's vector registers
+OUTPUTS = 10, 7, 5, 4, 3, 2, 1  # of the unrolled axis, beside the most: few kernels serve all sizes
 LEAST_OUTPUTS = {32: 14, 16: 7}  # that hide latencies, and what a tile costs besides its arithmetic
 MOST_OF_BYTES, LEAST_OF_BYTES = {32: 6, 16: 3}, {32: 4, 16: 2}  # likewise, of vectors of bytes, each of several
 # For a tile of floats: registers beside accumulators and weights; multiply-adds, which are all unrolled; accumulators
@@ -71,10 +72,9 @@ def outputs(machine: Machine, types: Types) -> tuple[int, int]:
 
 
 def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
-    """The unrolled axis: as many outputs as registers hold, in the fewest tiles. The first begins in the padding."""
+    """The unrolled axis: up to `most` outputs, in the fewest tiles. The first begins in the padding."""
     axis = window_axis(request.problem, x)
-    sizes = range(1, most + 1) if request.anchor is None else shared_sizes(most)
-    fitting = [size for size in sizes if size <= axis.out]
+    fitting = [size for size in {most, *OUTPUTS} if size <= min(most, axis.out)]
     known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
     known = known if axis.kernel <= MOST_TAPS else []
     outputs = min(known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))

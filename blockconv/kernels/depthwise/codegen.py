@@ -26,9 +26,10 @@ from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I32, const, every_pixel, opaque, picked, shuffle, splat
 from blockconv.kernels.common.dot import multiply_accumulate
+from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
-from blockconv.kernels.common.tile import Tile
+from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 from blockconv.kernels.common.vectors import Vectors, lanes_below
 
@@ -152,29 +153,6 @@ class DepthwiseTileSpec(DepthwiseShape):
         return p * self.loops + q if self.columns else q * self.unrolled + p
 
 
-class DepthwiseTileRun(NamedTuple):
-    """One tile; addresses, and counts of elements.
-
-    variant: the number of one of the tile's `variants`.
-    src: the address of the first output's first tap, in bounds or not.
-    wei: the weights of the first tap.
-    bia: a bias for each valid channel.
-    permutation: the lanes' indices, for `permute`.
-    src_valid: lanes that `masked` loads read.
-    zeros: as many as a load reads, in place of padding; for bytes, the zero point.
-    scales: one for each bias.
-    """
-
-    variant: int
-    src: int
-    wei: int
-    bia: int
-    permutation: int
-    src_valid: int
-    zeros: int
-    scales: int
-
-
 class TileAxis(NamedTuple):
     """One axis of a tile's window; along the pixels of a row, a position of the loop axis is an element.
 
@@ -197,6 +175,33 @@ class TileAxis(NamedTuple):
     wei_step: int
 
 
+class DepthwiseTileRun(NamedTuple):
+    """One tile; addresses, and counts of elements.
+
+    variant: the number of one of the tile's `variants`.
+    src: the address of the first output's first tap, in bounds or not.
+    wei: the weights of the first tap.
+    bia: a bias for each valid channel.
+    permutation: the lanes' indices, for `permute`.
+    src_valid: lanes that `masked` loads read.
+    zeros: as many as a load reads, in place of padding; for bytes, the zero point.
+    scales: one for each bias.
+    loop, unrolled: the axes of its window.
+    """
+
+    variant: int
+    src: int
+    wei: int
+    bia: int
+    permutation: int
+    src_valid: int
+    zeros: int
+    scales: int
+    loop: TileAxis
+    unrolled: TileAxis
+    out: Output
+
+
 def step_of(builder: Any, step: Any) -> Any:
     """A step from one address to the next. Addresses are computed where they are used: before a loop, they would be
     kept in registers that the accumulators need. Multiples of a constant are part of the instructions.
@@ -212,22 +217,31 @@ def times(builder: Any, value: Any, count: int) -> Any:
 
 
 class FloatTile:
-    """The code of one tile of floats. `accs` are the accumulators.
+    """The code of one tile of floats. `accs` are the accumulators."""
 
-    run, loop, unrolled, out: a `DepthwiseTileRun`, two `TileAxis` and an `Output` of LLVM's values.
-    """
-
-    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
-        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
+    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: DepthwiseTileRun) -> None:
+        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
+        self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
         self.v = self.read_as = spec.tile.code(builder)
         self.taken, self.border, self.wei_mask = 1, None, None  # taken: taps at once
         if spec.period == 1:
             bias = self.v.broadcast(run.bia)
         else:
-            mask = lanes_below(builder, spec.period, out.valid)
+            mask = lanes_below(builder, spec.period, run.out.valid)
             bias = self.repeated(self.v.load(run.bia, mask, lanes=spec.period))
             self.wei_mask = mask if spec.masked == 2 else None
         self.accs = self.v.slots(spec.loops * spec.unrolled, bias)
+
+    def emit(self) -> None:
+        """Reduce and store the tile."""
+        if self.spec.taps:
+            self.reduce_variant()
+        else:
+            self.reduce_any()
+        self.store(self.spec.finished)
+
+    def store(self, tile: Tile) -> None:
+        finish(self.b, tile, self.spec.store_width, self.spec.act, self.out, self.finished())
 
     def finished(self) -> list[Any]:
         """The accumulators, for the epilogue."""

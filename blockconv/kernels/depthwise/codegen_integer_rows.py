@@ -15,11 +15,12 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.jit.ir import I64, call_llvm, const, emitted, join, pointer, shuffle
+from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.unpacked import UNIT, permutes_bytes, shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import IntegerTile
-from blockconv.kernels.depthwise.codegen_rows import mask
+from blockconv.kernels.depthwise.codegen_rows import RowsTile, mask
 from blockconv.kernels.depthwise.columns import Columns, Edge
 from blockconv.kernels.depthwise.finish_rows import finish_rows
 
@@ -27,27 +28,23 @@ BORDER, ZERO, ANY = -1, -2, -3  # of a byte that is wanted, and not one of the s
 Wanted = tuple[int, ...]  # of each byte of a vector, its distance from the tile's first position; or one of these
 
 
-def integer_rows_tile(spec: DepthwiseTileSpec, columns: Columns) -> Any:
-    """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""
-
-    @emitted
-    def tile(builder, run, loop, unrolled, out):
-        out = out._replace(valid=const(1) if spec.period == 1 else out.valid)
-        code = IntegerRowsTile(builder, spec, columns, run, loop, unrolled, out)
-        code.reduce_variant()
-        finish_rows(builder, spec, columns, out, code.finished())
-
-    return tile
+@emitted
+def rows_tile(builder, spec, run, columns):
+    """Reduce and store one tile, of `unrolled` whole rows."""
+    if spec.period == 1:
+        run = run._replace(out=run.out._replace(valid=const(1)))
+    (IntegerRowsTile if spec.dot else RowsTile)(builder, spec, run, columns).emit()
 
 
 class IntegerRowsTile(IntegerTile):
     """The code of one tile. Nothing is read at run time but addresses and the zero point."""
 
-    def __init__(
-        self, builder: Any, spec: DepthwiseTileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
-    ) -> None:
+    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, columns: Columns) -> None:
         self.columns = columns
-        super().__init__(builder, spec, run, loop, unrolled, out)
+        super().__init__(builder, spec, run)
+
+    def store(self, tile: Tile) -> None:
+        finish_rows(self.b, self.spec, self.columns, self.out, self.finished())
 
     @property
     def variants(self) -> dict[int, Any]:

@@ -22,33 +22,16 @@ from numba.core import cgutils
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I8, const, emitted, opaque, shuffle, splat
 from blockconv.kernels.common.dot import by_number
-from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import EpilogueArguments, dequantized
 from blockconv.kernels.common.unpacked import PARTS, interleaved
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader, step_of, times
 
 
-def depthwise_tile(spec: DepthwiseTileSpec, pixel_bytes: int = 0) -> Any:
-    """tile(run, loop, unrolled, out): reduce and store one tile.
-
-    pixel_bytes: from a pixel of the unrolled axis to the next, in source and destination alike, so that addresses are
-    constants: tiles of half vectors are bound by their number of instructions. 0 where it is known at run time only.
-    """
-
-    @emitted
-    def tile(builder, run, loop, unrolled, out):
-        if pixel_bytes:
-            unrolled, out = unrolled._replace(src_step=const(pixel_bytes)), out._replace(dst_pixel=const(pixel_bytes))
-        out = out._replace(dst_pixel=step_of(builder, out.dst_pixel))
-        code = (IntegerTile if spec.dot else FloatTile)(builder, spec, run, loop, unrolled, out)
-        if not spec.taps:
-            code.reduce_any()
-        else:
-            code.reduce_variant()
-        finish(builder, spec.finished, spec.store_width, spec.act, out, code.finished())
-
-    return tile
+@emitted
+def tile(builder, spec, run):
+    """Reduce and store one tile."""
+    (IntegerTile if spec.dot else FloatTile)(builder, spec, run).emit()
 
 
 def repeats(period: int, lanes: int) -> bool:
@@ -59,16 +42,16 @@ def repeats(period: int, lanes: int) -> bool:
 class IntegerTile(FloatTile):
     """The code of one tile of bytes, as `FloatTile` is of floats."""
 
-    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, loop: Any, unrolled: Any, out: Any) -> None:
-        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, loop, unrolled
-        self.activation = out.activation
+    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any) -> None:
+        self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
+        self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
         self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
         self.read_as = self.bytes
         self.dot = by_number(spec.dot)
         self.taken = self.dot.channels
         flip = 128 if (ElementType.of(spec.src).kind == SIGNED) != self.dot.is_signed else 0
         self.flip = ir.Constant(self.bytes.kind, [flip] * spec.lanes) if flip else None
-        zero_point = builder.trunc(EpilogueArguments.load(builder, out.activation).src_fill, I8)
+        zero_point = builder.trunc(EpilogueArguments.load(builder, run.out.activation).src_fill, I8)
         self.border = splat(builder, zero_point, spec.lanes)
         bias = self.lanes(self.v, run.bia)
         self.accs = [slot for _ in range(self.vectors()) for part in bias for slot in self.v.slots(1, part)]
@@ -82,7 +65,7 @@ class IntegerTile(FloatTile):
         if not self.spec.dst:
             return self.accs
         at = self.run.bia, self.run.scales
-        return dequantized(self.v, self.accs, at, self.lanes, self.spec.shifted, self.activation)
+        return dequantized(self.v, self.accs, at, self.lanes, self.spec.shifted, self.out.activation)
 
     def lanes(self, v: Vectors, address: Any) -> list[Any]:
         """The parts of a vector of values at an address: one for each lane, or each channel of a block."""

@@ -12,37 +12,26 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.jit.ir import const, emitted, join, shuffle
-from blockconv.kernels.common.epilogue import finish
+from blockconv.jit.ir import const, join, shuffle
 from blockconv.kernels.common.halves import widened
+from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec, FloatTile, Loader
 from blockconv.kernels.depthwise.columns import Columns, Edge
 
 
-def rows_tile(spec: DepthwiseTileSpec, columns: Columns) -> Any:
-    """tile(run, columns, rows, out): reduce and store one tile, of `unrolled` rows."""
-
-    @emitted
-    def tile(builder, run, loop, unrolled, out):
-        out = out._replace(dst_row=const(columns.dst_row), valid=const(1) if spec.period == 1 else out.valid)
-        code = RowsTile(builder, spec, columns, run, loop, unrolled, out)
-        code.reduce_variant()
-        is_dense = columns.dst_row == columns.dst * spec.finished.itemsize and target.isa().name != "avx512"
-        stored = spec.finished._replace(row=columns.dst, dense=int(is_dense))
-        finish(builder, stored, spec.store_width, spec.act, out, code.finished())
-
-    return tile
-
-
 class RowsTile(FloatTile):
     """The code of one tile. Along the loop axis, the columns, nothing is read at run time but the weights' step."""
 
-    def __init__(
-        self, builder: Any, spec: DepthwiseTileSpec, columns: Columns, run: Any, loop: Any, unrolled: Any, out: Any
-    ) -> None:
-        super().__init__(builder, spec, run, loop, unrolled, out)
+    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, columns: Columns) -> None:
+        super().__init__(builder, spec, run)
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
+        self.out = self.out._replace(dst_row=const(columns.dst_row))
+
+    def store(self, tile: Tile) -> None:
+        columns = self.columns
+        is_dense = columns.dst_row == columns.dst * tile.itemsize and target.isa().name != "avx512"
+        super().store(tile._replace(row=columns.dst, dense=int(is_dense)))
 
     @property
     def variants(self) -> dict[int, Any]:

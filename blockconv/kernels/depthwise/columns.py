@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from blockconv.kernels.common.unpacked import PARTS, UNIT
 
@@ -13,7 +13,8 @@ MOST_WEIGHTS = 10  # that are held, of 32 registers, so that a row is read once 
 Edge = tuple[int, int]  # rows that a tile reaches over the image's first and last one
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     """The columns of a row, and the rows that tiles of whole rows reach over the image.
 
     src, dst: elements of a row.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
@@ -18,9 +16,8 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.codegen import DepthwiseTileRun, DepthwiseTileSpec, TileAxis, chosen
-from blockconv.kernels.depthwise.codegen_integer_rows import integer_rows_tile
-from blockconv.kernels.depthwise.codegen_integers import depthwise_tile
-from blockconv.kernels.depthwise.codegen_rows import rows_tile
+from blockconv.kernels.depthwise.codegen_integer_rows import rows_tile
+from blockconv.kernels.depthwise.codegen_integers import tile
 from blockconv.kernels.depthwise.columns import Columns
 
 # ---------------------------------------------------------------- the table of vectors of channels
@@ -37,101 +34,18 @@ class Entry(Arguments):
     written = word("how many elements are written", "elements")
     permutation = word("from the table to the lanes' indices, where several channels read one", "bytes")
     src_valid = word("how many elements a load that is masked reads", "elements")
-    like = word("how many entries from this one on differ only in addresses, by the same steps each", "entries")
-    src_step = word("from the `src` of such an entry to that of the next", "bytes")
-    dst_step = word("likewise of `dst`", "bytes")
-    wei_step = word("likewise of `wei`", "bytes")
-    bia_step = word("likewise of `bia`", "bytes")
-
-
-_ALIKE = "valid", "written", "permutation", "src_valid"  # what entries that differ only in addresses have in common
-
-
-class _Steps(NamedTuple):
-    """From an entry's addresses to those of the next that is like it."""
-
-    src: int
-    dst: int
-    wei: int
-    bia: int
-
-
-class _Lanes(NamedTuple):
-    """An entry that was read once, or one that follows it and is like it.
-
-    kh: its rows of taps; 0 of padding, which is only written.
-    wei, bia, permutation, scales: addresses.
-    """
-
-    src: int
-    dst: int
-    valid: int
-    written: int
-    kh: int
-    wei: int
-    bia: int
-    permutation: int
-    src_valid: int
-    scales: int
-    like: int
-    steps: _Steps
 
 
 def read_entry(a, k):
     """Entry number `k`, in registers."""
-    e = Entry(a.table)[k]
-    return _Lanes(
-        src=e.src,
-        dst=e.dst,
-        valid=e.valid,
-        written=e.written,
-        kh=a.kh if e.valid > 0 else 0,
-        wei=a.wei + e.wei,
-        bia=a.bia + e.bia,
-        permutation=a.table + e.permutation,
-        src_valid=e.src_valid,
-        scales=a.bia + e.bia + a.scales,
-        like=e.like,
-        steps=_Steps(e.src_step, e.dst_step, e.wei_step, e.bia_step),
-    )
+    return held(Entry(a.table)[k])
 
 
-def following(e):
-    """The next entry, which is like this one."""
-    steps = e.steps
-    return _Lanes(
-        src=e.src + steps.src,
-        dst=e.dst + steps.dst,
-        valid=e.valid,
-        written=e.written,
-        kh=e.kh,
-        wei=e.wei + steps.wei,
-        bia=e.bia + steps.bia,
-        permutation=e.permutation,
-        src_valid=e.src_valid,
-        scales=e.scales + steps.bia,
-        like=e.like - 1,
-        steps=steps,
-    )
-
-
-def entry_run(e, variant, src, zeros):
+def entry_run(a, e, variant, src, zeros, loop, unrolled, out):
     """The `DepthwiseTileRun` of an entry's tile."""
-    return DepthwiseTileRun(variant, src, e.wei, e.bia, e.permutation, e.src_valid, zeros, e.scales)
-
-
-def find_steps(table: np.ndarray[Any, Any]) -> None:
-    """Write how many entries from each one on are like it, and the steps between these."""
-    steps = {name: np.diff(table[name]) for name in ("src", "dst", "wei", "bia")}
-    is_like = np.logical_and.reduce([np.diff(table[name]) == 0 for name in _ALIKE])
-    is_even = np.logical_and.reduce([np.diff(step) == 0 for step in steps.values()])
-    for name, step in steps.items():
-        table[f"{name}_step"][:-1] = step
-    like = [1] * len(table)
-    for k in range(len(table) - 2, -1, -1):
-        if is_like[k]:
-            like[k] = 1 + (like[k + 1] if like[k + 1] > 1 and is_even[k] else 1)
-    table["like"] = like
+    wei, bia, permutation = a.wei + e.wei, a.bia + e.bia, a.table + e.permutation
+    given = variant, src, wei, bia, permutation, e.src_valid, zeros, bia + a.scales
+    return DepthwiseTileRun(*given, loop, unrolled, out)
 
 
 # ---------------------------------------------------------------- arguments and tasks
@@ -148,7 +62,7 @@ class DepthwiseScratch(Arguments):
     window_bytes = word("of these", "bytes", 0)
     row_stride = word("from a packed row to the next", "bytes", 0)
     phase = word("from a packed row's pixels to those one further, of each stride", "bytes", 0)
-    gathered_col = word("from a pixel of a gathered window to the next", "bytes", 0)
+    gathered_col = word("from a pixel of a gathered window to the next; 0 where nothing is gathered", "bytes", 0)
 
 
 class DepthwiseArguments(ConvOperands, ConvSizes):
@@ -172,6 +86,9 @@ class DepthwiseArguments(ConvOperands, ConvSizes):
     scales = word("from a bias to the scale of its channel", "bytes")
     ahead = word("from a tile's first tap to what is prefetched for later tiles", "bytes")
     ahead_rows = word("of which it is prefetched; 0 where nothing is", "pixels")
+    tile_entries = word("entries that are computed for a tile before the next tile", "entries")
+    tile_row = word("from a row to the next of what a tile reads: of the source, or gathered of it", "bytes")
+    tile_col = word("likewise from a pixel to the next", "bytes")
     entry_bytes = word("of a pixel that an entry of the table reads", "bytes")
     scratch = group(DepthwiseScratch, "a worker's scratch")
 
@@ -184,14 +101,6 @@ def fill_zeros(scratch, nbytes, value):
     """Fill as many as a load reads with a value of eight bytes."""
     for k in range((nbytes + 7) // 8):
         store_i64(scratch, k, value)
-
-
-class _Row(NamedTuple):
-    """A row of tiles: the addresses of the source's first column and the destination's, the row of its first tap."""
-
-    src: int
-    dst: int
-    ih: int
 
 
 class Task(NamedTuple):
@@ -240,80 +149,50 @@ def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
     return Output(dst, a.destination.row, dst_pixel, dst_block, residual, e.valid, written, a.activation, scratch)
 
 
-def _tile_at(shape, pixel_bytes, gathered):
-    """compute(a, row, entry, ow_at, i, scratch): the tile from column `ow_at` and a pixel's element `i` on."""
-    tile, unrolled, span = depthwise_tile(shape, pixel_bytes), shape.unrolled, shape.span
-    itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
-
-    def compute(a, row, e, ow_at, i, scratch):
-        ow = min(ow_at, a.ow - unrolled)
-        iw = ow * a.sw - a.pw
-        src_row, src_col = a.source.row, a.source.col
-        if gathered:
-            src_row, src_col = a.scratch.row_stride, a.scratch.gathered_col
-        rows = TileAxis(e.kh, row.ih, a.ih, a.sh, a.dh, src_row, a.tap_row)
-        cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, src_col, a.tap)
-        variant = int(iw < 0) + 2 * int(iw + span > a.src_width)
-        run = entry_run(e, variant, row.src + iw * src_col + e.src + i * itemsize, scratch)
-        dst = row.dst + ow * a.destination.col + e.dst + i * dst_itemsize
-        out = output_of(a, e, dst, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
-        tile(run, rows, cols, out)
-
-    return compute
-
-
 @jit.kernel
-def depthwise_channels(shape: DepthwiseTileSpec, along, gathered, pixel_bytes):
+def depthwise_channels(shape: DepthwiseTileSpec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 
-    along: 1, the tiles of a row are computed for one entry of the table after the other, so that each is read once; 2,
-    a task has one entry, which is read before all rows; 0, all entries are computed for a tile before the next tile,
-    where a pixel has more than a few. In a sequence of entries that differ only by even steps, only the first is read.
-    gathered: 1, a task gathers what it reads of the source before its tiles do, see `gathering.py`.
-    pixel_bytes: as in `depthwise_tile`.
+    A task may gather what it reads of the source before its tiles do, see `gathering.py`.
     """
-    lanes, loops, unrolled, dot, read_bytes = shape.lanes, shape.loops, shape.unrolled, shape.dot, shape.read_bytes
-    compute = _tile_at(shape, pixel_bytes, gathered)
+    lanes, loops, unrolled, span, read_bytes = shape.lanes, shape.loops, shape.unrolled, shape.span, shape.read_bytes
+    itemsize, dst_itemsize, dot = shape.src_itemsize, shape.finished.itemsize, shape.dot
+
+    def compute(a, e, at, ih, iw, scratch):
+        """The tile of an entry whose first tap is at row `ih` and column `iw`. at: of its first channels."""
+        rows = TileAxis(a.kh if e.valid > 0 else 0, ih, a.ih, a.sh, a.dh, a.tile_row, a.tap_row)
+        cols = TileAxis(a.kw, iw, a.src_width, a.sw, a.dw, a.tile_col, a.tap)
+        variant, (src, dst) = int(iw < 0) + 2 * int(iw + span > a.src_width), at
+        for i_at in range(0, a.inner, lanes):
+            i = min(i_at, a.inner - lanes)
+            to = dst + e.dst + i * dst_itemsize
+            out = output_of(a, e, to, a.destination.col, a.dst_block, e.written, scratch + ZEROS)
+            tile(shape, entry_run(a, e, variant, src + e.src + i * itemsize, scratch, rows, cols, out))
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
         fill_zeros(scratch, read_bytes, EpilogueArguments(a.activation).src_fill * TWICE if dot else 0)
-        src_row, src_col, dst_row = a.source.row, a.source.col, a.destination.row
-        if gathered:
-            src_row, src_col = a.scratch.row_stride, a.scratch.gathered_col
         for task in range(first, last):
             n, entry_first, entry_last, oh_first, oh_last = task_of(a, task)
-            image = a.src + n * a.source.n
-            if gathered:
+            image, to = a.src + n * a.source.n, a.dst + n * a.destination.n
+            if a.scratch.gathered_col > 0:
                 top = max(0, min(oh_first, a.oh - loops) * a.sh - a.ph)
                 bottom = min(a.ih, (oh_last - 1) * a.sh - a.ph + (a.kh - 1) * a.dh + 1)
                 image = _gathered_image(a, image, entry_first, entry_last, top, bottom, scratch)
-            only = read_entry(a, entry_first)
             for oh_at in range(oh_first, oh_last, loops):
                 oh = min(oh_at, a.oh - loops)
                 ih = oh * a.sh - a.ph
-                src, dst = image + ih * src_row, a.dst + n * a.destination.n + oh * dst_row
-                row = _Row(src, dst, ih)
-                if along == 2:
+                for k_at in range(entry_first, entry_last, a.tile_entries):
                     for ow_at in range(0, a.ow, unrolled):
-                        compute(a, row, only, ow_at, 0, scratch)
-                    continue
-                if along:
-                    for k in range(entry_first, entry_last):
-                        e = read_entry(a, k)
-                        for ow_at in range(0, a.ow, unrolled):
-                            compute(a, row, e, ow_at, 0, scratch)
-                    continue
-                for ow_at in range(0, a.ow, unrolled):
-                    iw = min(ow_at, a.ow - unrolled) * a.sw - a.pw
-                    e = read_entry(a, entry_first)
-                    for k in range(entry_first, entry_last):
-                        if k > entry_first:
-                            e = following(e) if e.like > 1 else read_entry(a, k)
-                        if a.ahead_rows > 0 and e.src % LINE == 0:
-                            _prefetch_rows(a, src + iw * src_col + e.src, unrolled * a.sw, src_col)
-                        for i in range(0, a.inner, lanes):
-                            compute(a, row, e, ow_at, min(i, a.inner - lanes), scratch)
+                        ow = min(ow_at, a.ow - unrolled)
+                        iw = ow * a.sw - a.pw
+                        src = image + ih * a.tile_row + iw * a.tile_col
+                        dst = to + oh * a.destination.row + ow * a.destination.col
+                        for k in range(k_at, min(entry_last, k_at + a.tile_entries)):
+                            e = read_entry(a, k)
+                            if a.ahead_rows > 0 and e.src % LINE == 0:
+                                _prefetch_rows(a, src + e.src, unrolled * a.sw, a.tile_col)
+                            compute(a, e, (src, dst), ih, iw, scratch)
 
     return kernel
 
@@ -325,7 +204,6 @@ def depthwise_pixels(shape: DepthwiseTileSpec):
     itemsize, dst_itemsize = shape.src_itemsize, shape.finished.itemsize
     masks, dot, span, width = shape.masks, shape.dot, shape.span, loops * lanes
     read_bytes = shape.read_bytes
-    tile = depthwise_tile(shape)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
@@ -348,12 +226,12 @@ def depthwise_pixels(shape: DepthwiseTileSpec):
                         variant += 4 * int(first_element < 0 or first_element + reach > a.src_width)
                     src_at = src + first_element * itemsize
                     _prefetch_rows(a, src_at, width * itemsize // LINE, LINE)
-                    run = entry_run(e, variant, src_at, scratch)
                     step = a.dw * a.pixel
                     cols = TileAxis(a.kw, first_element, a.src_width, lanes * columns, step, itemsize, a.tap)
                     rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
                     to, written = dst + at * dst_itemsize, a.dst_width - at
-                    tile(run, cols, rows, output_of(a, e, to, 0, lanes * dst_itemsize, written, scratch + ZEROS))
+                    out = output_of(a, e, to, 0, lanes * dst_itemsize, written, scratch + ZEROS)
+                    tile(shape, entry_run(a, e, variant, src_at, scratch, cols, rows, out))
 
     return kernel
 
@@ -362,7 +240,6 @@ def depthwise_pixels(shape: DepthwiseTileSpec):
 def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
     """Tiles of `unrolled` whole rows."""
     lanes, unrolled, edges, itemsize = shape.lanes, shape.unrolled, len(columns.edges), shape.finished.itemsize
-    tile = (integer_rows_tile if shape.dot else rows_tile)(shape, columns)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
@@ -379,11 +256,12 @@ def depthwise_rows(shape: DepthwiseTileSpec, columns: Columns):
                     variant = 0
                     if edges > 1:
                         variant = 1 if oh_at == 0 else 2 if oh_at + unrolled >= a.oh else 0
-                    run = entry_run(e, variant, src_image + ih * s.row + e.src, 0)
+                    src = src_image + ih * s.row + e.src
                     cols = TileAxis(0, 0, 0, 0, 0, 0, a.tap)
                     rows = TileAxis(a.kh, ih, a.ih, a.sh, a.dh, s.row, a.tap_row)
-                    out = output_of(a, e, dst_image + oh * d.row + e.dst, 0, lanes * itemsize, 0, scratch)
-                    tile(run, cols, rows, out)
+                    dst = dst_image + oh * d.row + e.dst
+                    out = output_of(a, e, dst, 0, lanes * itemsize, 0, scratch)
+                    rows_tile(shape, entry_run(a, e, variant, src, 0, cols, rows, out), columns)
                     oh_at += unrolled
                     if oh_at >= oh_last:
                         break
@@ -445,7 +323,7 @@ def _copy_rows(dst, dst_row, src, src_row, rows, size):
 def depthwise_packed(shape: DepthwiseTileSpec):
     """Tiles of `unrolled` rows x `loops` vectors of pixels. A task has one entry."""
     lanes, unrolled, itemsize, read_bytes = shape.lanes, shape.unrolled, shape.finished.itemsize, shape.read_bytes
-    width, tile, pack_rows = shape.loops * lanes, depthwise_tile(shape), _row_packer(shape)
+    width, pack_rows = shape.loops * lanes, _row_packer(shape)
 
     def kernel(args, first, last, scratch):
         a = held(DepthwiseArguments(args))
@@ -470,7 +348,7 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                     oh = min(oh_at, a.oh - unrolled)
                     dst = a.dst + n * d.n + oh * d.row + e.dst
                     for at in range(0, a.dst_width, width):
-                        run = entry_run(e, 0, window + (oh - top) * a.sh * parts.row_stride + at, scratch)
+                        src = window + (oh - top) * a.sh * parts.row_stride + at
                         cols = TileAxis(a.kw, 0, parts.phase, lanes, a.dw, a.pixel, a.tap)
                         rows = TileAxis(a.kh, 0, ALL, a.sh, a.dh, parts.row_stride, a.tap_row)
                         here, written = dst + at * itemsize, a.dst_width - at
@@ -488,7 +366,7 @@ def depthwise_packed(shape: DepthwiseTileSpec):
                             activation=a.activation,
                             scratch=scratch + ZEROS,
                         )
-                        tile(run, cols, rows, out)
+                        tile(shape, entry_run(a, e, 0, src, scratch, cols, rows, out))
                         if scratched:
                             _copy_rows(here, d.row, stored, tile_row, unrolled, written * itemsize)
 

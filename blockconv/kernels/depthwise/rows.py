@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,6 @@ from blockconv.kernels.depthwise.blocking import (
 )
 from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.codegen_integers import repeats
-from blockconv.kernels.depthwise.columns import Columns
 from blockconv.kernels.depthwise.kernels import (
     TASK,
     ZEROS,
@@ -65,7 +65,6 @@ from blockconv.kernels.depthwise.kernels import (
     depthwise_packed,
     depthwise_pixels,
     depthwise_rows,
-    find_steps,
     gather,
 )
 from blockconv.kernels.table import Epilogue, Primitive, Row, Transform, WeightForm
@@ -179,7 +178,6 @@ def _table(request: Request, at: DepthwiseBlocking) -> Block:
     table["src_valid"] = np.minimum(np.minimum(p.ic - ic, s.length - ic % s.length), at.lanes)
     if width < at.lanes:  # of pixels or images, which repeat a block's channels
         table["written"] = table["src_valid"] = at.pixel if at.masked else NO_BLOCK
-    find_steps(table)
     lanes = np.arange(at.lanes)
     indices = lanes // width * width + (offsets[:, None] + lanes % width) // m % width
     return np.concatenate([table.view(np.int64), indices.astype(f"i{itemsize}").ravel().view(np.int64)])
@@ -226,28 +224,29 @@ def _launch(request: Request, at: DepthwiseBlocking, epilogue: Epilogue) -> Laun
         scales=entries * _entry_lanes(at) * types.acc.itemsize,
         ahead=ahead,
         ahead_rows=ahead_rows,
+        tile_entries=_tile_entries(s, types, at),
+        tile_row=parts.row_stride if at.gathered else s.row,
+        tile_col=parts.gathered_col if at.gathered else s.col,
         scratch=parts,
     )
     spec = _spec(request, at, epilogue)
     table = _table(request, at)
     if at.whole:
         unit = picked_unit(m.isa, p, at.pixel, at.lanes, types) if types.acc.is_float else 0
-        columns = Columns(*row_columns(p, at.pixel, unit)[:8], s.row, d.row, tap, *(row_edges(p, at.unrolled) or ()))
+        begin, end, alone = row_edges(p, at.unrolled) or (0, 0, 1)
+        steps = {"src_row": s.row, "dst_row": d.row, "tap": tap, "begin": begin, "end": end, "alone": alone}
+        columns = replace(row_columns(p, at.pixel, unit), **steps)
         return Launch(depthwise_rows(spec, columns), args, tasks, 1, scratch, table)
     if at.columns:
         kernel = depthwise_packed if at.is_packed else depthwise_pixels
         return Launch(kernel(spec), args, tasks, max(1, tasks // (16 * threads)), scratch, table)
-    return Launch(depthwise_channels(spec, *_loop_nest(s, d, types, at)), args, tasks, 1, scratch, table)
+    return Launch(depthwise_channels(spec), args, tasks, 1, scratch, table)
 
 
-def _loop_nest(s: Geometry, d: Geometry, types: Types, at: DepthwiseBlocking) -> tuple[int, int, int]:
-    """`along`, `gathered` and `pixel_bytes` of `depthwise_channels`."""
-    if at.batched or at.gathered:  # what is gathered is of pixels that are many lines apart
-        return 0, int(at.gathered > 0), 0
-    # With larger pixels, all entries of a tile are computed before the next tile's, as their lines come in order.
-    few = s.col <= min(LINE, 2 * at.lanes * types.src.itemsize)
-    along = 0 if not few else 2 if at.span == 1 else 1
-    return along, 0, s.col if s.col == d.col and s.length != NO_BLOCK else 0
+def _tile_entries(s: Geometry, types: Types, at: DepthwiseBlocking) -> int:
+    """The word `tile_entries`: 1 where pixels are small; else all, as their lines come in order."""
+    small = s.col <= min(LINE, 2 * at.lanes * types.src.itemsize)
+    return 1 if small and not at.batched and not at.gathered else len(at.runs)
 
 
 def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
