@@ -10,6 +10,7 @@ their order. How many there are follows from the problem.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -151,6 +152,9 @@ def depthwise_weights(src, fma, kh, kw, lanes, bias):
     return kernel
 
 
+vectors, floats = (functools.partial(emitted, whole=True)(code) for code in (Vectors, Floats))
+
+
 @jit.kernel
 def finish_depthwise_weights(acc, dst, lanes, taps, bias):
     """Add the sums of all splits, in their order, and move them to the gradient. A task is a vector of channels."""
@@ -158,29 +162,20 @@ def finish_depthwise_weights(acc, dst, lanes, taps, bias):
     size, dst_bytes = sums_of.itemsize, to.itemsize
     each = (taps + bias) * lanes * size
 
-    @emitted
-    def add(builder: Any, dst: Any, src: Any) -> None:
-        v = Vectors(builder, sums_of, lanes)
-        for k in range(taps + bias):
-            at = const(k * v.bytes)
-            v.store(v.add(v.load(builder.add(dst, at)), v.load(builder.add(src, at))), builder.add(dst, at))
-
-    @emitted
-    def move(builder: Any, dst: Any, src: Any) -> None:
-        Floats(builder, to, 1).store(Vectors(builder, sums_of, 1).load(src), dst)
-
     def kernel(args, first, last, scratch):
-        a = DepthwiseWeightsArguments(args)
+        a, v, one, narrow = DepthwiseWeightsArguments(args), vectors(sums_of, lanes), vectors(sums_of, 1), floats(to, 1)
         for vector in range(first, last):
             sums = a.sums + vector * each
             for split in range(1, a.splits):
-                add(sums, sums + split * a.vectors * each)
+                for k in range(0, each, v.bytes):
+                    v.store(v.add(v.load(sums + k), v.load(sums + split * a.vectors * each + k)), sums + k)
             of = ChannelVector(a.table)[vector]
             for lane in range(of.valid):
                 at = a.dst + (of.first + lane) * a.dst_o
                 for k in range(taps):
-                    move(at + load_i64(a.table + a.taps_at, k), sums + (k * lanes + lane) * size)
+                    narrow.store(one.load(sums + (k * lanes + lane) * size), at + load_i64(a.table + a.taps_at, k))
                 if bias:
-                    move(a.dst_bias + (of.first + lane) * dst_bytes, sums + (taps * lanes + lane) * size)
+                    value = one.load(sums + (taps * lanes + lane) * size)
+                    narrow.store(value, a.dst_bias + (of.first + lane) * dst_bytes)
 
     return kernel

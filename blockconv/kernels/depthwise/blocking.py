@@ -132,10 +132,10 @@ def tile_rows(problem: Conv2dProblem, most: int) -> int:
 
 def picked_unit(isa: Isa, problem: Conv2dProblem, pixel: int, lanes: int, types: Types) -> int:
     """`Columns.unit`, of vectors of so many floats."""
-    unit, stride = min(lanes, UNIT // types.src.itemsize), problem.sw
+    unit = min(lanes, UNIT // types.src.itemsize)
     if isa.name == "avx512" or types.src.is_half:  # one instruction permutes two vectors, whole
         return 0
-    return unit if (stride == 2 and 2 * pixel <= unit) or (stride > 1 and pixel == unit) else 0
+    return unit if problem.sw == 2 and 2 * pixel <= unit else 0
 
 
 def whole_rows(

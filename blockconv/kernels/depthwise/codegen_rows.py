@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.jit.ir import const, join, shuffle
+from blockconv.jit.ir import const, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
@@ -40,7 +40,7 @@ class RowsTile(FloatTile):
     def finished(self) -> list[Any]:
         """The accumulators, in the order of the outputs."""
         lanes, columns, b = self.spec.lanes, self.columns, self.b
-        if lanes > columns.unit > columns.pixel:
+        if lanes > columns.unit > 0:
             order = [columns.unit_lane(lanes, k) for k in range(lanes)]
             for slot in self.accs:
                 value = b.load(slot)
@@ -104,8 +104,6 @@ class SourceRow:
             return self.v.zero
         if columns.stride == 1:
             return self.contiguous(wanted)
-        if columns.unit == columns.pixel:
-            return self.of_pixels(tuple(wanted[:: columns.pixel]))
         if columns.unit:
             return self.picked_in_units(tap, q)
         # Where an instruction permutes two vectors, or few taps read the same pixels, straight from the row's.
@@ -114,15 +112,6 @@ class SourceRow:
         phase, numbers = columns.phase(tap), range(columns.phase_vectors(lanes))
         holding = [k for k in numbers if read & {*columns.phase_elements(phase, k, lanes)}]
         return self.picked([self.phase(phase, k) for k in holding], wanted)
-
-    def of_pixels(self, firsts: tuple[int | None, ...]) -> Any:
-        """Single pixels, joined to a vector, by their first elements."""
-        lanes, size = self.columns.pixel, self.columns.src
-        outside = ir.Constant(ir.VectorType(self.v.element, lanes), None)
-        if firsts not in self.known:
-            parts = [outside if at is None or at >= size else self.v.load(self.at(at), lanes=lanes) for at in firsts]
-            self.known[firsts] = join(self.v.b, parts)
-        return self.known[firsts]
 
     def picked_in_units(self, tap: int, q: int) -> Any:
         """The source of output vector `q`, in the order of `Columns.unit_lane`: every second pixel of two vectors."""

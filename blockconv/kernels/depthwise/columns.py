@@ -20,8 +20,8 @@ class Columns:
     src, dst: elements of a row.
     pixel: elements of a pixel.
     taps, stride, dilation, pad: in pixels.
-    unit: elements of 16 bytes, where one instruction loads a pixel of 16 bytes, or picks every second pixel of two
-        vectors within such units; 0 where whole vectors are permuted.
+    unit: elements of 16 bytes, where one instruction picks every second pixel of two vectors within such units; 0
+        where whole vectors are permuted.
     src_row, dst_row, tap: bytes from a row to the next, and from the weights of a tap to those of the next.
     begin, end: rows that the first tile and the last reach over the image.
     alone: 1, there is one tile.
@@ -100,10 +100,10 @@ class Columns:
         are registers for their weights, so that a row with a stride is read once. Else the taps of one phase are, whose
         pixels are shuffled once, where a row is more vectors than a shuffle takes.
         """
-        if self.unit > self.pixel:
+        if self.unit:
             return self._alike(lambda tap: self.pair(tap)[0])
         several = self.stride > 1 and self.taps * rows <= (MOST_WEIGHTS if registers == 32 else 0)
-        if not several and (self.stride == 1 or (self.src <= 2 * lanes and not self.unit)):
+        if not several and (self.stride == 1 or self.src <= 2 * lanes):
             return [[tap] for tap in range(self.taps)]
         phases = self._alike(self.phase)
         return [[tap for taps in phases for tap in taps]] if several else phases
