@@ -15,6 +15,7 @@ Buffers: gradient of the output, gradient of the input, indices of maxima (strid
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -93,8 +94,6 @@ class TapRun(NamedTuple):
     """A vector of an element of the output, and the taps that it is added to: addresses, counts, strides in bytes.
 
     position: the number of the first tap's pixel.
-    below: from a tap's position to the position of the tap below.
-    beside: from a tap's position to the next tap's.
     share: the factor of an average.
     """
 
@@ -106,8 +105,6 @@ class TapRun(NamedTuple):
     cols: int
     col: int
     position: int
-    below: int
-    beside: int
     share: float
     valid: int
 
@@ -133,39 +130,41 @@ class Band(NamedTuple):
     image: int
 
 
-def _adder(held: ElementType, lanes: int, is_max: bool, cols: int, whole: bool) -> Any:
-    """add(tap): adds a vector to sums of the type that is computed with. cols: taps of most rows; 0: any number. whole:
-    all of the lanes exist."""
+class _Adder(Floats):
+    """Adds a vector to sums of the type that is computed with. whole: all of the lanes exist."""
 
-    @emitted
-    def add(builder: Any, x: TapRun) -> None:
-        b = builder
-        v, indices = Floats(b, held, lanes), Vectors(b, element("int64"), lanes)
-        sums, exist = v.computed, None if whole else v.computed.below(x.valid)
-        value = v.load(x.src, exist, None if whole else 0.0)
-        where = None
+    def __init__(self, builder: Any, held: ElementType, lanes: int, is_max: bool, whole: bool, x: TapRun) -> None:
+        super().__init__(builder, held, lanes)
+        indices = Vectors(builder, element("int64"), lanes)
+        self.exist = None if whole else self.computed.below(x.valid)
+        self.value, self.where = self.load(x.src, self.exist, None if whole else 0.0), None
         if is_max:
-            where = b.trunc(indices.load(x.idx, exist), ir.VectorType(I32, lanes))
+            self.where = builder.trunc(indices.load(x.idx, self.exist), ir.VectorType(I32, lanes))
         else:
-            value = sums.mul(value, sums.splat_float64(x.share))
-        with cgutils.for_range(b, x.rows) as row:
-            start, at = b.add(x.position, b.mul(row.index, x.below)), b.add(x.dst, b.mul(row.index, x.row))
+            self.value = self.computed.mul(self.value, self.computed.splat_float64(x.share))
 
-            def tap(col: Any, start: Any = start, at: Any = at) -> None:
-                to, added = b.add(at, b.mul(col, x.col)), value
-                if where is not None:
-                    position = b.trunc(b.add(start, b.mul(col, x.beside)), I32)
-                    added = b.select(b.icmp_signed("==", where, splat(b, position, lanes)), value, sums.zero)
-                sums.store(sums.add(sums.load(to, exist), added), to, exist)
+    def tap(self, to: Any, position: Any) -> None:
+        """Add it at an address; of a maximum, where its index is the position."""
+        sums, added = self.computed, self.value
+        if self.where is not None:
+            here = splat(self.b, self.b.trunc(position, I32), self.lanes)
+            added = self.b.select(self.b.icmp_signed("==", self.where, here), added, sums.zero)
+        sums.store(sums.add(sums.load(to, self.exist), added), to, self.exist)
 
-            with b.if_else(b.icmp_signed("==", x.cols, const(cols))) as (is_usual, is_other):
-                with is_usual:
-                    for k in range(cols):
-                        tap(const(k))
-                with is_other, cgutils.for_range(b, x.cols) as col:
-                    tap(col.index)
 
-    return add
+floats, adder = (functools.partial(emitted, whole=True)(code) for code in (Floats, _Adder))
+
+
+def _add_taps(a, adder, x, cols):
+    """Add a vector at the taps of a window. cols: of most rows; 0: any number."""
+    for r in range(x.rows):
+        to, position = x.dst + r * x.row, x.position + r * a.dh * a.iw
+        if x.cols == cols:
+            for k in range(cols):
+                adder.tap(to + k * x.col, position + k * a.dw)
+        else:
+            for k in range(x.cols):
+                adder.tap(to + k * x.col, position + k * a.dw)
 
 
 def _channels(a, vector):
@@ -185,11 +184,9 @@ def _clear(a, dst, rows, written, itemsize):
                 fill_memory(at + w * d.col, written * itemsize, 0)
 
 
-def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[Any, Any, Any]:
+def _band_steps(held: ElementType, lanes: int, is_max: int, most_cols: int) -> tuple[Any, Any, Any]:
     """The steps of a band: its sums become zero, a row of windows is added, 16-bit sums are rounded."""
     itemsize, size, is_half = held.itemsize, held.computed.itemsize, held.is_half
-    add_all, add_some = (_adder(held, lanes, bool(is_max), cols, whole) for whole in (True, False))
-    round_all = _rounder(held, lanes)
 
     def cleared(a, band, dst):
         d = a.destination
@@ -223,23 +220,22 @@ def _band_steps(held: ElementType, lanes: int, is_max: int, cols: int) -> tuple[
                     cols.taps,
                     a.dw * band.col,
                     h * a.iw + cols.first,
-                    a.dh * a.iw,
-                    a.dw,
                     part,
                     of.valid,
                 )
                 if of.valid == lanes:
-                    add_all(tap)
+                    _add_taps(a, adder(held, lanes, is_max, True, tap), tap, most_cols)
                 else:
-                    add_some(tap)
+                    _add_taps(a, adder(held, lanes, is_max, False, tap), tap, most_cols)
 
     def rounded(a, band, dst):
-        d = a.destination
+        d, v = a.destination, floats(held, lanes)
         for h in range(band.end - band.top):
             for w in range(a.iw):
                 for k in range(a.inner):
                     of, sums = _channels(a, band.vector + k), band.to + h * band.row + w * band.col
-                    round_all(dst + h * d.row + w * d.col + of.dst, sums + k * lanes * size, of.written)
+                    value = v.computed.load(sums + k * lanes * size)
+                    v.store(value, dst + h * d.row + w * d.col + of.dst, v.computed.below(of.written))
 
     return cleared, add_row, rounded
 
@@ -275,17 +271,6 @@ def pool_backward(src, lanes, is_max, cols):
                 rounded(a, band, dst)
 
     return kernel
-
-
-def _rounder(held: ElementType, lanes: int) -> Any:
-    """rounded(dst, sums, count): stores the first lanes of sums."""
-
-    @emitted
-    def rounded(builder: Any, dst: Any, sums: Any, count: Any) -> None:
-        v = Floats(builder, held, lanes)
-        v.store(v.computed.load(sums), dst, v.computed.below(count))
-
-    return rounded
 
 
 class TaskChannels(NamedTuple):
@@ -367,62 +352,52 @@ def pool_scatter(src, lanes):
     return kernel
 
 
-def _row_sums(held: ElementType, lanes: int) -> tuple[Any, Any, Any]:
-    """The steps of a `pool_spread` with rows: add a multiple of one to sums, multiply them by factors, write a row."""
+@emitted
+def _add_row(b: Any, v: Vectors, dst: Any, src: Any, count: Any, factor: Any) -> None:
+    """Add a multiple of a row to sums."""
+    share = v.splat_float64(factor)
 
-    @emitted
-    def add_row(builder: Any, dst: Any, src: Any, count: Any, factor: Any) -> None:
-        v = Vectors(builder, held, lanes)
-        share = v.splat_float64(factor)
+    def body(at: Any, mask: Any) -> None:
+        to = b.add(dst, at)
+        v.store(v.add(v.load(to, mask), v.mul(v.load(b.add(src, at), mask), share)), to, mask)
 
-        def body(at: Any, mask: Any) -> None:
-            to = builder.add(dst, at)
-            v.store(v.add(v.load(to, mask), v.mul(v.load(builder.add(src, at), mask), share)), to, mask)
-
-        v.each(count, body)
-
-    @emitted
-    def write_row(builder: Any, dst: Any, sums: Any, table: Any, slots: Any, cols: Any) -> None:
-        b, v = builder, Vectors(builder, held, lanes)
-        bytes_of_slot = const(8 + 2 * v.bytes)
-
-        def body(at: Any, mask: Any) -> None:
-            (total,) = v.slots(1, v.zero)
-            b.store(v.zero, total)
-            first = b.mul(b.mul(b.udiv(at, const(v.bytes)), slots), bytes_of_slot)
-            with cgutils.for_range(b, slots) as slot:
-                entry = b.add(table, b.add(first, b.mul(slot.index, bytes_of_slot)))
-                start = b.load(pointer(b, entry, I64))
-                found = v.permuted(v.load(b.add(sums, start)), b.add(entry, const(8)))
-                b.store(v.add(b.load(total), v.with_zero_bits(found, b.add(entry, const(8 + v.bytes)))), total)
-            v.store(b.load(total), b.add(dst, at), mask)
-
-        v.each(cols, body)
-
-    @emitted
-    def scale_row(builder: Any, dst: Any, factors: Any, count: Any) -> None:
-        v = Vectors(builder, held, lanes)
-
-        def body(at: Any, mask: Any) -> None:
-            to = builder.add(dst, at)
-            v.store(v.mul(v.load(to, mask), v.load(builder.add(factors, at), mask)), to, mask)
-
-        v.each(count, body)
-
-    return add_row, scale_row, write_row
+    v.each(count, body)
 
 
-def _row_filler(held: ElementType, lanes: int) -> Any:
-    """fill(dst, src, share, factor, count): the element at `src`, times two numbers, as so many."""
+@emitted
+def _scale_row(b: Any, v: Vectors, dst: Any, factors: Any, count: Any) -> None:
+    """Multiply sums by factors."""
 
-    @emitted
-    def fill_row(builder: Any, dst: Any, src: Any, share: Any, factor: Any, count: Any) -> None:
-        b, v = builder, Vectors(builder, held, lanes)
-        part = v.splat_float64(share)
-        value = v.mul(v.mul(v.broadcast(src), part), v.broadcast(factor))
-        v.each(count, lambda at, mask: v.store(value, b.add(dst, at), mask))
+    def body(at: Any, mask: Any) -> None:
+        to = b.add(dst, at)
+        v.store(v.mul(v.load(to, mask), v.load(b.add(factors, at), mask)), to, mask)
 
-    return fill_row
+    v.each(count, body)
+
+
+@emitted
+def _write_row(b: Any, v: Vectors, dst: Any, sums: Any, table: Any, slots: Any, cols: Any) -> None:
+    """Write a row: each vector of columns is the sum of `slots` permutations of sums, as a table says."""
+    bytes_of_slot = const(8 + 2 * v.bytes)
+
+    def body(at: Any, mask: Any) -> None:
+        (total,) = v.slots(1, v.zero)
+        first = b.mul(b.mul(b.udiv(at, const(v.bytes)), slots), bytes_of_slot)
+        with cgutils.for_range(b, slots) as slot:
+            entry = b.add(table, b.add(first, b.mul(slot.index, bytes_of_slot)))
+            start = b.load(pointer(b, entry, I64))
+            found = v.permuted(v.load(b.add(sums, start)), b.add(entry, const(8)))
+            b.store(v.add(b.load(total), v.with_zero_bits(found, b.add(entry, const(8 + v.bytes)))), total)
+        v.store(b.load(total), b.add(dst, at), mask)
+
+    v.each(cols, body)
+
+
+@emitted
+def _fill_row(b: Any, v: Vectors, dst: Any, src: Any, share: Any, factor: Any, count: Any) -> None:
+    """The element at `src`, times two numbers, as so many."""
+    value = v.mul(v.mul(v.broadcast(src), v.splat_float64(share)), v.broadcast(factor))
+    v.each(count, lambda at, mask: v.store(value, b.add(dst, at), mask))
 
 
 @jit.kernel
@@ -436,11 +411,8 @@ def pool_spread(src, lanes):
     held = ElementType.of(src)
     itemsize = held.itemsize
 
-    add_row, scale_row, write_row = _row_sums(held, lanes)
-    fill_row = _row_filler(held, lanes)
-
     def kernel(args, first, last, scratch):
-        a = PoolBackwardArgs(args)
+        a, v = PoolBackwardArgs(args), floats(held, lanes)
         s, d = a.source, a.destination
         made = scratch + a.made_at
         for task in range(first, last):
@@ -451,7 +423,7 @@ def pool_spread(src, lanes):
                 continue
             if a.slots == 0:
                 share = 1.0 / WindowWords(a.rows)[0].counted
-                fill_row(dst, begin, share, a.rows + a.factors_at, a.iw)
+                _fill_row(v, dst, begin, share, a.rows + a.factors_at, a.iw)
                 continue
             top, end = -1, -1
             for h in range(a.ih):
@@ -464,13 +436,13 @@ def pool_spread(src, lanes):
                 for oh in range(top, end):
                     at, part = begin + oh * s.row, 1.0 / WindowWords(a.rows)[oh].counted
                     if s.col == itemsize:
-                        add_row(scratch, at, a.ow, part)
+                        _add_row(v, scratch, at, a.ow, part)
                         continue
                     for ow in range(a.ow):
                         sum_at = scratch + ow * itemsize
                         store_f(sum_at, load_f(sum_at, itemsize) + load_f(at + ow * s.col, itemsize) * part, itemsize)
-                scale_row(scratch, a.rows + a.factors_at, a.ow)
-                write_row(to if d.col == itemsize else made, scratch, a.rows + a.slots_at, a.slots, a.iw)
+                _scale_row(v, scratch, a.rows + a.factors_at, a.ow)
+                _write_row(v, to if d.col == itemsize else made, scratch, a.rows + a.slots_at, a.slots, a.iw)
                 for w in range(a.iw if d.col != itemsize else 0):
                     store_f(to + w * d.col, load_f(made + w * itemsize, itemsize), itemsize)
 
@@ -494,38 +466,33 @@ class Repetition(NamedTuple):
     share: float
 
 
-def _row_repeater(held: ElementType, lanes: int, columns: int) -> Any:
-    """repeat(repeated): writes rows of averages' shares. columns: of each window."""
+@emitted
+def _repeat(b: Any, v: Floats, columns_lit: int, x: Repetition) -> None:
+    """Write rows of averages' shares. columns: of each window."""
+    sums, columns = v.computed, columns_lit
+    share = sums.splat_float64(x.share)
 
-    @emitted
-    def repeat(builder: Any, x: Repetition) -> None:
-        b, v = builder, Floats(builder, held, lanes)
-        sums = v.computed
-        share = sums.splat_float64(x.share)
+    def body(at: Any, mask: Any) -> None:
+        value = sums.mul(v.load(b.add(x.src, at), mask), share)
+        value = sums.mul(value, sums.load(b.add(x.factors, v.in_computed(at)), mask))
+        parts = [
+            shuffle(b, value, value, [(k * v.lanes + lane) // columns for lane in range(v.lanes)])
+            for k in range(columns)
+        ]
+        to, left = b.add(x.dst, b.mul(at, const(columns))), b.sub(x.bytes, b.mul(at, const(columns)))
+        whole = b.icmp_signed(">=", left, const(columns * v.bytes))
+        with cgutils.for_range(b, x.rows) as row:
+            begin = b.add(to, b.mul(row.index, x.row))
+            with b.if_else(whole) as (all_lanes, some):
+                with all_lanes:
+                    for k, part in enumerate(parts):
+                        v.store(part, b.add(begin, const(k * v.bytes)))
+                with some:
+                    for k, part in enumerate(parts):
+                        limit = b.sdiv(b.sub(left, const(k * v.bytes)), const(v.itemsize))
+                        v.store_below(part, b.add(begin, const(k * v.bytes)), limit)
 
-        def body(at: Any, mask: Any) -> None:
-            value = sums.mul(v.load(b.add(x.src, at), mask), share)
-            value = sums.mul(value, sums.load(b.add(x.factors, v.in_computed(at)), mask))
-            parts = [
-                shuffle(b, value, value, [(k * lanes + lane) // columns for lane in range(lanes)])
-                for k in range(columns)
-            ]
-            to, left = b.add(x.dst, b.mul(at, const(columns))), b.sub(x.bytes, b.mul(at, const(columns)))
-            whole = b.icmp_signed(">=", left, const(columns * v.bytes))
-            with cgutils.for_range(b, x.rows) as row:
-                begin = b.add(to, b.mul(row.index, x.row))
-                with b.if_else(whole) as (all_lanes, some):
-                    with all_lanes:
-                        for k, part in enumerate(parts):
-                            v.store(part, b.add(begin, const(k * v.bytes)))
-                    with some:
-                        for k, part in enumerate(parts):
-                            limit = b.sdiv(b.sub(left, const(k * v.bytes)), const(v.itemsize))
-                            v.store_below(part, b.add(begin, const(k * v.bytes)), limit)
-
-        v.each(x.windows, body)
-
-    return repeat
+    v.each(x.windows, body)
 
 
 @jit.kernel
@@ -537,10 +504,9 @@ def pool_repeat(src, lanes, columns):
     """
     held = ElementType.of(src)
     itemsize = held.itemsize
-    repeat = _row_repeater(held, lanes, columns)
 
     def kernel(args, first, last, unused_scratch):
-        a = PoolBackwardArgs(args)
+        a, v = PoolBackwardArgs(args), floats(held, lanes)
         s, d = a.source, a.destination
         covered = min(a.iw, a.ow * columns) * itemsize
         for task in range(first, last):
@@ -556,7 +522,7 @@ def pool_repeat(src, lanes, columns):
                 _clear(a, of.dst + done * d.row, rows.first - done, 1, itemsize)
                 done, to = rows.first + rows.taps, of.dst + rows.first * d.row
                 at, factors = a.src + of.src + oh * s.row, a.rows + a.factors_at
-                repeat(Repetition(to, d.row, rows.taps, covered, at, a.ow, factors, 1.0 / rows.counted))
+                _repeat(v, columns, Repetition(to, d.row, rows.taps, covered, at, a.ow, factors, 1.0 / rows.counted))
                 for h in range(rows.taps if covered < a.iw * itemsize else 0):
                     fill_memory(to + h * d.row + covered, a.iw * itemsize - covered, 0)
             _clear(a, of.dst + done * d.row, a.ih - done, 1, itemsize)

@@ -462,7 +462,7 @@ def _shuffled_tile(b: PoolBlocking, vectors: int) -> PoolTile:
     columns, before = tile.span(lanes), p.pw * inner + shift
     last = max(0, p.ow * inner - width) * p.sw - before  # the first element of the last tile
     beyond = last + columns * lanes - p.iw * inner
-    return tile._replace(left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
+    return replace(tile, left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
 
 
 def shuffled_parts(b: PoolBlocking, tile: PoolTile) -> tuple[int, int]:

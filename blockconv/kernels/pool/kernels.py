@@ -10,25 +10,27 @@ the one that takes any two layouts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blockconv import jit
-from blockconv.jit.arguments import Arguments, group, word
+from blockconv.jit.arguments import Arguments, group, held, word
 from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import (
     LineSpec,
+    PoolRun,
     PoolTile,
-    filler,
     fold_planes,
-    pool_tile,
     reduce_line,
     reduce_plane,
+    reduce_tile,
     reduce_window,
+    store_window,
 )
-from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction, PoolRun
+from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction, reducer
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
@@ -163,99 +165,73 @@ def _gathered_image(a, image, at, oh_first, oh_last, window, size):
     return window - top * a.iw * size - at
 
 
+def _one_tile(e, tile, is_wide, is_inside, run):
+    """A tile, by the code for its rows; is_inside: all of its columns are in the image."""
+    kh = tile.kh
+    if is_inside and (kh == 0 or run.rows == kh):
+        reduce_tile(e, tile, 0, kh, run)
+    elif is_wide or kh == 0 or run.rows != kh:
+        reduce_tile(e, tile, 1, 0, run)
+    else:
+        reduce_tile(e, tile, 1, kh, run)
+
+
 @jit.kernel
 def pool_tiles(reduction: PoolReduction, tile: PoolTile):
-    """A task is rows of outputs, by tiles of some outputs by a vector of channels.
+    """A task is rows of outputs, by tiles of some outputs by a vector of channels, or of vectors of whole pixels.
 
-    A row's last tile, or vector, is moved back to be whole.
+    A row's last tile, or a pixel's last vector, is moved back to be whole.
     """
-    gathered, pixels, kh, stride, span = tile.gathered, tile.vectors, tile.kh, tile.stride, tile.span(reduction.lanes)
     lanes, masked, itemsize, held_bytes = reduction.lanes, reduction.masked, reduction.itemsize, reduction.held.itemsize
-    sums, fill_identity = int(reduction.sums_integers), filler(reduction, in_memory=True)
-    inner_tile, border_tile = pool_tile(reduction, tile, False, kh), pool_tile(reduction, tile, True)
+    gathered, span, is_wide = tile.gathered, tile.span(reduction.lanes), tile.inner == reduction.lanes
+    # Columns count pixels, or elements where a vector has several pixels.
+    unit, span, width = (1, span, tile.vectors) if is_wide else (tile.inner, span * lanes, tile.vectors * lanes)
 
     def kernel(args, first, last, scratch):
-        a = PoolArgs(args)
-        fill = scratch + FILL
-        for at in range(0, 64 if sums else 0, itemsize):
-            store_bits(fill + at, a.integers.src.zero_point, itemsize)
-        if not sums:
-            fill_identity(fill, 64 // itemsize)
-        inner, iw, ow_count, pw = a.inner, a.iw, a.ow, a.pw
-        s_row, s_col, d_col, part, period = a.s.row, a.s.col, a.d.col, a.part, a.mask_period
+        a = held(PoolArgs(args))
+        e, fill = reducer(reduction, a.integers.address), scratch + FILL
+        if is_wide:
+            e.store_padding(fill, a.integers.src.zero_point)
+        s_row, s_col, d_col = a.s.row, a.s.col, a.d.col
         if gathered:
-            s_row, s_col = iw * part * itemsize, part * itemsize
-        row_step = a.dh * s_row
+            s_row, s_col = a.iw * a.part * itemsize, a.part * itemsize
+        step, d_step = s_col, d_col
+        if not is_wide:
+            s_col, d_col, step, d_step = itemsize, itemsize, lanes * itemsize, lanes * itemsize
+        elements, outputs = a.iw * unit, a.ow * unit
         for task in range(first, last):
             plane, oh_first, oh_last = start(a, task)
             for number in range(a.parts):
-                image, i_first = plane.src, number * part
+                image, part = plane.src, number * a.part
                 if gathered:
-                    image = _gathered_image(a, image, i_first * itemsize, oh_first, oh_last, scratch + LINE, s_col)
+                    image = _gathered_image(a, image, part * itemsize, oh_first, oh_last, scratch + LINE, s_col)
+                columns, inner = (0, outputs), (part, part + a.part)
+                if not is_wide:
+                    columns, inner = (part, min(outputs, part + a.part)), (0, 1)
                 for oh in range(oh_first, oh_last):
                     row = output_row(a, plane, oh)
                     src = image + row.ih * s_row
-                    for at in range(0, ow_count, pixels):
-                        ow = min(at, ow_count - pixels)
-                        column = ow * stride - pw
-                        inside = column >= 0 and column + span <= iw
-                        for i_at in range(i_first, i_first + part, lanes):
-                            i = min(i_at, inner - lanes) * itemsize
+                    for at in range(columns[0], columns[1], width):
+                        done = max(0, min(at, outputs - width))
+                        column = done * tile.stride - a.pw * unit - tile.shift
+                        is_inside = column >= 0 and column + span <= elements
+                        for i_at in range(inner[0], inner[1], lanes):
+                            i = min(i_at, a.inner - lanes) * itemsize if is_wide else 0
                             run = PoolRun(
                                 src=src + column * s_col + i,
-                                step=s_col,
+                                step=step,
                                 rows=row.rows,
-                                row_step=row_step,
-                                dst=row.dst + ow * d_col + i,
-                                d_step=d_col,
-                                integers=a.integers.address,
-                                scales=row.scales + ow * held_bytes,
-                                mask=plane.mask + i % period if masked else 0,
-                                count=lanes,
-                                cols=0,
+                                row_step=a.dh * s_row,
+                                dst=row.dst + done * d_col + i,
+                                d_step=d_step,
+                                scales=row.scales + done * held_bytes,
+                                mask=plane.mask + (i if is_wide else done * itemsize) % a.mask_period if masked else 0,
+                                count=outputs,
                                 edge=fill,
-                                edge_step=0,
                                 column=column,
-                                width=iw,
+                                width=elements,
                             )
-                            if inside and (kh == 0 or row.rows == kh):
-                                inner_tile(run)
-                            else:
-                                border_tile(run)
-
-    return kernel
-
-
-@jit.kernel
-def pool_shuffles(reduction: PoolReduction, tile: PoolTile):
-    """A task is rows of outputs, by tiles of vectors of them. A row's last tile is moved back to be whole."""
-    lanes, masked, itemsize = reduction.lanes, reduction.masked, reduction.itemsize
-    inner, kh, stride, shift, width = tile.inner, tile.kh, tile.stride, tile.shift, tile.vectors * lanes
-    span, size = tile.span(lanes) * lanes, lanes * itemsize
-    inner_tile, border_tile = (pool_tile(reduction, tile, border, kh) for border in (False, True))
-    any_tile = pool_tile(reduction, tile, True)
-
-    def kernel(args, first, last, scratch):
-        a = PoolArgs(args)
-        elements, outputs, pw, row_step, period = a.iw * inner, a.ow * inner, a.pw, a.row_step, a.mask_period
-        for task in range(first, last):
-            plane, oh_first, oh_last = start(a, task)
-            for number in range(a.parts):
-                part = number * a.part
-                for oh in range(oh_first, oh_last):
-                    row = output_row(a, plane, oh)
-                    for at in range(part, min(outputs, part + a.part), width):
-                        done = max(0, min(at, outputs - width))
-                        before, here = done * stride - pw * inner - shift, done * itemsize
-                        src, mask = row.src + before * itemsize, plane.mask + here % period if masked else 0
-                        given = src, size, row.rows, row_step, row.dst + here, size, 0, row.scales + here, mask, outputs
-                        run = PoolRun(*given, 0, 0, 0, before, elements)
-                        if kh == 0 or row.rows != kh:
-                            any_tile(run)
-                        elif before >= 0 and before + span <= elements:
-                            inner_tile(run)
-                        else:
-                            border_tile(run)
+                            _one_tile(e, tile, is_wide, is_inside, run)
 
     return kernel
 
@@ -269,39 +245,29 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
     """
     lanes, masked = reduction.lanes, reduction.masked
     itemsize, held_bytes, width = reduction.itemsize, reduction.held.itemsize, vectors * lanes
-    reduce = reduce_window(reduction, vectors, unroll)
 
     def kernel(args, first, last, scratch):
-        a = PoolArgs(args)
-        s_col, d_col, parts, words = a.s.col, a.d.col, a.parts, a.integers.address
-        inner, row_step, col_step, period = a.inner, a.row_step, a.col_step, a.mask_period
+        a = held(PoolArgs(args))
+        e, count = reducer(reduction, a.integers.address), min(width, a.inner)
+        moved = (count - lanes) * itemsize
         for number in range(first, last):
-            task = number // parts
-            i_first = (number - task * parts) * a.part
-            i_last = min(inner, i_first + a.part)
+            task = number // a.parts
+            i_first = (number - task * a.parts) * a.part
+            i_last = min(a.inner, i_first + a.part)
             plane, oh_first, oh_last = start(a, task)
             for oh in range(oh_first, oh_last):
                 row = output_row(a, plane, oh)
                 for ow in range(a.ow):
                     column, cols = window_column(a, ow)
-                    src, dst, scale = row.src + column * s_col, row.dst + ow * d_col, row.scales + ow * held_bytes
+                    src, dst, scale = row.src + column * a.s.col, row.dst + ow * a.d.col, row.scales + ow * held_bytes
                     for i in range(i_first, i_last, width):
-                        first_of = max(0, min(i, inner - width))
-                        at = first_of * itemsize
-                        run = PoolRun(
-                            src=src + at,
-                            step=col_step,
-                            rows=row.rows,
-                            row_step=row_step,
-                            dst=dst + at,
-                            d_step=0,
-                            integers=words,
-                            scales=scale,
-                            mask=plane.mask + at % period if masked else 0,
-                            count=min(width, inner),
-                            cols=cols,
-                        )
-                        reduce(run)
+                        at = max(0, min(i, a.inner - width)) * itemsize
+                        mask = plane.mask + at % a.mask_period if masked else 0
+                        run = PoolRun(src + at, a.col_step, row.rows, a.row_step, dst + at, 0, scale, mask)
+                        e.watch()
+                        store_window(e, reduce_window(e, vectors, unroll, run, cols, moved), run, moved)
+                        if e.met_nan():
+                            store_window(e, reduce_window(e, vectors, unroll, run, cols, moved), run, moved)
 
     return kernel
 
@@ -313,17 +279,16 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
 def pool_planes(reduction: PoolReduction, inner):
     """A task is a plane of narrow pixels, which becomes one pixel; a vector of pixels at a time, if pixels fill one."""
     lanes, masked = reduction.lanes, reduction.masked
-    reduction = reduction._replace(masked=0)
+    reduction, single = replace(reduction, masked=0), replace(reduction, masked=0, lanes=1)
     itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
     used, size, pixel = lanes // inner * inner, lanes * held_bytes, inner * itemsize
     fold = lanes % inner == 0 and lanes // inner <= MOST_FOLDED
     planes = lanes // inner if fold else 1
-    reduce, fold_all = reduce_plane(reduction, inner), fold_planes(reduction, planes)
-    element = reduce_line(reduction._replace(lanes=1), LineSpec(held=1, result=1, spread=1))
+    spec = LineSpec(held=1, result=1, spread=1)
 
     def kernel(args, first, last, scratch):
-        a = PoolArgs(args)
-        runs, run, left, period, words = a.runs, a.run, a.left, a.mask_period, a.integers.address
+        a = held(PoolArgs(args))
+        e, one = reducer(reduction, a.integers.address), reducer(single, a.integers.address)
         scale = a.table + WindowRow(a.table).scales
         folded = scratch + LINE
         vectors = folded + size
@@ -331,22 +296,26 @@ def pool_planes(reduction: PoolReduction, inner):
             plane = max(first, min(at, last - planes))
             count = min(planes, last - plane)
             for k in range(count):
-                reduce(plane_at(a, plane + k).src, runs, run, left, vectors + k * size, words)
+                src, to = plane_at(a, plane + k).src, vectors + k * size
+                e.watch()
+                e.store(reduce_plane(e, a, inner, src)[0], to)
+                if e.met_nan():
+                    e.store(reduce_plane(e, a, inner, src)[0], to)
             dst = a.dst + plane * pixel
             whole = fold and count == planes
             if fold:
-                fold_all(vectors, dst if whole else folded, scale, words)
+                fold_planes(e, planes, vectors, dst if whole else folded, scale)
             else:
                 for i in range(inner):
                     at, step, to = vectors + i * held_bytes, inner * held_bytes, folded + i * itemsize
-                    element(PoolRun(at, 0, used // inner, step, to, 0, words, scale))
+                    reduce_line(one, spec, PoolRun(at, 0, used // inner, step, to, 0, scale))
             if not whole:
                 for k in range(0, count * pixel, itemsize):
                     move(dst + k, folded + k, itemsize, 0)
             for k in range(count if masked else 0):
                 mask = plane_at(a, plane + k).mask
                 for i in range(inner):
-                    if load_bits(mask + i * itemsize % period, itemsize) == 0:
+                    if load_bits(mask + i * itemsize % a.mask_period, itemsize) == 0:
                         store_bits(dst + k * pixel + i * itemsize, a.integers.dst.zero_point, itemsize)
 
     return kernel

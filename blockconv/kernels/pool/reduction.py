@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, group
-from blockconv.jit.ir import const, every_pixel, picked, pointer, splat
+from blockconv.jit.ir import call_llvm, const, emitted, every_pixel, picked, pointer, splat
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
@@ -38,7 +39,8 @@ def held_type(operation: int, element_type: ElementType) -> ElementType:
     return element("int32") if operation == SUM else element_type
 
 
-class PoolReduction(NamedTuple):
+@dataclass(frozen=True)
+class PoolReduction:
     """The reduction of a kernel, and its vectors."""
 
     operation: int  # MAXIMUM or SUM
@@ -79,27 +81,6 @@ def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
     return elements.rounded(elements.b.fdiv(elements.b.sitofp(total, elements.real.kind), divisor))
 
 
-class PoolRun(NamedTuple):
-    """The arguments of a call: addresses, and steps between elements in bytes. Each code reads some of them."""
-
-    src: Any  # the first element that is read
-    step: Any  # from a vector that is read, or a column, to the next
-    rows: Any  # of the windows, or columns of a line
-    row_step: Any
-    dst: Any
-    d_step: Any  # from a vector of outputs to the next
-    integers: Any = const(0)  # address of the `PoolQuantization`
-    scales: Any = const(0)  # address of the scales of sums
-    mask: Any = const(0)  # address of zero bits for channels that do not exist
-    count: Any = const(0)  # elements that are read or stored
-    cols: Any = const(0)  # of a window
-    # Address of a vector that columns outside read, or of a byte for each element: whether it is read.
-    edge: Any = const(0)
-    edge_step: Any = const(0)  # from a tap's such bytes to the next's
-    column: Any = const(0)  # the first column's number
-    width: Any = const(0)  # columns of the image
-
-
 class Reducer(Vectors):
     """The vector code of a reduction: over vectors of the held type, which are read from `memory`.
 
@@ -132,11 +113,21 @@ class Reducer(Vectors):
             return -math.inf
         return -(1 << (8 * self.itemsize - 1)) if self.type.kind == "signed" else 0
 
+    @property
+    def neutral(self) -> Any:
+        """The vector that changes no result."""
+        return self.c(self.identity)
+
     def more(self, x: Any, y: Any) -> Any:
         """Where x > y, both vectors or both scalars; false where one is NaN."""
         if self.type.is_float:
             return self.b.fcmp_ordered(">", x, y)
         return (self.b.icmp_signed if self.type.kind == "signed" else self.b.icmp_unsigned)(">", x, y)
+
+    def is_taken(self, value: Any, most: Any) -> Any:
+        """Where a value takes the place of the maximum before it: where it is more, or NaN."""
+        more = self.more(value, most)
+        return self.b.or_(more, self.b.fcmp_unordered("uno", value, value)) if self.type.is_float else more
 
     def combine(self, acc: Any, x: Any) -> Any:
         """`acc` with one value more."""
@@ -148,11 +139,35 @@ class Reducer(Vectors):
             return larger
         return self.b.select(self.b.fcmp_unordered("uno", x, x), x, larger)
 
+    def store_padding(self, address: Any, zero_point: Any) -> None:
+        """Store a vector of the image's elements that change no result: what is read where there is no column."""
+        memory = self.memory
+        if self.is_sum and not memory.type.is_float:
+            value = memory.splat(self.b.trunc(zero_point, memory.element))
+        else:
+            value = self.in_memory(self.neutral)
+        memory.store(value, address)
+
     def accumulators(self, count: int) -> _Vectors:
-        return self.slots(count, self.c(self.identity))
+        return self.slots(count, self.neutral)
 
     def accumulate(self, slot: Any, x: Any) -> None:
         self.b.store(self.combine(self.b.load(slot), x), slot)
+
+    def loaded(self, slots: _Vectors) -> _Vectors:
+        return [self.b.load(slot) for slot in slots]
+
+    def fold_into(self, totals: _Vectors, slots: _Vectors) -> None:
+        """Accumulate slots in fewer ones, in turns."""
+        for k, slot in enumerate(slots):
+            self.accumulate(totals[k % len(totals)], self.b.load(slot))
+
+    def feed(self, slots: _Vectors, address: Any, step: int, count: Any | None = None) -> None:
+        """Accumulate vectors `step` bytes apart, one in each slot; their first `count` elements, or all."""
+        mask = None if count is None else self.below(count)
+        values = [self.read(self.b.add(address, const(k * step)), mask) for k in range(len(slots))]
+        for slot, value in zip(slots, values, strict=True):
+            self.accumulate(slot, value)
 
     def reduced(self, vectors: int, known: int, count: Any, read: Callable[[Any, int], Any]) -> _Vectors:
         """`vectors` reductions of `count` steps; read(step, v) gives a value. known: `count`, if not 0; unrolled."""
@@ -168,27 +183,34 @@ class Reducer(Vectors):
         return [self.b.load(slot) for slot in slots]
 
     def guarded(self, compute: Callable[[], _Vectors], store: Callable[[_Vectors], None]) -> None:
-        """``store(compute())``, faster for maxima: as if nothing were NaN, and once more if the sums say that it was.
+        """``store(compute())``, faster for maxima; see `watch`."""
+        self.watch()
+        store(compute())
+        is_nan = self.met_nan()
+        if is_nan is not False:
+            with self.b.if_then(is_nan):
+                store(compute())
 
-        A maximum that takes a NaN wherever it meets one is three instructions, x86's own is one. All values that
-        `compute` reads by `read` are added up, on units that maxima leave idle. The sum is NaN if one of them is, or if
-        both infinities are among them.
+    def watch(self) -> None:
+        """From here on maxima are computed as if nothing were NaN; if `met_nan` says so, once more.
+
+        A maximum that takes a NaN wherever it meets one is three instructions, x86's own is one. All values that are
+        read by `read` are added up, on units that maxima leave idle. The sum is NaN if one of them is, or if both
+        infinities are among them. Results are stored before it is known, so that no register holds one until then.
         """
-        if self.is_sum or not self.type.is_float:
-            store(compute())
-            return
-        self.sums = self.slots(SUMS, self.c(0.0))
-        values = compute()
+        self.sums = [] if self.is_sum or not self.type.is_float else self.slots(SUMS, self.c(0.0))
+
+    def met_nan(self) -> Any:
+        """Whether the values that were read since `watch` may have a NaN, which is rare; its effect ends."""
+        if not self.sums:
+            return False
         total = self.b.load(self.sums[0])
         for slot in self.sums[1:]:
             total = self.add(total, self.b.load(slot))
-        is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), ir.IntType(self.lanes))
-        self.sums = []
-        some = self.b.icmp_unsigned("!=", is_nan, is_nan.type(0))
-        # Stored before it is known, so that no register has to hold a result until then.
-        store(values)
-        with self.b.if_then(some, likely=False):
-            store(compute())
+        self.sums, bits = [], ir.IntType(self.lanes)
+        is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), bits)
+        some = self.b.icmp_unsigned("!=", is_nan, bits(0))
+        return call_llvm(self.b, "llvm.expect.i1", some.type, [some, some.type(0)])
 
     def read(self, address: Any, mask: Any | None = None) -> Any:
         """The image's vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""
@@ -268,3 +290,6 @@ class Reducer(Vectors):
     def plus_held(self, address: Any, elements: int) -> Any:
         """The same for the held type in the scratch, and for scales."""
         return self.b.add(address, const(elements * self.itemsize))
+
+
+reducer = emitted(Reducer)

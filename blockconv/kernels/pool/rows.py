@@ -198,7 +198,7 @@ def _shuffles(b: PoolBlocking) -> Launch:
     tile = shuffled_tile(b)
     part, parts = shuffled_parts(b, tile)
     args, table = b.plane_args._replace(part=part, parts=parts), table_of(b, scales=LineOfScales(repeat=b.view.inner))
-    return _launch(b, pk.pool_shuffles(b.reduction, tile), args, b.tasks, 0, table)
+    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, 0, table)
 
 
 def _why_not_windows(b: PoolBlocking) -> Reason | None:
@@ -369,7 +369,7 @@ def _reference(b: PoolBlocking, indices: int) -> Launch:
     """The op of a pool from any layout to any other."""
     p, padded = b.problem, b.dst.padded_shape(b.problem.dst_shape)[1]
     args = b.args._replace(idx=POOL.idx if indices else 0, channels=p.ic, padded=padded)
-    kernel = pl.pool_reference(*b.reduction[:2], indices)
+    kernel = pl.pool_reference(b.reduction.operation, b.reduction.element, indices)
     return Launch(kernel, args, p.n * padded * p.oh, 4, 0, table_of(b, columns=True))
 
 
