@@ -1,14 +1,15 @@
 """LLVM IR building blocks for kernels: code that is emitted where a kernel calls it.
 
 Kernels see memory as int64 addresses: no arrays, no reference counts, nothing that could
-allocate, raise or need the GIL. Parameters named ``*_lit`` are compile-time integers.
+allocate, raise or need the GIL. Parameters of type int are known while a kernel is built.
 """
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -58,11 +59,18 @@ def emitted(emit: Callable[..., Any], whole: bool = False) -> Any:
     """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it, and gives a value.
 
     The arguments are values of LLVM, or NamedTuples of them; a view of a block is its address, and a held one a block
-    of values. A value known when a kernel is built (a tile's shape, an element type) is no argument: `emit` closes over
-    it. Or the call gives it as a number that is known, for a parameter named ``*_lit``. whole: the arguments are views
-    and known numbers, as a kernel has them.
+    of values. A value that is known while a kernel is built (a tile's shape, an element type) is given as it is to a
+    parameter of another type than Any. For one of type int it has to be known. whole: all arguments are as a kernel has
+    them.
     """
     return Emitted(emit, whole)
+
+
+@contextlib.contextmanager
+def counted(builder: Any, count: Any) -> Iterator[Any]:
+    """A loop over the integers below `count` (i64): the code inside gets one."""
+    with cgutils.for_range(builder, count) as loop:
+        yield loop.index
 
 
 # ---------------------------------------------------------------- scalars
@@ -81,17 +89,17 @@ def store_i64(builder: Any, address: Any, index: Any, value: Any) -> None:
 
 
 @emitted
-def load_bits(builder: Any, address: Any, bytes_lit: int) -> Any:
-    """The `bytes_lit` bytes at `address`, zero-extended to an int64."""
-    kind = ir.IntType(8 * bytes_lit)
+def load_bits(builder: Any, address: Any, nbytes: int) -> Any:
+    """The `nbytes` bytes at `address`, zero-extended to an int64."""
+    kind = ir.IntType(8 * nbytes)
     value = builder.load(pointer(builder, address, kind), align=1)
     return value if kind == I64 else builder.zext(value, I64)
 
 
 @emitted
-def store_bits(builder: Any, address: Any, value: Any, bytes_lit: int) -> None:
-    """Write the low `bytes_lit` bytes of `value` at `address`."""
-    kind = ir.IntType(8 * bytes_lit)
+def store_bits(builder: Any, address: Any, value: Any, nbytes: int) -> None:
+    """Write the low `nbytes` bytes of `value` at `address`."""
+    kind = ir.IntType(8 * nbytes)
     builder.store(value if kind == I64 else builder.trunc(value, kind), pointer(builder, address, kind), align=1)
 
 
@@ -100,15 +108,15 @@ def _float_of(nbytes: int) -> Any:
 
 
 @emitted
-def load_f(builder: Any, address: Any, bytes_lit: int) -> Any:
-    """The float of `bytes_lit` (4 or 8) bytes at `address`, as a float of that size."""
-    return builder.load(pointer(builder, address, _float_of(bytes_lit)), align=4)
+def load_f(builder: Any, address: Any, nbytes: int) -> Any:
+    """The float of `nbytes` (4 or 8) bytes at `address`, as a float of that size."""
+    return builder.load(pointer(builder, address, _float_of(nbytes)), align=4)
 
 
 @emitted
-def store_f(builder: Any, address: Any, value: Any, bytes_lit: int) -> None:
-    """Write `value` as a float of `bytes_lit` (4 or 8) bytes."""
-    value = floating(builder, value, _float_of(bytes_lit))
+def store_f(builder: Any, address: Any, value: Any, nbytes: int) -> None:
+    """Write `value` as a float of `nbytes` (4 or 8) bytes."""
+    value = floating(builder, value, _float_of(nbytes))
     builder.store(value, pointer(builder, address, value.type), align=4)
 
 
@@ -249,9 +257,9 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
 
 
 @emitted
-def stack_memory(builder: Any, bytes_lit: int) -> Any:
+def stack_memory(builder: Any, nbytes: int) -> Any:
     """The address of so many bytes, whole words, of the stack. They are there as long as the kernel runs."""
-    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I64, bytes_lit // 8)), I64)
+    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I64, nbytes // 8)), I64)
 
 
 @emitted
@@ -269,23 +277,23 @@ def fill_memory(builder: Any, dst: Any, size: Any, fill: Any) -> None:
 
 
 @emitted
-def move(builder: Any, dst: Any, src: Any, bytes_lit: int, stream_lit: int) -> None:
-    """Copy `bytes_lit` (a power of two up to 64) bytes."""
-    value = builder.load(pointer(builder, src, vector(1, bytes_lit)), align=1)
-    store_vector(builder, value, dst, bool(stream_lit))
+def move(builder: Any, dst: Any, src: Any, nbytes: int, stream: int) -> None:
+    """Copy `nbytes` (a power of two up to 64) bytes."""
+    value = builder.load(pointer(builder, src, vector(1, nbytes)), align=1)
+    store_vector(builder, value, dst, bool(stream))
 
 
 @emitted
-def store_repeated(builder: Any, dst: Any, value: Any, bytes_lit: int) -> None:
-    """Write `bytes_lit` bytes: the low four bytes of `value`, repeated."""
-    store_vector(builder, splat(builder, builder.trunc(value, I32), bytes_lit // 4), dst)
+def store_repeated(builder: Any, dst: Any, value: Any, nbytes: int) -> None:
+    """Write `nbytes` bytes: the low four bytes of `value`, repeated."""
+    store_vector(builder, splat(builder, builder.trunc(value, I32), nbytes // 4), dst)
 
 
 @emitted
-def move_part(builder: Any, dst: Any, src: Any, lanes_lit: int, itemsize_lit: int, count: Any) -> None:
+def move_part(builder: Any, dst: Any, src: Any, lanes: int, itemsize: int, count: Any) -> None:
     """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
-    kind, iota = vector(itemsize_lit, lanes_lit), ir.Constant(ir.VectorType(I32, lanes_lit), list(range(lanes_lit)))
-    exists = builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), lanes_lit))
-    given = [pointer(builder, src, kind), ir.Constant(I32, itemsize_lit), exists, ir.Constant(kind, None)]
-    value = call_llvm(builder, f"llvm.masked.load.v{lanes_lit}i{8 * itemsize_lit}.p0", kind, given)
+    kind, iota = vector(itemsize, lanes), ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    exists = builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), lanes))
+    given = [pointer(builder, src, kind), ir.Constant(I32, itemsize), exists, ir.Constant(kind, None)]
+    value = call_llvm(builder, f"llvm.masked.load.v{lanes}i{8 * itemsize}.p0", kind, given)
     store_vector(builder, value, dst)

@@ -336,9 +336,10 @@ class Emitted:
         """Emit it, with these arguments."""
         bound = self.signature.bind(builder, *given, **named)
         for name, value in [] if self.whole else [*bound.arguments.items()][1:]:
-            if not name.endswith("_lit"):
+            kind = self.signature.parameters[name].annotation
+            if not is_known(value) or kind in (Any, "Any", inspect.Parameter.empty):
                 bound.arguments[name] = _emitted(builder, value)
-            elif not isinstance(value, int):
+            if kind in (int, "int") and not is_known(value):
                 raise TypeError(f"{self.emit.__name__}: {name} is known while a kernel is built; it is given {value}")
         return self.emit(*bound.args, **bound.kwargs)
 

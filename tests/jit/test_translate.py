@@ -238,7 +238,7 @@ def _takes_what_is_not_known(args, first, last, scratch):  # type: ignore[no-unt
         (_is_float_then_int, "value has values of two types"),
         (_lists, "a kernel has no build_list"),
         (_raises, "a kernel has no .*Raise"),
-        (_takes_what_is_not_known, "store_bits: bytes_lit is known while a kernel is built"),
+        (_takes_what_is_not_known, "store_bits: nbytes is known while a kernel is built"),
     ],
 )
 def test_what_is_no_kernel_is_an_error_with_its_line(body: Any, message: str) -> None:

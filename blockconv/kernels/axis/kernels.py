@@ -7,13 +7,12 @@ of these powers. Its logarithm is x - (most + log(total)).
 import math
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import word
-from blockconv.jit.ir import const
-from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel
+from blockconv.jit.ir import const, counted
+from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
 
 
 @jit.kernel
@@ -56,7 +55,7 @@ def softmax(element, lanes, direction, log, zero_rows=0):
 
         w.each(result)
 
-    return axis_kernel(ElementType.of(element), lanes, direction, body)
+    return axis_walk(ElementType.of(element), lanes, direction, body)
 
 
 class LrnArgs(AxisArgs):
@@ -89,8 +88,8 @@ def lrn(element, lanes, direction, three_quarters):
 
         def result(at):
             (total,) = v.slots(1, v.zero)
-            with cgutils.for_range(b, a.before + a.after + 1) as loop:
-                near = run.own + at.own + loop.index * step
+            with counted(b, a.before + a.after + 1) as n:
+                near = run.own + at.own + n * step
                 b.store(b.load(total) + vectors.load(near, at.mask), total)
             x = v.load(run.src + at.offset, at.mask)
             base = bias + scale * b.load(total)
@@ -106,4 +105,4 @@ def lrn(element, lanes, direction, three_quarters):
         w.each(square)
         w.each(result)
 
-    return axis_kernel(ElementType.of(element), lanes, direction, body)
+    return axis_walk(ElementType.of(element), lanes, direction, body)

@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import const, emitted, store_bits
+from blockconv.jit.ir import const, counted, emitted, store_bits
 from blockconv.kernels.common.conversion import ConversionArguments, read_and_written
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.common.floats import Floats
@@ -110,9 +108,9 @@ class AxisWalk:
         if self.direction == ALONG:
             self._along(const(0), const(0), run.size, body, after)
             return
-        with cgutils.for_range(b, run.extents) as extents:
-            first = extents.index * run.extent
-            offset, beside = extents.index * run.stride, first * v.computed.itemsize
+        with counted(b, run.extents) as extents:
+            first = extents * run.extent
+            offset, beside = extents * run.stride, first * v.computed.itemsize
             if self.across:
                 body(At(offset, first * v.computed.bytes, beside, self.mask))
                 if after is not None:
@@ -139,8 +137,8 @@ class AxisWalk:
         if after is None:
             part(const(0), size)
             return
-        with cgutils.for_range(b, b.sdiv(size + (most - 1), most)) as loop:
-            done = loop.index * most
+        with counted(b, b.sdiv(size + (most - 1), most)) as n:
+            done = n * most
             rest = size - done
             part(done * v.itemsize, b.select(rest < most, rest, most))
             after()
@@ -216,9 +214,10 @@ class AxisWalk:
 
 
 def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]) -> Any:
-    """walk(args, first, last, scratch): the body for these tasks.
+    """walk(args, first, last, scratch): the body for these tasks. It may be a kernel's.
 
-    Along an axis a task is a position. Across, it is up to a vector of contiguous positions.
+    Along an axis a task is a position. Across, it is up to a vector of contiguous positions. Scratch: a gathered
+    position, then the body's memory.
     """
     itemsize, across, in_blocks = element.itemsize, direction == ACROSS, direction == ALONG_BLOCKS
 
@@ -273,13 +272,3 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
                         store_bits(a.dst + at + k * itemsize + j * stride, a.zero, itemsize)
 
     return over_positions if across else along
-
-
-def axis_kernel(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]) -> Any:
-    """A kernel that is nothing but the walk of a body. Scratch: a gathered position, then the body's memory."""
-    walk = axis_walk(element, lanes, direction, body)
-
-    def kernel(args, first, last, scratch):
-        walk(args, first, last, scratch)
-
-    return kernel

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core.types import BITS, ElementType
 from blockconv.jit.arguments import Arguments, group
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments, quantization_words
 
@@ -84,40 +82,35 @@ class ConvertedExtents(NamedTuple):
     conversion: Any  # the address of its `ConversionArguments`
 
 
-def convert_extents(moved: Moved, lanes: int, one_vector: int) -> Any:
-    """Code that converts `ConvertedExtents` by vectors of `lanes`: one for an extent, or more.
+@emitted
+def convert_extents(builder: Any, moved: Moved, lanes: int, one_vector: int, x: ConvertedExtents) -> None:
+    """Convert `ConvertedExtents` by vectors of `lanes`: one for an extent, or more.
 
     The last vector of an extent is moved back to be whole. Shorter extents are converted element by element.
     """
+    if not moved.is_converted:
+        return
+    vectors, one = (read_and_written(builder, *moved.types, n, x.conversion) for n in (lanes, 1))
 
-    @emitted
-    def convert(builder: Any, x: ConvertedExtents) -> None:
-        if not moved.is_converted:
-            return
-        vectors, one = (read_and_written(builder, *moved.types, n, x.conversion) for n in (lanes, 1))
+    def at(ends: tuple[Floats, Floats], k: Any, src: Any, dst: Any) -> None:
+        v, out = ends
+        value = v.load(src + k * v.itemsize)
+        out.store(value, dst + k * out.itemsize)
 
-        def at(ends: tuple[Floats, Floats], k: Any, src: Any, dst: Any) -> None:
-            v, out = ends
-            value = v.load(src + k * v.itemsize)
-            out.store(value, dst + k * out.itemsize)
+    def extent(src: Any, dst: Any) -> None:
+        with builder.if_else(x.size >= lanes) as (long, short):
+            with long:
+                with counted(builder, builder.sdiv(x.size, const(lanes))) as part:
+                    at(vectors, part * lanes, src, dst)
+                with builder.if_then(builder.icmp_signed("!=", builder.srem(x.size, const(lanes)), const(0))):
+                    at(vectors, x.size - lanes, src, dst)
+            with short, counted(builder, x.size) as element:
+                at(one, element, src, dst)
 
-        def extent(src: Any, dst: Any) -> None:
-            is_long = x.size >= lanes
-            with builder.if_else(is_long) as (long, short):
-                with long:
-                    with cgutils.for_range(builder, builder.sdiv(x.size, const(lanes))) as part:
-                        at(vectors, part.index * lanes, src, dst)
-                    with builder.if_then(builder.icmp_signed("!=", builder.srem(x.size, const(lanes)), const(0))):
-                        at(vectors, x.size - lanes, src, dst)
-                with short, cgutils.for_range(builder, x.size) as element:
-                    at(one, element.index, src, dst)
-
-        with cgutils.for_range(builder, x.count) as loop:
-            src = x.src + loop.index * x.src_step
-            dst = x.dst + loop.index * x.dst_step
-            if one_vector:
-                at(vectors, const(0), src, dst)
-            else:
-                extent(src, dst)
-
-    return convert
+    with counted(builder, x.count) as n:
+        src = x.src + n * x.src_step
+        dst = x.dst + n * x.dst_step
+        if one_vector:
+            at(vectors, const(0), src, dst)
+        else:
+            extent(src, dst)

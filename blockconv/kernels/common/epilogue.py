@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from blockconv.core.activation import ActivationKind
-from blockconv.jit.ir import const, join, shuffle, transpose
+from blockconv.jit.ir import const, counted, join, shuffle, transpose
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
@@ -172,8 +172,8 @@ class TileEpilogue:
             v.store(self.b.load(slot), scratch + i * v.bytes)
         parameters = list(parameters_at(v, self.out.activation))
         number = ActivationArguments.load(self.b, self.out.activation).number
-        with cgutils.for_range(self.b, const(len(accs))) as loop:
-            at = scratch + loop.index * v.bytes
+        with counted(self.b, const(len(accs))) as n:
+            at = scratch + n * v.bytes
             v.store(activate(v, v.load(at), number, parameters), at)
         for i, slot in enumerate(accs):
             self.b.store(v.load(scratch + i * v.bytes), slot)

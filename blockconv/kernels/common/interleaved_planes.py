@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import cgutils
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import const, emitted, load_bits, shuffle, store_bits
+from blockconv.jit.ir import const, counted, emitted, load_bits, shuffle, store_bits
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -52,8 +50,8 @@ def interleave_rows(itemsize, lanes):
         done, width = const(0), lanes
         while width > 1:
             v = Vectors(builder, bits, width)
-            with cgutils.for_range(builder, builder.sdiv(count - done, const(width))) as loop:
-                at = (done + loop.index * width) * itemsize
+            with counted(builder, builder.sdiv(count - done, const(width))) as n:
+                at = (done + n * width) * itemsize
                 first, second = v.load(a + at), v.load(b + at)
                 to = dst + (at + at)
                 for k in range(2):

@@ -23,7 +23,7 @@ from numba.core import cgutils
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, NEAREST, call_kernel, const, emit_prefetch, emitted, opaque
+from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
@@ -322,8 +322,8 @@ class Reduction(NamedTuple):
                 self.channel(x, w)
                 return
             # LLVM unrolls a loop of four turns. It then spills addresses, and on Arm accumulators.
-            with cgutils.for_range(b, opaque(b, b.udiv(channels, const(unrolled)))) as turn:
-                first = turn.index * unrolled
+            with counted(b, opaque(b, b.udiv(channels, const(unrolled)))) as turn:
+                first = turn * unrolled
                 # LLVM moves no load past a prefetch. One alone parts the channels, whose weights there are too few
                 # registers to load side by side; it places several among them.
                 before = 0 if self.burst else unrolled - 1

@@ -14,38 +14,30 @@ from blockconv.kernels.common.vectors import Vectors
 _FIRST = ir.Constant(I32, 0)
 
 
-def number_at(element: ElementType) -> Any:
-    """Code of number_at(address)."""
-
-    @emitted
-    def load(builder: Any, address: Any) -> Any:
-        v = Vectors(builder, element, 1)
-        value = builder.load(pointer(builder, address, v.element), align=1)
-        if not element.is_float:
-            if element.itemsize == 8:
-                return value
-            return (builder.sext if element.kind == SIGNED else builder.zext)(value, I64)
-        if element.is_half:
-            wide = widened(Vectors(builder, element.computed, 1), element, v.splat(value))
-            value = builder.extract_element(wide, _FIRST)
-        return value if element.itemsize == 8 else builder.fpext(value, ir.DoubleType())
-
-    return load
+@emitted
+def number_at(builder: Any, element: ElementType, address: Any) -> Any:
+    """The number at an address."""
+    v = Vectors(builder, element, 1)
+    value = builder.load(pointer(builder, address, v.element), align=1)
+    if not element.is_float:
+        if element.itemsize == 8:
+            return value
+        return (builder.sext if element.kind == SIGNED else builder.zext)(value, I64)
+    if element.is_half:
+        wide = widened(Vectors(builder, element.computed, 1), element, v.splat(value))
+        value = builder.extract_element(wide, _FIRST)
+    return value if element.itemsize == 8 else builder.fpext(value, ir.DoubleType())
 
 
-def put_number(element: ElementType) -> Any:
-    """Code of put_number(address, value), which rounds floats, and keeps the lower bits of integers."""
-
-    @emitted
-    def store(builder: Any, address: Any, value: Any) -> None:
-        v = Vectors(builder, element, 1)
-        if not element.is_float:
-            value = value if element.itemsize == 8 else builder.trunc(value, v.element)
-        elif element.itemsize < 8:
-            value = builder.fptrunc(value, ir.FloatType())
-        if element.is_half:
-            wide = Vectors(builder, element.computed, 1)
-            value = builder.extract_element(rounded(wide, element, wide.splat(value)), _FIRST)
-        builder.store(value, pointer(builder, address, value.type), align=1)
-
-    return store
+@emitted
+def put_number(builder: Any, element: ElementType, address: Any, value: Any) -> None:
+    """Store a number: floats are rounded, and integers keep their lower bits."""
+    v = Vectors(builder, element, 1)
+    if not element.is_float:
+        value = value if element.itemsize == 8 else builder.trunc(value, v.element)
+    elif element.itemsize < 8:
+        value = builder.fptrunc(value, ir.FloatType())
+    if element.is_half:
+        wide = Vectors(builder, element.computed, 1)
+        value = builder.extract_element(rounded(wide, element, wide.splat(value)), _FIRST)
+    builder.store(value, pointer(builder, address, value.type), align=1)

@@ -12,10 +12,8 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv import jit
-from blockconv.jit.ir import const
+from blockconv.jit.ir import const, counted
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import Reduction, unrolled_channels
 from blockconv.kernels.common.tile import Output, Tile
@@ -118,8 +116,8 @@ def _finish_one_by_one(builder: Any, spec: PixelTileSpec, run: TileRecord, accs:
             slot = accs[(row * spec.channels + c) * spec.vectors + k]
             v.store(builder.load(slot), run.scratch + (c * each + i) * v.bytes)
     slots = v.slots(each, v.zero)
-    with cgutils.for_range(builder, run.valid) as loop:
-        at = run.scratch + loop.index * (each * v.bytes)
+    with counted(builder, run.valid) as n:
+        at = run.scratch + n * (each * v.bytes)
         for i, slot in enumerate(slots):
             builder.store(v.load(at + i * v.bytes), slot)
-        _finish(builder, spec, run, slots, 1, loop.index)
+        _finish(builder, spec, run, slots, 1, n)

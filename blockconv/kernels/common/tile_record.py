@@ -9,7 +9,7 @@ from typing import Any
 from numba.core import cgutils
 
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import I64, const, emitted, pointer
+from blockconv.jit.ir import I64, const, counted, emitted, pointer
 from blockconv.kernels.common.tile import LINE
 
 
@@ -73,16 +73,16 @@ def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any 
     steps = run.full_steps if count is None else count
     begin = const(0) if start is None else start
     if not cut:
-        with cgutils.for_range(b, steps) as loop:
-            yield begin + loop.index
+        with counted(b, steps) as n:
+            yield begin + n
         return
     # The rows of all runs are one loop: one more nested loop would have more variables than there are registers.
     first, left = cgutils.alloca_once_value(b, begin), cgutils.alloca_once_value(b, run.rows)
     to_next_run = run.run_steps - (run.rows - 1) * run.row_steps
     with cgutils.for_range(b, run.runs * run.rows if start is None else run.rows):
         begin = b.load(first)
-        with cgutils.for_range(b, steps) as loop:
-            yield begin + loop.index
+        with counted(b, steps) as n:
+            yield begin + n
         remaining = b.load(left) - 1
         is_last = b.icmp_signed("==", remaining, const(0))
         b.store(b.select(is_last, run.rows, remaining), left)
@@ -110,8 +110,7 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int =
             distance = number * each
             return builder.select(distance < last, distance, last)
 
-        with cgutils.for_range(builder, run.tiles) as loop:
-            number = loop.index
+        with counted(builder, run.tiles) as number:
             of_tile = run._replace(
                 src=run.src + further(number, run.src_next, run.src_last),
                 dst=run.dst + further(number, run.dst_next, run.dst_last),

@@ -76,43 +76,39 @@ class TileAddresses(NamedTuple):
     conversion: int
 
 
-def tile_code(shape: TransposeShape) -> Any:
-    """Code that transposes a `TileAddresses`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
+@emitted
+def transpose_tile(builder: Any, shape: TransposeShape, t: TileAddresses) -> None:
+    """Transpose a `TileAddresses`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
     moved, (a, b, va, ub, flags) = shape.moved, shape[2:]
     lanes, stream = max(a, b), bool(flags & STREAM)
     dense = range(0, a * b, lanes)  # elements before each of the vectors of a dense tile
-
-    @emitted
-    def transpose_tile(builder: Any, t: TileAddresses) -> None:
-        load, store = _accesses(builder, moved, t.conversion, stream)
-        if flags & DENSE_SRC:
-            vectors = [load(t.src + k * moved.src_bytes, lanes) for k in dense]
+    load, store = _accesses(builder, moved, t.conversion, stream)
+    if flags & DENSE_SRC:
+        vectors = [load(t.src + k * moved.src_bytes, lanes) for k in dense]
+    else:
+        if flags & TABLED_SRC:
+            addresses = _tabled_addresses(builder, t.src, t.src_outer, a)
         else:
-            if flags & TABLED_SRC:
-                addresses = _tabled_addresses(builder, t.src, t.src_outer, a)
-            else:
-                addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
-            rows = [load(at, b) for at in addresses]
-            vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
-        vectors = transpose(builder, vectors, a, b)
-        if flags & DENSE_DST:
-            for k, value in zip(dense, vectors, strict=True):
-                store(value, t.dst + k * moved.dst_bytes, None)
-            return
-        unwritten = t.lines + 2 * LINE
-        if flags & TABLED:
-            addresses = _tabled_addresses(builder, t.dst, t.dst_outer, b)
-        else:
-            addresses = _row_addresses(builder, t.dst, (t.dst_outer, t.dst_inner), ub, b, t.written, unwritten)
-        per_vector = lanes // a
-        for q, at in enumerate(addresses):
-            value = vectors[q // per_vector]
-            if per_vector > 1:
-                value = shuffle(builder, value, value, [a * (q % per_vector) + k for k in range(a)])
-            is_copied = q % ub < t.copied if flags & FILLED else None
-            store(value, at, is_copied and (is_copied, t.lines + LINE))
-
-    return transpose_tile
+            addresses = _row_addresses(builder, t.src, (t.src_outer, t.src_inner), va, a, t.valid, t.lines)
+        rows = [load(at, b) for at in addresses]
+        vectors = [join(builder, rows[k : k + lanes // b]) for k in range(0, a, lanes // b)]
+    vectors = transpose(builder, vectors, a, b)
+    if flags & DENSE_DST:
+        for k, value in zip(dense, vectors, strict=True):
+            store(value, t.dst + k * moved.dst_bytes, None)
+        return
+    unwritten = t.lines + 2 * LINE
+    if flags & TABLED:
+        addresses = _tabled_addresses(builder, t.dst, t.dst_outer, b)
+    else:
+        addresses = _row_addresses(builder, t.dst, (t.dst_outer, t.dst_inner), ub, b, t.written, unwritten)
+    per_vector = lanes // a
+    for q, at in enumerate(addresses):
+        value = vectors[q // per_vector]
+        if per_vector > 1:
+            value = shuffle(builder, value, value, [a * (q % per_vector) + k for k in range(a)])
+        is_copied = q % ub < t.copied if flags & FILLED else None
+        store(value, at, is_copied and (is_copied, t.lines + LINE))
 
 
 def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tuple[Any, Any]:

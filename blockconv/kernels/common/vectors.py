@@ -12,7 +12,7 @@ from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType
-from blockconv.jit.ir import I32, I64, call_llvm, const, join, pointer, shuffle, splat
+from blockconv.jit.ir import I32, I64, call_llvm, const, counted, join, pointer, shuffle, splat
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -232,15 +232,15 @@ class Vectors:
         first, rest = const(0), count
         if unroll > 1:
             groups = self.b.sdiv(count, const(unroll * self.lanes))
-            with cgutils.for_range(self.b, groups) as loop:
-                at = loop.index * (unroll * self.bytes)
+            with counted(self.b, groups) as n:
+                at = n * (unroll * self.bytes)
                 for k in range(unroll):
                     body(at + k * self.bytes, None, k)
             first = groups * (unroll * self.bytes)
             rest = count - groups * (unroll * self.lanes)
         whole = self.b.sdiv(rest, const(self.lanes))
-        with cgutils.for_range(self.b, whole) as loop:
-            body(first + loop.index * self.bytes, None)
+        with counted(self.b, whole) as n:
+            body(first + n * self.bytes, None)
         done = whole * self.lanes
         rest = rest - done
         with self.b.if_then(rest > 0):

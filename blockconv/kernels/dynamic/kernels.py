@@ -32,31 +32,27 @@ class DynamicArgs(Arguments):
     task_size = word("in a task", "elements", 0)
 
 
-def range_of_elements(lanes: int) -> Any:
-    """Code that writes the least and the greatest of `count` float32, and of 0; a NaN is neither."""
+@emitted
+def write_range(builder: Any, lanes: int, src: Any, count: Any, dst: Any) -> None:
+    """Write the least and the greatest of `count` float32, and of 0; a NaN is neither."""
+    b, v = builder, float_of(builder, lanes)
 
-    @emitted
-    def write_range(builder: Any, src: Any, count: Any, dst: Any) -> None:
-        b, v = builder, float_of(builder, lanes)
+    def smaller(x: Any, y: Any) -> Any:
+        return b.select(x < y, x, y)
 
-        def smaller(x: Any, y: Any) -> Any:
-            return b.select(x < y, x, y)
+    ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
 
-        ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
+    def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
+        x = v.load(src + offset, mask)  # lanes that do not exist are 0
+        for slots, combine in ends:
+            b.store(combine(x, b.load(slots[k])), slots[k])
 
-        def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
-            x = v.load(src + offset, mask)  # lanes that do not exist are 0
-            for slots, combine in ends:
-                b.store(combine(x, b.load(slots[k])), slots[k])
-
-        v.each(count, vector, UNROLL)
-        for number, (slots, combine) in enumerate(ends):
-            found = b.load(slots[0])
-            for slot in slots[1:]:
-                found = combine(b.load(slot), found)
-            v.store_first(v.fold(found, combine), dst + number * v.itemsize, 1)
-
-    return write_range
+    v.each(count, vector, UNROLL)
+    for number, (slots, combine) in enumerate(ends):
+        found = b.load(slots[0])
+        for slot in slots[1:]:
+            found = combine(b.load(slot), found)
+        v.store_first(v.fold(found, combine), dst + number * v.itemsize, 1)
 
 
 def write_found(low, high, dst):
@@ -81,13 +77,12 @@ def write_quantization(found, words):
 @jit.kernel
 def find_range(lanes):
     """A task writes the least and the greatest of its elements, and of 0."""
-    write_range = range_of_elements(lanes)
 
     def kernel(args, first, last, scratch):
         a = DynamicArgs(args)
         for task in range(first, last):
             at = task * a.task_size
-            write_range(a.src + 4 * at, min(a.task_size, a.size - at), a.dst + FOUND_BYTES * task)
+            write_range(lanes, a.src + 4 * at, min(a.task_size, a.size - at), a.dst + FOUND_BYTES * task)
 
     return kernel
 
@@ -95,11 +90,10 @@ def find_range(lanes):
 @jit.kernel
 def find_quantization(lanes):
     """The only task reads ranges, and writes the scale and the zero point of uint8. Scratch: the range of all."""
-    write_range = range_of_elements(lanes)
 
     def kernel(args, first, last, scratch):
         a = DynamicArgs(args)
-        write_range(a.src, a.size, scratch)
+        write_range(lanes, a.src, a.size, scratch)
         write_found(load_f(scratch, 4), load_f(scratch + 4, 4), a.dst)
 
     return kernel
@@ -108,7 +102,7 @@ def find_quantization(lanes):
 @jit.kernel
 def dynamic_quantize(lanes):
     """A task writes its elements as uint8. Scratch: the `ConversionArguments`."""
-    convert = convert_extents(Moved(FLOAT32.code, UINT8.code), lanes, 0)
+    moved = Moved(FLOAT32.code, UINT8.code)
     of_dst = 8 * ConversionArguments.fields["dst"].first
 
     def kernel(args, first, last, scratch):
@@ -116,7 +110,8 @@ def dynamic_quantize(lanes):
         write_quantization(a.found, scratch + of_dst)
         for task in range(first, last):
             at = task * a.task_size
-            convert(ConvertedExtents(a.src + 4 * at, a.dst + at, min(a.task_size, a.size - at), 1, 0, 0, scratch))
+            part = ConvertedExtents(a.src + 4 * at, a.dst + at, min(a.task_size, a.size - at), 1, 0, 0, scratch)
+            convert_extents(moved, lanes, 0, part)
 
     return kernel
 

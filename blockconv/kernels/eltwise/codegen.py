@@ -11,13 +11,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, ActivationKind
 from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
-from blockconv.jit.ir import I32, I64, call_llvm, const, emitted, pointer
+from blockconv.jit.ir import I32, I64, call_llvm, const, counted, emitted, pointer
 from blockconv.kernels.common.activation import ActivationArguments, activate
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments
@@ -153,39 +152,34 @@ class _Side:
         return v.b.select(v.b.icmp_signed("!=", bits, v.zero), x, self.padding)
 
 
-def eltwise_extents(form: EltwiseForm, masked: int) -> Any:
-    """Code for dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
+@emitted
+def eltwise_extents(builder: Any, form: EltwiseForm, masked: int, x: Extents) -> None:
+    """dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
     repeats = [0 if one == WRITTEN else one for one in (form.first, form.second, form.third)]
     count = math.lcm(*(math.lcm(one, form.lanes) // form.lanes for one in repeats if one))
     unroll = count if form.act >= ActivationKind.OTHER or masked else -(-UNROLL // count) * count
+    types = (form.written, *form.operands)
+    sides = []
+    for k, type in enumerate(types):
+        place, quantization = (
+            first + k * block.nbytes for first, block in ((x.places, Place), (x.quantizations, QuantizationArguments))
+        )
+        sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
+    dst, *operands = sides
+    last = _lookup(dst.memory, x.activation) if form.op == "lookup" else _activation(dst.v.computed, form, x)
+    with counted(builder, x.rows) as row:
+        for side in sides:
+            side.go(row)
+        held = [side.held(one) if one else side.read for side, one in zip(operands, repeats, strict=False)]
 
-    @emitted
-    def compute(builder: Any, x: Extents) -> None:
-        types = (form.written, *form.operands)
-        sides = []
-        for k, type in enumerate(types):
-            place, quantization = (
-                first + k * block.nbytes
-                for first, block in ((x.places, Place), (x.quantizations, QuantizationArguments))
-            )
-            sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
-        dst, *operands = sides
-        last = _lookup(dst.memory, x.activation) if form.op == "lookup" else _activation(dst.v.computed, form, x)
-        with cgutils.for_range(builder, x.rows) as row:
-            for side in sides:
-                side.go(row.index)
-            held = [side.held(one) if one else side.read for side, one in zip(operands, repeats, strict=False)]
+        def vector(index: Any, mask: Any | None, k: int | None = None) -> None:
+            given = [read(index, mask, k) for read in held]
+            value = dst.v.rounded(last(_result(form.op, operands[-1].v.computed, dst.v.computed, given)))
+            value = dst.masked(value, dst.at(x.mask, index)) if masked else value
+            dst.memory.store(value, dst.at(dst.begin, index), mask)
 
-            def vector(index: Any, mask: Any | None, k: int | None = None) -> None:
-                given = [read(index, mask, k) for read in held]
-                value = dst.v.rounded(last(_result(form.op, operands[-1].v.computed, dst.v.computed, given)))
-                value = dst.masked(value, dst.at(x.mask, index)) if masked else value
-                dst.memory.store(value, dst.at(dst.begin, index), mask)
-
-            bytes_ = Vectors(builder, element("uint8"), form.lanes)
-            bytes_.each(x.size, vector, unroll)
-
-    return compute
+        bytes_ = Vectors(builder, element("uint8"), form.lanes)
+        bytes_.each(x.size, vector, unroll)
 
 
 # ---------------------------------------------------------------- expressions

@@ -34,7 +34,6 @@ def eltwise(form: EltwiseForm):
 
     Scratch, where extents are cut into periods, or a block of channels has a tail: a mask, and operands that repeat.
     """
-    compute, compute_masked = (eltwise_extents(form, masked) for masked in (0, 1))
     repeats = (0, form.first, form.second, form.third)
     sizes = (*(type.itemsize for type in (form.written, *form.operands)), 0, 0)[:MOST_ARRAYS]
     arrays, itemsize = 1 + len(form.operands), sizes[0]
@@ -80,9 +79,9 @@ def eltwise(form: EltwiseForm):
                     if size:
                         run = Extents(size, times, places.address, scratch, act, words)
                         if exist < block:
-                            compute_masked(run)
+                            eltwise_extents(form, 1, run)
                         else:
-                            compute(run)
+                            eltwise_extents(form, 0, run)
                     for k in range(arrays):
                         places[k].at += times * places[k].step
                     times = 1

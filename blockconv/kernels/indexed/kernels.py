@@ -9,7 +9,7 @@ from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.element_problem import ScanKind, ScatterKind
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, table, word
-from blockconv.jit.ir import copy_memory, fetch_add, fill_memory
+from blockconv.jit.ir import copy_memory, fetch_add, fill_memory, load_i64, store_i64
 from blockconv.kernels.common.numbers import number_at, put_number
 
 SCATTERS: tuple[ScatterKind, ...] = get_args(ScatterKind)
@@ -58,8 +58,8 @@ class IndexedArgs(Arguments):
     loops = table(IndexLoop, None, "over the indices, innermost first")
 
 
-def item_of(a, index_at, index_bytes, k):
-    """The offset in the data of the k-th item, in bytes. Negative indices count from the end.
+def item_of(a, type, k):
+    """The offset in the data of the k-th item, in bytes. type: of indices. Negative ones count from the end.
 
     An index that the data does not have is reported, and gives -1.
     """
@@ -71,7 +71,7 @@ def item_of(a, index_at, index_bytes, k):
         loop = loop[1]
     for c in range(a.components):
         axis = a.axes[c]
-        j = index_at(index + c * index_bytes)
+        j = number_at(type, index + c * type.itemsize)
         if j < axis.least or j >= axis.size:
             outside = OutsideIndex(a.outside)
             if fetch_add(outside.address, 1) == 0:
@@ -84,13 +84,12 @@ def item_of(a, index_at, index_bytes, k):
 @jit.kernel
 def gather_at(index):
     """A task reads some items. An index that the data does not have reads zeros."""
-    index_at, index_bytes = number_at(ElementType.of(index)), ElementType.of(index).itemsize
 
     def kernel(args, first, last, scratch):
         a = IndexedArgs(args)
         size = a.size
         for k in range(first * a.run, min(a.count, last * a.run)):
-            at = item_of(a, index_at, index_bytes, k)
+            at = item_of(a, ElementType.of(index), k)
             if at < 0:
                 fill_memory(a.items + k * size, size, 0)
             else:
@@ -105,36 +104,34 @@ def scatter_at(index, data, kind):
 
     An index that the data does not have writes nothing.
     """
-    index_at, index_bytes = number_at(ElementType.of(index)), ElementType.of(index).itemsize
     type, how = ElementType.of(data), SCATTERS[kind]
-    load, store, itemsize = number_at(type), put_number(type), type.itemsize
-    replaces, adds, multiplies, is_max = how == "none", how == "add", how == "mul", how == "max"
 
     def kernel(args, first, last, scratch):
         a = IndexedArgs(args)
         size = a.size
         copy_memory(a.dst, a.data, a.whole)
         for k in range(a.count):
-            at = item_of(a, index_at, index_bytes, k)
-            if at >= 0 and replaces:
+            at = item_of(a, ElementType.of(index), k)
+            if at >= 0 and how == "none":
                 copy_memory(a.dst + at, a.items + k * size, size)
             elif at >= 0:
-                for byte in range(0, size, itemsize):
+                for byte in range(0, size, type.itemsize):
                     to = a.dst + at + byte
-                    store(to, combined(load(to), load(a.items + k * size + byte), adds, multiplies, is_max))
+                    x = number_at(type, a.items + k * size + byte)
+                    put_number(type, to, combined(number_at(type, to), x, how))
 
     return kernel
 
 
-def combined(total, x, adds, multiplies, is_max):
-    """The sum, the product, the maximum or the minimum; a NaN of either stays."""
-    if adds:
+def combined(total, x, how):
+    """The sum ("add"), the product ("mul"), the maximum ("max") or the minimum; a NaN of either stays."""
+    if how == "add":
         return total + x
-    if multiplies:
+    if how == "mul":
         return total * x
     if x != x:
         return x
-    if is_max:
+    if how == "max":
         return x if x > total else total
     return x if x < total else total
 
@@ -155,28 +152,25 @@ class AxisLinesArgs(Arguments):
 def scan(src, kind, exclusive, reverse):
     """A task reads some lines. Sums are float64 or int64 until they are stored."""
     type, how = ElementType.of(src), SCANS[kind]
-    load, store, itemsize = number_at(type), put_number(type), type.itemsize
-    adds, multiplies, is_max = how == "add", how == "mul", how == "max"
-    zero, one = (0.0, 1.0) if type.is_float else (0, 1)
-    begin, unequal = (one if multiplies else zero), not (adds or multiplies)
+    begin = (float if type.is_float else int)(how == "mul")
 
     def kernel(args, first, last, scratch):
         a = AxisLinesArgs(args)
         size, inner = a.size, a.inner
-        step = inner * itemsize
+        step = inner * type.itemsize
         for line in range(first * a.run, min(a.lines, last * a.run)):
-            at = (line // inner * size * inner + line % inner) * itemsize
+            at = (line // inner * size * inner + line % inner) * type.itemsize
             value = begin
-            if unequal:
-                value = load(a.src + at + (size - 1 if reverse else 0) * step)
+            if how in ("max", "min"):
+                value = number_at(type, a.src + at + (size - 1 if reverse else 0) * step)
             for n in range(size):
                 place = at + (size - 1 - n if reverse else n) * step
-                x = load(a.src + place)  # first: the destination may be the source
+                x = number_at(type, a.src + place)  # first: the destination may be the source
                 if exclusive:
-                    store(a.dst + place, value)
-                value = combined(value, x, adds, multiplies, is_max)
+                    put_number(type, a.dst + place, value)
+                value = combined(value, x, how)
                 if not exclusive:
-                    store(a.dst + place, value)
+                    put_number(type, a.dst + place, value)
 
     return kernel
 
@@ -185,9 +179,7 @@ def scan(src, kind, exclusive, reverse):
 def top(src, smallest, last_of_equal):
     """A task reads some lines. Scratch: the keys and the indices that are kept, in order."""
     type = ElementType.of(src)
-    load, itemsize = number_at(type), type.itemsize
-    kept, whole = element("float64" if type.is_float else "int64"), element("int64")
-    key_at, put_key, index_at, put_index = number_at(kept), put_number(kept), number_at(whole), put_number(whole)
+    kept = element("float64" if type.is_float else "int64")
     smallest, last_of_equal = bool(smallest), bool(last_of_equal)
 
     def kernel(args, first, last, scratch):
@@ -196,23 +188,25 @@ def top(src, smallest, last_of_equal):
         indices = scratch + 8 * count
         for line in range(first * a.run, min(a.lines, last * a.run)):
             outer = line // inner
-            at = a.src + (outer * size * inner + line % inner) * itemsize
+            at = a.src + (outer * size * inner + line % inner) * type.itemsize
             to = a.dst + 8 * (outer * count * inner + line % inner)
             held = 0
             for n in range(size):
-                x = load(at + n * inner * itemsize)
-                if held == count and not comes_before(x, key_at(scratch + 8 * (count - 1)), smallest, last_of_equal):
+                x = number_at(type, at + n * inner * type.itemsize)
+                if held == count and not comes_before(
+                    x, number_at(kept, scratch + 8 * (count - 1)), smallest, last_of_equal
+                ):
                     continue
                 k = min(held, count - 1)
-                while k > 0 and comes_before(x, key_at(scratch + 8 * (k - 1)), smallest, last_of_equal):
-                    put_key(scratch + 8 * k, key_at(scratch + 8 * (k - 1)))
-                    put_index(indices + 8 * k, index_at(indices + 8 * (k - 1)))
+                while k > 0 and comes_before(x, number_at(kept, scratch + 8 * (k - 1)), smallest, last_of_equal):
+                    put_number(kept, scratch + 8 * k, number_at(kept, scratch + 8 * (k - 1)))
+                    store_i64(indices, k, load_i64(indices, k - 1))
                     k -= 1
-                put_key(scratch + 8 * k, x)
-                put_index(indices + 8 * k, n)
+                put_number(kept, scratch + 8 * k, x)
+                store_i64(indices, k, n)
                 held = min(held + 1, count)
             for k in range(count):
-                put_index(to + 8 * k * inner, index_at(indices + 8 * k))
+                store_i64(to, k * inner, load_i64(indices, k))
 
     return kernel
 

@@ -15,7 +15,6 @@ Chunks follow from the problem. Their sums are float32, and are added in float64
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from blockconv import jit
 from blockconv.core.types import ElementType
@@ -41,8 +40,7 @@ def batch_sums(element, lanes, period, is_backward, bounded):
     """
     kind = ElementType.of(element)
     held = kind.computed.itemsize
-    add_means = span_sums(kind, lanes, period, "elements", True)
-    add = span_sums(kind, lanes, period, "products" if is_backward else "moments", True, bool(bounded))
+    what = "products" if is_backward else "moments"
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
@@ -58,7 +56,7 @@ def batch_sums(element, lanes, period, is_backward, bounded):
                     _store_output(a, unit * a.unit + c, scratch + c * held, held)
             else:
                 span = _span(a, unit, begin, totals, scratch)
-                add_means(span)
+                span_sums(kind, lanes, period, "elements", True, False, span)
                 share = 1.0 / span.pixels
                 for c in range(channels):
                     store_f(scratch + c * held, load_f(totals + 8 * c, 8) * share, held)
@@ -66,7 +64,7 @@ def batch_sums(element, lanes, period, is_backward, bounded):
             count = 0
             for number in range(begin, end):
                 span = _span(a, unit, number, totals, scratch)
-                add(span)
+                span_sums(kind, lanes, period, what, True, bool(bounded), span)
                 count += span.pixels
             share = 1.0 / count
             for c in range(0 if is_backward else channels):
@@ -126,36 +124,33 @@ def _combine_sums(a, at):
             store_f(at + 8 * c, load_f(at + 8 * c, 8) + load_f(other + 8 * c, 8), 8)
 
 
-def _channel_terms(held: int) -> tuple[Any, Any]:
-    """forward and backward(args, channel, terms, sums): code that uses a channel's sums. held: bytes of a number."""
+def _forward(a, channel, terms, at, held):
+    """Use a channel's sums, at the address `at`, for the op. held: bytes of a number."""
+    mean, squares, momentum = load_f(at, 8), load_f(at + 8 * a.room, 8), load_f(a.numbers, 8)
+    store_f(a.mean + channel * held, mean, held)
+    store_f(a.inverse + channel * held, 1.0 / math.sqrt(squares / a.count + as_float64(a.epsilon)), held)
+    _keep(a.old_mean, a.new_mean, channel, mean, momentum, held)
+    _keep(a.old_variance, a.new_variance, channel, squares / max(1, a.count - 1), momentum, held)
+    _store_output(a, channel, terms, held)
 
-    def forward(a, channel, terms, at):
-        mean, squares, momentum = load_f(at, 8), load_f(at + 8 * a.room, 8), load_f(a.numbers, 8)
-        store_f(a.mean + channel * held, mean, held)
-        store_f(a.inverse + channel * held, 1.0 / math.sqrt(squares / a.count + as_float64(a.epsilon)), held)
-        _keep(a.old_mean, a.new_mean, channel, mean, momentum, held)
-        _keep(a.old_variance, a.new_variance, channel, squares / max(1, a.count - 1), momentum, held)
-        _store_output(a, channel, terms, held)
 
-    def backward(a, channel, terms, at):
-        total, products = load_f(at, 8), load_f(at + 8 * a.room, 8)
-        inverse = float(load_f(a.inverse + channel * held, held))
-        factor = inverse * load_f(a.scale + channel * held, held)
-        store_f(a.of_scale + channel * held, products * inverse, held)
-        store_f(a.of_shift + channel * held, total, held)
-        _store_output(a, channel, terms, held)
-        store_f(terms + 3 * a.room * held, -factor * inverse * inverse * products / a.count, held)
-        store_f(terms + 4 * a.room * held, -factor * total / a.count, held)
-        store_f(terms + 5 * a.room * held, factor, held)
-
-    return forward, backward
+def _backward(a, channel, terms, at, held):
+    """Likewise for its gradient."""
+    total, products = load_f(at, 8), load_f(at + 8 * a.room, 8)
+    inverse = float(load_f(a.inverse + channel * held, held))
+    factor = inverse * load_f(a.scale + channel * held, held)
+    store_f(a.of_scale + channel * held, products * inverse, held)
+    store_f(a.of_shift + channel * held, total, held)
+    _store_output(a, channel, terms, held)
+    store_f(terms + 3 * a.room * held, -factor * inverse * inverse * products / a.count, held)
+    store_f(terms + 4 * a.room * held, -factor * total / a.count, held)
+    store_f(terms + 5 * a.room * held, factor, held)
 
 
 @jit.kernel
 def batch_terms(element, is_backward):
     """A task is a unit: the sums of all splits, each channel's outputs, and the terms of `batch_apply`."""
     held = ElementType.of(element).computed.itemsize
-    forward, backward = _channel_terms(held)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
@@ -169,9 +164,9 @@ def batch_terms(element, is_backward):
                 _combine_means(a, sums, channels)
             for c in range(channels):
                 if is_backward:
-                    backward(a, unit * a.unit + c, terms + c * held, sums + 8 * c)
+                    _backward(a, unit * a.unit + c, terms + c * held, sums + 8 * c, held)
                 else:
-                    forward(a, unit * a.unit + c, terms + c * held, sums + 8 * c)
+                    _forward(a, unit * a.unit + c, terms + c * held, sums + 8 * c, held)
 
     return kernel
 

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.types import ElementType, element
-from blockconv.jit.ir import call_llvm, const, emitted, opaque, pointer, shuffle
+from blockconv.jit.ir import call_llvm, const, counted, emitted, opaque, pointer, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -121,47 +120,45 @@ class _Channels:
         return [*map(self.v.splat_float64, found)]
 
 
-def span_sums(kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool = False) -> Any:
-    """Code that adds a span's sums over pixels to the totals of each channel.
+@emitted
+def span_sums(
+    builder: Any, kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool, s: Span
+) -> None:
+    """Add a span's sums over pixels to the totals of each channel.
 
     what: "elements"; "squares" of their differences from their means; "moments", of these differences and of their
     squares; "products", of the gradient and of its products with the differences.
     wide: totals are float64. bounded: a gradient counts as 0 where the output is not between its bounds.
     """
+    b, v = builder, Floats(builder, kind, lanes)
 
-    @emitted
-    def add_sums(builder: Any, s: Span) -> None:
-        b, v = builder, Floats(builder, kind, lanes)
+    def column(offset: Any, mask: Any | None) -> tuple[Any, Any]:
+        channels = _Channels(v, s, period, wide, offset, mask)
+        mean = None if what == "elements" else channels.term(MEANS)
+        line, bounds = (channels.output(), channels.bounds()) if bounded else (None, None)
+        sums = [v.slots(UNROLL, v.zero) for _ in range(2 if what in ("moments", "products") else 1)]
 
-        def column(offset: Any, mask: Any | None) -> tuple[Any, Any]:
-            channels = _Channels(v, s, period, wide, offset, mask)
-            mean = None if what == "elements" else channels.term(MEANS)
-            line, bounds = (channels.output(), channels.bounds()) if bounded else (None, None)
-            sums = [v.slots(UNROLL, v.zero) for _ in range(2 if what in ("moments", "products") else 1)]
+        def step(at: Any, mask: Any | None, k: int = 0) -> None:
+            x = v.load(s.src + at, mask)
+            apart = x if mean is None else x - mean
+            values = [apart, apart * apart] if what == "moments" else [apart]
+            if what == "squares":
+                values = [apart * apart]
+            elif what == "products":
+                grad = v.load(s.grad + at, mask)
+                grad = grad if line is None else _inside(v, line(x), bounds, grad)
+                values = [grad, grad * apart]
+            for slots, value in zip(sums, values, strict=True):
+                exists = value if mask is None else b.select(mask, value, v.zero)
+                b.store(b.load(slots[k]) + exists, slots[k])
 
-            def step(at: Any, mask: Any | None, k: int = 0) -> None:
-                x = v.load(s.src + at, mask)
-                apart = x if mean is None else x - mean
-                values = [apart, apart * apart] if what == "moments" else [apart]
-                if what == "squares":
-                    values = [apart * apart]
-                elif what == "products":
-                    grad = v.load(s.grad + at, mask)
-                    grad = grad if line is None else _inside(v, line(x), bounds, grad)
-                    values = [grad, grad * apart]
-                for slots, value in zip(sums, values, strict=True):
-                    exists = value if mask is None else b.select(mask, value, v.zero)
-                    b.store(b.load(slots[k]) + exists, slots[k])
+        def finish() -> None:
+            for which, slots in enumerate(sums):
+                channels.add_to_total(which, v.total(slots))
 
-            def finish() -> None:
-                for which, slots in enumerate(sums):
-                    channels.add_to_total(which, v.total(slots))
+        return step, finish
 
-            return step, finish
-
-        each_column(v, s, period, s.channels, column)
-
-    return add_sums
+    each_column(v, s, period, s.channels, column)
 
 
 def _inside(v: Floats, y: Any, bounds: Any, grad: Any) -> Any:
@@ -241,138 +238,122 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
                 at = at + stride
 
         groups = b.sdiv(s.pixels, const(unroll))
-        with cgutils.for_range(b, groups) as loop:
-            pixels(loop.index * unroll, unroll, opaque(b, s.stride))
+        with counted(b, groups) as n:
+            pixels(n * unroll, unroll, opaque(b, s.stride))
         done = groups * unroll
-        with cgutils.for_range(b, s.pixels - done) as loop:
-            pixels(done + loop.index, 1, s.stride)
+        with counted(b, s.pixels - done) as n:
+            pixels(done + n, 1, s.stride)
         for _, finish in bodies:
             finish()
 
     # Neighbouring columns at a time: memory is fetched by more than a line.
     blocks = b.sdiv(width, const(UNROLL * v.lanes))
-    with cgutils.for_range(b, blocks) as loop:
-        first = loop.index * (UNROLL * v.bytes)
+    with counted(b, blocks) as n:
+        first = n * (UNROLL * v.bytes)
         columns([first + k * v.bytes for k in range(UNROLL)], None)
     first, rest = blocks * (UNROLL * v.bytes), width - blocks * (UNROLL * v.lanes)
     v.each(rest, lambda at, mask: columns([first + at], mask))
 
 
-def group_means(element: ElementType, lanes: int, kept: bool) -> Any:
-    """Code that writes the mean of each group for its channels: of their sums, or as it was kept."""
+@emitted
+def group_means(builder: Any, element: ElementType, lanes: int, kept: bool, g: Groups) -> None:
+    """Write the mean of each group for its channels: of their sums, or as it was kept."""
+    v = Vectors(builder, element.computed, lanes)
+    means = _array(v, g.terms, g.room, MEANS)
 
-    @emitted
-    def write_means(builder: Any, g: Groups) -> None:
-        v = Vectors(builder, element.computed, lanes)
-        means = _array(v, g.terms, g.room, MEANS)
+    def group(first: Any, statistic: Any) -> None:
+        if kept:
+            mean = v.broadcast(g.mean + statistic)
+        else:
+            mean = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
+        v.each(g.size, lambda at, mask: v.store(mean, means + first + at, mask))
 
-        def group(first: Any, statistic: Any) -> None:
-            if kept:
-                mean = v.broadcast(g.mean + statistic)
-            else:
-                mean = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
-            v.each(g.size, lambda at, mask: v.store(mean, means + first + at, mask))
-
-        _each_group(v, g, group)
-
-    return write_means
+    _each_group(v, g, group)
 
 
-def group_terms(element: ElementType, lanes: int) -> Any:
-    """Code that writes scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
+@emitted
+def group_terms(builder: Any, element: ElementType, lanes: int, g: Groups) -> None:
+    """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
+    b, v = builder, Vectors(builder, element.computed, lanes)
+    means, slopes, shifts = (_array(v, g.terms, g.room, which) for which in (MEANS, SLOPES, SHIFTS))
 
-    @emitted
-    def write_terms(builder: Any, g: Groups) -> None:
-        b, v = builder, Vectors(builder, element.computed, lanes)
-        means, slopes, shifts = (_array(v, g.terms, g.room, which) for which in (MEANS, SLOPES, SHIFTS))
+    def group(first: Any, statistic: Any) -> None:
+        variance = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
+        inverse = 1.0 / v.sqrt(variance + v.splat_float64(g.epsilon))
+        with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
+            v.store_first(v.broadcast(means + first), g.mean + statistic, 1)
+            v.store_first(inverse, g.inverse + statistic, 1)
 
-        def group(first: Any, statistic: Any) -> None:
-            variance = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
-            inverse = 1.0 / v.sqrt(variance + v.splat_float64(g.epsilon))
-            with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
-                v.store_first(v.broadcast(means + first), g.mean + statistic, 1)
-                v.store_first(inverse, g.inverse + statistic, 1)
+        def channels(offset: Any, mask: Any | None) -> None:
+            at = first + offset
+            v.store(v.load(g.scale + at, mask) * inverse, slopes + at, mask)
+            v.store(v.load(g.shift + at, mask), shifts + at, mask)
 
-            def channels(offset: Any, mask: Any | None) -> None:
-                at = first + offset
-                v.store(v.load(g.scale + at, mask) * inverse, slopes + at, mask)
-                v.store(v.load(g.shift + at, mask), shifts + at, mask)
+        v.each(g.size, channels)
 
-            v.each(g.size, channels)
-
-        _each_group(v, g, group)
-
-    return write_terms
+    _each_group(v, g, group)
 
 
-def group_gradients(element: ElementType, lanes: int) -> Any:
-    """Code that writes the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale.
+@emitted
+def group_gradients(builder: Any, element: ElementType, lanes: int, g: Groups, parts: Any) -> None:
+    """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale.
 
     With the scaled gradient's mean a and its mean product with x - mean b, the source's gradient is
     (scale * gradient - a - (x - mean) * b * inverse²) * inverse.
     """
+    b, v = builder, Vectors(builder, element.computed, lanes)
+    totals_at = [_array(v, g.totals, g.room, which) for which in range(TOTALS)]
+    terms = [_array(v, g.terms, g.room, which) for which in (GRADIENT_SHIFTS, GRADIENT_SLOPES, FACTORS)]
+    of_scale = _array(v, parts, g.room, 1)
 
-    @emitted
-    def write_terms(builder: Any, g: Groups, parts: Any) -> None:
-        b, v = builder, Vectors(builder, element.computed, lanes)
-        totals_at = [_array(v, g.totals, g.room, which) for which in range(TOTALS)]
-        terms = [_array(v, g.terms, g.room, which) for which in (GRADIENT_SHIFTS, GRADIENT_SLOPES, FACTORS)]
-        of_scale = _array(v, parts, g.room, 1)
+    def group(first: Any, statistic: Any) -> None:
+        inverse = v.broadcast(g.inverse + statistic)
+        totals = [v.slots(UNROLL, v.zero) for _ in range(2)]
 
-        def group(first: Any, statistic: Any) -> None:
-            inverse = v.broadcast(g.inverse + statistic)
-            totals = [v.slots(UNROLL, v.zero) for _ in range(2)]
+        def add(offset: Any, mask: Any | None, which: int = 0) -> None:
+            at = first + offset
+            scale = v.load(g.scale + at, mask)
+            for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
+                x = v.load(totals_at[k] + at, mask)
+                b.store(b.load(totals[k][which]) + x * scale, totals[k][which])
+                x = x if factor is None else x * factor
+                v.store(v.load(to + at, mask) + x, to + at, mask)
 
-            def add(offset: Any, mask: Any | None, which: int = 0) -> None:
-                at = first + offset
-                scale = v.load(g.scale + at, mask)
-                for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
-                    x = v.load(totals_at[k] + at, mask)
-                    b.store(b.load(totals[k][which]) + x * scale, totals[k][which])
-                    x = x if factor is None else x * factor
-                    v.store(v.load(to + at, mask) + x, to + at, mask)
+        for slot in (slot for each in totals for slot in each):
+            b.store(v.zero, slot)
+        v.each(g.size, add, UNROLL)
+        shift, slope = (-v.fold(v.total(each), v.add) * v.splat_float64(g.share) for each in totals)
+        shift, slope = shift * inverse, slope * inverse * inverse * inverse
 
-            for slot in (slot for each in totals for slot in each):
-                b.store(v.zero, slot)
-            v.each(g.size, add, UNROLL)
-            shift, slope = (-v.fold(v.total(each), v.add) * v.splat_float64(g.share) for each in totals)
-            shift, slope = shift * inverse, slope * inverse * inverse * inverse
+        def write(offset: Any, mask: Any | None) -> None:
+            at = first + offset
+            factor = v.load(g.scale + at, mask) * inverse
+            for array, value in zip(terms, (shift, slope, factor), strict=True):
+                v.store(value, array + at, mask)
 
-            def write(offset: Any, mask: Any | None) -> None:
-                at = first + offset
-                factor = v.load(g.scale + at, mask) * inverse
-                for array, value in zip(terms, (shift, slope, factor), strict=True):
-                    v.store(value, array + at, mask)
+        v.each(g.size, write)
 
-            v.each(g.size, write)
-
-        _each_group(v, g, group)
-
-    return write_terms
+    _each_group(v, g, group)
 
 
-def add_parts(kind: ElementType, lanes: int) -> Any:
-    """Code that adds `count` numbers to as many float64."""
+@emitted
+def add_parts(builder: Any, kind: ElementType, lanes: int, totals: Any, parts: Any, count: Any) -> None:
+    """Add `count` numbers to as many float64."""
+    b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
 
-    @emitted
-    def add(builder: Any, totals: Any, parts: Any, count: Any) -> None:
-        b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
+    def vector(offset: Any, mask: Any | None) -> None:
+        to = totals + offset * (wide.itemsize // v.itemsize)
+        part = v.load(parts + offset, mask)
+        part = part if v.itemsize == wide.itemsize else b.fpext(part, wide.kind)
+        wide.store(wide.load(to, mask) + part, to, mask)
 
-        def vector(offset: Any, mask: Any | None) -> None:
-            to = totals + offset * (wide.itemsize // v.itemsize)
-            part = v.load(parts + offset, mask)
-            part = part if v.itemsize == wide.itemsize else b.fpext(part, wide.kind)
-            wide.store(wide.load(to, mask) + part, to, mask)
-
-        v.each(count, vector)
-
-    return add
+    v.each(count, vector)
 
 
 def _each_group(v: Vectors, g: Groups, body: Callable[[Any, Any], None]) -> None:
     """body(bytes to the group's first channel in an array, and to its statistics)."""
-    with cgutils.for_range(v.b, g.groups) as loop:
-        body(loop.index * g.size * v.itemsize, loop.index * v.itemsize)
+    with counted(v.b, g.groups) as n:
+        body(n * g.size * v.itemsize, n * v.itemsize)
 
 
 def _group_total(v: Vectors, address: Any, size: Any) -> Any:

@@ -6,15 +6,13 @@ which keep sums by channel.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import as_float64, const, fill_memory, load_f, store_f
-from blockconv.kernels.common.axis_walk import AxisArgs, axis_kernel, axis_walk
+from blockconv.kernels.common.axis_walk import AxisArgs, axis_walk
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.norm.codegen import (
     TOTALS,
@@ -105,25 +103,21 @@ def span_of(a, at, pixel, pixels, start, totals, terms):
     )
 
 
-def _over_unit(nbytes: int, apply: Any) -> Any:
-    """walked(args, image, start, totals, joined): `apply` on all spans of an image's unit, from that channel on.
+def over_unit(a, image, start, totals, joined, nbytes, apply):
+    """apply(span) for all spans of an image's unit, from the channel `start` on.
 
-    joined: channels whose pixels are visited as one row.
+    joined: channels whose pixels are visited as one row. nbytes: of a number.
     """
-
-    def walked(a, image, start, totals, joined):
-        at = image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
-        count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
-        rows, parts = a.rows, (pixels + a.chunk - 1) // a.chunk
-        for k in range((count + block - 1) // block):
-            sums, first = totals + k * block * nbytes, start + k * block
-            for row in range(rows):
-                offset = at + k * a.block_stride * joined + row * a.row_stride
-                for part in range(parts):
-                    terms = sums + TOTALS * a.room * nbytes
-                    apply(span_of(a, offset, part * a.chunk, pixels, first, sums, terms))
-
-    return walked
+    at = image // a.images * a.image_block + image % a.images * a.image + start // a.block * a.block_stride
+    count, block, pixels = min(a.unit, a.channels - start), a.block * joined, a.pixels * joined
+    rows, parts = a.rows, (pixels + a.chunk - 1) // a.chunk
+    for k in range((count + block - 1) // block):
+        sums, first = totals + k * block * nbytes, start + k * block
+        for row in range(rows):
+            offset = at + k * a.block_stride * joined + row * a.row_stride
+            for part in range(parts):
+                terms = sums + TOTALS * a.room * nbytes
+                apply(span_of(a, offset, part * a.chunk, pixels, first, sums, terms))
 
 
 def _groups(a, image, start, totals, nbytes):
@@ -153,11 +147,12 @@ def group_norm(element, lanes, period, ragged):
     """
     kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
-    add_sums, add_squares = (
-        _over_unit(nbytes, span_sums(kind, lanes, period, what, False)) for what in ("elements", "squares")
-    )
-    normalise = _over_unit(nbytes, span_results(kind, lanes, period, bool(ragged), False, False))
-    write_means, write_terms = group_means(kind, lanes, False), group_terms(kind, lanes)
+    normalise = span_results(kind, lanes, period, bool(ragged), False, False)
+
+    def add_sums(what):
+        return lambda span: span_sums(kind, lanes, period, what, False, False, span)
+
+    add_elements, add_squares = map(add_sums, ("elements", "squares"))
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
@@ -167,12 +162,12 @@ def group_norm(element, lanes, period, ragged):
             groups = _groups(a, image, start, scratch, nbytes)
             fill_memory(scratch, totals + a.room * nbytes, 0)  # and the means
             if a.centred:
-                add_sums(a, image, start, scratch, a.joined)
-                write_means(groups)
+                over_unit(a, image, start, scratch, a.joined, nbytes, add_elements)
+                group_means(kind, lanes, False, groups)
                 fill_memory(scratch, totals, 0)
-            add_squares(a, image, start, scratch, a.joined)
-            write_terms(groups)
-            normalise(a, image, start, scratch, 1)
+            over_unit(a, image, start, scratch, a.joined, nbytes, add_squares)
+            group_terms(kind, lanes, groups)
+            over_unit(a, image, start, scratch, 1, nbytes, normalise)
 
     return kernel
 
@@ -185,9 +180,10 @@ def group_norm_backward(element, lanes, period, ragged):
     """
     kind = ElementType.of(element)
     nbytes = kind.computed.itemsize
-    add_products = _over_unit(nbytes, span_sums(kind, lanes, period, "products", False))
-    write_gradient = _over_unit(nbytes, span_results(kind, lanes, period, bool(ragged), True, False))
-    write_means, write_terms = group_means(kind, lanes, True), group_gradients(kind, lanes)
+    write_gradient = span_results(kind, lanes, period, bool(ragged), True, False)
+
+    def add_products(span):
+        span_sums(kind, lanes, period, "products", False, False, span)
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
@@ -199,10 +195,10 @@ def group_norm_backward(element, lanes, period, ragged):
             for image in range(split * a.split, min((split + 1) * a.split, a.all_images)):
                 groups = _groups(a, image, start, scratch, nbytes)
                 fill_memory(scratch, TOTALS * room, 0)
-                write_means(groups)
-                add_products(a, image, start, scratch, 1)
-                write_terms(groups, parts)
-                write_gradient(a, image, start, scratch, 1)
+                group_means(kind, lanes, True, groups)
+                over_unit(a, image, start, scratch, 1, nbytes, add_products)
+                group_gradients(kind, lanes, groups, parts)
+                over_unit(a, image, start, scratch, 1, nbytes, write_gradient)
 
     return kernel
 
@@ -241,7 +237,7 @@ def layer_norm(element, lanes, direction, centred):
 
         w.each(result)
 
-    return axis_kernel(ElementType.of(element), lanes, direction, body)
+    return axis_walk(ElementType.of(element), lanes, direction, body)
 
 
 @jit.kernel
@@ -301,14 +297,15 @@ def group_norm_parameters(element, lanes):
     Scratch: two float64 of each channel of a unit.
     """
     kind = ElementType.of(element)
-    nbytes, add = kind.computed.itemsize, add_parts(kind, lanes)
+    nbytes = kind.computed.itemsize
 
     def kernel(args, first, last, scratch):
         a = NormArgs(args)
         for unit in range(first, last):
             fill_memory(scratch, 16 * a.room, 0)
             for split in range(a.splits):
-                add(scratch, a.work + 2 * a.room * nbytes * (split * a.units + unit), 2 * a.room)
+                parts = a.work + 2 * a.room * nbytes * (split * a.units + unit)
+                add_parts(kind, lanes, scratch, parts, 2 * a.room)
             for c in range(min(a.unit, a.channels - unit * a.unit)):
                 channel = (unit * a.unit + c) * nbytes
                 store_f(a.of_shift + channel, load_f(scratch + 8 * c, 8), nbytes)

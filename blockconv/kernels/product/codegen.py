@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted, transpose
+from blockconv.jit.ir import const, counted, emitted, transpose
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -44,11 +42,11 @@ def _straight(element: ElementType, lanes: int) -> Any:
     @emitted
     def pack(builder: Any, x: Matrix) -> None:
         v = Floats(builder, element, lanes)
-        with cgutils.for_range(builder, x.rows) as row, cgutils.for_range(builder, x.blocks) as block:
-            src, dst = (at + row.index * by for at, by in ((x.src, x.stride), (x.dst, x.dst_row)))
-            first = block.index * lanes
+        with counted(builder, x.rows) as row, counted(builder, x.blocks) as block:
+            src, dst = (at + row * by for at, by in ((x.src, x.stride), (x.dst, x.dst_row)))
+            first = block * lanes
             at, left = src + first * v.itemsize, x.columns - first
-            to = dst + block.index * x.dst_block
+            to = dst + block * x.dst_block
             with builder.if_else(left >= lanes, likely=True) as (whole, part):
                 with whole:
                     v.computed.store(v.load(at), to)
@@ -85,11 +83,11 @@ def _turned(element: ElementType, lanes: int) -> Any:
                     with builder.if_then(k < columns):
                         v.computed.store(value, at)
 
-        with cgutils.for_range(builder, x.blocks) as block, cgutils.for_range(builder, squares) as part:
-            row, column = (loop.index * lanes for loop in (block, part))
+        with counted(builder, x.blocks) as block, counted(builder, squares) as part:
+            row, column = (k * lanes for k in (block, part))
             rows, columns = x.rows - row, x.columns - column
             src = x.src + row * x.stride + column * v.itemsize
-            dst = x.dst + (column * x.dst_row + block.index * x.dst_block)
+            dst = x.dst + (column * x.dst_row + block * x.dst_block)
             is_whole = builder.and_(*(size >= lanes for size in (rows, columns)))
             with builder.if_else(is_whole, likely=True) as (whole, rest):
                 with whole:
@@ -138,8 +136,8 @@ class _RowVectors(NamedTuple):
 
     def each(self, body: Callable[[Any, Any, Any | None], None]) -> None:
         """body(address, number, mask) for each vector; the mask is None where all columns exist."""
-        with cgutils.for_range(self.v.b, self.whole) as loop:
-            body(self.at(loop.index), loop.index, None)
+        with counted(self.v.b, self.whole) as n:
+            body(self.at(n), n, None)
         with self.v.b.if_then(self.rest > 0):
             body(self.at(self.whole), self.whole, self.v.below(self.rest))
 
@@ -155,13 +153,13 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
         v, given = Vectors(builder, element.computed, lanes), Floats(builder, element, lanes)
         scale = v.splat_float64(x.scale)
         most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
-        with cgutils.for_range(builder, x.rows) as loop:
-            added, limit = x.mask + loop.index * x.mask_row, x.columns
+        with counted(builder, x.rows) as number:
+            added, limit = x.mask + number * x.mask_row, x.columns
             if causal:
-                seen = x.first + loop.index + 1
+                seen = x.first + number + 1
                 limit = builder.select(seen < limit, seen, limit)
             whole = builder.sdiv(limit, const(lanes))
-            base = x.address + loop.index * v.bytes
+            base = x.address + number * v.bytes
             row = _RowVectors(v, base, whole, limit - whole * lanes, x.block)
 
             def find_most(at: Any, number: Any, mask: Any | None) -> None:
@@ -195,7 +193,7 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
             row.each(lambda at, number, mask: v.store(v.load(at) * factor, at))
             if causal:  # the others are zero
                 begin, end = (builder.sdiv(n + (lanes - 1), const(lanes)) for n in (limit, x.columns))
-                with cgutils.for_range(builder, end - begin) as unseen:
-                    v.store(v.zero, row.at(begin + unseen.index))
+                with counted(builder, end - begin) as unseen:
+                    v.store(v.zero, row.at(begin + unseen))
 
     return softmax

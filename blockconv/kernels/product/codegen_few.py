@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted, pointer
+from blockconv.jit.ir import const, counted, emitted, pointer
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -52,11 +50,11 @@ def multiply_few_rows(element: ElementType, lanes: int, rows: int, turned: bool)
 def _grouped(builder: Any, count: Any, most: int, body: Callable[[Any, int], None]) -> None:
     """body(first, size) for groups of `most`, then for each that is left."""
     groups = builder.sdiv(count, const(most))
-    with cgutils.for_range(builder, groups) as loop:
-        body(loop.index * most, most)
+    with counted(builder, groups) as n:
+        body(n * most, most)
     done = groups * most
-    with cgutils.for_range(builder, count - done) as loop:
-        body(done + loop.index, 1)
+    with counted(builder, count - done) as n:
+        body(done + n, 1)
 
 
 def _lane_at(v: Vectors, base: Any, index: Any, rows: int) -> Any:

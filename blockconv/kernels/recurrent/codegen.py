@@ -11,7 +11,7 @@ from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS
 from blockconv.core.eltwise_problem import COLUMNS
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -60,10 +60,10 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
         def add_part(offsets: list[Any], to: Any, first: Any) -> None:
             for slot, address in each(offsets, to):
                 builder.store(v.load(address), slot)
-            with cgutils.for_range(builder, rows) as row:
-                read = x + row.index * v.itemsize
+            with counted(builder, rows) as row:
+                read = x + row * v.itemsize
                 values = [v.broadcast(read + start) for start in starts]
-                at = first + row.index * line
+                at = first + row * line
                 for k, offset in enumerate(offsets):
                     loaded = v.load(at + offset)
                     for value, of_image in zip(values, slots, strict=True):
@@ -71,9 +71,9 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
             for slot, address in each(offsets, to):
                 v.store(builder.load(slot), address)
 
-        with cgutils.for_range(builder, blocks) as block:
-            to = sums + block.index * line
-            first = weight + block.index * rows * line
+        with counted(builder, blocks) as block:
+            to = sums + block * line
+            first = weight + block * rows * line
             for start in range(0, line, count * v.bytes):
                 add_part([const(start + k * v.bytes) for k in range(count)], to, first)
 

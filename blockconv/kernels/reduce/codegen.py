@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted, opaque, shuffle
+from blockconv.jit.ir import const, counted, emitted, opaque, shuffle
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -43,16 +41,12 @@ def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
     return {Combine.ADD: v.add, Combine.MUL: v.mul}.get(how, extreme)
 
 
-def begin_sums(element: ElementType, lanes: int, how: int) -> Any:
-    """Code that writes the initial values of `count` contiguous sums, whole vectors of the computed type."""
-
-    @emitted
-    def begin(builder: Any, at: Any, count: Any) -> None:
-        v = Vectors(builder, summed_type(element), lanes)
-        first = v.c(Combine.first(how, element))
-        v.each(count, lambda offset, mask: v.store(first, at + offset, mask))
-
-    return begin
+@emitted
+def begin_sums(builder: Any, element: ElementType, lanes: int, how: int, at: Any, count: Any) -> None:
+    """Write the initial values of `count` contiguous sums, whole vectors of the computed type."""
+    v = Vectors(builder, summed_type(element), lanes)
+    first = v.c(Combine.first(how, element))
+    v.each(count, lambda offset, mask: v.store(first, at + offset, mask))
 
 
 class Summands(NamedTuple):
@@ -74,19 +68,15 @@ def rows_at_once(vectors: int) -> int:
     return 1 << max(1, ACCUMULATORS // vectors).bit_length() - 1
 
 
-def sum_of_rows(element: ElementType, lanes: int, vectors: int, how: int) -> Any:
-    """Code that adds `Summands` of up to so many vectors, or combines them as `how` says, a `Combine`."""
-
-    @emitted
-    def add_rows(builder: Any, s: Summands) -> None:
-        v = _numbers(builder, element, lanes)
-        with builder.if_else(s.size >= vectors * lanes) as (whole, partly):
-            with whole:
-                _add(v, s, [None] * vectors, how)
-            with partly:
-                _add(v, s, [v.below(s.size - k * lanes) for k in range(vectors)], how)
-
-    return add_rows
+@emitted
+def sum_of_rows(builder: Any, element: ElementType, lanes: int, vectors: int, how: int, s: Summands) -> None:
+    """Add `Summands` of up to so many vectors, or combine them as `how` says, a `Combine`."""
+    v = _numbers(builder, element, lanes)
+    with builder.if_else(s.size >= vectors * lanes) as (whole, partly):
+        with whole:
+            _add(v, s, [None] * vectors, how)
+        with partly:
+            _add(v, s, [v.below(s.size - k * lanes) for k in range(vectors)], how)
 
 
 def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
@@ -103,8 +93,8 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
             b.store(combine(b.load(slots[k]), v.load(here, masks[vector], missing)), slots[k])
 
     groups = b.sdiv(s.rows, const(unrolled))
-    with cgutils.for_range(b, groups) as loop:
-        add(loop.index * unrolled, unrolled, opaque(b, s.stride))
+    with counted(b, groups) as n:
+        add(n * unrolled, unrolled, opaque(b, s.stride))
     done = groups * unrolled
     while unrolled := unrolled // 2:
         with b.if_then(done + unrolled <= s.rows):

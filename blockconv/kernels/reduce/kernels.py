@@ -57,8 +57,7 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds=0):
     kind = ElementType.of(element)
     sums, at_once, line_width = summed_type(kind), WIDE if folds else vectors, vectors * lanes
     itemsize, held, width = kind.itemsize, sums.itemsize, at_once * lanes
-    add_rows, add_steps = sum_of_rows(kind, lanes, at_once, how), sum_of_rows(sums, lanes, vectors, how)
-    quotients, begin = divide(kind, lanes, period, how), begin_sums(kind, lanes, how)
+    quotients = divide(kind, lanes, period, how)
 
     def kernel(args, first, last, scratch):
         a = MeanArgs(args)
@@ -78,7 +77,7 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds=0):
             origin += lines % a.kept[1].size * a.kept[1].stride + lines // a.kept[1].size * a.kept[0].stride
             for step in range(start, end):
                 src, result = origin + step * line.stride, (lines * line.size + step) * inner + at
-                begin(totals, (row + width - 1) // width * width)
+                begin_sums(kind, lanes, how, totals, (row + width - 1) // width * width)
                 for i in range(outer.size):
                     for j in range(middle.size):
                         here = src + i * outer.stride + j * middle.stride
@@ -87,16 +86,18 @@ def reduce_mean(element, lanes, vectors, period, ragged, how, folds=0):
                             some, more = min(a.partial, rows - k), left if k + a.partial >= rows else 0
                             for column in range(0, row, width):
                                 x, total = here + k * stride + column * itemsize, totals + column * held
-                                add_rows(Summands(x, some, stride, row - column, more, total))
+                                sum_of_rows(
+                                    kind, lanes, at_once, how, Summands(x, some, stride, row - column, more, total)
+                                )
                 means = count
                 if folds:
                     means = count // of_line
                     result = result // of_line * of_means
                     for k in range(means):
-                        begin(scratch, line_width)
-                        add_steps(
-                            Summands(totals + k * of_line * held, steps, line_row * held, line_row, rest, scratch)
-                        )
+                        begin_sums(kind, lanes, how, scratch, line_width)
+                        at_line = totals + k * of_line * held
+                        each = Summands(at_line, steps, line_row * held, line_row, rest, scratch)
+                        sum_of_rows(sums, lanes, vectors, how, each)
                         quotients(scratch, float(a.count), a.dst + (result + k * of_means) * itemsize, of_means)
                     means *= of_means
                 else:

@@ -10,7 +10,7 @@ from blockconv.kernels.common.transposed_tile import (
     TABLED,
     TileAddresses,
     TransposeShape,
-    tile_code,
+    transpose_tile,
 )
 
 SCRATCH = 3 * LINE  # bytes that `reorder_transpose` needs, without a tile of its own
@@ -100,8 +100,7 @@ def reorder_copy(moved: Moved, vector_bytes, one_vector, stream):
     Bytes of the source; and of the destination, but where elements are converted.
     """
     converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
-    convert = convert_extents(moved, vector_bytes // itemsize, one_vector)
-    convert_rest = convert_extents(moved, vector_bytes // itemsize, 0)
+    lanes = vector_bytes // itemsize
     whole = int(one_vector or converted)  # extents that exist are moved one like the other
 
     def kernel(args, first, last, scratch):
@@ -126,7 +125,8 @@ def reorder_copy(moved: Moved, vector_bytes, one_vector, stream):
                 s, d = src + y * y_src + x_first * x_src, dst + y * y_dst + x_first * x_dst
                 if whole and exists and furthest <= own.copied:
                     if converted:
-                        convert(ConvertedExtents(s, d, extent, x_last - x_first, x_src, x_dst, a.conversion.address))
+                        extents = ConvertedExtents(s, d, extent, x_last - x_first, x_src, x_dst, a.conversion.address)
+                        convert_extents(moved, lanes, one_vector, extents)
                         continue
                     for _ in range(x_first, x_last):
                         move(d, s, vector_bytes, stream)
@@ -137,7 +137,7 @@ def reorder_copy(moved: Moved, vector_bytes, one_vector, stream):
                     valid = min(extent, own.copied - index) if exists else 0
                     size = valid * itemsize
                     if converted:
-                        convert_rest(ConvertedExtents(s, d, valid, 1, 0, 0, a.conversion.address))
+                        convert_extents(moved, lanes, 0, ConvertedExtents(s, d, valid, 1, 0, 0, a.conversion.address))
                     elif size >= vector_bytes:
                         for at in range(0, size - vector_bytes + 1, vector_bytes):
                             move(d + at, s + at, vector_bytes, stream)
@@ -199,7 +199,6 @@ def reorder_transpose(shape: TransposeShape):
     itemsize, dst_bytes = shape.moved.src_bytes, shape.moved.dst_bytes
     whole_u, whole_v = int(ub == b), int(va == a)  # a loop of its own, not an inner block and the loop around it
     bounce, tabled = int(bool(flags & BOUNCE)), int(bool(flags & TABLED))
-    transpose_tile = tile_code(shape)
 
     def kernel(args, first, last, scratch):
         w = TransposeArgs(args)
@@ -246,7 +245,7 @@ def reorder_transpose(shape: TransposeShape):
                         v_src, outer, inner = held, va * b * itemsize, b * itemsize
                     v_dst, words = u_dst + v * dst_bytes, w.conversion.address
                     tile = TileAddresses(v_src, outer, inner, valid, v_dst, rows, d0, copied, written, scratch, words)
-                    transpose_tile(tile)
+                    transpose_tile(shape, tile)
 
     return kernel
 
@@ -276,8 +275,7 @@ class ElementArgs(Arguments):
 @jit.kernel
 def reorder_elements(moved: Moved):
     """A task writes all elements of an index of the outer dimensions, one by one."""
-    converted, itemsize, dst_bytes = int(moved.is_converted), moved.src_bytes, moved.dst_bytes
-    convert = convert_extents(moved, 1, 1)
+    itemsize, dst_bytes = moved.src_bytes, moved.dst_bytes
 
     def kernel(args, first, last, scratch):
         a = ElementArgs(args)
@@ -290,8 +288,8 @@ def reorder_elements(moved: Moved):
                 at, to = read + inside[k].src, dst + (written + inside[k].dst) * dst_bytes
                 if at < 0:
                     store_bits(to, fill, dst_bytes)
-                elif converted:
-                    convert(ConvertedExtents(src + at * itemsize, to, 1, 1, 0, 0, words))
+                elif moved.is_converted:
+                    convert_extents(moved, 1, 1, ConvertedExtents(src + at * itemsize, to, 1, 1, 0, 0, words))
                 else:
                     store_bits(to, load_bits(src + at * itemsize, itemsize), dst_bytes)
 

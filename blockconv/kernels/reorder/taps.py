@@ -20,7 +20,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
-from blockconv.kernels.common.transposed_tile import TABLED, TileAddresses, TransposeShape, tile_code
+from blockconv.kernels.common.transposed_tile import TABLED, TileAddresses, TransposeShape, transpose_tile
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
@@ -56,7 +56,7 @@ class TapVector(Arguments):
 @jit.kernel
 def pack_taps(shape: TransposeShape):
     """Transpose tiles of channels by taps."""
-    transpose_tile, itemsize, together = tile_code(shape), shape.moved.src_bytes, shape.b
+    itemsize, together = shape.moved.src_bytes, shape.b
 
     def kernel(args, first, last, scratch):
         a = PackTapsArguments(args)
@@ -74,7 +74,7 @@ def pack_taps(shape: TransposeShape):
                     t = min(at, taps - together)
                     rows, table, end = read + t * itemsize, offsets + 8 * t, together
                     tile = TileAddresses(rows, outer, inner, valid, to, table, 0, end, end, scratch, 0)
-                    transpose_tile(tile)
+                    transpose_tile(shape, tile)
 
     return kernel
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, emitted, pointer
+from blockconv.jit.ir import I64, const, counted, emitted, pointer
 from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
@@ -61,8 +60,8 @@ def _sums(builder: Any, v: Any, out: Any, taps: Any) -> Callable[[Any, Any, Any,
     def sums(base: Any, weights: Any, to: Any, count: Any) -> None:
         def vectors(offset: Any, mask: Any | None, number: int = 1) -> None:
             made = v.slots(number, v.zero)
-            with cgutils.for_range(builder, taps) as loop:
-                at = weights + loop.index * WEIGHT
+            with counted(builder, taps) as n:
+                at = weights + n * WEIGHT
                 first = base + (builder.load(pointer(builder, at, I64)) + offset)
                 weight = builder.load(pointer(builder, at + 8, ir.DoubleType()))
                 factor = v.splat_float64(weight)
@@ -74,8 +73,8 @@ def _sums(builder: Any, v: Any, out: Any, taps: Any) -> Callable[[Any, Any, Any,
                 out.store(builder.load(slot), to + _as_bytes_of(out, v, at), mask)
 
         groups = builder.sdiv(count, const(UNROLLED * v.lanes))
-        with cgutils.for_range(builder, groups) as loop:
-            vectors(loop.index * (UNROLLED * v.bytes), None, UNROLLED)
+        with counted(builder, groups) as n:
+            vectors(n * (UNROLLED * v.bytes), None, UNROLLED)
         done = groups * (UNROLLED * v.lanes)
         start = done * v.itemsize
         v.each(count - done, lambda offset, mask: vectors(start + offset, mask))
@@ -112,17 +111,17 @@ def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, n
         v, out = read_and_written(builder, src, dst, lanes, integers)
         if not part:
             pixel, nbytes = _sums(builder, v, out, taps), taps * WEIGHT
-            with cgutils.for_range(builder, ow) as loop:
-                at = entries + loop.index * nbytes
-                pixel(line, at, row.dst + loop.index * row.step, row.count)
+            with counted(builder, ow) as n:
+                at = entries + n * nbytes
+                pixel(line, at, row.dst + n * row.step, row.count)
             return
         nbytes, last = taps * size, ow - lanes
         vectors = builder.sdiv(ow + (lanes - 1), const(lanes))
-        with cgutils.for_range(builder, vectors) as loop:
+        with counted(builder, vectors) as n:
             (made,) = v.slots(1, v.zero)
-            first = entries + loop.index * nbytes
-            with cgutils.for_range(builder, taps) as tap:
-                at = first + tap.index * size
+            first = entries + n * nbytes
+            with counted(builder, taps) as tap:
+                at = first + tap * size
                 words = pointer(builder, at, I64)
                 offsets = [builder.load(builder.gep(words, [const(k)])) for k in range(1 if near else lanes // part)]
                 if near:
@@ -131,7 +130,7 @@ def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, n
                     x = v.gathered([line + offset for offset in offsets])
                 x = x * v.load(at + head)
                 builder.store(builder.load(made) + x, made)
-            start = loop.index * lanes
+            start = n * lanes
             start = builder.select(start < last, start, last)
             out.store(builder.load(made), row.dst + start * out.itemsize)
 
@@ -188,22 +187,22 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
             computed = Vectors(builder, v.type, lanes)
             nears, size = taps + count * TAP, near * near_bytes(computed.bytes)
             weights = nears + groups * size
-            with cgutils.for_range(builder, groups) as loop:
+            with counted(builder, groups) as n:
                 if near:
-                    at = nears + loop.index * size
+                    at = nears + n * size
                     indices = [at + (16 + k * computed.bytes) for k in range(1 + linear)]
                     values = [computed.permuted(v.load(x), k) for x, k in zip(addresses(at), indices, strict=True)]
                 else:
-                    first = loop.index * pixels
+                    first = n * pixels
                     each = [sources(first + k)[0] for k in range(pixels)]
                     values = [v.gathered(side) for side in zip(*each, strict=True)]
                 if linear:
-                    weight = computed.load(weights + loop.index * computed.bytes)
+                    weight = computed.load(weights + n * computed.bytes)
                     values = [values[0] * (1.0 - weight), values[1] * weight]
                     values = [v.add(*values)]
-                out.store(values[0], dst + loop.index * out.bytes)
-        with cgutils.for_range(builder, count - done) as loop:
-            column = done + loop.index
+                out.store(values[0], dst + n * out.bytes)
+        with counted(builder, count - done) as n:
+            column = done + n
             given, tap = sources(column)
             factors = _weights(v, tap) if linear else []
             to = dst + column * (inner * out.itemsize)

@@ -5,7 +5,7 @@ from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
-from blockconv.kernels.common.transposed_tile import TABLED_SRC, TileAddresses, TransposeShape, tile_code
+from blockconv.kernels.common.transposed_tile import TABLED_SRC, TileAddresses, TransposeShape, transpose_tile
 
 
 class ShuffleSource(Arguments):
@@ -40,8 +40,8 @@ def permute_channels(code, pixels, width):
 
     code: of the elements' type, which is bits.
     """
-    to_planes = tile_code(TransposeShape(code, code, pixels, width, pixels, width, 0))
-    to_tile = tile_code(TransposeShape(code, code, width, pixels, width, pixels, TABLED_SRC))
+    to_planes = TransposeShape(code, code, pixels, width, pixels, width, 0)
+    to_tile = TransposeShape(code, code, width, pixels, width, pixels, TABLED_SRC)
     itemsize = ElementType.of(code).itemsize
     plane = pixels * itemsize
 
@@ -59,12 +59,13 @@ def permute_channels(code, pixels, width):
             for _ in range(sources):
                 source = ShuffleSource(row)
                 at, to = src + source.offset, scratch + source.plane
-                to_planes(TileAddresses(at, 0, col, pixels, to, 0, plane, width, width, 0, 0))
+                transpose_tile(to_planes, TileAddresses(at, 0, col, pixels, to, 0, plane, width, width, 0, 0))
                 row += ShuffleSource.nbytes
             for _ in range(results):
                 result = ShuffleResult(row)
                 offsets, to = row + ShuffleResult.nbytes, dst + result.offset
-                to_tile(TileAddresses(scratch, offsets, 0, width, to, 0, col, pixels, pixels, 0, 0))
+                tile = TileAddresses(scratch, offsets, 0, width, to, 0, col, pixels, pixels, 0, 0)
+                transpose_tile(to_tile, tile)
                 row += ShuffleResult.nbytes + 8 * width
 
     return kernel

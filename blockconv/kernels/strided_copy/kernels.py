@@ -57,7 +57,7 @@ def strided_copy(moved: Moved):
 
     Elements are bits that are copied, or 8-bit integers on both sides that are converted.
     """
-    itemsize, converted, convert = moved.src_bytes, int(moved.is_converted), convert_extents(moved, CONVERTED_LANES, 0)
+    itemsize = moved.src_bytes
 
     def kernel(args, first, last, scratch):
         a = StridedCopyArgs(args)
@@ -89,12 +89,12 @@ def strided_copy(moved: Moved):
                 for c in range(until, end):
                     for at in range(0, size, itemsize):
                         store_bits(d + c * d_col + at, value, itemsize)
-                if until > copied and converted:
+                if until > copied and moved.is_converted:
                     pixels, to, words = until - copied, d + copied * d_col, a.conversion.address
+                    extents = ConvertedExtents(s, to, size, pixels, s_col, d_col, words)
                     if contiguous == size:
-                        convert(ConvertedExtents(s, to, pixels * size, 1, 0, 0, words))
-                    else:
-                        convert(ConvertedExtents(s, to, size, pixels, s_col, d_col, words))
+                        extents = ConvertedExtents(s, to, pixels * size, 1, 0, 0, words)
+                    convert_extents(moved, CONVERTED_LANES, 0, extents)
                 elif until > copied:
                     if contiguous == size:
                         copy_bytes(d + copied * d_col, s, (until - copied) * size)

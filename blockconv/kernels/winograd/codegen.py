@@ -12,10 +12,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import I64, const, emitted, pointer, shuffle
+from blockconv.jit.ir import I64, const, counted, emitted, pointer, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
@@ -117,12 +115,12 @@ def multiply_shared(lanes: int, fma: int, channels: int) -> Any:
             x = v.load(at)
             return shuffle(builder, x, x, [lane // channels * channels + k for lane in range(lanes)])
 
-        with cgutils.for_range(builder, run.tiles) as loop:
-            at = run.src + loop.index * run.src_tile
+        with counted(builder, run.tiles) as n:
+            at = run.src + n * run.src_tile
             total = each_groups(at, 0) * weights[0]
             for k in range(1, channels):
                 total = v.multiply_add(each_groups(at, k), weights[k], total)
-            v.store(total, run.dst + loop.index * run.dst_tile)
+            v.store(total, run.dst + n * run.dst_tile)
 
     return multiply
 

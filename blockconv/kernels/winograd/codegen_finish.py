@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from numba.core import cgutils
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, emitted
+from blockconv.jit.ir import const, counted, emitted
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import Tile
@@ -103,10 +103,10 @@ def destination_transform(how: Finish) -> Any:
                 for k, slot in enumerate(pixels):
                     v.store(builder.load(slot), out.scratch + k * v.bytes)
                 one, behind = cgutils.alloca_once(builder, v.kind), out.scratch + m * m * v.bytes
-                with cgutils.for_range(builder, rows) as row, cgutils.for_range(builder, cols) as col:
-                    k = row.index * m + col.index
+                with counted(builder, rows) as row, counted(builder, cols) as col:
+                    k = row * m + col
                     builder.store(v.load(out.scratch + k * v.bytes), one)
-                    offset = row.index * out.dst_row + col.index * out.dst_pixel
+                    offset = row * out.dst_row + col * out.dst_pixel
                     here = out._replace(dst=out.dst + offset, scratch=behind)
                     finish(builder, one_pixel, store_width, act, here, [one], has_parts)
 
