@@ -28,7 +28,7 @@ from blockconv import jit
 from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import const, emitted, fill_memory, join, opaque, shuffle
+from blockconv.jit.ir import emitted, fill_memory, join, opaque, shuffle
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
@@ -162,11 +162,11 @@ class _Code:
 
     def below(self, pixels: Any) -> Any:
         """The mask of a vector's first pixels."""
-        return self.v.below(self.b.mul(pixels, const(self.spec.unit)))
+        return self.v.below(pixels * self.spec.unit)
 
     def between(self, begin: Any, end: Any) -> Any:
         """The mask of a vector's pixels from number `begin` to `end`."""
-        return self.b.and_(self.b.not_(self.below(begin)), self.below(end))
+        return ~self.below(begin) & self.below(end)
 
     def read(self, address: Any, mask: Any | None) -> Any:
         """A vector; zeros where there is a mask that lacks them."""
@@ -211,48 +211,48 @@ class _WeightsCode(_Code):
             b.store(b.load(newer), older)
         mask = at.grad_mask
         if has_border:
-            mask = b.select(b.icmp_signed("<", oh, at.last), mask, ir.Constant(mask.type, None))
-        grad = self.read(b.add(at.grad, b.mul(oh, a.gradient.row)), mask if has_mask else None)
+            mask = b.select(oh < at.last, mask, ir.Constant(mask.type, None))
+        grad = self.read(at.grad + oh * a.gradient.row, mask if has_mask else None)
         b.store(grad, self.grads[0])
         # One pointer that moves: else each row has its own, and most of these are spilled.
-        src = opaque(b, b.add(at.src, b.mul(oh, b.mul(const(spec.sh), a.source.row))))
+        src = opaque(b, at.src + oh * (spec.sh * a.source.row))
         for j in sorted({h * spec.dh % spec.sh for h in range(spec.kh)}):
             taps = [h for h in range(spec.kh) if h * spec.dh % spec.sh == j]
-            line = b.add(src, b.mul(const(j), a.source.row))
+            line = src + j * a.source.row
             if has_border:
-                ih = b.add(b.sub(b.mul(oh, const(spec.sh)), a.ph), const(j))
+                ih = oh * spec.sh - a.ph + j
                 line = b.select(b.icmp_unsigned("<", ih, a.ih), line, self.zeros)
             values = self.values(at, line, has_mask)
             for h in taps:
                 back = h * spec.dh // spec.sh
-                row = b.sub(oh, const(back))
-                is_reduced = b.and_(b.icmp_signed(">=", row, at.first), b.icmp_signed("<", row, at.last))
+                row = oh - back
+                is_reduced = (row >= at.first) & (row < at.last)
                 with b.if_then(is_reduced) if has_border else nullcontext():
                     for value, slot in zip(values, self.accs[h * spec.kw :], strict=False):
                         b.store(self.sums.multiply_add(value, b.load(self.grads[back]), b.load(slot)), slot)
         if spec.bias:
-            b.store(self.sums.add(b.load(self.accs[-1]), grad), self.accs[-1])
+            b.store(b.load(self.accs[-1]) + grad, self.accs[-1])
 
     def values(self, at: _Column, line: Any, has_mask: bool) -> list[Any]:
         """The vector that each tap of a row reads."""
         spec, loaded = self.spec, dict[int, list[Any]]()
         for (base, start), mask in at.masks.items():
-            address = self.b.add(line, const((base + start) * spec.pixel_bytes))
+            address = line + (base + start) * spec.pixel_bytes
             loaded.setdefault(base, []).append(self.read(address, mask if has_mask else None))
         taps = [divmod(w * spec.dw, spec.sw) for w in range(spec.kw)]
         return [_every(self.b, loaded[base * spec.sw], spec.sw, phase, spec.unit) for base, phase in taps]
 
     def column(self, col: Any, src: Any, grad: Any, first: Any, last: Any) -> _Column:
         b, a, spec = self.b, self.a, self.spec
-        left, valid = b.sub(b.mul(col, const(spec.sw)), a.pw), b.sub(a.ow, col)
+        left, valid = col * spec.sw - a.pw, a.ow - col
         masks = {}
         for base in spec.bases:
             for start in range(0, spec.sw * spec.pixels, spec.pixels):
-                begin = b.add(left, const(base + start))
-                inside, reached = b.sub(a.iw, begin), b.sub(b.mul(valid, const(spec.sw)), const(start))
-                end = b.select(b.icmp_signed("<", inside, reached), inside, reached)
-                masks[base, start] = self.between(b.neg(begin), end)
-        src, grad = b.add(src, b.mul(col, b.mul(a.sw, a.source.col))), b.add(grad, b.mul(col, a.gradient.col))
+                begin = left + (base + start)
+                inside, reached = a.iw - begin, valid * spec.sw - start
+                end = b.select(inside < reached, inside, reached)
+                masks[base, start] = self.between(-begin, end)
+        src, grad = src + col * (a.sw * a.source.col), grad + col * a.gradient.col
         return _Column(src, grad, first, last, self.below(valid), masks)
 
     def fold(self, to: Any) -> None:
@@ -265,7 +265,7 @@ class _WeightsCode(_Code):
             vectors = [v.add(*(_every(b, pair, 2, first, spec.unit) for first in (0, 1))) for pair in pairs]
         for k, value in enumerate(vectors):
             count = min(spec.lanes, spec.sums * spec.unit - k * spec.lanes)
-            v.store_lanes(value, b.add(to, const(k * v.bytes)), None, count)
+            v.store_lanes(value, to + k * v.bytes, None, count)
 
 
 def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -> Any:
@@ -356,12 +356,12 @@ class _DataCode(_Code):
         return shuffle(self.b, one, one, [lane % self.spec.unit for lane in range(self.spec.lanes)])
 
     def weight(self, tap: int) -> Any:
-        return self.repeated(self.b.add(self.wei, const(tap * self.spec.unit * self.sums.itemsize)))
+        return self.repeated(self.wei + tap * self.spec.unit * self.sums.itemsize)
 
     def masks(self, at: Any) -> dict[int, Any]:
         """The masks of the vectors that steps load, by the column from `at` on that a vector begins with."""
-        starts = {k: self.b.add(at, const(k)) for k in {*self.spec.cols.values()}}
-        return {k: self.between(self.b.neg(start), self.b.sub(self.a.ow, start)) for k, start in starts.items()}
+        starts = {k: (at + k) for k in {*self.spec.cols.values()}}
+        return {k: self.between(-start, self.a.ow - start) for k, start in starts.items()}
 
     def step(self, src: Any, dst: Any, oh: Any, ih: Any, masks: dict[int, Any] | None, left: Any | None) -> None:
         """The rows `ih` and on of the input, at `dst`: a vector of each remainder.
@@ -371,11 +371,11 @@ class _DataCode(_Code):
         """
         b, a, spec, loaded = self.b, self.a, self.spec, {}
         for row in sorted({*spec.rows.values()}):
-            number = b.add(oh, const(row))
-            line = b.add(src, b.add(b.mul(number, a.source.row), const(spec.first * spec.pixel_bytes)))
+            number = oh + row
+            line = src + (number * a.source.row + spec.first * spec.pixel_bytes)
             line = b.select(b.icmp_unsigned("<", number, a.oh), line, self.zeros)
             for k in {*spec.cols.values()}:
-                address = b.add(line, const((k - spec.first) * spec.pixel_bytes))
+                address = line + (k - spec.first) * spec.pixel_bytes
                 loaded[row, k] = self.read(address, masks and masks[k])
         for rest in range(spec.sh):
             found = [self.bias] * spec.sw
@@ -385,9 +385,9 @@ class _DataCode(_Code):
                     weight = self.held[tap] if self.held else self.weight(tap)
                     found[phase] = self.sums.multiply_add(loaded[row, k], weight, found[phase])
             found = list(map(self.activated, found))
-            number = b.add(ih, const(rest))
-            with b.if_then(b.icmp_signed("<", number, a.ih)):
-                self.store(self.interleaved(found), b.add(dst, b.mul(number, a.destination.row)), left)
+            number = ih + rest
+            with b.if_then(number < a.ih):
+                self.store(self.interleaved(found), dst + number * a.destination.row, left)
 
     def activated(self, value: Any) -> Any:
         v, kind = self.sums, self.spec.activation
@@ -413,8 +413,8 @@ class _DataCode(_Code):
 
     def store(self, values: list[Any], dst: Any, left: Any | None) -> None:
         for k, value in enumerate(values):
-            rest = () if left is None else (self.below(self.b.sub(left, const(k * self.spec.pixels))),)
-            self.stored.store(value, self.b.add(dst, const(k * self.stored.bytes)), *rest)
+            rest = () if left is None else (self.below(left - k * self.spec.pixels),)
+            self.stored.store(value, dst + k * self.stored.bytes, *rest)
 
 
 data_code = emitted(_DataCode)

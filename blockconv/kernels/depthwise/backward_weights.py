@@ -68,36 +68,36 @@ def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
     @emitted
     def add(builder: Any, a: DepthwiseWeightsArguments, x: GradientRow) -> None:
         b, v = builder, Floats(builder, type, lanes)
-        row, tap, col = b.mul(a.dh, a.source.row), b.mul(a.dw, a.source.col), b.mul(a.sw, a.source.col)
+        row, tap, col = a.dh * a.source.row, a.dw * a.source.col, a.sw * a.source.col
         held_sums = Vectors(b, type.computed, lanes, fma)
         exist, other = (None, None) if whole else (held_sums.below(x.valid), 0.0)
         count = kh * kw + int(bias)
         accs = held_sums.slots(count, held_sums.zero)
         for k, slot in enumerate(accs):
-            b.store(held_sums.load(b.add(x.sums, const(k * held_sums.bytes))), slot)
+            b.store(held_sums.load(x.sums + k * held_sums.bytes), slot)
 
         def column(ow: Any, guarded: bool, rows: range, bias: bool) -> None:
-            grad = v.load(b.add(x.grad, b.mul(ow, a.gradient.col)), exist, other)
+            grad = v.load(x.grad + ow * a.gradient.col, exist, other)
             # One pointer that moves: else each tap has its own, and most of these are spilled.
-            at, iw = opaque(b, b.add(x.src, b.mul(ow, col))), b.sub(b.mul(ow, a.sw), a.pw)
+            at, iw = opaque(b, x.src + ow * col), ow * a.sw - a.pw
             for h in rows:
-                start = b.add(at, b.mul(const(h), row))
+                start = at + h * row
                 for w in range(kw):
-                    address = b.add(start, b.mul(const(w), tap))
+                    address = start + w * tap
                     if guarded:
-                        is_there = _between(b, b.add(iw, b.mul(const(w), a.dw)), const(0), a.iw)
+                        is_there = _between(b, iw + w * a.dw, const(0), a.iw)
                         address = b.select(is_there, address, x.zeros)
                     slot = accs[h * kw + w]
                     b.store(held_sums.multiply_add(v.load(address, exist, other), grad, b.load(slot)), slot)
             if bias:
-                b.store(held_sums.add(b.load(accs[-1]), grad), accs[-1])
+                b.store(b.load(accs[-1]) + grad, accs[-1])
 
         def columns(rows: range, bias: bool) -> None:
             for first, last, guarded in ((const(0), a.inner, True), (a.inner, a.outer, False), (a.outer, a.ow, True)):
                 with cgutils.for_range_slice(b, first, last, const(1)) as (ow, _):
                     column(ow, guarded, rows, bias)
 
-        all_rows = b.and_(b.icmp_signed("==", x.top, const(0)), b.icmp_signed("==", x.bottom, const(kh)))
+        all_rows = b.icmp_signed("==", x.top, const(0)) & b.icmp_signed("==", x.bottom, const(kh))
         with b.if_else(all_rows) as (inner, border):
             with inner:
                 columns(range(kh), bias)
@@ -108,13 +108,13 @@ def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
                 if bias:
                     columns(range(0), True)
         for k, slot in enumerate(accs):
-            held_sums.store(b.load(slot), b.add(x.sums, const(k * held_sums.bytes)))
+            held_sums.store(b.load(slot), x.sums + k * held_sums.bytes)
 
     return add
 
 
 def _between(builder: Any, value: Any, first: Any, end: Any) -> Any:
-    return builder.and_(builder.icmp_signed(">=", value, first), builder.icmp_signed("<", value, end))
+    return (value >= first) & (value < end)
 
 
 @jit.kernel
@@ -168,7 +168,7 @@ def finish_depthwise_weights(acc, dst, lanes, taps, bias):
             sums = a.sums + vector * each
             for split in range(1, a.splits):
                 for k in range(0, each, v.bytes):
-                    v.store(v.add(v.load(sums + k), v.load(sums + split * a.vectors * each + k)), sums + k)
+                    v.store(v.load(sums + k) + v.load(sums + split * a.vectors * each + k), sums + k)
             of = ChannelVector(a.table)[vector]
             for lane in range(of.valid):
                 at = a.dst + (of.first + lane) * a.dst_o

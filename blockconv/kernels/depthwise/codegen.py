@@ -209,11 +209,11 @@ def step_of(builder: Any, step: Any) -> Any:
     return step if isinstance(step, ir.Constant) else opaque(builder, step)
 
 
-def times(builder: Any, value: Any, count: int) -> Any:
+def times(value: Any, count: int) -> Any:
     """value * count, which adds no instruction where the count is 0 or 1."""
     if count <= 1:
         return value if count else const(0)
-    return builder.mul(value, const(count))
+    return value * count
 
 
 class FloatTile:
@@ -266,8 +266,8 @@ class FloatTile:
 
     def position(self, tap: Any, q: int) -> tuple[Any, Any]:
         """The position of tap `tap` of output `q` on the loop axis: from the first output's first tap, and of all."""
-        ahead = self.b.add(self.b.mul(tap, self.loop.dilation), times(self.b, self.loop.stride, q))
-        return ahead, self.b.add(self.loop.first, ahead)
+        ahead = tap * self.loop.dilation + times(self.loop.stride, q)
+        return ahead, self.loop.first + ahead
 
     @property
     def variants(self) -> dict[int, Any]:
@@ -297,12 +297,12 @@ class FloatTile:
         """Taps of the unrolled axis are known."""
         b, spec, (*edges, mask) = self.b, self.spec, variant
         with cgutils.for_range(b, self.loop.taps) as taps:
-            wei = b.add(self.run.wei, b.mul(taps.index, self.loop.wei_step))
+            wei = self.run.wei + taps.index * self.loop.wei_step
             step = opaque(b, self.unrolled.wei_step)
-            weights = [self.weight(b.add(wei, times(b, step, t))) for t in range(spec.taps)]
+            weights = [self.weight(wei + times(step, t)) for t in range(spec.taps)]
             for q in range(spec.loops):
                 ahead, position = self.position(taps.index, q)
-                base = b.add(self.run.src, b.mul(ahead, self.loop.src_step))
+                base = self.run.src + ahead * self.loop.src_step
                 slots = [self.accs[spec.accumulator(q, p)] for p in range(spec.unrolled)]
                 if spec.columns:
                     masks = self.pixels(position, mask)
@@ -336,10 +336,10 @@ class FloatTile:
             if first and position < spec.begin:
                 yield position, None
                 continue
-            at = [b.add(x, times(b, step, position - before)) for x, step in zip(at, steps, strict=True)]
+            at = [x + times(step, position - before) for x, step in zip(at, steps, strict=True)]
             before = position
             if last and position >= spec.span - spec.end:
-                inside = b.icmp_signed(">", b.sub(u.size, u.first), const(position))
+                inside = u.size - u.first > position
                 yield position, [b.select(inside, x, self.run.zeros) for x in at]
             else:
                 yield position, at
@@ -350,7 +350,7 @@ class FloatTile:
         for weight in weights:
             total = self.v.multiply_add(self.v.zero, weight, total)
         for slot in slots:
-            self.b.store(self.b.fadd(self.b.load(slot), total), slot)
+            self.b.store(self.b.load(slot) + total, slot)
 
     def slots(self, q: int) -> list[list[Any]]:
         """The accumulators of the outputs along the unrolled axis, by parts."""
@@ -373,7 +373,7 @@ class FloatTile:
     def row(self, tap: Any, q: int) -> tuple[Any, Any, Loader]:
         """(address of the first position, bytes to the next, loader) of a tap of the loop axis."""
         b, run, step, (ahead, position) = self.b, self.run, self.unrolled.src_step, self.position(tap, q)
-        at = b.add(run.src, b.mul(ahead, self.loop.src_step))
+        at = run.src + ahead * self.loop.src_step
         if self.spec.columns:
             return at, step, Loader(self.read_as, self.spec, run, self.pixels(position, True), self.border)
         inside = b.icmp_unsigned("<", position, self.loop.size)
@@ -382,19 +382,19 @@ class FloatTile:
     def reduce_any(self) -> None:
         """Reduce any number of taps, with any stride and dilation, one by one. `zeros` replaces padding."""
         b, spec, u, taken = self.b, self.spec, self.unrolled, self.taken
-        groups = b.sdiv(b.add(self.loop.taps, const(taken - 1)), const(taken))
+        groups = b.sdiv(self.loop.taps + (taken - 1), const(taken))
         with cgutils.for_range(b, groups) as group, cgutils.for_range(b, u.taps) as taps:
-            wei = b.add(self.run.wei, b.mul(group.index, self.loop.wei_step))
-            weights = self.parts(b.add(wei, b.mul(taps.index, u.wei_step)))
-            first = b.mul(group.index, const(taken))
+            wei = self.run.wei + group.index * self.loop.wei_step
+            weights = self.parts(wei + taps.index * u.wei_step)
+            first = group.index * taken
             for q in range(spec.loops):
-                rows = [self.row(b.add(first, const(k)), q) for k in range(taken)]
+                rows = [self.row(first + k, q) for k in range(taken)]
                 for p, slots in enumerate(self.slots(q)):
-                    along = b.add(times(b, u.stride, p), b.mul(taps.index, u.dilation))
-                    inside = b.icmp_unsigned("<", b.add(u.first, along), u.size)
+                    along = times(u.stride, p) + taps.index * u.dilation
+                    inside = b.icmp_unsigned("<", u.first + along, u.size)
                     found = []
                     for base, step, loader in rows:
-                        at = b.select(inside, b.add(base, b.mul(along, step)), self.run.zeros)
+                        at = b.select(inside, base + along * step, self.run.zeros)
                         found.append(loader.load(at))
                     self.accumulate(slots, self.joined(found), weights)
 
@@ -407,8 +407,8 @@ class FloatTile:
         size = splat(b, b.trunc(self.loop.size, I32), lanes)
         masks = []
         for j in range(spec.columns):
-            first = b.trunc(b.add(position, const(j * lanes)), I32)
-            masks.append(b.icmp_unsigned("<", b.add(iota, splat(b, first, lanes)), size))
+            first = b.trunc(position + j * lanes, I32)
+            masks.append(b.icmp_unsigned("<", iota + splat(b, first, lanes), size))
         return masks
 
 
@@ -455,6 +455,6 @@ class Loader:
         """The vectors from `address` on, and of these, as one, the pixels that are taken."""
         v, parts = self.v, []
         for j, mask in enumerate(self.masks):
-            part = v.load(v.b.add(address, const(j * v.bytes)) if j else address, mask)
+            part = v.load(address + j * v.bytes if j else address, mask)
             parts.append(part if mask is None or self.border is None else v.b.select(mask, part, self.border))
         return parts[0] if len(parts) == 1 else chosen(v.b, parts, self.spec.inner)

@@ -63,7 +63,7 @@ class IntegerRowsTile(IntegerTile):
         readers: dict[Wanted, list[tuple[int, Any]]] = {}
         for t in range(spec.taps):
             for group in range(groups):
-                address = self.b.add(self.run.wei, const((t * groups + group) * columns.tap))
+                address = self.run.wei + (t * groups + group) * columns.tap
                 weights[t, group] = self.lanes(self.v, address)[0]
                 for number in range(len(self.accs)):
                     found = readers.setdefault(self.wanted(variant, number, t, group), [])
@@ -146,7 +146,7 @@ class SourceBytes:
         b, v, past = self.b, self.bytes, end - begin
         if (begin, end) not in self.known:
             given = [
-                pointer(b, b.add(self.address, const(begin)), v.kind),
+                pointer(b, self.address + begin, v.kind),
                 ir.Constant(ir.IntType(32), 1),
                 mask([at < past for at in range(v.lanes)]),
                 self.border,
@@ -166,8 +166,8 @@ class SourceBytes:
         flip = 0 if self.flip is None else 128
         if flip or BORDER in wanted:
             fixed = ir.Constant(v.kind, [flip if at >= 0 else 0 for at in wanted])
-            border = self.border if self.flip is None else b.xor(self.border, self.flip)
-            value = b.xor(value, b.select(mask([at == BORDER for at in wanted]), border, fixed))
+            border = self.border if self.flip is None else self.border ^ self.flip
+            value = value ^ b.select(mask([at == BORDER for at in wanted]), border, fixed)
         return value
 
     def starts(self, reaches: list[tuple[int, int]]) -> list[int]:
@@ -186,6 +186,6 @@ class SourceBytes:
         """16 bytes, as two integers: shuffles of these and of bytes LLVM keeps apart, each an instruction."""
         if start not in self.known:
             kind = ir.VectorType(I64, 2)
-            at = pointer(self.b, self.b.add(self.address, const(start)), kind)
+            at = pointer(self.b, self.address + start, kind)
             self.known[start] = self.b.load(at, align=1)
         return self.known[start]

@@ -71,13 +71,13 @@ class IntegerTile(FloatTile):
         """The parts of a vector of values at an address: one for each lane, or each channel of a block."""
         b, period = self.b, self.spec.period
         if not repeats(period, self.spec.lanes):
-            return [v.load(b.add(address, const(j * v.bytes))) for j in range(PARTS)]
+            return [v.load(address + j * v.bytes) for j in range(PARTS)]
         if period == 1:
             return [v.broadcast(address)] * PARTS
         few = min(period, 4)  # that a part has of each 16
         found = {}
         for first in {few * j % period for j in range(PARTS)}:
-            value = v.load(b.add(address, const(first * v.itemsize)), lanes=few)
+            value = v.load(address + first * v.itemsize, lanes=few)
             found[first] = shuffle(b, value, value, [k % few for k in range(v.lanes)])
         return [found[few * j % period] for j in range(PARTS)]
 
@@ -96,11 +96,11 @@ class IntegerTile(FloatTile):
 
     def group(self, edges: tuple[bool, bool], number: Any, taps: int) -> None:
         """A group of so many taps of the loop axis."""
-        b, spec = self.b, self.spec
-        wei = b.add(self.run.wei, b.mul(number, self.loop.wei_step))
-        first = b.mul(number, const(self.dot.channels))
+        _b, spec = self.b, self.spec
+        wei = self.run.wei + number * self.loop.wei_step
+        first = number * self.dot.channels
         for q in range(spec.loops):
-            rows = [self.row(b.add(first, const(k)), q) for k in range(taps)]
+            rows = [self.row(first + k, q) for k in range(taps)]
             self.feed_rows(edges, rows, wei, self.slots(q))
 
     def parts(self, address: Any) -> list[Any]:
@@ -114,10 +114,10 @@ class IntegerTile(FloatTile):
         """
         if not self.spec.is_packed:
             return super().row(tap, q)
-        b, ahead, columns = self.b, self.b.mul(tap, self.loop.dilation), const(self.spec.columns)
+        b, ahead, columns = self.b, tap * self.loop.dilation, const(self.spec.columns)
         phase, pixels = b.urem(ahead, columns), b.udiv(ahead, columns)
-        at = b.add(b.mul(phase, self.loop.size), b.mul(pixels, self.loop.src_step))
-        at = b.add(self.run.src, b.add(at, const(q * self.spec.lanes)))
+        at = phase * self.loop.size + pixels * self.loop.src_step
+        at = self.run.src + (at + q * self.spec.lanes)
         return at, self.unrolled.src_step, Loader(self.bytes, self.spec, self.run)
 
     def feed_rows(
@@ -133,7 +133,7 @@ class IntegerTile(FloatTile):
             # Loaded where they are used: held, they would be spilled.
             here, step = opaque(b, wei), opaque(b, self.unrolled.wei_step)
             for p, t in readers[position]:
-                self.accumulate(slots[p], x, self.lanes(self.v, b.add(here, times(b, step, t))))
+                self.accumulate(slots[p], x, self.lanes(self.v, here + times(step, t)))
 
     def read(self, at: list[Any], rows: list[tuple[Any, Any, Loader]]) -> list[Any]:
         """The parts of a position, whose taps of the loop axis are at these addresses."""
@@ -148,13 +148,13 @@ class IntegerTile(FloatTile):
                 taken += [zero] * (self.dot.itemsize - 1)
         found = []
         for j in range(PARTS):
-            x = self.bytes.load(b.add(at[0], const(4 * j)))
+            x = self.bytes.load(at[0] + 4 * j)
             found.append(b.bitcast(shuffle(b, self.operand(x), self.bytes.zero, taken), self.v.kind))
         return found
 
     def operand(self, x: Any) -> Any:
         """Bytes of the source as the dot product takes them: unsigned, unless it is of signed bytes."""
-        return x if self.flip is None else opaque(self.b, self.b.xor(x, self.flip))
+        return x if self.flip is None else opaque(self.b, x ^ self.flip)
 
     def joined(self, rows: list[Any]) -> list[Any]:
         """The parts of vectors of the source, one a tap. Where there are fewer taps, weights are zero."""

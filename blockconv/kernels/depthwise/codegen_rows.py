@@ -56,13 +56,13 @@ class RowsTile(FloatTile):
         b, spec, (begin, end), readers = self.b, self.spec, edge, self.spec.readers
         columns = self.columns
         weights = {
-            (tap, t): self.weight(b.add(self.run.wei, const((t * columns.taps + tap) * columns.tap)))
+            (tap, t): self.weight(self.run.wei + (t * columns.taps + tap) * columns.tap)
             for tap in taps
             for t in range(spec.taps)
         }
         for position in sorted(readers):
             inside = begin <= position < spec.span - end
-            row = SourceRow(self, b.add(self.run.src, const(position * columns.src_row)))
+            row = SourceRow(self, self.run.src + position * columns.src_row)
             for tap in taps:
                 for q in range(spec.loops):
                     x = self.vector(row, tap, q) if inside else self.v.zero
@@ -184,7 +184,7 @@ class SourceRow:
         return value
 
     def at(self, element: int) -> Any:
-        return self.v.b.add(self.address, const(element * self.v.itemsize)) if element else self.address
+        return self.address + element * self.v.itemsize if element else self.address
 
 
 def has_masks(v: Vectors) -> bool:

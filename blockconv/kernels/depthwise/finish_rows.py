@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.jit.ir import const, shuffle
+from blockconv.jit.ir import shuffle
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes, unpacked_order
@@ -23,7 +23,7 @@ from blockconv.kernels.depthwise.columns import Columns
 
 def finish_rows(builder: Any, spec: DepthwiseTileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
     """Store the accumulators, stack slots, in the order of the lanes."""
-    full = builder.icmp_signed(">=", out.valid, const(spec.period))
+    full = out.valid >= spec.period
     with builder.if_else(full, likely=True) as (whole, part):
         with whole:
             _RowsEpilogue(builder, spec, columns, out, len(accs), masked=False).finish(accs)
@@ -76,7 +76,7 @@ class _RowsEpilogue(TileEpilogue):
     def at(self, base: Any, element: int) -> Any:
         """The address of an element of the tile."""
         row, output = divmod(element, self.columns.dst)
-        return self.b.add(base, const(row * self.columns.dst_row + output * self.unit.itemsize))
+        return base + (row * self.columns.dst_row + output * self.unit.itemsize)
 
     def converted(self, values: list[Any]) -> list[Any]:
         """The units, in the order of the lanes."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from blockconv import jit
 from blockconv.core.types import element
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import const, emitted, load_bits, load_i64, prefetch, store_bits, store_i64
+from blockconv.jit.ir import emitted, load_bits, load_i64, prefetch, store_bits, store_i64
 from blockconv.kernels.common.copies import copy_bytes, fill_bytes, gather_window
 from blockconv.kernels.common.geometry import ConvSizes, Geometry
 from blockconv.kernels.common.operands import ConvOperands
@@ -284,9 +284,9 @@ def _separator(lanes: int, columns: int, inner: int) -> Any:
     @emitted
     def separate(builder, dst, src, phase):
         v = Vectors(builder, element("uint8"), lanes)
-        parts = [v.load(builder.add(src, const(j * lanes))) for j in range(columns)]
+        parts = [v.load(src + j * lanes) for j in range(columns)]
         for j in range(columns):
-            v.store(chosen(builder, parts, inner, j), builder.add(dst, builder.mul(phase, const(j))))
+            v.store(chosen(builder, parts, inner, j), dst + phase * j)
 
     return separate
 

@@ -149,7 +149,7 @@ class _Adder(Floats):
         if self.where is not None:
             here = splat(self.b, self.b.trunc(position, I32), self.lanes)
             added = self.b.select(self.b.icmp_signed("==", self.where, here), added, sums.zero)
-        sums.store(sums.add(sums.load(to, self.exist), added), to, self.exist)
+        sums.store(sums.load(to, self.exist) + added, to, self.exist)
 
 
 floats, adder = (functools.partial(emitted, whole=True)(code) for code in (Floats, _Adder))
@@ -358,8 +358,8 @@ def _add_row(b: Any, v: Vectors, dst: Any, src: Any, count: Any, factor: Any) ->
     share = v.splat_float64(factor)
 
     def body(at: Any, mask: Any) -> None:
-        to = b.add(dst, at)
-        v.store(v.add(v.load(to, mask), v.mul(v.load(b.add(src, at), mask), share)), to, mask)
+        to = dst + at
+        v.store(v.load(to, mask) + v.load(src + at, mask) * share, to, mask)
 
     v.each(count, body)
 
@@ -369,8 +369,8 @@ def _scale_row(b: Any, v: Vectors, dst: Any, factors: Any, count: Any) -> None:
     """Multiply sums by factors."""
 
     def body(at: Any, mask: Any) -> None:
-        to = b.add(dst, at)
-        v.store(v.mul(v.load(to, mask), v.load(b.add(factors, at), mask)), to, mask)
+        to = dst + at
+        v.store(v.load(to, mask) * v.load(factors + at, mask), to, mask)
 
     v.each(count, body)
 
@@ -382,13 +382,13 @@ def _write_row(b: Any, v: Vectors, dst: Any, sums: Any, table: Any, slots: Any, 
 
     def body(at: Any, mask: Any) -> None:
         (total,) = v.slots(1, v.zero)
-        first = b.mul(b.mul(b.udiv(at, const(v.bytes)), slots), bytes_of_slot)
+        first = b.udiv(at, const(v.bytes)) * slots * bytes_of_slot
         with cgutils.for_range(b, slots) as slot:
-            entry = b.add(table, b.add(first, b.mul(slot.index, bytes_of_slot)))
+            entry = table + (first + slot.index * bytes_of_slot)
             start = b.load(pointer(b, entry, I64))
-            found = v.permuted(v.load(b.add(sums, start)), b.add(entry, const(8)))
-            b.store(v.add(b.load(total), v.with_zero_bits(found, b.add(entry, const(8 + v.bytes)))), total)
-        v.store(b.load(total), b.add(dst, at), mask)
+            found = v.permuted(v.load(sums + start), entry + 8)
+            b.store(b.load(total) + v.with_zero_bits(found, entry + (8 + v.bytes)), total)
+        v.store(b.load(total), dst + at, mask)
 
     v.each(cols, body)
 
@@ -396,8 +396,8 @@ def _write_row(b: Any, v: Vectors, dst: Any, sums: Any, table: Any, slots: Any, 
 @emitted
 def _fill_row(b: Any, v: Vectors, dst: Any, src: Any, share: Any, factor: Any, count: Any) -> None:
     """The element at `src`, times two numbers, as so many."""
-    value = v.mul(v.mul(v.broadcast(src), v.splat_float64(share)), v.broadcast(factor))
-    v.each(count, lambda at, mask: v.store(value, b.add(dst, at), mask))
+    value = v.broadcast(src) * v.splat_float64(share) * v.broadcast(factor)
+    v.each(count, lambda at, mask: v.store(value, dst + at, mask))
 
 
 @jit.kernel
@@ -473,24 +473,24 @@ def _repeat(b: Any, v: Floats, columns_lit: int, x: Repetition) -> None:
     share = sums.splat_float64(x.share)
 
     def body(at: Any, mask: Any) -> None:
-        value = sums.mul(v.load(b.add(x.src, at), mask), share)
-        value = sums.mul(value, sums.load(b.add(x.factors, v.in_computed(at)), mask))
+        value = v.load(x.src + at, mask) * share
+        value = value * sums.load(x.factors + v.in_computed(at), mask)
         parts = [
             shuffle(b, value, value, [(k * v.lanes + lane) // columns for lane in range(v.lanes)])
             for k in range(columns)
         ]
-        to, left = b.add(x.dst, b.mul(at, const(columns))), b.sub(x.bytes, b.mul(at, const(columns)))
-        whole = b.icmp_signed(">=", left, const(columns * v.bytes))
+        to, left = x.dst + at * columns, x.bytes - at * columns
+        whole = left >= columns * v.bytes
         with cgutils.for_range(b, x.rows) as row:
-            begin = b.add(to, b.mul(row.index, x.row))
+            begin = to + row.index * x.row
             with b.if_else(whole) as (all_lanes, some):
                 with all_lanes:
                     for k, part in enumerate(parts):
-                        v.store(part, b.add(begin, const(k * v.bytes)))
+                        v.store(part, begin + k * v.bytes)
                 with some:
                     for k, part in enumerate(parts):
-                        limit = b.sdiv(b.sub(left, const(k * v.bytes)), const(v.itemsize))
-                        v.store_below(part, b.add(begin, const(k * v.bytes)), limit)
+                        limit = b.sdiv(left - k * v.bytes, const(v.itemsize))
+                        v.store_below(part, begin + k * v.bytes, limit)
 
     v.each(x.windows, body)
 

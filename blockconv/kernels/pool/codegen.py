@@ -103,13 +103,13 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border_lit: bool, rows_lit: 
     inside = {}
     for c in columns if border_lit else ():
         if is_wide:
-            inside[c] = b.icmp_unsigned("<", b.add(run.column, const(c)), run.width)
+            inside[c] = b.icmp_unsigned("<", run.column + c, run.width)
         elif c < tile.left or c >= span - tile.right:
             inside[c] = _inside(e, run, c * lanes)
 
     def read(row: Any, v: int) -> Any:
         c = columns[v]
-        at = e.after(b.add(run.src, b.mul(row, run.row_step)), c, run.step)
+        at = e.after(run.src + row * run.row_step, c, run.step)
         if is_wide:
             return e.read(b.select(inside[c], at, run.edge) if border_lit else at)
         return e.read(at, inside.get(c))
@@ -128,7 +128,7 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border_lit: bool, rows_lit: 
         for k, value in enumerate(values):
             first = 0 if is_wide else k * lanes
             scale = e.scale(e.plus_held(run.scales, k if is_wide else first), is_wide)
-            count = b.sub(run.count, const(first)) if tile.partial and k + 1 == tile.vectors else None
+            count = run.count - first if tile.partial and k + 1 == tile.vectors else None
             e.store_result(value, e.after(run.dst, k, run.d_step), scale, e.plus(run.mask, first), count)
 
     e.guarded(compute, store)
@@ -138,7 +138,7 @@ def _inside(e: Reducer, run: PoolRun, first: int) -> Any:
     """The mask of a vector's elements that are in the image's row; first: its number of elements from the tile's."""
     numbers = ir.Constant(ir.VectorType(I32, e.lanes), [first + lane for lane in range(e.lanes)])
     before, elements = (splat(e.b, e.b.trunc(value, I32), e.lanes) for value in (run.column, run.width))
-    return e.b.icmp_unsigned("<", e.b.add(before, numbers), elements)
+    return e.b.icmp_unsigned("<", before + numbers, elements)
 
 
 def _pick(e: Reducer, vectors: dict[int, Any], elements: list[int]) -> Any:
@@ -183,9 +183,7 @@ def for_columns(b: Any, e: Reducer, slots: _Vectors, vectors_lit: int, at: Any, 
     """Reduce the vectors of neighbouring columns into slots, one for each. last: bytes to a column's last vector."""
     for k, slot in enumerate(slots):
         c, v = divmod(k, vectors_lit)
-        e.accumulate(
-            slot, e.read(b.add(e.after(at, c, step), last if v + 1 == vectors_lit else const(v * e.memory.bytes)))
-        )
+        e.accumulate(slot, e.read(e.after(at, c, step) + (last if v + 1 == vectors_lit else const(v * e.memory.bytes))))
 
 
 @emitted
@@ -193,7 +191,7 @@ def store_window(b: Any, e: Reducer, values: _Vectors, run: PoolRun, last: Any) 
     """Store the vectors of a window. last: bytes to the last one."""
     for v, value in enumerate(values):
         offset = last if v + 1 == len(values) else const(v * e.memory.bytes)
-        e.store_result(value, b.add(run.dst, offset), e.scale(run.scales), b.add(run.mask, offset))
+        e.store_result(value, run.dst + offset, e.scale(run.scales), run.mask + offset)
 
 
 # ---------------------------------------------------------------- lines
@@ -224,15 +222,15 @@ def reduce_line(b: Any, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
     keep = e.below(count) if spec.partial and not spec.held else None
 
     def read(tap: Any, v: int) -> Any:
-        at = e.after(b.add(run.src, b.mul(tap, run.row_step)), v, run.step)
+        at = e.after(run.src + tap * run.row_step, v, run.step)
         if spec.held:
             return e.read_pixels(at, spec.inner, spec.stride)
         mask = keep
         if spec.checked and spec.checked >> tap.constant & 1:
-            flags = b.add(b.add(run.edge, b.mul(tap, run.edge_step)), const(v * e.lanes))
+            flags = run.edge + tap * run.edge_step + v * e.lanes
             flags = b.load(pointer(b, flags, flags_kind), align=1)
             inside = b.icmp_unsigned("!=", flags, ir.Constant(flags_kind, None))
-            mask = inside if keep is None else b.and_(inside, keep)
+            mask = inside if keep is None else inside & keep
         return e.read(at, mask)
 
     def store(values: _Vectors) -> None:
@@ -333,7 +331,7 @@ def max_with_index(e, a, run, inner, stride, dilation):
     """
     most, where = e.neutral, indices(e, run.index, inner, stride)
     if inner:
-        where = e.b.add(where, columns_outside(e, indices(e, run.column, inner, stride), dilation))
+        where = where + columns_outside(e, indices(e, run.column, inner, stride), dilation)
     for y in range(run.rows):
         for x in range(run.cols):
             at = run.src + y * run.row_step + x * run.col_step
@@ -349,16 +347,16 @@ def indices(b: Any, e: Reducer, first: Any, inner_lit: int, stride_lit: int) -> 
     """The index of each lane's window, where that of the first one is `first`. Those of vectors have 32 bits."""
     kind = ir.VectorType(I64 if e.lanes == 1 else I32, e.lanes)
     columns = [lane // inner_lit * stride_lit if inner_lit else 0 for lane in range(e.lanes)]
-    return b.add(splat(b, b.trunc(first, kind.element), e.lanes), ir.Constant(kind, columns))
+    return splat(b, b.trunc(first, kind.element), e.lanes) + ir.Constant(kind, columns)
 
 
 @emitted
 def columns_outside(b: Any, e: Reducer, column: Any, dilation_lit: int) -> Any:
     """Columns of each window before the image. column: the number of its first one."""
     zero, apart = ir.Constant(column.type, None), ir.Constant(column.type, [dilation_lit] * e.lanes)
-    outside = b.sub(ir.Constant(column.type, [dilation_lit - 1] * e.lanes), column)
-    outside = b.mul(b.sdiv(outside, apart), apart)
-    return b.select(b.icmp_signed(">", outside, zero), outside, zero)
+    outside = ir.Constant(column.type, [dilation_lit - 1] * e.lanes) - column
+    outside = b.sdiv(outside, apart) * apart
+    return b.select(outside > zero, outside, zero)
 
 
 @emitted

@@ -73,12 +73,12 @@ class PoolQuantization(Arguments):
 
 def quantization_at(builder: Any, address: Any, side: str) -> Any:
     """The address of one side's `QuantizationArguments`."""
-    return builder.add(address, const(8 * PoolQuantization.fields[side].first))
+    return address + 8 * PoolQuantization.fields[side].first
 
 
 def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
     """Sums of integers less their zero point as integers of outputs: divided as float32, which rounds once."""
-    return elements.rounded(elements.b.fdiv(elements.b.sitofp(total, elements.real.kind), divisor))
+    return elements.rounded(elements.b.sitofp(total, elements.real.kind) / divisor)
 
 
 class Reducer(Vectors):
@@ -127,12 +127,12 @@ class Reducer(Vectors):
     def is_taken(self, value: Any, most: Any) -> Any:
         """Where a value takes the place of the maximum before it: where it is more, or NaN."""
         more = self.more(value, most)
-        return self.b.or_(more, self.b.fcmp_unordered("uno", value, value)) if self.type.is_float else more
+        return more | self.b.fcmp_unordered("uno", value, value) if self.type.is_float else more
 
     def combine(self, acc: Any, x: Any) -> Any:
         """`acc` with one value more."""
         if self.is_sum:
-            return self.add(acc, x)
+            return acc + x
         # x86's own maximum gives `acc` if either is NaN, which is wrong only where `x` is.
         larger = self.b.select(self.more(x, acc), x, acc)
         if self.sums or not self.type.is_float:
@@ -165,7 +165,7 @@ class Reducer(Vectors):
     def feed(self, slots: _Vectors, address: Any, step: int, count: Any | None = None) -> None:
         """Accumulate vectors `step` bytes apart, one in each slot; their first `count` elements, or all."""
         mask = None if count is None else self.below(count)
-        values = [self.read(self.b.add(address, const(k * step)), mask) for k in range(len(slots))]
+        values = [self.read(address + k * step, mask) for k in range(len(slots))]
         for slot, value in zip(slots, values, strict=True):
             self.accumulate(slot, value)
 
@@ -206,7 +206,7 @@ class Reducer(Vectors):
             return False
         total = self.b.load(self.sums[0])
         for slot in self.sums[1:]:
-            total = self.add(total, self.b.load(slot))
+            total = total + self.b.load(slot)
         self.sums, bits = [], ir.IntType(self.lanes)
         is_nan = self.b.bitcast(self.b.fcmp_unordered("uno", total, total), bits)
         some = self.b.icmp_unsigned("!=", is_nan, bits(0))
@@ -227,7 +227,7 @@ class Reducer(Vectors):
         value = unpacked_pairs(self.b, pairs)
         if self.memory.type.kind == SIGNED:
             sign = ir.Constant(value.type, [8] * value.type.count)
-            value = self.b.sub(self.b.xor(value, sign), sign)
+            value = (value ^ sign) - sign
         return self.image.difference(value) if self.is_sum else value
 
     def read_held(self, address: Any, mask: Any | None = None) -> Any:
@@ -239,7 +239,7 @@ class Reducer(Vectors):
         if self.sums:
             slot = self.sums[self._read % len(self.sums)]
             self._read += 1
-            self.b.store(self.add(self.b.load(slot), value), slot)
+            self.b.store(self.b.load(slot) + value, slot)
         return value
 
     def read_pixels(self, address: Any, inner: int, stride: int) -> Any:
@@ -247,7 +247,7 @@ class Reducer(Vectors):
         if stride == 1:
             return self.load(address)
         elements = every_pixel(self.lanes, inner, stride)
-        return picked(self.b, self.kind, elements, lambda k: self.load(self.b.add(address, const(k * self.bytes))))
+        return picked(self.b, self.kind, elements, lambda k: self.load(address + k * self.bytes))
 
     def scale(self, address: Any, spread: bool = True) -> Any:
         """The factor of sums, or the divisor of sums of integers; None for maxima. spread: one for all lanes."""
@@ -263,7 +263,7 @@ class Reducer(Vectors):
         """
         memory = self.memory
         if self.is_sum:
-            value = self.mul(value, scale) if self.type.is_float else averaged(self.outputs, value, scale)
+            value = value * scale if self.type.is_float else averaged(self.outputs, value, scale)
         value = self.in_memory(value)
         if self.is_masked and self.type.is_float:
             value = memory.with_zero_bits(value, mask)
@@ -281,15 +281,15 @@ class Reducer(Vectors):
 
     def after(self, address: Any, steps: int, step: Any) -> Any:
         """The address `steps` times `step` bytes after another."""
-        return address if steps == 0 else self.b.add(address, self.b.mul(const(steps), step))
+        return address if steps == 0 else address + steps * step
 
     def plus(self, address: Any, elements: int) -> Any:
         """The address so many elements of the image, or of outputs, after another."""
-        return self.b.add(address, const(elements * self.memory.itemsize))
+        return address + elements * self.memory.itemsize
 
     def plus_held(self, address: Any, elements: int) -> Any:
         """The same for the held type in the scratch, and for scales."""
-        return self.b.add(address, const(elements * self.itemsize))
+        return address + elements * self.itemsize
 
 
 reducer = emitted(Reducer)
