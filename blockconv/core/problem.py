@@ -165,7 +165,7 @@ class Conv2dProblem(_Images):
 
     n: images, 0 or more.
     ic, oc: channels of source and destination, over all groups; at least 1.
-    ih, iw: height and width of the source, in pixels.
+    ih, iw: height and width of the source, in pixels; at least 1 if there are images.
     kh, kw: height and width of the window, in taps.
     sh, sw: strides, at least 1.
     ph, pw: rows of zeros at the top, columns of zeros at the left.
@@ -181,8 +181,8 @@ class Conv2dProblem(_Images):
     op = "conv2d"
     n: Natural
     ic: Positive
-    ih: Positive
-    iw: Positive
+    ih: Natural
+    iw: Natural
     oc: Positive
     kh: Positive
     kw: Positive
@@ -210,6 +210,8 @@ class Conv2dProblem(_Images):
             if total % self.g:
                 remedy = "give totals over all groups"
                 raise ArgumentError(self.op, channels, total, f"must be divisible by g={self.g}", remedy)
+        if self.n and not self.ih * self.iw:  # without images PyTorch asks for room for the window alone
+            raise ArgumentError(self.op, "iw" if self.ih else "ih", 0, "must be at least 1")
         set_outputs(self, itemsize=4)
 
     @property

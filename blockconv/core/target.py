@@ -188,9 +188,9 @@ def container_quota(root: Path = Path("/")) -> float | None:
 
 def _quota(*files: Path) -> float | None:
     """Processors, from v2's `cpu.max` ("150000 100000"), or from v1's two files."""
-    words = " ".join(map(read_fact, files)).split()
     with ignoring():  # no such group, or "max": no limit
-        return float(words[0]) / float(words[1]) if float(words[0]) > 0 else None
+        quota, period = map(float, " ".join(map(read_fact, files)).split())
+        return quota / period if quota > 0 else None
     return None
 
 

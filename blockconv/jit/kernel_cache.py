@@ -89,9 +89,7 @@ class KernelCache:
         return False
 
     def _digest(self, name: str, data: bytes) -> bytes:
-        digest = hashlib.sha256(f"{self.fingerprint}\0{name}\0".encode())
-        digest.update(data)
-        return digest.hexdigest().encode()
+        return hashlib.sha256(f"{self.fingerprint}\0{name}\0".encode() + data).hexdigest().encode()
 
     @contextmanager
     def _open_base(self) -> Iterator[PrivateDirectory]:

@@ -77,8 +77,7 @@ class PrivateDirectory:
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
-            source, target = self._at(unfinished), self._at(name)
-            os.replace(source, target, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+            os.replace(self._at(unfinished), self._at(name), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
         except BaseException:
             with ignoring(OSError):
                 self.unlink(unfinished)

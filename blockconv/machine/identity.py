@@ -40,6 +40,6 @@ def slug(name: str) -> str:
 
 def _facts() -> dict[str, str]:
     """Linux's facts about the first processor; {} on other systems."""
-    first = target.read_fact("/proc/cpuinfo").partition("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
+    first = target.read_fact("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+    pairs = (line.partition(":") for line in first)
     return {key.strip(): value.strip() for key, _, value in pairs}

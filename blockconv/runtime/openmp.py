@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,8 +57,7 @@ def loaded() -> list[str]:
 
 def mapped_files() -> list[str]:
     """The files that are mapped into this process, libraries among them, as far as the system tells: Linux does."""
-    lines = read_fact("/proc/self/maps").split("\n")
-    return list(dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line))
+    return list(dict.fromkeys(re.findall("/.*", read_fact("/proc/self/maps"))))
 
 
 def _runtime(path: str | None) -> Runtime | None:

@@ -185,6 +185,21 @@ def test_unbatched():
     close(out, 2 * WANTED[0])
 
 
+@pytest.mark.parametrize(
+    ("shape", "padding"), [((0, 3, 0, 4), 2), ((0, 3, 4, 0), (0, 2)), ((0, 3, 0, 0), 3), ((0, 3, 0, 4), 1)]
+)
+def test_no_images_without_pixels(shape, padding):
+    """PyTorch asks for room for the window, and for nothing more."""
+    w = np.ones((4, 3, 3, 3), np.float32)
+    try:
+        wanted = torch.nn.functional.conv2d(torch.zeros(shape), torch.from_numpy(w), padding=padding).shape
+    except RuntimeError:
+        with pytest.raises(bc.ArgumentError, match="smaller than the dilated kernel"):
+            bc.conv2d(np.zeros(shape, np.float32), w, padding=padding)
+    else:
+        assert bc.conv2d(np.zeros(shape, np.float32), w, padding=padding).shape == wanted
+
+
 def test_no_images():
     x = X[:0]
     for found in (bc.conv2d(x, W, B, stride=2), bc.Conv2d(W, B, stride=2)(x)):
