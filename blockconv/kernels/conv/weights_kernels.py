@@ -175,33 +175,31 @@ def columns_tile(at: ColumnsTileSpec):
         accs = v.slots(count, v.zero)
         with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
             for k, slot in enumerate(accs):
-                b.store(v.load(b.add(run.sums, const(k * v.bytes))), slot)
+                b.store(v.load(run.sums + k * v.bytes), slot)
         with cgutils.for_range(b, run.rows) as row:
-            first = b.mul(row.index, run.row_steps)
+            first = row.index * run.row_steps
             src = source_of(b, run, first)
-            grad, done, pixels = b.add(run.wei, b.mul(first, const(at.grad * v.itemsize))), const(0), at.pixels
+            grad, done, pixels = run.wei + first * (at.grad * v.itemsize), const(0), at.pixels
             while pixels:  # the remainder by halves
-                end = b.mul(b.sdiv(run.full_steps, const(pixels)), const(pixels))
+                end = b.sdiv(run.full_steps, const(pixels)) * pixels
                 with cgutils.for_range_slice(b, done, end, const(pixels), inc=True) as (col, _):
-                    x = b.add(src, b.mul(col, const(at.px_step * at.pixel * v.itemsize)))
-                    _add_pixels(
-                        v, at, pixels, (x, run.src_row), b.add(grad, b.mul(col, const(at.grad * v.itemsize))), accs
-                    )
+                    x = src + col * (at.px_step * at.pixel * v.itemsize)
+                    _add_pixels(v, at, pixels, (x, run.src_row), grad + col * (at.grad * v.itemsize), accs)
                 done, pixels = end, pixels // 2
         for k, slot in enumerate(accs):
-            v.store(b.load(slot), b.add(run.sums, const(k * v.bytes)))
+            v.store(b.load(slot), run.sums + k * v.bytes)
 
     return kernel_of_tiles(compute, count * at.lanes * held.itemsize)
 
 
 def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad: Any, accs: list[Any]) -> None:
     """Add the products of neighbouring output pixels. src: the first one's first tap, bytes to the next row of taps."""
-    b, grads = v.b, [v.load(v.b.add(grad, const(p * at.grad * v.itemsize))) for p in range(pixels)]
+    b, grads = v.b, [v.load(grad + p * at.grad * v.itemsize) for p in range(pixels)]
     columns = taps_of_columns(pixels, at.taps, at.px_step, at.tap_step)
     for row in range(at.rows):
-        base = b.add(src[0], b.mul(const(row), src[1])) if row else src[0]
+        base = src[0] + row * src[1] if row else src[0]
         for column, meets in columns:
-            spread = _spreader(v, at, b.add(base, const(column * at.pixel * v.itemsize)))
+            spread = _spreader(v, at, base + column * at.pixel * v.itemsize)
             for c in range(at.channels):
                 x = spread(c)
                 for p, t in meets:
@@ -213,8 +211,8 @@ def _spreader(v: Vectors, at: ColumnsTileSpec, pixel: Any) -> Callable[[int], An
     """spread(c): channel `c` of each lane's group, of a packed pixel. Vectors are read past its end."""
     b = v.b
     if at.groups == 1:
-        return lambda c: v.broadcast(b.add(pixel, const(c * v.itemsize)))
-    held = [v.load(b.add(pixel, const(k * v.bytes))) for k in range(-(-at.groups * at.ic // v.lanes))]
+        return lambda c: v.broadcast(pixel + c * v.itemsize)
+    held = [v.load(pixel + k * v.bytes) for k in range(-(-at.groups * at.ic // v.lanes))]
     while len(held) & (len(held) - 1):
         held.append(held[-1])
     found = join(b, held)
@@ -432,23 +430,23 @@ def _gatherer(acc: ElementType, dst: ElementType, lanes: int) -> Any:
     def gather(builder: Any, w: Weights, count: Any, channels: Any) -> None:
         held, v = Floats(builder, acc, lanes), Floats(builder, dst, lanes)
         full = const(lanes)
-        last = builder.sub(count, const(1))
+        last = count - 1
         vectors = []
         for k in range(lanes):
-            fits = builder.icmp_signed("<", const(k), count)
+            fits = k < count
             row = builder.select(fits, const(k), last)
             offset = builder.load(builder.gep(pointer(builder, w.rows, I64), [row]))
-            vectors.append(held.load(builder.add(w.sums, offset)))
+            vectors.append(held.load(w.sums + offset))
         moved = transpose(builder, vectors, lanes, lanes) if lanes > 1 else vectors
-        ends = [builder.add(w.dst, builder.mul(const(k), w.apart)) for k in range(lanes)]
-        whole = builder.and_(builder.icmp_signed(">=", count, full), builder.icmp_signed(">=", channels, full))
+        ends = [w.dst + k * w.apart for k in range(lanes)]
+        whole = (count >= full) & (channels >= full)
         with builder.if_else(whole) as (all_lanes, some):
             with all_lanes:
                 for value, end in zip(moved, ends, strict=True):
                     v.store(value, end)
             with some:
                 for k, (value, end) in enumerate(zip(moved, ends, strict=True)):
-                    exists = builder.icmp_signed("<", const(k), channels)
+                    exists = k < channels
                     v.store(value, end, v.computed.below(builder.select(exists, count, const(0))))
 
     return gather
@@ -465,9 +463,9 @@ def add_splits(acc, lanes):
     def add(builder: Any, dst: Any, src: Any, size: Any) -> None:
         v = Vectors(builder, held, lanes)
         with cgutils.for_range(builder, builder.udiv(size, const(v.bytes))) as loop:
-            at = builder.mul(loop.index, const(v.bytes))
-            to = builder.add(dst, at)
-            v.store(v.add(v.load(to), v.load(builder.add(src, at))), to)
+            at = loop.index * v.bytes
+            to = dst + at
+            v.store(v.load(to) + v.load(src + at), to)
 
     def kernel(args, first, last, scratch):
         a = WeightsArguments(args)

@@ -94,8 +94,8 @@ def _row_pairer(lanes: int) -> Any:
 
         def body(at: Any, mask: Any) -> None:
             offset = b.lshr(at, const(1))
-            lower, upper = (b.zext(halves.load(b.add(of, offset), mask), v.kind) for of in (first, second))
-            v.store(b.or_(lower, b.shl(upper, v.c(16))), b.add(dst, at), mask)
+            lower, upper = (b.zext(halves.load(of + offset, mask), v.kind) for of in (first, second))
+            v.store(lower | upper << v.c(16), dst + at, mask)
 
         v.each(count, body)
 
@@ -191,8 +191,8 @@ def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> An
     def join_blocks(builder: Any, dst: Any, pixel: Any, src: Any, block: Any, step: Any, cols: Any) -> None:
         b, each, (v, to) = builder, max(1, unit), _held_and_packed(builder, held, packed, lanes)
         with cgutils.for_range(b, cols if unit else const(0)) as loop:
-            at = b.add(src, b.mul(loop.index, step))
-            to.store(v.load_parts(at, each, block), b.add(dst, b.mul(loop.index, pixel)))
+            at = src + loop.index * step
+            to.store(v.load_parts(at, each, block), dst + loop.index * pixel)
 
     return join_blocks
 
@@ -203,9 +203,9 @@ def _vector_mover(held: ElementType, packed: ElementType, lanes: int, count: int
     @emitted
     def move(builder: Any, dst: Any, src: Any) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
-        values = [v.load(builder.add(src, const(k * v.bytes))) for k in range(count)]
+        values = [v.load(src + k * v.bytes) for k in range(count)]
         for k, value in enumerate(values):
-            to.store(value, builder.add(dst, const(k * to.bytes)))
+            to.store(value, dst + k * to.bytes)
 
     return move
 
@@ -216,7 +216,7 @@ def _mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
     @emitted
     def move(builder: Any, dst: Any, src: Any, count: Any, stored: Any) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
-        whole = builder.icmp_signed(">=", count, const(lanes))
+        whole = count >= lanes
         with builder.if_else(whole) as (all_lanes, some):
             with all_lanes:
                 to.store(v.load(src), dst)
@@ -240,34 +240,29 @@ def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -
     ) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
         full = const(lanes)
-        whole = builder.and_(
-            builder.icmp_signed(">=", pixels, full),
-            builder.icmp_signed(">=", channels, full),
-        )
+        whole = (pixels >= full) & (channels >= full)
 
         def moved(load: Any, store: Any) -> None:
-            vectors = [load(k, builder.add(src, builder.mul(const(k), plane))) for k in range(lanes)]
+            vectors = [load(k, src + k * plane) for k in range(lanes)]
             for p, value in enumerate(transpose(builder, vectors, lanes, lanes)):
-                store(p, value, builder.add(dst, builder.mul(const(p), pixel)))
+                store(p, value, dst + p * pixel)
 
         def loaded(at: Any, count: Any | None) -> Any:
             """So many pixels of a plane, a vector, or all of its lanes."""
             if each == 1:
                 return v.load(at) if count is None else v.load(at, to.below(count))
-            reach = full if count is None else builder.sub(builder.mul(const(each), count), const(1))
-            later = builder.add(
-                at, const((lanes - 1) * v.itemsize)
-            )  # the second vector begins with the first one's end
+            reach = full if count is None else each * count - 1
+            later = at + (lanes - 1) * v.itemsize  # the second vector begins with the first one's end
             if count is None:
                 both = v.load(at), v.load(later)
             else:
-                limits = reach, builder.sub(reach, const(lanes - 1))
+                limits = reach, reach - (lanes - 1)
                 both = tuple(v.load(of, to.below(limit)) for of, limit in zip((at, later), limits, strict=True))
             chosen = [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)]
             return shuffle(builder, *both, chosen)
 
         def limited(index: int, count: Any, lanes_of_it: Any) -> Any:
-            exists = builder.icmp_signed("<", const(index), count)
+            exists = index < count
             return builder.select(exists, lanes_of_it, const(0))
 
         with builder.if_else(whole) as (all_lanes, some):
