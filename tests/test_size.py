@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 66_314
+LINES_OF_THE_PACKAGE = 66_307
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -38,14 +38,14 @@ PUBLIC = {
 BUDGET = {
     ".": 2_562, "_pyinstaller": 53, "api": 19_595, "cli": 4_480, "core": 26_995, "dispatch": 17_356,
     "eager": 0, "frontends": 11, "frontends/onnx": 45_451, "frontends/torch": 44_266, "jit": 15_531,
-    "kernels": 6_132, "kernels/common": 33_377, "kernels/conv": 46_811, "kernels/depthwise": 31_140,
+    "kernels": 6_132, "kernels/common": 33_377, "kernels/conv": 46_470, "kernels/depthwise": 31_140,
     "kernels/dynamic": 1_704, "kernels/eltwise": 4_724, "kernels/indexed": 2_565, "kernels/axis": 1_201,
     "kernels/norm": 10_187, "kernels/pointwise": 0, "kernels/pool": 25_180, "kernels/product": 10_274,
     "kernels/recurrent": 2_685, "kernels/reduce": 3_422, "kernels/reorder": 9_712, "kernels/resize": 6_624,
     "kernels/shuffle": 1_300, "kernels/strided_copy": 4_536, "kernels/winograd": 16_423,
     "machine": 3_372, "network": 100_659, "onnxruntime": 5_752, "runtime": 5_582, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 509_900
+TOKENS_OF_THE_PACKAGE = 509_559
 # Capitalised names that three modules or more import. A reader has to learn each of them.
 SHARED_NAMES = 240
 
