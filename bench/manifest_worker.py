@@ -24,6 +24,7 @@ from blockconv.dispatch import selection
 from blockconv.dispatch.array import empty
 from blockconv.dispatch.packing import packing
 from blockconv.kernels import TABLE, Row
+from blockconv.kernels.common.request import Request
 from blockconv.machine.machine import host
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
@@ -177,10 +178,10 @@ class Worker:
             yield self._way_of_candidate(case, network, candidate)
 
     def _way_of_candidate(self, case: Node, network: Network, candidate: Candidate) -> Way:
-        row, problem, srcs, dst = candidate[:4]
+        row, request, srcs, dst = candidate[:4]
         assert row is not None
         (node,), src = network.nodes, srcs[0]
-        types = candidate.types
+        problem, types = request.problem, request.types
         held = Parameters(network) if self.job.runs else Unpacked(network)
 
         def bound(threads: int) -> tuple[Record, Sequence[Launch]]:
@@ -315,7 +316,7 @@ def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
             src, dst = map(Layout, names)
             types = Types.all(case.dtype)
             row = selection.choose(node.op, problem, src, dst, types)
-            yield Candidate(row, problem, (src,), dst, 0.0, types=types)
+            yield Candidate(row, Request(problem, src, dst, types), (src,), dst, 0.0)
         return
     pairs = {(Layout(src), Layout(dst)) for src, dst in case.pairs}
     pricing = Pricing(

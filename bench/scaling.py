@@ -30,7 +30,6 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection, tuning
 from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import host
-from blockconv.network.planning.candidates import kernel_layouts
 from blockconv.runtime import Launch
 
 from . import launcher, networks, roof
@@ -149,9 +148,9 @@ def network(plan: bc.Plan, threads: int) -> Iterator[Work]:
     for node, candidate in zip(planned.network.nodes, planned.chosen, strict=True):
         if candidate.row is None:
             continue
-        src, dst = kernel_layouts(node, candidate)
-        problem, primitive = candidate.problem, candidate.prepare(src, dst, threads)
-        nbytes = 4 * (src.size(problem.src_shape) + dst.size(problem.dst_shape))
+        request, primitive = candidate.request, candidate.prepare(threads)
+        problem = request.problem
+        nbytes = 4 * (request.src.size(problem.src_shape) + request.dst.size(problem.dst_shape))
         nbytes += 4 * _weights(problem) if node.op == "conv2d" else 0
         yield from _divided(_serial(primitive, threads), [op for op in primitive.launches() if op.tasks], nbytes)
     for action in plan.reorders:

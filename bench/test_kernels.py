@@ -24,6 +24,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, empty
 from blockconv.dispatch.selection import why_not
 from blockconv.kernels import TABLE, Row
+from blockconv.kernels.common.request import Request
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
@@ -105,7 +106,8 @@ def _bound(case: Case, threads: int) -> tuple[Program, Addresses, BlockedArray]:
         return Program(primitive.launches()), Addresses([x.storage, out.storage]), out
     network = _network(problem)
     (node,) = network.nodes
-    chosen = Candidate(row, network.problem(node), (src,), dst, 0.0, types=Types.all("float32"))
+    request = Request(network.problem(node), src, dst, Types.all("float32"))
+    chosen = Candidate(row, request, (src,), dst, 0.0)
     bound = bind(network, node, chosen, Parameters(network), threads)
     places = {0: x.storage, OUTPUT: out.storage}
     arrays: list[Any] = [places[operand] if isinstance(operand, int) else operand for operand in bound.operands]

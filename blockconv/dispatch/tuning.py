@@ -23,6 +23,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
 from blockconv.jit import cache
 from blockconv.kernels import Row
+from blockconv.kernels.common.request import Request
 from blockconv.kernels.table import Primitive
 from blockconv.runtime import Launch, Program, address_of, aligned_empty
 
@@ -52,14 +53,15 @@ def calibrate() -> MachineSpeed:
 # ---------------------------------------------------------------- tables of costs
 
 
-def key(row: Row, problem: Any, src: Layout, dst: Layout, types: Types, threads: int) -> str:
-    """How a measurement is named, in files too: kernel, problem, layouts, type, threads."""
+def key(row: Row, request: Request, threads: int) -> str:
+    """The name of a measurement, in files too: kernel, problem, layouts, types, threads."""
+    problem = request.problem
     if isinstance(problem, Conv2dProblem):
         text = dataclasses.replace(problem, name="").descriptor()
     else:
         fields = [f.name for f in dataclasses.fields(problem) if f.compare and f.init]
         text = f"{type(problem).__name__}({', '.join(f'{name}={getattr(problem, name)!r}' for name in fields)})"
-    return f"{row.name} | {text} | {src} -> {dst} | {types} | {threads} threads"
+    return f"{row.name} | {text} | {request.src} -> {request.dst} | {request.types} | {threads} threads"
 
 
 class Costs:

@@ -340,7 +340,9 @@ def test_predictions_for_the_threads_that_run_choose_nothing() -> None:
     for node, candidate in zip(bound.network.nodes, bound.chosen, strict=True):
         if candidate.row is not None and node.op == "conv2d":
             types = FLOATS._replace(wei=replace(FLOATS.wei, finite=True))
-            by_rows += candidate.row.prepare(candidate.problem, candidate.srcs[0], candidate.dst, types, 2).seconds
+            by_rows += candidate.row.prepare(
+                candidate.request.problem, candidate.srcs[0], candidate.dst, types, 2
+            ).seconds
     found = [t for action, t in zip(together.actions, predicted, strict=True) if action.kind == "conv2d"]
     assert sum(found) == pytest.approx(by_rows)
     assert sum(alone.profile(x, runs=1).predicted) == pytest.approx(alone.cost)
@@ -448,7 +450,7 @@ def test_costs_of_the_users_own_decide(tmp_path: Path) -> None:
     lay = bc.Layout("NCHW32")
     known = bc.compile(network).cost_table()
     dear = {key: 1e-9 for key in known if key.startswith("reorder | ")}
-    (free,) = [key for key in known if key == tuning.key(row, problem, lay, lay, FLOATS, 1)]
+    (free,) = [key for key in known if key == tuning.key(row, Request(problem, lay, lay, FLOATS), 1)]
     costs = {free: 0.0, **dear}
     (tmp_path / "costs.json").write_text(json.dumps(costs))
     plan = bc.compile(network, costs=tmp_path / "costs.json")

@@ -131,14 +131,6 @@ class Op:
         """The layout of each input for a kernel from `src` to `dst`; None if there is none."""
         return (src,) * len(site.inputs)
 
-    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
-        """The source and the destination layout as a kernel is told them."""
-        src, dst = (
-            layout if layout.ndim == len(shape) else row_major(len(shape))
-            for layout, shape in ((srcs[0], problem.src_shape), (dst, problem.dst_shape))
-        )
-        return src, dst
-
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         """The views among these layouts of four dimensions."""
         yield from ()
@@ -233,9 +225,6 @@ class BetweenTypes(Op):
         for src in srcs if site.made[0] else (row_major(len(shape)),):
             for dst in dsts:
                 yield "reorder", ReorderProblem(shape, src.name, dst.name, itemsize), (src,), (dst,)
-
-    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
-        return srcs[0], dst
 
     def types_at(self, site: Site) -> Types:
         return Types.converted(site.inputs[0].type.array_dtype, site.output.type.array_dtype)

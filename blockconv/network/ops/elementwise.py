@@ -103,9 +103,6 @@ class _Broadcast(_Elements):
         )
         return found if src == dst and (dst == row_major(dst.ndim) or all(lay == dst for lay in found)) else None
 
-    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
-        return dst, dst
-
     def windows(self, site: Site, axes: Axes) -> Reads:
         """Operands have the same pixels; a constant, or one of a single pixel, has one value for all of them."""
         whole = site.output.shape

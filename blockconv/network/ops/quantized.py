@@ -302,9 +302,6 @@ class Quantized(Op):
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return self.of.src_layouts(site, src, dst)
 
-    def kernel_layouts(self, problem: Any, srcs: Layouts, dst: Layout) -> tuple[Layout, Layout]:
-        return self.of.kernel_layouts(problem, srcs, dst)
-
     def options(self) -> dict[str, Any]:
         return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}
 

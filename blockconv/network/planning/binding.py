@@ -56,8 +56,7 @@ def bind(
     if isinstance(node.attributes, Weighted):
         prepare = functools.partial(_prepared, {} if known is None else known, candidate, threads)
         return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, prepare)
-    src, dst = node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
-    primitive = candidate.prepare(src, dst, threads, **node.attributes.options())
+    primitive = candidate.prepare(threads, **node.attributes.options())
     computed = network.tensors[node.output].type.computed
     dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)
     constants = (held.constant(name, layout, computed) for name, layout in dense)
@@ -89,11 +88,10 @@ def _prepared(
     known: Known, candidate: Candidate, threads: int, epilogue: Epilogue
 ) -> tuple[Primitive, tuple[Launch, ...]]:
     """The kernel of a convolution, and its ops. Its activation's parameters are in a buffer, and not in the ops."""
-    src, dst = candidate.srcs[0], candidate.dst
-    key = candidate.row, candidate.problem, candidate.anchor, src, dst, candidate.types, epilogue
+    key = candidate.row, candidate.request, epilogue
     found = known.get(key)
     if found is None:
-        primitive = candidate.prepare(src, dst, threads)
+        primitive = candidate.prepare(threads)
         found = known[key] = primitive, primitive.launches(epilogue)
     return found
 
@@ -106,11 +104,11 @@ def weights_and_bias(held: Parameters, node: Node, problem: Any, form: WeightFor
 
 
 def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare) -> BoundNode:
-    problem = candidate.problem
+    problem = candidate.request.problem
     act, block = activation_block(node.attributes.activation)  # type: ignore[attr-defined]
     residual = len(node.inputs) > 1
     primitive, made = prepare(Epilogue(act, residual))
-    weight, bias = weights_and_bias(held, node, problem, primitive.form, candidate.types)
+    weight, bias = weights_and_bias(held, node, problem, primitive.form, candidate.request.types)
     memory = map(Workspace, primitive.workspace)
     return BoundNode(made, (0, weight, bias, OUTPUT, 1 if residual else OUTPUT, block, *memory))
 
@@ -118,7 +116,7 @@ def _conv2d(network: Network, node: Node, candidate: Candidate, held: Parameters
 def _quantized_conv2d(
     network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
 ) -> BoundNode:
-    problem, types, residual = candidate.problem, candidate.types, len(node.inputs) > 1
+    problem, types, residual = candidate.request.problem, candidate.request.types, len(node.inputs) > 1
     a: Any = node.attributes
     given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
@@ -140,7 +138,7 @@ def _dynamic_conv2d(
     network: Network, node: Node, candidate: Candidate, held: Parameters, prepare: Prepare
 ) -> BoundNode:
     """The kernels of a quantized convolution, after an op that writes what depends on the found quantization."""
-    problem, types = candidate.problem, candidate.types
+    problem, types = candidate.request.problem, candidate.request.types
     a: Any = node.attributes
     residual, shifted = len(node.inputs) > 2, len(node.parameters) > 1
     epilogue = Epilogue(a.activation.kind, residual, shifted=int(shifted))

@@ -31,26 +31,25 @@ FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # of a foreign node, and the bytes a 
 class Candidate(NamedTuple):
     """A kernel for a node, or None for a view, and its layouts.
 
-    cost: seconds; NaN of a kernel that was compared with no other.
-    anchor: as in `Request`.
-    types: the element types of the kernel's arrays; None of a view.
+    request: the request that the row takes; None for a view.
+    srcs, dst: the layouts of the node's inputs and output.
+    cost: seconds; NaN for a kernel that was compared with no other.
     wei_bytes: of its packed weights.
     """
 
     row: Row | None
-    problem: Any
+    request: Any
     srcs: tuple[Layout, ...]
     dst: Layout
     cost: float
     view: View | None = None
-    anchor: Any = None
-    types: Any = None
     wei_bytes: int = 0
 
-    def prepare(self, src: Layout, dst: Layout, threads: int, **options: Any) -> Primitive:
-        """The kernel, for the layouts that it is told."""
+    def prepare(self, threads: int, **options: Any) -> Primitive:
+        """The kernel on so many threads."""
         assert self.row is not None
-        return self.row.prepare(self.problem, src, dst, self.types, threads, self.anchor, **options)
+        r = self.request
+        return self.row.prepare(r.problem, r.src, r.dst, r.types, threads, r.anchor, **options)
 
 
 @dataclass(frozen=True)
@@ -187,28 +186,21 @@ def accepted(
 
 def predicted(row: Row, request: Request, primitive: Primitive) -> Candidate:
     """A row that takes a request, with its predicted time and the bytes of weights that it reads."""
-    problem, types, weights = request.problem, request.types, primitive.weights
-    wei_bytes = 0 if weights is None else weights.read_bytes(problem, types.wei.itemsize)
-    srcs, seconds = (request.src,), primitive.seconds
-    return Candidate(row, problem, srcs, request.dst, seconds, None, request.anchor, types, wei_bytes)
+    weights = primitive.weights
+    wei_bytes = 0 if weights is None else weights.read_bytes(request.problem, request.types.wei.itemsize)
+    return Candidate(row, request, (request.src,), request.dst, primitive.seconds, None, wei_bytes)
 
 
 # ---------------------------------------------------------------- chosen candidates
 
 
-def kernel_layouts(node: Node, candidate: Candidate) -> tuple[Layout, Layout]:
-    """The layouts as a candidate's kernel is told them."""
-    return node.attributes.kernel_layouts(candidate.problem, candidate.srcs, candidate.dst)
-
-
-def on_threads(node: Node, candidate: Candidate, priced: int, threads: int) -> float:
+def on_threads(candidate: Candidate, priced: int, threads: int) -> float:
     """A candidate's cost on `threads`, from its cost on `priced` threads, in proportion to its kernel's predictions."""
     is_priced = not math.isnan(candidate.cost)
     if candidate.row is None or (is_priced and priced == threads):
         return candidate.cost
-    src, dst = kernel_layouts(node, candidate)
-    after = candidate.prepare(src, dst, threads).seconds
+    after = candidate.prepare(threads).seconds
     if not is_priced:
         return after
-    before = candidate.prepare(src, dst, priced).seconds
+    before = candidate.prepare(priced).seconds
     return candidate.cost * after / before if before else candidate.cost

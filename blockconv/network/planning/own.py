@@ -104,10 +104,9 @@ def chosen_by(planner: OwnPlanner, network: Network, options: Options) -> Option
 
 def cost_table(given: Network, options: Options, planned: Planned) -> dict[str, float]:
     """The cost of every kernel by its key. A measured plan has the best kernel alone for each pair of layouts."""
-    network, reorder, found = planned.network, planned.problem.reorder, dict[str, float]()
+    network, reorder = planned.network, planned.problem.reorder
     every = planned.candidates if options.measure else formulated(given, options, every=True)[2]
-    for node, ways in zip(network.nodes, every, strict=True):
-        found |= {cost_key(node, c, planned.threads): c.cost for c in ways if c.row is not None}
+    found = {cost_key(c, planned.threads): c.cost for ways in every for c in ways if c.row is not None}
     layouts = dict.fromkeys(choice.dst for step in planned.problem.steps for choice in step.choices)
     for name, src, dst in _reorders(network, layouts):
         found[reorder_key(network.shape(name), src, dst)] = reorder(name, src, dst)
@@ -132,7 +131,7 @@ def check_costs(network: Network, options: Options) -> None:
     planned, _, found = formulated(network, replace(options, layouts=(*NATIVE, *asked), measure=False), every=True)
     threads = {1, options.threads} if options.measure else {1}
     known = {
-        cost_key(node, c, count): node.name
+        cost_key(c, count): node.name
         for node, candidates in zip(planned.nodes, found, strict=True)
         for c in candidates
         for count in threads

@@ -25,7 +25,7 @@ from blockconv.network.passes.nibbles import widened
 from blockconv.network.passes.shapes import of_kernels
 from blockconv.network.planning import remembered
 from blockconv.network.planning.binding import Workspace, bind
-from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, candidates, kernel_layouts
+from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, candidates
 from blockconv.network.planning.elimination import STEPS
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planner import (
@@ -339,8 +339,7 @@ def _priced(costs: Mapping[str, float], weight_rate: float, one: Candidate) -> f
     The cost is for one thread, so that the choice, and every bit, does not depend on the number of threads.
     """
     if costs:
-        assert one.row is not None
-        known = costs.get(tuning.key(one.row, one.problem, one.srcs[0], one.dst, one.types, 1))
+        known = costs.get(cost_key(one, 1))
         if known is not None:
             return known
     return max(one.cost, one.wei_bytes / weight_rate)
@@ -370,11 +369,10 @@ class _ReorderCosts:
         return BETWEEN_OPS + reorder_seconds(self._machine, tensor.shape, src, dst, itemsize)
 
 
-def cost_key(node: Node, candidate: Candidate, threads: int) -> str:
+def cost_key(candidate: Candidate, threads: int) -> str:
     """The name of a kernel's time in a table of costs."""
     assert candidate.row is not None
-    src, dst = kernel_layouts(node, candidate)
-    return tuning.key(candidate.row, candidate.problem, src, dst, candidate.types, threads)
+    return tuning.key(candidate.row, candidate.request, threads)
 
 
 def reorder_key(shape: Shape, src: Layout, dst: Layout) -> str:
@@ -413,7 +411,7 @@ def _timed(
     held = Parameters(network)
     times: dict[Candidate, float] = {}
     for candidate in kernels[:MOST]:
-        name = cost_key(node, candidate, threads)
+        name = cost_key(candidate, threads)
         seconds = costs.get(name, known.get(name))
         if seconds is None:
             seconds = tuning.seconds_of(*_alone(network, node, candidate, held, threads), threads)

@@ -70,12 +70,13 @@ def _by_kernels(node: Node, site: Site, pricing: Pricing, like: Candidate) -> It
     if srcs is None:
         return
     for op, problem, (told, *_), (stored, *_) in a.requests(site, (src,), (dst,)):
-        anchor = like.problem if type(like.problem) is type(problem) else problem
+        before = like.request and like.request.problem
+        anchor = before if type(before) is type(problem) else problem
         request = Request(problem, told, stored, types, 1, pricing.machine, anchor)
         costs = _costs(op, request, like.row, pricing)
         if costs:
             row = min(costs, key=lambda row: costs[row] * (1.0 if row is like.row else FASTER))
-            yield Candidate(row, problem, srcs, dst, costs[row], None, anchor, types)
+            yield Candidate(row, request, srcs, dst, costs[row])
 
 
 def _costs(op: str, request: Request, like: Row | None, pricing: Pricing) -> dict[Row, float]:

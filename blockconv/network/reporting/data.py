@@ -285,10 +285,10 @@ def _rejected(node: Node, taken: Candidate) -> list[RejectedData]:
     if taken.row is None or not taken.srcs[0].ndim == taken.dst.ndim == 4:
         return []
     src, dst = taken.srcs[0], taken.dst
-    types, said = taken.types, list[RejectedData]()
+    types, said = taken.request.types, list[RejectedData]()
     for row in TABLE:
         if row.op == node.op and row is not taken.row and not row.reference and row.takes(types):
-            why_not = selection.why_not(row, taken.problem, src, dst, types)
+            why_not = selection.why_not(row, taken.request.problem, src, dst, types)
             if why_not is not None:
                 said.append({"kernel": row.name, "reason": why_not})
     return said

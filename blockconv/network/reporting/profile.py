@@ -67,8 +67,8 @@ def median_seconds(nanoseconds: Sequence[int]) -> float:
 
 def seconds_of_plan(planned: Planned, solution: Solution, threads: int) -> float:
     """Seconds of a whole plan, its reorders included."""
-    every = zip(planned.network.nodes, planned.candidates, solution.chosen, strict=True)
-    nodes = sum(on_threads(node, found[k], planned.threads, threads) for node, found, k in every)
+    every = zip(planned.candidates, solution.chosen, strict=True)
+    nodes = sum(on_threads(found[k], planned.threads, threads) for found, k in every)
     return nodes + sum(planned.problem.reorder(*copy) for copy in solution.reorders)
 
 
@@ -79,6 +79,6 @@ def seconds_of_actions(planned: Planned, actions: tuple[Action, ...], threads: i
     def cost(a: Action) -> float:
         if a.node is None:
             return planned.problem.reorder(a.writes[0], *a.layouts)
-        return a.cost if a.part else on_threads(a.node, taken[a.name], planned.threads, threads)
+        return a.cost if a.part else on_threads(taken[a.name], planned.threads, threads)
 
     return tuple(map(cost, actions))
