@@ -511,7 +511,7 @@ def _inferred(
 def _reshaping(node: Node, src: Shape, dst: Shape) -> Node:
     """A reshape that gives `dst`: `node` itself, if it does."""
     try:
-        gives = node.attributes.infer((src,), ())
+        gives = node.attributes.infer(src)
     except ArgumentError:
         gives = None
     return node if gives == dst else replace(node, attributes=Reshape(dst))
@@ -531,11 +531,9 @@ def inferred(
     if like is None:
         _check_counts(node, title)
     try:
-        shape = attributes.infer(tuple([t.shape for t in inputs]), tuple([t.shape for t in parameters]))
-        if like is None:
-            type = attributes.infer_type(tuple([t.type for t in inputs]), tuple([t.type for t in parameters]))
-        else:
-            type = like.type
+        given = attributes.operands(inputs, parameters)
+        shape = attributes.infer(*[t and t.shape for t in given])
+        type = attributes.infer_type(*[t and t.type for t in given]) if like is None else like.type
         check_shape(node.op, "output", shape, type.itemsize)
     except ArgumentError as error:
         raise named_error(title or str(node), error) from error

@@ -93,7 +93,7 @@ def test_a_window_of_channels_may_be_wider_than_there_are(size: int) -> None:
 
 def test_a_window_of_too_many_channels_is_refused() -> None:
     with pytest.raises(bc.ArgumentError, match=r"lrn: size=2147483649: has to be at most 2\^31"):
-        ops.Lrn(2**31 + 1).infer(((1, 4, 3, 3),), ())
+        ops.Lrn(2**31 + 1).infer((1, 4, 3, 3))
 
 
 @pytest.mark.parametrize("extent", [checks.MOST_EXTENT, checks.MOST_EXTENT + 1])

@@ -333,7 +333,7 @@ def test_a_sum_of_its_own_is_of_a_residual() -> None:
     given = bc.Quantization(0.5)
     conv = ops.QuantizedConv2d(dtype="uint8", dst=given, sum=given)
     with pytest.raises(bc.ArgumentError, match=r"sum=.*needs a residual of integers"):
-        conv.infer(((1, 4, 3, 3),), ((4, 4, 1, 1),))
+        conv.infer((1, 4, 3, 3), None, (4, 4, 1, 1), None, None, None)
 
 
 def test_transposes_around_ops_with_channels_last_vanish() -> None:

@@ -539,7 +539,7 @@ def reshaped(draw: Any) -> tuple[bc.Network, list[Shape]]:
             elif kind in ("flat", "split", "halves"):
                 wanted = ops.Reshape({"flat": (-1,), "split": (2, 8, -1, 1), "halves": (2, 2, 8, -1)}[kind])
                 if math.prod(shape) % 32 == 0 or kind != "halves":
-                    y = b.add(ops.Reshape(wanted.infer((shape,), ())) if named else wanted, y)
+                    y = b.add(ops.Reshape(wanted.infer(shape)) if named else wanted, y)
             elif 8 in shape:
                 after = (1,) * (len(shape) - 1 - shape.index(8))
                 constant = rng.standard_normal((8, *after)).astype(np.float32)

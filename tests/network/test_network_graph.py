@@ -128,10 +128,10 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("record", [r for r in RECORDS if r.compute is not ops.Op.compute])
+@pytest.mark.parametrize("record", [r for r in RECORDS if hasattr(r, "compute")])
 def test_an_op_says_all_of_itself(record):
     """Shape, type, meaning, and what the planner asks; its rows are in the table under its name, or it needs none."""
-    assert record.infer is not ops.Op.infer
+    assert callable(record.infer)
     assert record.op
     named = record.op in {row.op for row in TABLE}
     converts = issubclass(record, BetweenTypes)
@@ -143,7 +143,7 @@ def test_an_op_says_all_of_itself(record):
 
 
 def test_no_op_is_without_a_meaning():
-    without = {record for record in RECORDS if record.compute is ops.Op.compute}
+    without = {record for record in RECORDS if not hasattr(record, "compute")}
     assert without == {ops.Op, ops.Solved, ops.Weighted, ops.Convolution, ops.IntegerConvolution}
 
 

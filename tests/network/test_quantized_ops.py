@@ -81,7 +81,7 @@ def test_sums_beyond_int32_are_refused_when_they_are_compiled() -> None:
         (ops.Resize("linear", (6, 7)), "uint8", "input='uint8': has to be float32"),
         (ops.Softmax(1), "int8", "input='int8': has to be float32"),
         (ops.Quantized(ops.Resize("nearest", (6, 7)), (Q(0.1),), Q(0.1)), "uint8", "moves integers without change"),
-        (ops.Quantized(ops.Binary("add"), (Q(0.1),), Q(0.1)), "uint8", "one for each of 1 inputs"),
+        (ops.Quantized(ops.Binary("add"), (Q(0.1),), Q(0.1)), "uint8", "takes 2"),
         (ops.Quantized(ops.Pool2d("avg_exclude_padding"), (Q(0.1, -1),), Q(0.1)), "uint8", "srcs=.*0 to 255"),
     ],
 )

@@ -217,7 +217,7 @@ def _nothing(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others
         shape = np.matmul(*(np.broadcast_to(np.float32(0), x.shape) for x in (a, b))).shape
     except ValueError:
         raise call.error("inputs", (a.shape, b.shape), "have to be matrices that can be multiplied") from None
-    type = attributes.infer_type(tuple(x.type for x in (a, *others)), (b.type,))
+    type = attributes.infer_type(*attributes.operands([x.type for x in (a, *others)], [b.type]))
     return call.constant(np.zeros(shape, type.dtype), "zeros")
 
 

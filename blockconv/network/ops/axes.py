@@ -23,7 +23,7 @@ from blockconv.core.eltwise_problem import (
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, Array, ElementType
-from blockconv.network.ops.base import Arrays, ElementTypes, Shapes, Solved, framed
+from blockconv.network.ops.base import Solved, common_type, framed
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reach, Reads, Site, Windows
 
 __all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
@@ -47,8 +47,7 @@ class Lrn(_OfFloats):
     beta: float = 0.75
     bias: float = 1.0
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (src,) = inputs
+    def compute(self, src: Array) -> Array:
         # A window that reaches further than the channels do holds no more than all of them.
         below, above = (min(side, src.shape[1]) for side in ((self.size - 1) // 2, self.size // 2))
         squares = framed(src * src, [(0, 0), (below, above), *[(0, 0)] * (src.ndim - 2)], 0)
@@ -78,8 +77,7 @@ class Softmax(_OfFloats):
     zero_rows: bool = False
     log: bool = False
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (x,) = inputs
+    def compute(self, x: Array) -> Array:
         if not self.log:
             return softmax(x, self.axis, self.zero_rows)
         rest = x - x.max(axis=self.axis, keepdims=True, initial=-math.inf)
@@ -106,13 +104,13 @@ class Resize(_OfFloats):
     cubic: float = -0.75
     roi: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        return inputs[0] if self.mode == "nearest" else super().infer_type(inputs, parameters)
+    def infer_type(self, src: ElementType) -> ElementType:
+        return src if self.mode == "nearest" else common_type(self, src)
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.mode == "nearest" else "computes"
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         check_rank(self.op, shapes[0], 4)
         if self.size is None and self.scale is None:
             raise ArgumentError(self.op, "size", self.size, "is required, or `scale`")
@@ -125,8 +123,7 @@ class Resize(_OfFloats):
         found = {"n": n, "c": c, "ih": ih, "iw": iw, "oh": oh, "ow": ow, "scale_h": scale_h, "scale_w": scale_w}
         return {**found, "roi_h": (top, bottom), "roi_w": (left, right)}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (x,) = inputs
+    def compute(self, x: Array) -> Array:
         problem = self.problem(x.shape)
         for axis, name in ((2, "h"), (3, "w")):
             indices, weights = problem.taps(name)
@@ -167,13 +164,13 @@ class _OverAxes(Solved):
     axes: tuple[int, ...]
     keepdims: bool = True
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        kept = super().infer(inputs, parameters)
+    def infer(self, src: Shape) -> Shape:
+        kept = self.problem(src).dst_shape
         return tuple(size for i, size in enumerate(kept) if self.keepdims or i not in self.axes)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        kind = self.problem(inputs[0].shape).kind
-        return np.asarray(getattr(inputs[0], kind)(axis=self.axes, keepdims=self.keepdims))
+    def compute(self, src: Array) -> Array:
+        kind = self.problem(src.shape).kind
+        return np.asarray(getattr(src, kind)(axis=self.axes, keepdims=self.keepdims))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return super().windows(site, axes) if self.keepdims else ALL_PIXELS

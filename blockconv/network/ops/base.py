@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -28,9 +28,17 @@ from blockconv.network.ops.rule import (
     same_pixels,
 )
 
-Arrays = Sequence[Array]
-Shapes = tuple[Shape, ...]
-ElementTypes = tuple[ElementType, ...]
+T = TypeVar("T")
+ANY = 1 << 30  # more inputs than a node may have
+
+
+def common_type(op: Op, *types: ElementType | None) -> ElementType:
+    """The type that all operands have. Raises DtypeError if they differ, or if the op does not take it."""
+    given = [type for type in types if type is not None]
+    check_inputs(op, given)
+    if given.count(given[0]) < len(given):
+        raise DtypeError(op.op, "dtype", ", ".join(map(str, given)), "have to be equal")
+    return given[0]
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,12 @@ class Op:
     of_images: whether it needs pixels along H and W.
     is_exact: whether `compute` takes all elements as they are; other ops get floats as float64.
     folds: whether it is computed at once where all its operands are constants.
+    infer: the output's shape, from the operands' shapes. Raises ArgumentError.
+    infer_type: the output's element type, from the operands' types. Raises DtypeError. Default: the common type.
+    compute: the output in plain NumPy, from the operands' elements: slow, written from the definition, and independent
+        of the kernels.
+
+    These three take the operands in order: inputs, then parameters. None stands for one that a node leaves out.
     """
 
     op: ClassVar[str]
@@ -59,23 +73,15 @@ class Op:
     is_exact: ClassVar[bool] = False
     folds: ClassVar[bool] = True
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        """The output's shape. Raises ArgumentError."""
-        raise NotImplementedError
+    infer: ClassVar[Callable[..., Shape]]
+    infer_type: ClassVar[Callable[..., ElementType]] = common_type
+    compute: ClassVar[Callable[..., Array]]
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        """The output's element type: the common one of all operands, unless an op says otherwise. Raises DtypeError."""
-        check_inputs(self, inputs)
-        given = (*inputs, *parameters)
-        if given.count(given[0]) < len(given):
-            raise DtypeError(self.op, "dtype", ", ".join(map(str, given)), "have to be equal")
-        return given[0]
+    def operands(self, inputs: Sequence[T], parameters: Sequence[T]) -> list[T | None]:
+        """The arguments of `infer`, `infer_type` and `compute`."""
+        return _filled(inputs, self.inputs) + _filled(parameters, self.parameters)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        """The output, in plain NumPy: slow, written from the definition, and independent of the kernels."""
-        raise NotImplementedError
-
-    def failure(self, inputs: Shapes, report: Sequence[int]) -> ArgumentError:
+    def failure(self, inputs: Sequence[Shape], report: Sequence[int]) -> ArgumentError:
         """The error of kernels that failed (`Primitive.fails`) on inputs of these shapes. report: what they wrote."""
         raise NotImplementedError
 
@@ -100,11 +106,11 @@ class Op:
         """The op that moves integers which stand for what `given` says."""
         return self
 
-    def evaluate(self, inputs: Arrays, parameters: Arrays) -> Array:
+    def evaluate(self, inputs: Sequence[Array], parameters: Sequence[Array] = ()) -> Array:
         """`compute`, with floats in float64 and integers as they are, and without warnings of NumPy."""
         with np.errstate(all="ignore"):
-            given = [[x if self.is_exact else _wide(x) for x in operands] for operands in (inputs, parameters)]
-            return self.compute(*given)
+            given = self.operands(inputs, parameters)
+            return self.compute(*given) if self.is_exact else self.compute(*map(_wide, given))
 
     # -- The planning rule: kernels that the table has under the op's name, one layout for all inputs, no views. Kernels
     # see values of other than four dimensions in row-major order. No kernel and no machine is known here.
@@ -145,6 +151,12 @@ class Op:
         return {} if activation is None else {"activation": activation}
 
 
+def solved_shape(op: Solved, *shapes: Shape) -> Shape:
+    """The shape of what an op's problem gives."""
+    shape: Shape = op.problem(*shapes).dst_shape
+    return shape
+
+
 class Solved(Op):
     """An op with the rules and sizes of its problem, which kernels solve.
 
@@ -157,21 +169,19 @@ class Solved(Op):
         if "solves" in vars(cls) and "op" not in vars(cls):
             cls.op = getattr(cls.solves, "op", "")
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         """The fields of the problem of inputs of these shapes, besides the op's attributes of the same names."""
         return dict(zip(self.solves.sources, shapes, strict=False))
 
     def problem(self, *shapes: Shape) -> Any:
         """The problem of inputs of these shapes. Raises ArgumentError."""
         op: Any = type(self)
-        fields = self.sizes(shapes)
+        fields = self.sizes(*shapes)
         for name in _shared(op):
             fields[name] = getattr(self, name)
         return self.solves(**fields)
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        shape: Shape = self.problem(*inputs).dst_shape
-        return shape
+    infer: ClassVar[Callable[..., Shape]] = solved_shape
 
     def problem_at(self, site: Site) -> Any:
         return self.problem(*(tensor.shape for tensor in site.inputs))
@@ -194,17 +204,16 @@ class Scaled(Solved):
     parameters: ClassVar[range] = range(2, 3)
     names: ClassVar[tuple[str, str]] = ("scale", "bias")
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = super().infer(inputs, parameters)
-        for name, shape in zip(self.names, parameters, strict=True):
-            if shape != (src[1],):
-                raise ArgumentError(self.op, name, shape, f"has to have shape ({src[1]},)")
-        return src
+    def infer(self, src: Shape, *factors: Shape) -> Shape:
+        shape: Shape = self.problem(src).dst_shape
+        for name, given in zip(self.names, factors, strict=True):
+            if given != shape[1:2]:
+                raise ArgumentError(self.op, name, given, f"has to have shape ({shape[1]},)")
+        return shape
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_inputs(self, inputs)
-        src = inputs[0]
-        for name, type in zip(self.names, parameters, strict=True):
+    def infer_type(self, src: ElementType, *factors: ElementType) -> ElementType:
+        check_inputs(self, (src,))
+        for name, type in zip(self.names, factors, strict=True):
             check_type(self, name, type, *dict.fromkeys((src.name, src.computed.name)))
         return src
 
@@ -217,8 +226,8 @@ class BetweenTypes(Op):
 
     keeps_pixels: ClassVar[bool] = True
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        return inputs[0]
+    def infer(self, src: Shape) -> Shape:
+        return src
 
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         shape, itemsize = site.output.shape, site.inputs[0].type.itemsize
@@ -244,7 +253,7 @@ class RowMajor(Solved):
         return tuple(row_major(tensor.rank) for tensor in site.inputs)
 
 
-def check_inputs(attributes: Op, inputs: ElementTypes) -> None:
+def check_inputs(attributes: Op, inputs: Sequence[ElementType]) -> None:
     """Raise DtypeError unless the op takes inputs of these types."""
     for type in inputs if attributes.takes else ():
         check_type(attributes, "input", type, *attributes.takes)
@@ -256,8 +265,13 @@ def check_type(attributes: Op, argument: str, type: ElementType, *wanted: str) -
         raise DtypeError(attributes.op, argument, type.name, f"has to be {' or '.join(wanted)}")
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(np.float64) if element(x.dtype).is_float else x
+def _filled(given: Sequence[T], counts: range) -> list[T | None]:
+    """Operands, with None for those that are left out."""
+    return [*given, *[None] * (counts.stop - 1 - len(given) if counts.stop < ANY else 0)]
+
+
+def _wide(x: Array | None) -> Array | None:
+    return x if x is None or not element(x.dtype).is_float else x.astype(np.float64)
 
 
 def framed(x: Array, pads: Sequence[Pair], value: float) -> Array:

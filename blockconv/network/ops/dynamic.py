@@ -17,7 +17,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization, integers
 from blockconv.core.types import Array, ElementType, Types, element
-from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes, Solved, check_type
+from blockconv.network.ops.base import Op, Solved, check_type
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Layouts, Reads, Site
 from blockconv.network.ops.windows import IntegerConvolution
 
@@ -38,8 +38,8 @@ class FindQuantization(Solved):
     is_exact = True
     takes = ("float32",)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        x = inputs[0].astype(np.float32)
+    def compute(self, src: Array) -> Array:
+        x = src.astype(np.float32)
         low, high = (combine.reduce(x, axis=None, initial=np.float32(0)) for combine in (np.fmin, np.fmax))
         step = (high - low) / np.float32(255)
         scale = step if step > 0 else np.float32(1)
@@ -58,21 +58,21 @@ class DynamicQuantize(Solved):
     is_exact = True
     inputs = range(2, 3)
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         return {"kind": "convert", "shapes": shapes[:1]}
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        _check_found(self, inputs[1])
-        return super().infer(inputs, parameters)
+    def infer(self, src: Shape, found: Shape) -> Shape:
+        _check_found(self, found)
+        return src
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        for argument, type in zip(("input", "found"), inputs, strict=True):
+    def infer_type(self, src: ElementType, found: ElementType) -> ElementType:
+        for argument, type in (("input", src), ("found", found)):
             check_type(self, argument, type, "float32")
         return element("uint8")
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        scale, zero_point = inputs[1]
-        return integers(inputs[0] / scale, Quantization(1.0, int(zero_point)), "uint8")
+    def compute(self, src: Array, found: Array) -> Array:
+        scale, zero_point = found
+        return integers(src / scale, Quantization(1.0, int(zero_point)), "uint8")
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return src, row_major(1)
@@ -94,30 +94,35 @@ class DynamicConv2d(IntegerConvolution):
     inputs = range(2, 4)
     dtype: Literal["int32", "float32"] = "int32"
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        _check_found(self, inputs[1])
-        shape = super().infer((inputs[0], *inputs[2:]), parameters)
-        added = len(inputs) > 2 or len(parameters) > 1
-        if self.dtype == "int32" and (added or not self.activation.is_identity):
+    def infer(self, src: Shape, found: Shape, residual: Shape | None, wei: Shape, bias: Shape | None) -> Shape:
+        _check_found(self, found)
+        shape = self.checked_shape(src, wei, bias, residual)
+        if self.dtype == "int32" and (residual or bias or not self.activation.is_identity):
             rule = "excludes bias, residual and activation"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        self.check_types(inputs, parameters, ("uint8",), bias="float32")
-        for type in inputs[1:]:
+    def infer_type(
+        self,
+        src: ElementType,
+        found: ElementType,
+        residual: ElementType | None,
+        wei: ElementType,
+        bias: ElementType | None,
+    ) -> ElementType:
+        self.check_integers(src, wei, bias, ("uint8",), "float32")
+        for type in (found, residual or found):
             check_type(self, "input", type, "float32")
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        src, (scale, zero_point), *residual = inputs
-        sums = self.int32_sums(src, Quantization(1.0, int(zero_point)), parameters[:1])
+    def compute(self, src: Array, found: Array, residual: Array | None, wei: Array, bias: Array | None) -> Array:
+        scale, zero_point = found
+        sums = self.int32_sums(src, Quantization(1.0, int(zero_point)), wei)
         if self.dtype == "int32":
             return sums
         x = sums.astype(np.float32) * (scale * self.wei.scale).reshape(-1, 1, 1)
-        for added in (*(bias.reshape(-1, 1, 1) for bias in parameters[1:]), *residual):
-            x = x + added
-        return self.activated(x)
+        x = x if bias is None else x + bias.reshape(-1, 1, 1)
+        return self.activated(x if residual is None else x + residual)
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, row_major(1), dst)[: len(site.inputs)]

@@ -14,13 +14,11 @@ from blockconv.core.element_problem import BinaryKind, ElementsProblem
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import FLOATS, NIBBLES, NUMBERS, WHOLE, Array, ElementType, FloatType, Types, element
 from blockconv.network.ops.base import (
-    Arrays,
     BetweenTypes,
-    ElementTypes,
     Scaled,
-    Shapes,
     Solved,
     check_type,
+    common_type,
 )
 from blockconv.network.ops.rule import Axes, Layouts, Reads, Site, same_pixels
 
@@ -34,13 +32,13 @@ class Cast(BetweenTypes):
     op = "cast"
     dtype: FloatType
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+    def infer_type(self, src: ElementType) -> ElementType:
         others = {*get_args(FloatType)} - {self.dtype}
-        check_type(self, "input", inputs[0], *sorted(others))
+        check_type(self, "input", src, *sorted(others))
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return inputs[0]
+    def compute(self, src: Array) -> Array:
+        return src
 
 
 class _Elements(Solved):
@@ -48,7 +46,7 @@ class _Elements(Solved):
 
     solves = ElementsProblem
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         return {"kind": self.op, "shapes": shapes}
 
 
@@ -61,8 +59,8 @@ class Activate(_Elements):
     keeps_pixels = True
     activation: Activation
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return self.activation.reference(inputs[0])
+    def compute(self, src: Array) -> Array:
+        return self.activation.reference(src)
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,9 @@ class Affine(_Elements, Scaled):
     keeps_pixels = True
     activation: Activation = IDENTITY
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        along = (-1,) + (1,) * (inputs[0].ndim - 2)
-        scale, shift = (p.reshape(along) for p in parameters)
-        return self.activation.reference(inputs[0] * scale + shift)
+    def compute(self, src: Array, *factors: Array) -> Array:
+        scale, shift = (factor.reshape((-1,) + (1,) * (src.ndim - 2)) for factor in factors)
+        return self.activation.reference(src * scale + shift)
 
 
 class _Broadcast(_Elements):
@@ -131,12 +128,12 @@ class Binary(_Broadcast):
     kind: BinaryKind
     activation: Activation = IDENTITY
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def infer(self, a: Shape, b: Shape) -> Shape:
         checked_word(self.op, "kind", self.kind, BinaryKind)
-        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", *inputs))
+        return checked_shape(self.op, "inputs", broadcast(self.op, "inputs", a, b))
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        found = super().infer_type(inputs, parameters)
+    def infer_type(self, a: ElementType, b: ElementType) -> ElementType:
+        found = common_type(self, a, b)
         if self.kind in ("equal", "less", "less_equal"):
             check_type(self, "inputs", found, *NUMBERS)
             return element("bool")
@@ -145,8 +142,8 @@ class Binary(_Broadcast):
         check_type(self, "inputs", found, *whole.get(self.kind, (*FLOATS, *WHOLE)))
         return found
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return self.activation.reference(_BINARY[self.kind](*inputs))
+    def compute(self, a: Array, b: Array) -> Array:
+        return self.activation.reference(_BINARY[self.kind](a, b))
 
 
 @dataclass(frozen=True)
@@ -157,14 +154,14 @@ class Where(_Broadcast):
     inputs = range(3, 4)
     is_exact = True
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "condition", inputs[0], "bool")
-        found = super().infer_type(inputs[1:], parameters)
+    def infer_type(self, condition: ElementType, x: ElementType, y: ElementType) -> ElementType:
+        check_type(self, "condition", condition, "bool")
+        found = common_type(self, x, y)
         check_type(self, "inputs", found, *NUMBERS)
         return found
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(np.where(*inputs))
+    def compute(self, condition: Array, x: Array, y: Array) -> Array:
+        return np.asarray(np.where(condition, x, y))
 
 
 @dataclass(frozen=True)
@@ -179,13 +176,13 @@ class Convert(_Broadcast):
     is_exact = True
     dtype: str
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], *NUMBERS)
+    def infer_type(self, src: ElementType) -> ElementType:
+        check_type(self, "input", src, *NUMBERS)
         check_type(self, "dtype", element(self.dtype), *NUMBERS)
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (x,), wanted = inputs, element(self.dtype)
+    def compute(self, x: Array) -> Array:
+        wanted = element(self.dtype)
         x = x.astype(np.float32) if element(x.dtype).is_half else x
         if wanted.is_float or wanted.name == "bool" or x.dtype.kind != "f":
             return x.astype(wanted.dtype)

@@ -9,7 +9,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.foreign import runner
-from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes
+from blockconv.network.ops.base import ANY, Op
 
 __all__ = ["Foreign"]
 
@@ -32,7 +32,7 @@ class Foreign(Op):
     """
 
     op = "foreign"
-    inputs = range(1 << 30)
+    inputs = range(ANY)
     folds = False  # some are random
     is_exact = True
     model: bytes = field(repr=False)
@@ -43,15 +43,15 @@ class Foreign(Op):
     dtype: str
     library: Literal["onnx", "pytorch"] = "onnx"
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def infer(self, *inputs: Shape) -> Shape:
         if inputs != self.shapes:
             rule = f"op {self.kinds[-1]} was read for {self.shapes}"
             raise ArgumentError(self.op, "inputs", inputs, rule, "load the model again with these input_shapes")
         return self.shape
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+    def infer_type(self, *inputs: ElementType) -> ElementType:
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+    def compute(self, *inputs: Array) -> Array:
         made: Array = runner(self.library).computed(self, inputs)
         return made

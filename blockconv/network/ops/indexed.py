@@ -20,7 +20,7 @@ from blockconv.core.element_problem import (
 )
 from blockconv.core.errors import ArgumentError, DtypeError
 from blockconv.core.types import Array, ElementType, Types, element
-from blockconv.network.ops.base import Arrays, ElementTypes, RowMajor, Shapes, check_type
+from blockconv.network.ops.base import RowMajor, check_type
 from blockconv.network.ops.rule import Site
 
 __all__ = ["GatherAt", "Scan", "ScatterAt", "Top"]
@@ -41,11 +41,13 @@ class _Indexed(_OfAnyType):
     axis: int = 0
     from_end: bool = field(default=True, kw_only=True)
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "indices", inputs[1], "int64", "int32")
-        return inputs[0]
+    def infer_type(self, data: ElementType, indices: ElementType, updates: ElementType | None = None) -> ElementType:
+        if updates is not None and updates != data:
+            raise DtypeError(self.op, "updates", str(updates), f"has to be {data}")
+        check_type(self, "indices", indices, "int64", "int32")
+        return data
 
-    def failure(self, inputs: Shapes, report: Sequence[int]) -> ArgumentError:
+    def failure(self, inputs: Sequence[Shape], report: Sequence[int]) -> ArgumentError:
         _, index, component = report
         p: IndexProblem = self.problem(*inputs)
         return p.outside(index, component)
@@ -88,8 +90,7 @@ class GatherAt(_Indexed):
     inputs = range(2, 3)
     is_exact = True
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        data, indices = inputs
+    def compute(self, data: Array, indices: Array) -> Array:
         shape = self.problem(data.shape, indices.shape).dst_shape
         return data[self.places(data, indices)] if math.prod(shape) else np.zeros(shape, data.dtype)
 
@@ -107,23 +108,17 @@ class ScatterAt(_Indexed):
     inputs = range(3, 4)
     kind: ScatterKind = "none"
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def infer(self, data: Shape, indices: Shape, updates: Shape) -> Shape:
         checked_word(self.op, "kind", self.kind, ScatterKind)
-        wanted = self.problem(*inputs).dst_shape
-        if inputs[2] != wanted:
-            raise ArgumentError(self.op, "updates", inputs[2], f"has to have shape {wanted}")
-        return inputs[0]
-
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        if inputs[2] != inputs[0]:
-            raise DtypeError(self.op, "updates", str(inputs[2]), f"has to be {inputs[0]}")
-        return super().infer_type(inputs, parameters)
+        wanted = self.problem(data, indices).dst_shape
+        if updates != wanted:
+            raise ArgumentError(self.op, "updates", updates, f"has to have shape {wanted}")
+        return data
 
     def options(self) -> dict[str, Any]:
         return {"kind": self.kind}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        data, indices, updates = inputs
+    def compute(self, data: Array, indices: Array, updates: Array) -> Array:
         y = np.array(data)
         if y.size and updates.size:
             at = self.places(data, indices)
@@ -147,8 +142,8 @@ class Scan(_OfAnyType):
     exclusive: bool = False
     reverse: bool = False
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (x,), ufunc = inputs, _COMBINED[self.kind]
+    def compute(self, x: Array) -> Array:
+        ufunc = _COMBINED[self.kind]
         x = np.flip(x, self.axis) if self.reverse else x
         y = ufunc.accumulate(x, self.axis, dtype=x.dtype)
         if self.exclusive:
@@ -169,11 +164,11 @@ class Top(_OfAnyType):
     smallest: bool = False
     last: bool = False
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
+    def infer_type(self, src: ElementType) -> ElementType:
         return element("int64")
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        x = np.moveaxis(inputs[0], self.axis, -1)
+    def compute(self, src: Array) -> Array:
+        x = np.moveaxis(src, self.axis, -1)
         lines = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).tolist()
         found = np.array([self._order(line) for line in lines], np.int64).reshape(*x.shape[:-1], self.count)
         return np.moveaxis(found, -1, self.axis)

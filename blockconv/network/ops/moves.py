@@ -23,7 +23,7 @@ from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import Array
-from blockconv.network.ops.base import Arrays, Op, Shapes, Solved, framed
+from blockconv.network.ops.base import ANY, Op, Solved, framed
 from blockconv.network.ops.rule import Axes, Layouts, Reach, Reads, Site, View, Windows
 
 __all__ = ["Concat", "Gather", "Pad", "PixelShuffle", "Reshape", "Shuffle", "Slice", "Transpose"]
@@ -57,13 +57,13 @@ class Concat(_Moves):
     solves = ConcatProblem
     keeps_pixels = True
     mixes = "axis"
-    inputs = range(1, 1 << 30)
+    inputs = range(1, ANY)
     axis: int = 1
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         return {"shapes": shapes}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+    def compute(self, *inputs: Array) -> Array:
         return np.asarray(np.concatenate(inputs, self.axis))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
@@ -84,8 +84,8 @@ class Pad(Solved):
     pads: tuple[Pair, ...]
     value: float = 0.0
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return framed(inputs[0], self.pads, self.value)
+    def compute(self, src: Array) -> Array:
+        return framed(src, self.pads, self.value)
 
     def on_integers(self) -> Literal["moves", "computes"] | None:
         return "moves" if self.value == 0 else None  # any zero point stands for 0
@@ -110,7 +110,7 @@ class Slice(_Moves):
     size: int
     step: int = 1
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         (src,) = shapes
         check_axis(self.op, self.axis, src)
         size, last = src[self.axis], self.begin + (self.size - 1) * self.step
@@ -119,8 +119,8 @@ class Slice(_Moves):
             raise ArgumentError(self.op, "begin", self.begin, rule)
         return {"shape": src, "runs": runs_along(src, self.axis, [(self.begin, self.size, self.step)])}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(inputs[0].take(self.begin + self.step * np.arange(self.size), self.axis))
+    def compute(self, src: Array) -> Array:
+        return np.asarray(src.take(self.begin + self.step * np.arange(self.size), self.axis))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         shape = site.inputs[0].shape
@@ -140,13 +140,13 @@ class Gather(_Moves):
     axis: int
     indices: tuple[int, ...]
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         (src,) = shapes
         check_axis(self.op, self.axis, src)
         return {"shape": src, "runs": runs_along(src, self.axis, runs_of(self.indices))}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(inputs[0].take(self.indices, self.axis))
+    def compute(self, src: Array) -> Array:
+        return np.asarray(src.take(self.indices, self.axis))
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Transpose(_Moves):
     solves = TransposeProblem
     perm: tuple[int, ...]
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(inputs[0].transpose(self.perm))
+    def compute(self, src: Array) -> Array:
+        return np.asarray(src.transpose(self.perm))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         """The same bytes in another layout: (N, C, H, W) in NHWC are (N, H, W, C) in row-major order."""
@@ -187,7 +187,7 @@ class PixelShuffle(_Moves):
     by_channel: bool = True
     inverse: bool = False
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         """The order of axes, with the blocks as axes of their own."""
         check_rank(self.op, shapes[0], 4)
         (n, c, h, w), (rows, columns) = shapes[0], self.block
@@ -202,14 +202,13 @@ class PixelShuffle(_Moves):
             return {"shape": (n, each, rows, columns, h, w), "perm": (0, 1, 4, 2, 5, 3)}
         return {"shape": (n, rows, columns, each, h, w), "perm": (0, 3, 4, 1, 5, 2)}
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        n, a, b, c, d, e = self.problem(inputs[0]).dst_shape
+    def infer(self, src: Shape) -> Shape:
+        n, a, b, c, d, e = self.problem(src).dst_shape
         return (n, a * b * c, d, e) if self.inverse else (n, a, b * c, d * e)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        moved = self.problem(inputs[0].shape)
-        split = inputs[0].reshape(moved.shape).transpose(moved.perm)
-        return np.asarray(split.reshape(self.infer((inputs[0].shape,), ())))
+    def compute(self, src: Array) -> Array:
+        moved = self.problem(src.shape)
+        return np.asarray(src.reshape(moved.shape).transpose(moved.perm).reshape(self.infer(src.shape)))
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         found = Windows()
@@ -231,8 +230,7 @@ class Reshape(Op):
     effect = "moves"
     shape: Shape
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        src = inputs[0]
+    def infer(self, src: Shape) -> Shape:
         if self.shape.count(-1) > 1 or any(size < -1 for size in self.shape):
             raise ArgumentError(self.op, "shape", self.shape, "has to hold sizes of at least 0, and at most one -1")
         if any(size == 0 and i >= len(src) for i, size in enumerate(self.shape)):
@@ -250,8 +248,8 @@ class Reshape(Op):
             raise ArgumentError(self.op, "shape", self.shape, f"cannot hold the {total} elements of {src}")
         return shape
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.asarray(inputs[0].reshape(self.infer((inputs[0].shape,), ())))
+    def compute(self, src: Array) -> Array:
+        return np.asarray(src.reshape(self.infer(src.shape)))
 
     def views(self, site: Site, layouts: Layouts) -> Iterator[View]:
         yield View((row_major(len(site.inputs[0].shape)),), row_major(len(site.output.shape)))
@@ -266,7 +264,7 @@ class Shuffle(_Moves):
     keeps_pixels = True
     groups: int
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         (src,) = shapes
         check_rank(self.op, src, 4)
         if self.groups < 1 or src[1] % self.groups:
@@ -274,7 +272,7 @@ class Shuffle(_Moves):
         each = src[1] // self.groups
         return {"shape": src, "runs": runs_along(src, 1, [(k, self.groups, each) for k in range(each)])}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        n, c, h, w = inputs[0].shape
-        split = inputs[0].reshape(n, self.groups, c // self.groups, h, w)
+    def compute(self, src: Array) -> Array:
+        n, c, h, w = src.shape
+        split = src.reshape(n, self.groups, c // self.groups, h, w)
         return np.asarray(split.swapaxes(1, 2).reshape(n, c, h, w))

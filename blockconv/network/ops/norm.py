@@ -8,7 +8,7 @@ import numpy as np
 
 from blockconv.core.eltwise_problem import GroupNormProblem
 from blockconv.core.types import FLOATS, Array
-from blockconv.network.ops.base import Arrays, Scaled
+from blockconv.network.ops.base import Scaled
 from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reads, Site, same_pixels
 
 __all__ = ["GroupNorm"]
@@ -33,15 +33,14 @@ class GroupNorm(Scaled):
     per_pixel: bool = False
     centred: bool = True
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        src, along = inputs[0], (-1,) + (1,) * (inputs[0].ndim - 2)
+    def compute(self, src: Array, *factors: Array) -> Array:
         if not src.size:
             return src
         split = src.reshape(src.shape[0], self.groups, src.shape[1] // self.groups, -1)
         axes = (2,) if self.per_pixel else (2, 3)
         apart = split - split.mean(axis=axes, keepdims=True) if self.centred else split
         normal = apart / np.sqrt((apart * apart).mean(axis=axes, keepdims=True) + self.epsilon)
-        scale, bias = (p.reshape(along) for p in parameters)
+        scale, bias = (factor.reshape((-1,) + (1,) * (src.ndim - 2)) for factor in factors)
         return np.asarray(normal.reshape(src.shape) * scale + bias)
 
     def windows(self, site: Site, axes: Axes) -> Reads:

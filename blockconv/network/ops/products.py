@@ -10,7 +10,7 @@ import numpy as np
 from blockconv.core.product_problem import AttentionProblem, MatMulProblem, Order
 from blockconv.core.types import FLOATS, Array
 from blockconv.network.ops.axes import softmax
-from blockconv.network.ops.base import Arrays, RowMajor
+from blockconv.network.ops.base import RowMajor
 
 __all__ = ["Attention", "MatMul"]
 
@@ -36,8 +36,8 @@ class MatMul(_Product):
     inputs = range(2, 3)
     orders: tuple[Order, ...] = (None, None, None)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        a, b = (_ordered(x, order) for x, order in zip(inputs, self.orders, strict=False))
+    def compute(self, *factors: Array) -> Array:
+        a, b = map(_ordered, factors, self.orders)
         return _ordered(np.asarray(a @ b), self.orders[-1])
 
 
@@ -61,11 +61,9 @@ class Attention(_Product):
     zero_rows: bool = False
     orders: tuple[Order, ...] = (None, None, None, None)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        a, b, c = (_ordered(x, order) for x, order in zip(inputs[:3], self.orders, strict=False))
-        scores = self.scale * (a @ b)
-        for mask in inputs[3:]:
-            scores = scores + mask
+    def compute(self, queries: Array, keys: Array, values: Array, mask: Array | None) -> Array:
+        a, b, c = map(_ordered, (queries, keys, values), self.orders)
+        scores = self.scale * (a @ b) + (0 if mask is None else mask)
         if self.causal:
             scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
         weights = softmax(scores, -1, self.zero_rows)

@@ -25,7 +25,7 @@ from blockconv.core.quantization import (
     real,
 )
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
-from blockconv.network.ops.base import Arrays, BetweenTypes, ElementTypes, Op, Shapes, check_type
+from blockconv.network.ops.base import BetweenTypes, Op, check_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary
 from blockconv.network.ops.rule import Axes, Layouts, Reads, Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
@@ -39,9 +39,9 @@ class _GivesIntegers(BetweenTypes):
     dst: Quantization
     dtype: IntegerType
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def infer(self, src: Shape) -> Shape:
         _check_integers(self, "dst", self.dst, element(self.dtype))
-        return inputs[0]
+        return src
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Quantize(_GivesIntegers):
     dst: Quantization
     dtype: IntegerType = "uint8"
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], "float32")
+    def infer_type(self, src: ElementType) -> ElementType:
+        check_type(self, "input", src, "float32")
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return integers(inputs[0] / self.dst.scale, self.dst, self.dtype)
+    def compute(self, src: Array) -> Array:
+        return integers(src / self.dst.scale, self.dst, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,21 @@ class Dequantize(BetweenTypes):
     src: Quantization
     axis: int = 0
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def infer(self, src: Shape) -> Shape:
         if self.src.scale.ndim:
-            check_axis(self.op, self.axis, inputs[0])
-            if self.src.scale.size != inputs[0][self.axis]:
-                rule = f"has to have one scale, or one for each of {inputs[0][self.axis]} indices of axis {self.axis}"
+            check_axis(self.op, self.axis, src)
+            if self.src.scale.size != src[self.axis]:
+                rule = f"has to have one scale, or one for each of {src[self.axis]} indices of axis {self.axis}"
                 raise ArgumentError(self.op, "src", self.src, rule)
-        return inputs[0]
+        return src
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], *INTEGERS, "int32")
-        self.src.check(self.op, "src", inputs[0].name, self.src.scale.size)
+    def infer_type(self, src: ElementType) -> ElementType:
+        check_type(self, "input", src, *INTEGERS, "int32")
+        self.src.check(self.op, "src", src.name, self.src.scale.size)
         return element("float32")
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return real(inputs[0], self.src, self.axis)
+    def compute(self, src: Array) -> Array:
+        return real(src, self.src, self.axis)
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ class Requantize(_GivesIntegers):
     dst: Quantization
     dtype: IntegerType = "uint8"
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        check_type(self, "input", inputs[0], *INTEGERS)
-        _check_integers(self, "src", self.src, inputs[0])
+    def infer_type(self, src: ElementType) -> ElementType:
+        check_type(self, "input", src, *INTEGERS)
+        _check_integers(self, "src", self.src, src)
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return integers(real(inputs[0], self.src) / self.dst.scale, self.dst, self.dtype)
+    def compute(self, src: Array) -> Array:
+        return integers(real(src, self.src) / self.dst.scale, self.dst, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -125,19 +125,19 @@ class Lookup(Op):
     dst: Quantization
     dtype: IntegerType = "uint8"
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
+    def infer(self, src: Shape) -> Shape:
         if len(self.table) != 256:
             raise ArgumentError(self.op, "table", self.table, "has to have 256 bytes")
         _check_integers(self, "dst", self.dst, element(self.dtype))
-        return inputs[0]
+        return src
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        for argument, type in (("input", inputs[0]), ("dtype", element(self.dtype))):
+    def infer_type(self, src: ElementType) -> ElementType:
+        for argument, type in (("input", src), ("dtype", element(self.dtype))):
             check_type(self, argument, type, *BYTES)
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        return np.frombuffer(self.table, self.dtype)[inputs[0].view(np.uint8)]
+    def compute(self, src: Array) -> Array:
+        return np.frombuffer(self.table, self.dtype)[src.view(np.uint8)]
 
     def problem_at(self, site: Site) -> ElementsProblem:
         return ElementsProblem("lookup", (site.output.shape,))
@@ -170,41 +170,52 @@ class QuantizedConv2d(IntegerConvolution):
         """Whether it gives integers of 8 or 4 bits."""
         return self.dtype in INTEGERS
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        shape = super().infer(inputs, parameters)
+    def infer(
+        self, src: Shape, residual: Shape | None, wei: Shape, bias: Shape | None, *factors: Shape | None
+    ) -> Shape:
+        shape, is_scaled = self.checked_shape(src, wei, bias, residual), factors[0] is not None
         if (self.dst is not None) != self.is_requantized:
             raise ArgumentError(
                 self.op, "dst", self.dst, f"is given for 8 or 4 bits and nothing else, not for {self.dtype}"
             )
         if self.dst is not None:
             _check_integers(self, "dst", self.dst, element(self.dtype))
-        if (self.residual is not None) != (self.is_requantized and len(inputs) > 1):
+        if (self.residual is not None) != (self.is_requantized and residual is not None):
             rule = "has to be given with a residual of integers, and only then"
             raise ArgumentError(self.op, "residual", self.residual, rule)
         if self.sum is not None:
-            if (self.residual is None) == (len(parameters) < 4):
+            if (self.residual is not None) == is_scaled:
                 raise ArgumentError(self.op, "sum", self.sum, "needs a residual of integers, or scale and shift")
             _check_integers(self, "sum", self.sum, element(self.dtype))
-        if len(parameters) > 2 and parameters[2:] != (shape[1:2], shape[1:2]):
-            raise ArgumentError(self.op, "scale", parameters[2:], f"has to be ({shape[1]},), with such a shift")
-        if self.dtype == "int32" and (len(inputs) > 1 or len(parameters) > 2 or not self.activation.is_identity):
+        if is_scaled and factors != (shape[1:2], shape[1:2]):
+            raise ArgumentError(self.op, "scale", factors, f"has to be ({shape[1]},), with such a shift")
+        if self.dtype == "int32" and (residual or is_scaled or not self.activation.is_identity):
             rule = "excludes residual, scale and activation"
             raise ArgumentError(self.op, "dtype", self.dtype, rule)
         return shape
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        self.check_types(inputs, parameters[:2], INTEGERS, bias="int32")
-        for type in parameters[2:]:
+    def infer_type(
+        self,
+        src: ElementType,
+        residual: ElementType | None,
+        wei: ElementType,
+        bias: ElementType | None,
+        *factors: ElementType | None,
+    ) -> ElementType:
+        self.check_integers(src, wei, bias, INTEGERS, "int32")
+        for type in filter(None, factors):
             check_type(self, "scale", type, "float32")
-        _check_integers(self, "src", self.src, inputs[0])
-        for type in inputs[1:]:
-            check_type(self, "residual", type, *(INTEGERS if self.is_requantized else ("float32",)))
+        _check_integers(self, "src", self.src, src)
+        if residual is not None:
+            check_type(self, "residual", residual, *(INTEGERS if self.is_requantized else ("float32",)))
             if self.residual is not None:
-                _check_integers(self, "residual", self.residual, type)
+                _check_integers(self, "residual", self.residual, residual)
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        sums, affine = self.int32_sums(inputs[0], self.src, parameters[:2]), tuple(parameters[2:]) or None
+    def compute(
+        self, src: Array, residual: Array | None, wei: Array, bias: Array | None, *factors: Array | None
+    ) -> Array:
+        sums, affine = self.int32_sums(src, self.src, wei, bias), tuple(x for x in factors if x is not None) or None
         if self.dtype == "int32":
             return sums
         given = Quantizations(self.src, self.wei, self.dst or PLAIN, self.residual or PLAIN, self.sum)
@@ -215,8 +226,9 @@ class QuantizedConv2d(IntegerConvolution):
         if self.sum is not None:
             x = np.rint(np.clip(x, *after.sum_bounds)) * (scale or [after.scales.rounded])[0].reshape(-1, 1, 1)
         x = x + shift.reshape(-1, 1, 1)
-        for added in inputs[1:]:
-            x = x + (added if self.residual is None else difference(added, self.residual) * after.scales.residual)
+        if residual is not None:
+            exact = None if self.residual is None else difference(residual, self.residual)
+            x = x + (residual if exact is None else exact * after.scales.residual)
         if not after.scales.folded:
             x = self.activated(x) * after.scales.inverse
         return x if self.dst is None else integers(np.clip(x, *after.bounds), self.dst, self.dtype)
@@ -242,33 +254,35 @@ class Quantized(Op):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.of.op)  # the kernel table has its kernels under that
+        object.__setattr__(self, "inputs", self.of.inputs)
         object.__setattr__(self, "parameters", self.of.parameters)
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        if len(inputs) not in self.of.inputs or len(inputs) != len(self.srcs):
-            raise ArgumentError(self.op, "srcs", self.srcs, f"has to hold one for each of {len(inputs)} inputs")
+    def infer(self, *shapes: Shape) -> Shape:
+        if len(self.srcs) not in self.of.inputs:
+            rule = f"has to hold one for each of {len(shapes) - len(self.parameters)} inputs"
+            raise ArgumentError(self.op, "srcs", self.srcs, rule)
         _check_integers(self, "dst", self.dst, element(self.dtype))
         if self.of.on_integers() != "computes":
             raise ArgumentError(self.op, "of", self.of, "moves integers without change, and takes no quantization")
-        return self.of.infer(inputs, parameters)
+        return self.of.infer(*shapes)
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        for type, src in zip(inputs, self.srcs, strict=True):
+    def infer_type(self, *types: ElementType) -> ElementType:
+        for type, src in zip(types, self.srcs, strict=False):
             check_type(self, "input", type, *INTEGERS)
             _check_integers(self, "srcs", src, type)
-        for type in parameters:
+        for type in types[len(self.srcs) :]:
             check_type(self, "parameter", type, "float32")
         return element(self.dtype)
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
+    def compute(self, *given: Array) -> Array:
         if isinstance(self.of, (Pool2d, AdaptivePool2d)):
-            return integers(self._average(inputs[0], self.of), self.dst, self.dtype)
-        given = [real(x, src) for x, src in zip(inputs, self.srcs, strict=True)]
+            return integers(self._average(given[0], self.of), self.dst, self.dtype)
+        inputs, parameters = [*map(real, given, self.srcs)], given[len(self.srcs) :]
         if isinstance(self.of, (Affine, Binary)):  # each step rounds by itself
-            x = replace(self.of, activation=IDENTITY).compute(given, parameters)
-            x = Activate(self.of.activation).evaluate([x], ()).astype(np.float32)
+            x = replace(self.of, activation=IDENTITY).compute(*inputs, *parameters)
+            x = Activate(self.of.activation).evaluate([x]).astype(np.float32)
         else:
-            x = self.of.evaluate(given, parameters).astype(np.float32)
+            x = self.of.evaluate(inputs, parameters).astype(np.float32)
         return integers(x / self.dst.scale, self.dst, self.dtype)
 
     def _average(self, src: Array, of: Pool2d | AdaptivePool2d) -> Array:
@@ -282,14 +296,14 @@ class Quantized(Op):
                 for size, count in zip(src.shape[2:], of.size, strict=True)
             ]
             counts: Array = np.outer(each[0], each[1]).astype(np.float64)
-            total = np.rint(of.evaluate([exact], ()) * counts)
+            total = np.rint(of.evaluate([exact]) * counts)
         else:
             summed = replace(of, kind="avg_exclude_padding", divisor=1)
-            total, covered = summed.evaluate([exact], ()), summed.evaluate([ones], ())
+            total, covered = summed.evaluate([exact]), summed.evaluate([ones])
             counts = np.full(covered.shape, float(of.divisor or 1))
             if of.divisor is None:  # a window's mean of ones: covered pixels / pixels that count
                 some = covered > 0
-                counts[some] = np.rint(covered[some] / of.evaluate([ones], ())[some])
+                counts[some] = np.rint(covered[some] / of.evaluate([ones])[some])
         ratio = float(self.dst.scale) / float(self.srcs[0].scale)
         return np.asarray(total.astype(np.float32) / (counts * ratio).astype(np.float32))
 

@@ -11,7 +11,7 @@ from blockconv.core.checks import Shape, check_rank
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentKind, RecurrentProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, Array, ElementType
-from blockconv.network.ops.base import Arrays, ElementTypes, Shapes, Solved, check_type
+from blockconv.network.ops.base import Solved, check_type
 
 __all__ = ["Recurrent", "blocks_of_columns"]
 
@@ -45,38 +45,37 @@ class Recurrent(Solved):
     kind: RecurrentKind
     reverse: tuple[bool, ...] = (False,)
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         for shape in shapes:
             check_rank(self.op, shape, 3)
         src, states = shapes
         return {"steps": src[0], "batch": src[1], "hidden": states[2]}
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        p: RecurrentProblem = self.problem(*inputs)
-        for name, given, shape in zip(("input", "states"), inputs, (p.src_shape, p.states_shape), strict=True):
+    def infer(self, src: Shape, states: Shape, *parameters: Shape | None) -> Shape:
+        p: RecurrentProblem = self.problem(src, states)
+        for name, given, shape in (("input", src, p.src_shape), ("states", states, p.states_shape)):
             if given != shape:
                 raise ArgumentError(self.op, name, given, f"has to have shape {shape}")
         d, h = len(p.reverse), p.hidden
         first, second = ((d, -(-count * h // COLUMNS), h, COLUMNS) for count in p.columns)
         wanted = first, (d, p.gates * h), *[second] * bool(second[1])
-        if parameters != wanted:
-            raise ArgumentError(self.op, "parameters", parameters, f"have to have the shapes {wanted}")
+        if (given := tuple(shape for shape in parameters if shape)) != wanted:
+            raise ArgumentError(self.op, "parameters", given, f"have to have the shapes {wanted}")
         return p.dst_shape
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        src = inputs[0]
+    def infer_type(self, src: ElementType, states: ElementType, *parameters: ElementType | None) -> ElementType:
         check_type(self, "input", src, *FLOATS)
-        check_type(self, "states", inputs[1], src.name)
-        for type in parameters:
+        check_type(self, "states", states, src.name)
+        for type in filter(None, parameters):
             check_type(self, "weight", type, *dict.fromkeys((src.name, src.computed.name)))
         return src
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        p: RecurrentProblem = self.problem(inputs[0].shape, inputs[1].shape)
+    def compute(self, src: Array, states: Array, first: Array, bias: Array, second: Array | None) -> Array:
+        p: RecurrentProblem = self.problem(src.shape, states.shape)
         d, h = len(p.reverse), p.hidden
-        weights = [w.swapaxes(1, 2).reshape(d, h, -1) for w in (parameters[0], *parameters[2:])]
-        src, bias = inputs[0].reshape(p.steps, p.batch, d, p.gates * h), parameters[1]
-        states = inputs[1].reshape(p.states_shape[0], d, p.batch, h)
+        weights = [w.swapaxes(1, 2).reshape(d, h, -1) for w in (first, second) if w is not None]
+        src = src.reshape(p.steps, p.batch, d, p.gates * h)
+        states = states.reshape(p.states_shape[0], d, p.batch, h)
         found = np.zeros((p.dst_shape[0], d, p.batch, h), np.result_type(src, states))
         for k, backward in enumerate(p.reverse):
             hidden, cell = states[0, k], states[-1, k]

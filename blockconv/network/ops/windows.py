@@ -23,7 +23,7 @@ from blockconv.core.problem import (
 )
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import Array, ElementType, Types, element
-from blockconv.network.ops.base import Arrays, ElementTypes, Op, Shapes, Solved, check_type, framed
+from blockconv.network.ops.base import Op, Solved, check_type, common_type, framed
 from blockconv.network.ops.rule import (
     ALL_PIXELS,
     Axes,
@@ -69,22 +69,23 @@ class Weighted(Op):
         """The problem that kernels are chosen for."""
         raise NotImplementedError
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        shape: Shape = self.problem(inputs[0], parameters[0]).dst_shape
-        if len(parameters) > 1 and parameters[1] != shape[1:2]:
-            raise ArgumentError(self.op, "bias", parameters[1], f"has to have shape ({shape[1]},)")
-        if len(inputs) > 1 and inputs[1] != shape:
-            raise ArgumentError(self.op, "residual", inputs[1], f"has to have the output's shape, {shape}")
+    def checked_shape(self, src: Shape, wei: Shape, bias: Shape | None, residual: Shape | None = None) -> Shape:
+        """The output's shape. Raises ArgumentError unless the operands have shapes that go together."""
+        shape: Shape = self.problem(src, wei).dst_shape
+        if bias is not None and bias != shape[1:2]:
+            raise ArgumentError(self.op, "bias", bias, f"has to have shape ({shape[1]},)")
+        if residual is not None and residual != shape:
+            raise ArgumentError(self.op, "residual", residual, f"has to have the output's shape, {shape}")
         return shape
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        src, (wei, *bias) = inputs[0], parameters
+    def check_types(self, src: ElementType, *others: ElementType | None) -> None:
+        """Raise DtypeError unless a residual, the weight and the bias have types that go with the input's."""
+        _, wei, bias = others
         if not src.is_half:
-            return super().infer_type(inputs, parameters)
-        check_type(self, "weight", wei, src.name)
-        for type in bias:
-            check_type(self, "bias", type, src.name, "float32")
-        return src
+            common_type(self, src, *others)
+        elif wei is not None:
+            check_type(self, "weight", wei, src.name)
+            check_type(self, "bias", bias or src, src.name, "float32")
 
     def problem_at(self, site: Site) -> Any:
         return self.problem(site.inputs[0].shape, site.parameters[0].shape).named(site.name)
@@ -146,32 +147,34 @@ class IntegerConvolution(Convolution):
     narrow: bool = False
     light: bool = False
 
-    def infer(self, inputs: Shapes, parameters: Shapes) -> Shape:
-        shape = super().infer(inputs, parameters)
+    def checked_shape(self, src: Shape, wei: Shape, bias: Shape | None, residual: Shape | None = None) -> Shape:
+        shape = super().checked_shape(src, wei, bias, residual)
         self.wei.check(self.op, "wei", "int8", shape[1])
         if self.wei.zero_point:
             raise ArgumentError(self.op, "wei", self.wei, "has to have zero point 0")
         return shape
 
-    def check_types(self, inputs: ElementTypes, parameters: ElementTypes, taken: Sequence[str], bias: str) -> None:
-        """taken: types that an input may have. bias: the type of a bias."""
-        check_type(self, "input", inputs[0], *taken)
-        check_type(self, "weight", parameters[0], "int8")
-        for type in parameters[1:]:
-            check_type(self, "bias", type, bias)
+    def check_integers(
+        self, src: ElementType, wei: ElementType, bias: ElementType | None, taken: Sequence[str], biases: str
+    ) -> None:
+        """taken: types that an input may have. biases: the type of a bias."""
+        check_type(self, "input", src, *taken)
+        check_type(self, "weight", wei, "int8")
+        if bias is not None:
+            check_type(self, "bias", bias, biases)
 
     def types_at(self, site: Site) -> Types:
         types = Types.quantized(site.inputs[0].type.array_dtype, site.output.type.array_dtype)
         return types._replace(wei=replace(types.wei, narrow=self.narrow, light=self.light))
 
-    def int32_sums(self, src: Array, given: Quantization, parameters: Arrays) -> Array:
+    def int32_sums(self, src: Array, given: Quantization, wei: Array, bias: Array | None = None) -> Array:
         """The int32 sums of the products of integers, and of a bias. `given` says what `src` stands for.
 
         float64 holds these integers exactly, and multiplies matrices of them faster than NumPy does ints.
         """
-        wei, *bias = (x.astype(np.float64) for x in parameters)
-        sums = self.sums((src.astype(np.int64) - given.zero_point).astype(np.float64), wei)
-        return sum((b[:, None, None] for b in bias), sums).astype(np.int32)
+        exact = (src.astype(np.int64) - given.zero_point).astype(np.float64)
+        sums = self.sums(exact, wei.astype(np.float64))
+        return (sums if bias is None else sums + bias[:, None, None]).astype(np.int32)
 
     def activated(self, x: Array) -> Array:
         """The activation of float32, rounded once."""
@@ -191,21 +194,25 @@ class Conv2d(Convolution):
     dtype: Literal["float32"] | None = None
     finite: bool = False
 
-    def infer_type(self, inputs: ElementTypes, parameters: ElementTypes) -> ElementType:
-        src, *residual = inputs
+    def infer(self, src: Shape, residual: Shape | None, wei: Shape, bias: Shape | None) -> Shape:
+        return self.checked_shape(src, wei, bias, residual)
+
+    def infer_type(
+        self, src: ElementType, residual: ElementType | None, wei: ElementType, bias: ElementType | None
+    ) -> ElementType:
         if self.dtype is not None and not src.is_half:
             raise ArgumentError(self.op, "dtype", self.dtype, f"is for 16-bit inputs, and the input is {src}")
-        super().infer_type(inputs, parameters)
+        self.check_types(src, residual, wei, bias)
         dst = src if self.dtype is None else element(self.dtype)
-        for type in residual:
-            check_type(self, "residual", type, dst.name)
+        check_type(self, "residual", residual or dst, dst.name)
         return dst
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        src, (wei, *bias), residual = inputs[0], parameters, inputs[1:]
+    def compute(self, src: Array, residual: Array | None, wei: Array, bias: Array | None) -> Array:
         sums = self.sums(src, wei)
-        for added in (*(b[:, None, None] for b in bias), *residual):
-            sums += added
+        if bias is not None:
+            sums += bias[:, None, None]
+        if residual is not None:
+            sums += residual
         return self.activation.reference(sums)
 
     def types_at(self, site: Site) -> Types:
@@ -224,6 +231,13 @@ class ConvTranspose2d(Weighted):
     """
 
     op = "conv_transpose2d"
+
+    def infer(self, src: Shape, wei: Shape, bias: Shape | None) -> Shape:
+        return self.checked_shape(src, wei, bias)
+
+    def infer_type(self, src: ElementType, wei: ElementType, bias: ElementType | None) -> ElementType:
+        self.check_types(src, None, wei, bias)
+        return src
 
     def problem(self, src: Shape, wei: Shape) -> Conv2dBackwardDataProblem:
         """The convolution whose input has the shape of this op's output."""
@@ -248,9 +262,8 @@ class ConvTranspose2d(Weighted):
         given = zip(sizes, kernel, self.stride, self.dilation, strict=True)
         return [(size - 1) * stride + (taps - 1) * dilation + 1 for size, taps, stride, dilation in given]
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (src,), (wei, *bias), g = inputs, parameters, self.groups
-        n, ic, ih, iw = src.shape
+    def compute(self, src: Array, wei: Array, bias: Array | None) -> Array:
+        g, (n, ic, ih, iw) = self.groups, src.shape
         kh, kw = wei.shape[2:]
         image = src.reshape(n, g, ic // g, ih * iw)
         dst = np.zeros((n, g * wei.shape[1], *self.uncut(src.shape[2:], (kh, kw))), np.result_type(src, wei))
@@ -262,7 +275,7 @@ class ConvTranspose2d(Weighted):
             )
             dst[:, :, rows, columns] += (weights @ image).reshape(n, dst.shape[1], ih, iw)
         dst = framed(dst, ((0, 0), (0, 0), *((-begin, -end) for begin, end in self.pads)), 0)
-        return self.activation.reference(sum((b[:, None, None] for b in bias), dst))
+        return self.activation.reference(dst if bias is None else dst + bias[:, None, None])
 
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
         yield "conv2d_backward_data", self.problem_at(site), srcs, dsts
@@ -286,15 +299,14 @@ class Pool2d(Solved):
     ceil_mode: bool = False
     divisor: int | None = None
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         check_rank(self.op, shapes[0], 4)
         (n, ic, ih, iw), (sh, sw), (dh, dw) = shapes[0], self.stride, self.dilation
         (kh, kw), ((ph, ph_r), (pw, pw_r)) = self.kernel or (ih, iw), self.pads
         rows = {"ih": ih, "kh": kh, "sh": sh, "ph": ph, "ph_r": ph_r, "dh": dh}
         return {"n": n, "ic": ic, **rows, "iw": iw, "kw": kw, "sw": sw, "pw": pw, "pw_r": pw_r, "dw": dw}
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (src,) = inputs
+    def compute(self, src: Array) -> Array:
         p = self.problem(src.shape)
         if self.kind == "max":
             least = -math.inf if src.dtype.kind == "f" else np.iinfo(src.dtype).min
@@ -321,12 +333,11 @@ class AdaptivePool2d(Solved):
     effect = "computes"
     size: Pair
 
-    def sizes(self, shapes: Shapes) -> dict[str, Any]:
+    def sizes(self, *shapes: Shape) -> dict[str, Any]:
         check_rank(self.op, shapes[0], 4)
         return dict(zip(("n", "ic", "ih", "iw", "oh", "ow"), (*shapes[0], *self.size), strict=True))
 
-    def compute(self, inputs: Arrays, parameters: Arrays) -> Array:
-        (src,) = inputs
+    def compute(self, src: Array) -> Array:
         dst = np.zeros((*src.shape[:2], *self.size), src.dtype)
         for at in np.ndindex(*self.size):
             rows, columns = (

@@ -195,9 +195,9 @@ class Edit:
 
 def _inferred(node: Node, values: Mapping[str, tuple[Shape, ElementType]]) -> tuple[Shape, ElementType]:
     """The shape and the type of a node's output."""
-    inputs, parameters = node.among(values)
-    shape = node.attributes.infer(tuple(v[0] for v in inputs), tuple(v[0] for v in parameters))
-    return shape, node.attributes.infer_type(tuple(v[1] for v in inputs), tuple(v[1] for v in parameters))
+    a = node.attributes
+    given = a.operands(*node.among(values))
+    return a.infer(*[v and v[0] for v in given]), a.infer_type(*[v and v[1] for v in given])
 
 
 Rule = Callable[..., bool]  # of an edit and a node, and of what a pass gives by keyword

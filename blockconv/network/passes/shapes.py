@@ -71,9 +71,9 @@ def _with_axes(network: Network) -> Network:
             a = Reshape((1,))
         if isinstance(a, ReduceMean):
             a = replace(a, keepdims=True)
-        shapes = tuple((1,) if is_scalar(name) else network.shape(name) for name in node.inputs)
+        shapes = [(1,) if is_scalar(name) else network.shape(name) for name in node.inputs]
         wanted, output = network.shape(node.output), node.output
-        if a.infer(shapes, tuple(map(network.shape, node.parameters))) != wanted:
+        if a.infer(*a.operands(shapes, [*map(network.shape, node.parameters)])) != wanted:
             output = take_name(f"{node.output}.line", taken)
         nodes.append(replace(node, attributes=a, inputs=tuple(inputs), output=output))
         if output != node.output:
