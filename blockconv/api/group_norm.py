@@ -62,9 +62,8 @@ def group_norm(
     statistics = [each.reshape(_statistics_shape(x, *grouping)) for each in found]
     if per_pixel:
         statistics = [each.transpose(0, 3, 1, 2) for each in statistics]
-    result = _shaped(y, input) if out is None else out
-    first, second = (like_any((input,), each) for each in statistics)
-    return result, first, second
+    results: tuple[Array, Any, Any] = _results((input,), y, statistics, out)
+    return results
 
 
 def group_norm_backward(
@@ -105,9 +104,8 @@ def group_norm_backward(
     if per_pixel:
         statistics = [each.transpose(0, 2, 3, 1) for each in statistics]
     of_input, *found = _gradients(_GROUP_BACKWARD, (x, of_output), grouping, weight, statistics, written)
-    result = _shaped(of_input, input) if out is None else out
-    first, second = (like_any((input, grad), each) for each in found)
-    return result, first, second
+    results: tuple[Array, Any, Any] = _results((input, grad), of_input, found, out)
+    return results
 
 
 def layer_norm(
@@ -145,11 +143,9 @@ def layer_norm(
     x, sizes = _rows(op, "input", input, normalized_shape)
     parameters = (_parameter(op, "weight", weight, sizes), _parameter(op, "bias", bias, sizes))
     y, *found = _normalized(_LAYER, x, (1, False), parameters, eps, _row_out(op, input, out, x.shape))
-    shape = np.shape(input)
-    of_rows = _of_rows(shape, sizes)
-    result: DenseArray = like_any((input,), y.reshape(shape)) if out is None else out
-    first, second = (like_any((input,), each.reshape(of_rows)) for each in found)
-    return result, first, second
+    shape = _of_rows(np.shape(input), sizes)
+    results: tuple[DenseArray, Any, Any] = _results((input,), y, [each.reshape(shape) for each in found], out)
+    return results
 
 
 def layer_norm_backward(
@@ -184,24 +180,21 @@ def layer_norm_backward(
     (x, sizes), (of_output, _) = (
         _rows(op, name, each, normalized_shape) for name, each in (("input", input), ("grad", grad))
     )
-    shape = np.shape(input)
-    statistics = _statistics(op, _of_rows(shape, sizes), mean, inverse)
+    statistics = _statistics(op, _of_rows(np.shape(input), sizes), mean, inverse)
     written, scale = _row_out(op, input, out, x.shape), _parameter(op, "weight", weight, sizes)
     of_input, *found = _gradients(_LAYER_BACKWARD, (x, of_output), (1, False), scale, statistics, written)
-    result: DenseArray = like_any((input,), of_input.reshape(shape)) if out is None else out
-    first, second = (like_any((input, grad), each.reshape(sizes)) for each in found)
-    return result, first, second
+    of_parameters = [each.reshape(sizes) for each in found]
+    results: tuple[DenseArray, Any, Any] = _results((input, grad), of_input, of_parameters, out)
+    return results
 
 
 def _normalized(
     frame: Frame, x: Any, grouping: tuple[int, bool], parameters: tuple[Any, Any], eps: float, out: Any
 ) -> list[Any]:
     """(the output, means, inverses) of (N, C, H, W). grouping: groups, and whether each pixel has its own."""
-    beside = [
-        by_channel(frame.op, *each, x, default)
-        for each, default in zip(zip(("weight", "bias"), parameters, strict=True), (1, 0), strict=True)
-    ]
-    return frame((x,), (*grouping, checked_number(frame.op, "eps", eps)), True, tuple(beside), out)
+    weight, bias = parameters
+    beside = by_channel(frame.op, "weight", weight, x, 1), by_channel(frame.op, "bias", bias, x, 0)
+    return frame((x,), (*grouping, checked_number(frame.op, "eps", eps)), True, beside, out)
 
 
 def _gradients(
@@ -295,9 +288,13 @@ def _images(op: str, argument: str, given: Any) -> Any:
     return array if array.ndim == 4 else array.reshape(*array.shape[:2], 1, math.prod(array.shape[2:]))
 
 
-def _shaped(found: Any, input: Any) -> Any:
-    """A result as the kind of array that the input is, and of its shape."""
-    return found if isinstance(input, BlockedArray) else like_any((input,), found.reshape(np.shape(input)))
+def _results(given: tuple[Any, ...], first: Any, others: Sequence[Any], out: Any) -> Any:
+    """The results as the caller gets them. The first has the kind and the shape of the input, the first of `given`."""
+    if out is None and isinstance(given[0], BlockedArray):
+        out = first
+    elif out is None:
+        out = like_any(given[:1], first.reshape(np.shape(given[0])))
+    return out, *(like_any(given, each) for each in others)
 
 
 def _out(op: str, input: Any, out: Any) -> Any:

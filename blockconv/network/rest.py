@@ -44,13 +44,13 @@ class Rest:
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs, of those of the network. The library that runs foreign nodes computes them all."""
-        found = {**values, **_model(self.model, self.constants, 1).run(values)}
+        found = {**values, **_session(self.model, self.constants, 1).results(values)}
         return {name: found[name] for name in self.outputs}
 
 
-def _model(model: bytes, constants: Mapping[str, Array], threads: int) -> Any:
+def _session(model: bytes, constants: Mapping[str, Array], threads: int) -> Any:
     """A model whose outputs may have any shapes and types, ready to run."""
-    return runner("onnx").Model(model, constants, threads)
+    return runner("onnx").Session(model, threads, constants=constants)
 
 
 class RestPlan:
@@ -61,13 +61,13 @@ class RestPlan:
 
     def __init__(self, rest: Rest, make: Callable[[Any], Any], threads: int) -> None:
         self.rest, self.make = rest, make
-        self._head = _model(rest.model if rest.head is None else rest.head, rest.constants, threads)
+        self._head = _session(rest.model if rest.head is None else rest.head, rest.constants, threads)
         self._plans: dict[Shapes, Callable[..., dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of network and rest, of those of the network."""
-        found = {**values, **self._head.run(values)}
+        found = {**values, **self._head.results(values)}
         if self.rest.read is not None:
             found |= self._of(tuple((name, found[name].shape) for name in self.rest.follows))(found)
         return {name: found[name] for name in self.rest.outputs}

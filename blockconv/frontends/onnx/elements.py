@@ -40,9 +40,7 @@ def _is_inf(call: Call) -> Tensor:
     return call.is_infinite(call.operand(0, *FLOATS), signs)
 
 
-@op("ThresholdedRelu", limits="floats")
-def _thresholded(call: Call) -> Tensor:
-    return call.above(call.operand(0, *FLOATS), call.attribute("alpha", 1.0))
+op("ThresholdedRelu", limits="floats")(lambda call: call.above(call.operand(0, *FLOATS), call.attribute("alpha", 1.0)))
 
 
 @op("Shrink")

@@ -155,7 +155,7 @@ class Fallback:
     # -- what does not
 
     def _make_foreign(self, node: Any) -> None:
-        nodes, reads = self._with_reads(node)
+        nodes, reads = self._with_reads([node])
         wanted = [name for name in node.output if name in self.scope.read]
         types = self._infer(node, nodes, reads, wanted)
         if any(types[name].shape is None for name in wanted if types[name].dtype is not None):
@@ -203,7 +203,7 @@ class Fallback:
             raise error
         if error.argument in ("ih", "iw"):  # no window fits, where ONNX's inference may still have a pixel: as below
             raise error
-        nodes, reads = self._with_reads(node)
+        nodes, reads = self._with_reads([node])
         whole = self._model(nodes, reads, map(_untyped, filter(None, node.output)), [])
         if any(value.shape is not None and min(value.shape, default=1) < 1 for _, value in _by_onnx(whole)):
             raise error  # it ends the process for some pools of no pixels
@@ -230,9 +230,9 @@ class Fallback:
         session = new_session(model.SerializeToString(), 1, optimized=False)
         return session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
 
-    def _with_reads(self, node: Any) -> tuple[list[Any], list[str]]:
-        """(a node after the nodes that it needs, the arrays that they read)."""
-        nodes = self._closure([node])
+    def _with_reads(self, nodes: Sequence[Any]) -> tuple[list[Any], list[str]]:
+        """(nodes after the nodes that they need, the arrays that all of them read)."""
+        nodes = self._closure(nodes)
         made = {name for one in nodes for name in one.output}
         return nodes, [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
 
@@ -300,9 +300,7 @@ class Fallback:
 
     def _loose(self, nodes: Sequence[Any], outputs: Iterable[str]) -> tuple[Any, list[str]]:
         """(a model of nodes and the nodes that they need, without shapes and weights; the values it reads)."""
-        nodes = self._closure(nodes)
-        made = {name for one in nodes for name in one.output}
-        reads = [name for name in dict.fromkeys(n for one in nodes for n in reads_of(one)) if name not in made]
+        nodes, reads = self._with_reads(nodes)
         inputs = []
         for name in reads:
             if name in self._odd:
@@ -401,8 +399,7 @@ class Fallback:
                 pass  # it refuses the node
         if all(_is_known(found.get(name)) for name in wanted):
             return found
-        arrays = ((name, self._array(name)) for name in reads)
-        known = [name for name, value in arrays if value is not None and value.size <= MOST_VALUES]
+        known = [name for name, value in self._constants(reads).items() if value.size <= MOST_VALUES]
         model = self._model(nodes, reads, map(_untyped, wanted), known)
         found |= {name: value for name, value in _by_onnx(model) if name in wanted and not _is_known(found.get(name))}
         if has_onnx_runtime() and not all(_is_known(found.get(name)) for name in wanted):

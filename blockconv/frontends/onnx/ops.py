@@ -47,9 +47,7 @@ for _name, _definition in FUNCTIONS.items():
 op("Selu", since=6, limits="floats")(_applied("elu", SELU))
 
 
-@op("Elu", since=6, limits="floats")
-def _elu(call: Call) -> Tensor:
-    return call.elu(call.floats(), call.attribute("alpha", 1.0))
+op("Elu", since=6, limits="floats")(lambda call: call.elu(call.floats(), call.attribute("alpha", 1.0)))
 
 
 @op("Pow", since=7, limits="floats; the exponent a constant number")

@@ -224,19 +224,30 @@ def _loaded(proto: Any, threads: int, optimized: bool, replaced: bool) -> tuple[
 
 
 class Session:
-    """A model, ready to run on memory. Several threads may run it at once.
+    """A model, ready to run on memory, or on arrays. Several threads may run it at once.
 
+    constants: values of its initializers, for a model whose outputs have any shapes. ONNX's own evaluator does not
+        compute such a model if ONNX Runtime cannot load it.
     Raises UnsupportedError, which names the ops, if nothing here runs it.
     """
 
-    def __init__(self, model: bytes, threads: int, optimized: bool = True) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        threads: int,
+        optimized: bool = True,
+        constants: Mapping[str, Array] | None = None,
+    ) -> None:
         proto = onnx.load_model_from_string(model)
+        read = {name for node in proto.graph.node for name in reads_of(node)}
+        held = constants or {}
+        proto.graph.initializer.extend(numpy_helper.from_array(held[name], name) for name in held.keys() & read)
         self.inputs, self.outputs = (
             [_Operand(v.name, v.type.tensor_type.elem_type, _dims(v)) for v in values]
             for values in (proto.graph.input, proto.graph.output)
         )
         self.nodes = named(proto)
-        self._session, self._evaluate = _loaded(proto, threads, optimized, True)
+        self._session, self._evaluate = _loaded(proto, threads, optimized, constants is None)
 
     @property
     def library(self) -> str:
@@ -250,12 +261,19 @@ class Session:
             if self._session is not None:
                 self._bind_and_run(given, taken)
                 return
-            feeds = {one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)}
-            results = self._evaluate(None, feeds)
         except runtime_errors() as error:
             raise failed(self.nodes, error) from error
-        for one, at, result in zip(self.outputs, taken, results, strict=True):
-            _array(one, at)[...] = result
+        results = self.results({one.name: _array(one, at) for one, at in zip(self.inputs, given, strict=True)})
+        for one, at in zip(self.outputs, taken, strict=True):
+            _array(one, at)[...] = results[one.name]
+
+    def results(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs by name, of any shapes and types. Raises NetworkError, which names the node, where that fails."""
+        try:
+            found = self._evaluate(None, {one.name: values[one.name] for one in self.inputs})
+        except runtime_errors() as error:
+            raise failed(self.nodes, error) from error
+        return {one.name: value for one, value in zip(self.outputs, found, strict=True)}
 
     def _bind_and_run(self, given: Sequence[int], taken: Sequence[int]) -> None:
         assert self._session is not None
@@ -265,32 +283,6 @@ class Session:
         for one, at in zip(self.outputs, taken, strict=True):
             binding.bind_output(one.name, "cpu", 0, one.kind, one.shape, at)
         self._session.run_with_iobinding(binding)
-
-
-class Model:
-    """A model whose outputs may have any shapes and types, ready to run.
-
-    Raises UnsupportedError, which names the ops, if nothing here runs it.
-    """
-
-    def __init__(self, model: bytes, constants: Mapping[str, Array], threads: int) -> None:
-        proto = onnx.ModelProto.FromString(model)
-        read = {name for node in proto.graph.node for name in reads_of(node)}
-        proto.graph.initializer.extend(
-            numpy_helper.from_array(value, name) for name, value in constants.items() if name in read
-        )
-        self.inputs = [value.name for value in proto.graph.input]
-        self.outputs = [value.name for value in proto.graph.output]
-        self.nodes = named(proto)
-        _, self._evaluate = _loaded(proto, threads, True, False)
-
-    def run(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs by name. Raises NetworkError, which names the node, where that fails."""
-        try:
-            results = self._evaluate(None, {name: values[name] for name in self.inputs})
-        except runtime_errors() as error:
-            raise failed(self.nodes, error) from error
-        return dict(zip(self.outputs, results, strict=True))
 
 
 class NamedNode(NamedTuple):
@@ -335,15 +327,9 @@ def computed(node: Foreign, inputs: Sequence[Array]) -> Array:
     """The output of a foreign node by itself."""
     session = _alone(node.model)
     given = [np.ascontiguousarray(x) for x in inputs]
-    types = [numpy_dtype(_NAMES.get(one.kind, "")) for one in session.outputs]
+    names = [onnx.TensorProto.DataType.Name(one.kind).lower() for one in session.outputs]
+    types = [numpy_dtype({"float": "float32", "double": "float64"}.get(name, name)) for name in names]
     results = [np.empty(one.shape, dtype) for one, dtype in zip(session.outputs, types, strict=True)]
     session.run([x.ctypes.data for x in (*given, *results)])
     found: Array = results[node.output]
     return found
-
-
-# The element types that may flow between nodes of a network, by ONNX's numbers.
-_NAMES: Mapping[int, str] = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
-    11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
-}  # fmt: skip

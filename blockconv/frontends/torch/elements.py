@@ -27,8 +27,9 @@ MOST_SORTED = 256  # elements of a line
 # ---------------------------------------------------------------- types
 
 
-def as_numbers(call: Call, value: Value, name: str) -> Tensor:
-    """A tensor, a constant or a number, as numbers of the type of this name."""
+def as_numbers(call: Call, value: Value, name: str = "") -> Tensor:
+    """A tensor, a constant or a number, as numbers of the type of this name. Default: the result's."""
+    name = name or call.result
     if name not in NUMBERS:
         raise Unsupported(f"of {name}")
     if isinstance(value, Tensor):
@@ -55,7 +56,7 @@ def _promoted(call: Call, *names: str) -> list[Tensor]:
 
 @of_numbers("_to_copy", "to", "prims.convert_element_type")
 def _to_copy(call: Call) -> Tensor:
-    return as_numbers(call, call.input("a" if "a" in call.arguments else "self"), call.result)
+    return as_numbers(call, call.input("a" if "a" in call.arguments else "self"))
 
 
 # ---------------------------------------------------------------- each element by itself
@@ -71,11 +72,11 @@ _KINDS: dict[str, BinaryKind] = {
 
 @of_numbers("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "atan2")
 def _binary(call: Call) -> Tensor:
-    a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
+    a, b = (as_numbers(call, call[name]) for name in ("self", "other"))
     if call.get("rounding_mode") is not None:
         return _quotient(call, a, b)
     if call.get("alpha", 1) != 1:
-        factor = as_numbers(call, call["alpha"], call.result)
+        factor = as_numbers(call, call["alpha"])
         if call.kind == "rsub":
             a = call.binary("mul", a, factor)
         else:
@@ -128,7 +129,7 @@ def _never_zero(call: Call) -> bool:
 @of_numbers("remainder", "fmod")
 def _remainder(call: Call) -> Tensor:
     """What a quotient leaves that is rounded down, or towards 0 in `fmod`."""
-    a, b = (as_numbers(call, call[name], call.result) for name in ("self", "other"))
+    a, b = (as_numbers(call, call[name]) for name in ("self", "other"))
     if a.type.is_float:
         if call.kind == "fmod":
             return call.fmod(a, b)
@@ -148,9 +149,7 @@ op("reciprocal")(lowered(functools.partial(Call.power, exponent=-1)))
 op("rsqrt")(lowered(functools.partial(Call.power, exponent=-0.5)))
 
 
-@op("frac")
-def _fraction(call: Call) -> Tensor:
-    return call.binary("sub", call.input(), call.apply("trunc", call.input(), helps=True))
+op("frac")(lambda call: call.binary("sub", call.input(), call.apply("trunc", call.input(), helps=True)))
 
 
 _COMPARED = {
@@ -163,9 +162,7 @@ _COMPARED = {
 }
 
 
-@of_numbers(*_COMPARED)
-def _compared(call: Call) -> Tensor:
-    return call.binary(_COMPARED[call.kind], *_promoted(call, "self", "other"))
+of_numbers(*_COMPARED)(lambda call: call.binary(_COMPARED[call.kind], *_promoted(call, "self", "other")))
 
 
 @of_numbers("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor")
@@ -175,23 +172,21 @@ def _logic(call: Call) -> Tensor:
     return call.binary(kind, *(as_numbers(call, call[one], type_) for one in ("self", "other")))
 
 
-@of_numbers("logical_not", "bitwise_not")
-def _not(call: Call) -> Tensor:
-    return call.inverted(as_numbers(call, call.input(), call.result))
+of_numbers("logical_not", "bitwise_not")(lambda call: call.inverted(as_numbers(call, call.input())))
 
 
 @of_numbers("where")
 def _where(call: Call) -> Tensor:
     condition = as_numbers(call, call["condition"], "bool")
-    return call.where(condition, *(as_numbers(call, call[one], call.result) for one in ("self", "other")))
+    return call.where(condition, *(as_numbers(call, call[one]) for one in ("self", "other")))
 
 
 @of_numbers("clamp", "clamp_min", "clamp_max", "hardtanh")
 def _clamp(call: Call) -> Tensor:
-    x, ends = as_numbers(call, call.input(), call.result), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
+    x, ends = as_numbers(call, call.input()), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
     if x.type.is_float and not any(isinstance(end, (Tensor, Constant)) for end in ends):
         return call.clipped(x, *ends)
-    return call.clipped(x, *(None if end is None else as_numbers(call, end, call.result) for end in ends))
+    return call.clipped(x, *(None if end is None else as_numbers(call, end) for end in ends))
 
 
 # ---------------------------------------------------------------- indices
@@ -291,7 +286,7 @@ def _scatter(call: Call) -> Tensor:
 @of_numbers("index_put", "_unsafe_index_put")
 def _put(call: Call) -> Tensor:
     """One value where a mask is true, or values at indices of some axes, as `flow_indices` reads them."""
-    x, values = call.input(), as_numbers(call, call["values"], call.result)
+    x, values = call.input(), as_numbers(call, call["values"])
     given = [(axis, call.tensor(value)) for axis, value in enumerate(call["indices"]) if value is not None]
     kind: ScatterKind = "add" if call["accumulate"] else "none"
     if [index.type.name for _, index in given] == ["bool"] and math.prod(values.shape) == 1 and kind == "none":
@@ -331,7 +326,7 @@ def reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
 @of_numbers("sum", "prod", "amin")
 def _reduced(call: Call) -> Tensor:
     kinds: dict[str, ReduceKind] = {"sum": "sum", "prod": "prod", "amin": "min"}
-    return reduced(call, as_numbers(call, call.input(), call.result), kinds[call.kind])
+    return reduced(call, as_numbers(call, call.input()), kinds[call.kind])
 
 
 @of_numbers("any", "all")
@@ -406,5 +401,5 @@ def _sort(call: Call) -> list[Tensor]:
 
 @of_numbers("cumsum", "cumprod")
 def _cumulative(call: Call) -> Tensor:
-    x = as_numbers(call, call.input(), call.result)
+    x = as_numbers(call, call.input())
     return call.emit(ops.Scan(call.along(x), "add" if call.kind == "cumsum" else "mul"), x)

@@ -76,13 +76,13 @@ def _prelu(call: Call) -> Tensor:
 
 @op("pow")
 def _pow(call: Call) -> Tensor:
-    x, exponent = as_numbers(call, call["self"], call.result), call["exponent"]
+    x, exponent = as_numbers(call, call["self"]), call["exponent"]
     if isinstance(exponent, Constant) and exponent.array.size == 1 and exponent.array.ndim <= x.rank:
         exponent = exponent.array.item()
     if not isinstance(exponent, (int, float)):
         if not x.type.is_float:
             raise Unsupported(f"of {x.type}, to a power that is no constant number")
-        return call.binary("pow", x, as_numbers(call, exponent, call.result))
+        return call.binary("pow", x, as_numbers(call, exponent))
     return call.power(x, float(exponent))
 
 
@@ -153,14 +153,14 @@ def _softmax(call: Call) -> Tensor:
 
 @of_numbers("mean")
 def _mean(call: Call) -> Tensor:
-    x = as_numbers(call, call.input(), call.result)
+    x = as_numbers(call, call.input())
     return call.emit(ops.ReduceMean(reduced_axes(call), bool(call.get("keepdim", False))), x)
 
 
 @op("linalg_vector_norm")
 def _norm(call: Call) -> Tensor:
     """Sums of 16-bit floats are of float32, as in PyTorch."""
-    order, x = float(call["ord"]), as_numbers(call, call.input(), call.result)
+    order, x = float(call["ord"]), as_numbers(call, call.input())
     x = call.converted(x, x.type.computed.name)
     axes = reduced_axes(call)
     if any(x.shape[axis] == 0 for axis in axes):

@@ -164,7 +164,7 @@ def _transpose(call: Call) -> Tensor:
 
 @of_numbers("cat")
 def _cat(call: Call) -> Tensor:
-    parts = [as_numbers(call, value, call.result) for value in call["tensors"]]
+    parts = [as_numbers(call, value) for value in call["tensors"]]
     return call.emit(ops.Concat(call.axis(call["dim"], parts[0].rank)), *parts)
 
 

@@ -279,11 +279,7 @@ def _channel_shuffle(call: Call) -> Tensor:
     return call.reshape(call.emit(ops.Shuffle(call["groups"]), image), x.shape)
 
 
-@op("pixel_shuffle")
-def _pixel_shuffle(call: Call) -> Tensor:
-    return call.blocks_moved(call.input(), call["upscale_factor"])
+op("pixel_shuffle")(lambda call: call.blocks_moved(call.input(), call["upscale_factor"]))
 
 
-@op("pixel_unshuffle")
-def _pixel_unshuffle(call: Call) -> Tensor:
-    return call.blocks_moved(call.input(), call["downscale_factor"], inverse=True)
+op("pixel_unshuffle")(lambda call: call.blocks_moved(call.input(), call["downscale_factor"], inverse=True))

@@ -59,8 +59,8 @@ class Recurrent(Solved):
         d, h = len(p.reverse), p.hidden
         first, second = ((d, -(-count * h // COLUMNS), h, COLUMNS) for count in p.columns)
         wanted = first, (d, p.gates * h), *[second] * bool(second[1])
-        if (given := tuple(shape for shape in parameters if shape)) != wanted:
-            raise ArgumentError(self.op, "parameters", given, f"have to have the shapes {wanted}")
+        if (found := tuple(filter(None, parameters))) != wanted:
+            raise ArgumentError(self.op, "parameters", found, f"have to have the shapes {wanted}")
         return p.dst_shape
 
     def infer_type(self, src: ElementType, states: ElementType, *parameters: ElementType | None) -> ElementType:
