@@ -13,7 +13,7 @@ import numpy as np
 from blockconv.core.activation import activation
 from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape
 from blockconv.core.element_problem import IndexProblem
-from blockconv.core.eltwise_problem import ReduceKind
+from blockconv.core.eltwise_problem import RecurrentKind, ReduceKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NUMBERS, Array, FloatType
@@ -407,7 +407,12 @@ class Translation:
     # -- layers with weights
 
     def recurrent(
-        self, x: Tensor, made: Recurrent, weights: Sequence[Array], states: Sequence[Tensor | None]
+        self,
+        x: Tensor,
+        kind: RecurrentKind,
+        reverse: tuple[bool, ...],
+        weights: Sequence[Array],
+        states: Sequence[Tensor | None],
     ) -> list[Tensor]:
         """A recurrent layer: the hidden values of each step (T, D, N, H), the last ones, and an LSTM's last cells.
 
@@ -423,20 +428,21 @@ class Translation:
         weight = self.constant(w.reshape(d * columns, -1, 1, 1), "weight")
         src = self.product(Conv2d(), x, weight, biases[0].reshape(-1))
         turned, computed = r.swapaxes(1, 2), x.type.computed.dtype
-        parts = [turned[:, :, : 2 * h], turned[:, :, 2 * h :]] if made.kind == "gru" else [turned]
+        parts = [turned[:, :, : 2 * h], turned[:, :, 2 * h :]] if kind == "gru" else [turned]
         first, *second = (blocks_of_columns(part.astype(computed)) for part in parts)
         held = tuple(self.constant(value, "recurrence") for value in (first, biases[1].astype(computed), *second))
         shape = 1, d * n, h
         zeros = self.constant(np.zeros(shape, x.type.dtype), "zeros")
         begin = [zeros if state is None else self.reshape(state, shape) for state in states]
         both = self.emit(Concat(0), *begin, helps=True) if len(begin) > 1 else begin[0]
-        y = self.emit(made, self.reshape(src, (steps, n, d * columns)), both, parameters=held, helps=True)
-        ends = [0 if backward else steps - 1 for backward in made.reverse]
+        src = self.reshape(src, (steps, n, d * columns))
+        y = self.emit(Recurrent(kind, reverse), src, both, parameters=held, helps=True)
+        ends = [0 if backward else steps - 1 for backward in reverse]
         lasts = [self.emit(Slice(0, end, 1), y, helps=True) for end in ends]
         lasts = [self.part(last, 1, k * n, n, helps=True) for k, last in enumerate(lasts)]
         found = [self.emit(Concat(1), *lasts, helps=True) if d > 1 else lasts[0]]
         whole = y
-        if made.kind == "lstm":
+        if kind == "lstm":
             whole = self.emit(Slice(0, 0, steps), y, helps=True)
             found.append(self.emit(Slice(0, steps, 1), y, helps=True))
         return [self.reshape(whole, (steps, d, n, h)), *(self.reshape(one, (d, n, h)) for one in found)]

@@ -18,8 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, failing
 from blockconv.core.interop import as_file, as_numpy
-from blockconv.core.types import Array
-from blockconv.dispatch.array_checks import PACKED
+from blockconv.core.types import NIBBLES, Array
 from blockconv.frontends.onnx.rules import check_dims, check_tensor, onnx_errors, tensors_of
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
@@ -224,7 +223,7 @@ def _given(name: str, value: Any, declared: Any) -> Array:
     argument = f"constants[{name!r}]"
     array = as_numpy(value, OP, argument)
     kind = declared.type.tensor_type.elem_type
-    known = array.dtype.kind in "biufc" or array.dtype.name in (*PACKED, "bfloat16")
+    known = array.dtype.kind in "biufc" or array.dtype.name in (*NIBBLES, "bfloat16")
     if not known or (kind and helper.np_dtype_to_tensor_dtype(array.dtype) != kind):
         rule = f"has dtype {array.dtype}, and the model's input {name!r} has element type {_element(kind)}"
         raise DtypeError(OP, argument, array, rule, "give an array of this type")

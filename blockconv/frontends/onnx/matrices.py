@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from blockconv.core.checks import Pair
-from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.core.types import Array
 from blockconv.frontends.onnx.scope import Call, op
 from blockconv.network import ops
@@ -263,17 +262,16 @@ _LIMITS = "constant weights, whole sequences, layout 0, the default activations;
 @op("GRU", limits=_LIMITS, since=7)
 def _recurrent(call: Call) -> list[Tensor]:
     """All outputs: the hidden values of each step, the last ones, and an LSTM's last cells."""
-    kind: RecurrentKind = "gru_of_sums" if call.attribute("linear_before_reset", 0) else "gru"
-    kind = "lstm" if call.node.op_type == "LSTM" else kind
-    x, reverse = call.input(), _directions(call)
+    is_lstm, x, reverse = call.node.op_type == "LSTM", call.input(), _directions(call)
     w, r = call.array(1, "weight"), call.array(2, "recurrence weight")
-    gates, d = 4 if kind == "lstm" else 3, len(reverse)
+    gates, d = 4 if is_lstm else 3, len(reverse)
     _check(call, x, w, r, (d, gates * r.shape[-1]))
     h = r.shape[-1]
     bias = call.array(3, "bias") if call.has(3) else np.zeros((d, 2 * gates * h), w.dtype)
-    states = [call.input(5 + k) if call.has(5 + k) else None for k in range(2 if kind == "lstm" else 1)]
+    states = [call.input(5 + k) if call.has(5 + k) else None for k in range(2 if is_lstm else 1)]
     weights = w, r, bias[:, : gates * h], bias[:, gates * h :]
-    return call.recurrent(x, ops.Recurrent(kind, reverse), weights, states)
+    of_sums = call.attribute("linear_before_reset", 0)
+    return call.recurrent(x, "lstm" if is_lstm else "gru_of_sums" if of_sums else "gru", reverse, weights, states)
 
 
 def _directions(call: Call) -> tuple[bool, ...]:

@@ -14,8 +14,7 @@ from onnx import helper
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
-from blockconv.core.types import BYTES, INTEGERS, Array, element
-from blockconv.dispatch.array_checks import PACKED
+from blockconv.core.types import BYTES, INTEGERS, NIBBLES, Array, element
 from blockconv.frontends.onnx.matrices import matmul
 from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op
 from blockconv.frontends.onnx.windows import convolution
@@ -51,9 +50,8 @@ def zero_points(call: Call, at: int, dtype: Any) -> Array:
 
 def unpacked(value: Array) -> Array:
     """Integers of 4 bits, as ml_dtypes has them, as those of 8; others as they are."""
-    if value.dtype.kind != "V":  # which those of ml_dtypes are
-        return value
-    return value.astype(PACKED.get(value.dtype.name, value.dtype), copy=False)
+    name = value.dtype.name
+    return value.astype(element(name).dtype) if name in NIBBLES else value
 
 
 def quantization(call: Call, at: int, dtype: Any, zero_point_at: int | None = None) -> Quantization:
@@ -82,7 +80,7 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
     if value is None or any(scope.array(scope.values[name].name) is None for name in node.input if name):
         return False
     call = Call(node, scope)
-    if value.dtype not in (*BYTES, *PACKED, "int32"):
+    if value.dtype not in (*INTEGERS, "int32"):
         return False
     if call.array(1, "scale").dtype != np.float32 or call.attribute("output_dtype", 0) not in (0, 1):
         return False

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.core.types import FLOATS, Array
-from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, op
+from blockconv.frontends.torch.reader import Call, Constant, Value, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -62,7 +61,7 @@ def _baddbmm(call: Call) -> Tensor:
 def _attention(call: Call) -> Value:
     q, k, v = (call.input(name) for name in ("query", "key", "value"))
     if call["dropout_p"]:
-        raise InTraining(f"dropout_p={call['dropout_p']}; call eval() of the module")
+        raise call.in_training(f"dropout_p={call['dropout_p']}")
     scale, mask = call.get("scale"), call["attn_mask"]
     made = ops.Attention(1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), bool(call["is_causal"]), True)
     y = call.attended(made, q, k, v, None if mask is None else call.tensor(mask))
@@ -80,7 +79,6 @@ _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 def _recurrent(call: Call) -> list[Tensor]:
     """All layers: the hidden values of each step, the last ones of each layer, and an LSTM's last cells."""
     name, x = call.kind, call.input()
-    kind: RecurrentKind = "lstm" if name == "lstm" else "gru_of_sums"
     if "batch_sizes" in call.arguments or (call["train"] and call["dropout"]):
         raise Unsupported("packed sequences" if "batch_sizes" in call.arguments else "dropout")
     reverse = (False, True)[: 1 + call["bidirectional"]]
@@ -96,7 +94,7 @@ def _recurrent(call: Call) -> list[Tensor]:
         weights = [np.stack([_in_order(array, name) for array in own[k::each]]) for k in range(each)]
         weights += [np.zeros(weights[0].shape[:2], weights[0].dtype)] * (4 - each)
         states = [call.emit(ops.Slice(0, layer * d, d), state, helps=True) for state in given]
-        y, *last = call.recurrent(x, ops.Recurrent(kind, reverse), weights, states)
+        y, *last = call.recurrent(x, "lstm" if name == "lstm" else "gru_of_sums", reverse, weights, states)
         steps, _, n, h = y.shape
         x = call.reshape(call.emit(ops.Transpose((0, 2, 1, 3)), y, helps=True), (steps, n, d * h))
         ends.append(last)

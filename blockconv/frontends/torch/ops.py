@@ -17,7 +17,7 @@ from blockconv.core.types import Array
 from blockconv.frontends.torch import matrices, shapes, windows  # noqa: F401  (their ops are read)
 from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
 from blockconv.frontends.torch.reader import OPS as OPS
-from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, lowered, of_numbers, op
+from blockconv.frontends.torch.reader import Call, Constant, Value, lowered, of_numbers, op
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -92,7 +92,7 @@ def _pow(call: Call) -> Tensor:
 @op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
 def _batch_norm(call: Call) -> Value:
     if call.get("training"):
-        raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
+        raise call.in_training("training mode, whose statistics are the batch's")
     x = call.input()
     mean, variance = (call.array(f"running_{what}").astype(np.float64) for what in ("mean", "var"))
     scale = 1 / np.sqrt(variance + call["eps"])
@@ -127,7 +127,7 @@ def _instance_norm(call: Call) -> Value:
     """A batch norm by the batch's statistics. PyTorch writes `instance_norm` as one of an image with all channels."""
     x = call.input()
     if call.get("running_mean") is not None or not call["training"]:
-        raise InTraining("training mode, whose statistics are the batch's; call eval() of the module")
+        raise call.in_training("training mode, whose statistics are the batch's")
     if x.shape[0] == 1:
         return [call.normalise(x, max(1, x.shape[1]), *_factors(call), call["eps"]), None, None]
     if x.type.is_half:

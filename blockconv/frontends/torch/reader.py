@@ -428,6 +428,10 @@ class Call(Translation):
         """The name of the result's type, which PyTorch found while tracing."""
         return str(self.node.meta["val"].dtype).removeprefix("torch.")
 
+    def in_training(self, what: str) -> Unsupported:
+        """The error for a node that a module computes in training mode alone. what: it shows that."""
+        return InTraining(f"{what}; call eval() of the module")
+
     def reads(self, output: int) -> bool:
         """Whether other nodes read this output, of several."""
         return output in _outputs_read(self.node)

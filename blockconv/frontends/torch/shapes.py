@@ -10,7 +10,7 @@ import torch
 
 from blockconv.core.checks import Pair
 from blockconv.frontends.torch.elements import as_numbers, flow_indices
-from blockconv.frontends.torch.reader import Call, Constant, InTraining, Value, hint, of_numbers, op, stand_in
+from blockconv.frontends.torch.reader import Call, Constant, Value, hint, of_numbers, op, stand_in
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
@@ -243,5 +243,5 @@ def _sym_size(call: Call) -> int:
 def _identity(call: Call) -> Value:
     x = call.input()
     if call.get("train"):
-        raise InTraining("training mode; call eval() of the module")
+        raise call.in_training("training mode")
     return [x, None] if call.kind == "native_dropout" else x

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from blockconv.core.checks import Pair
-from blockconv.core.eltwise_problem import ResizeProblem
+from blockconv.core.checks import Pair, Shape
 from blockconv.frontends.torch.reader import Call, Value, of_numbers, op
 from blockconv.network import ops, volumes
 from blockconv.network.emitter import Unsupported
@@ -164,15 +163,16 @@ def _resize(call: Call, mode: Any, coordinates: Any, nearest: Any = "round_prefe
         return call.reshape(call.emit(made, y), (n, c, *size))
     made = ops.Resize(mode, None if whole else (*ones, *size), given, coordinates, nearest, **more)
     image = volumes.as_images(call, x, rank)
-    pixels = _rounded(made.problem(image.shape), scales) if mode == "nearest" else []
+    pixels = _rounded(made, image.shape, scales) if mode == "nearest" else []
     for axis, indices in pixels:
         image = call.gathered(image, axis, indices)
     return volumes.as_given(call, image if pixels else call.emit(made, image), x, rank)
 
 
-def _rounded(problem: ResizeProblem, scales: Sequence[float | None]) -> list[tuple[int, Any]]:
+def _rounded(made: ops.Resize, shape: Shape, scales: Sequence[float | None]) -> list[tuple[int, Any]]:
     """The pixels of H and W that PyTorch takes, if its float32 rounds a coordinate near a border to another one."""
-    exact, half = [], np.float32(problem.coordinates == "half_pixel") / 2
+    problem = made.problem(shape)
+    exact, half = [], np.float32(made.coordinates == "half_pixel") / 2
     pixels: list[tuple[int, Any]] = []
     for axis, scale in zip((2, 3), scales, strict=True):
         have, out = problem.src_shape[axis], problem.dst_shape[axis]
@@ -181,7 +181,7 @@ def _rounded(problem: ResizeProblem, scales: Sequence[float | None]) -> list[tup
             step = np.float32(have / out)
         at = np.floor((np.arange(out, dtype=np.float32) + half) * step)
         pixels.append((axis, np.minimum(at, have - 1).astype(np.int64)))
-        exact.append(problem.taps("hw"[axis - 2])[0][:, 0])  # type: ignore[arg-type]
+        exact.append(problem.taps("hw"[axis - 2])[0][:, 0])
     return pixels if any(np.any(a != b) for a, (_, b) in zip(exact, pixels, strict=True)) else []
 
 

@@ -59,7 +59,7 @@ class Recurrent(Solved):
         d, h = len(p.reverse), p.hidden
         first, second = ((d, -(-count * h // COLUMNS), h, COLUMNS) for count in p.columns)
         wanted = first, (d, p.gates * h), *[second] * bool(second[1])
-        if (found := tuple(filter(None, parameters))) != wanted:
+        if (found := tuple(shape for shape in parameters if shape is not None)) != wanted:
             raise ArgumentError(self.op, "parameters", found, f"have to have the shapes {wanted}")
         return p.dst_shape
 

@@ -29,7 +29,7 @@ from blockconv.network.ops import (
 )
 
 _SAME = Quantization(1.0)
-_CONVERSIONS = (Quantize, Dequantize, Requantize, Reshape)  # kernels that take every type, or none
+CONVERSIONS = (Quantize, Dequantize, Requantize, Reshape)  # kernels that take every type, or none
 
 
 def widened(network: Network, layouts: tuple[Layout, ...] = (Layout("NCHW64"),)) -> Network:
@@ -71,7 +71,7 @@ def _conversion(src: str, dst: str, type: ElementType, taken: set[str]) -> Node:
 def _has_kernels(network: Network, node: Node, layouts: tuple[Layout, ...]) -> bool:
     """Whether kernels take a node's packed values as they are."""
     a = node.attributes
-    if isinstance(a, _CONVERSIONS):
+    if isinstance(a, CONVERSIONS):
         return True
     src, *others = (network.tensors[name].type for name in node.inputs)
     dst = network.tensors[node.output].type

@@ -10,7 +10,6 @@ import numpy as np
 
 from blockconv.core.activation import Activation, activation
 from blockconv.core.checks import Pair, Shape
-from blockconv.core.eltwise_problem import TransposeProblem
 from blockconv.core.types import Array, ElementType, element
 from blockconv.network.graph import Node
 from blockconv.network.ops import (
@@ -178,30 +177,34 @@ def _shuffle(edit: Edit, node: Node, a: Reshape, middle: Node, turn: Transpose) 
     src, split, dst = (edit.shape(name) for name in (first[0].inputs[0], first[0].output, node.output))
     if len(src) != 4 or len(dst) != 4 or 0 in src:
         return False
-    for shuffle, problem in _shuffles(src, dst, split):
-        if _loops(problem) == _loops(TransposeProblem(split, turn.perm)):
+    for shuffle, shape, perm in _shuffles(src, dst, split):
+        if _loops(shape, perm) == _loops(split, turn.perm):
             return edit.replace((first[0], middle, node), replace(node, attributes=shuffle, inputs=first[0].inputs))
     return False
 
 
-def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Op, TransposeProblem]]:
-    """The shuffles from shape to shape, with the transposes that spell them. split: the shape that is transposed."""
+def _shuffles(src: Shape, dst: Shape, split: Shape) -> Iterator[tuple[Op, Shape, Shape]]:
+    """The shuffles from shape to shape, with the transposes that spell them: the shapes, and the axes' order.
+
+    split: the shape that is transposed.
+    """
     if src == dst and len(split) == 5 and split[1] * split[2] == src[1]:
-        yield Shuffle(split[1]), TransposeProblem((src[0], *split[1:3], *src[2:]), (0, 2, 1, 3, 4))
+        yield Shuffle(split[1]), (src[0], *split[1:3], *src[2:]), (0, 2, 1, 3, 4)
     inverse = math.prod(dst[2:]) < math.prod(src[2:])
     (n, c, h, w), (m, d, *image) = (src, dst) if inverse else (dst, src)
     rows, columns = (max(1, many // few) for many, few in zip((h, w), image, strict=True))
     if src != dst and (m, d, image[0] * rows, image[1] * columns) == (n, c * rows * columns, h, w):
         for by_channel in (True, False):
             shuffle = PixelShuffle((rows, columns), by_channel, inverse)
-            yield shuffle, shuffle.problem(src)
+            turn = shuffle.problem(src)
+            yield shuffle, turn.shape, turn.perm
 
 
-def _loops(problem: TransposeProblem) -> list[Pair]:
+def _loops(shape: Shape, perm: Shape) -> list[Pair]:
     """(elements, stride) of the loops that read a transpose's source in the order of its result."""
     found: list[Pair] = []
-    for axis in problem.perm:
-        size, stride = problem.shape[axis], math.prod(problem.shape[axis + 1 :])
+    for axis in perm:
+        size, stride = shape[axis], math.prod(shape[axis + 1 :])
         if size > 1 and found and found[-1][1] == size * stride:  # one loop is both
             found[-1] = found[-1][0] * size, stride
         elif size > 1:

@@ -17,7 +17,7 @@ from blockconv.kernels import WeightForm
 from blockconv.kernels.dynamic.rows import EPILOGUE_BYTES, dynamic_epilogue_op
 from blockconv.kernels.table import Epilogue, Primitive
 from blockconv.network.graph import Network, Node
-from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d, Weighted
+from blockconv.network.ops import Conv2d, ConvTranspose2d, DynamicConv2d, QuantizedConv2d
 from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.parameters import Parameters
 from blockconv.runtime import Buffer, Launch
@@ -53,9 +53,10 @@ def bind(
 
     known: the kernels of convolutions bound before. Convolutions with the same problem share their ops.
     """
-    if isinstance(node.attributes, Weighted):
+    convolution = _CONVOLUTIONS.get(type(node.attributes))
+    if convolution is not None:
         prepare = functools.partial(_prepared, {} if known is None else known, candidate, threads)
-        return _CONVOLUTIONS[type(node.attributes)](network, node, candidate, held, prepare)
+        return convolution(network, node, candidate, held, prepare)
     primitive = candidate.prepare(threads, **node.attributes.options())
     computed = network.tensors[node.output].type.computed
     dense = ((name, row_major(len(network.shape(name)))) for name in node.parameters)

@@ -13,8 +13,9 @@ from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.quantization import real
 from blockconv.core.types import INTEGERS, IntegerType, element, ieee
 from blockconv.network.graph import Network, Node, check_network
-from blockconv.network.ops import Dequantize, Quantize, QuantizedConv2d, Requantize, Reshape
+from blockconv.network.ops import QuantizedConv2d
 from blockconv.network.passes.fuse import fuse
+from blockconv.network.passes.nibbles import CONVERSIONS
 from blockconv.network.passes.rewrite import Refit
 from blockconv.network.quantization.calibration import (
     METHODS,
@@ -224,7 +225,7 @@ def _report(
     layers = [
         LayerReport(node.name, node.op, _runs_as(made, node), ratios.get(node.output))
         for node in made.nodes
-        if not isinstance(node.attributes, (Quantize, Dequantize, Requantize, Reshape))
+        if not isinstance(node.attributes, CONVERSIONS)
     ]
     return QuantizationReport(tuple(layers), {name: ratios[name] for name in made.outputs if name in ratios})
 
