@@ -14,7 +14,6 @@ from blockconv.core.activation import IDENTITY
 from blockconv.core.checks import Shape, check_axis
 from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.errors import ArgumentError
-from blockconv.core.layout import Layout
 from blockconv.core.quantization import (
     PLAIN,
     Quantization,
@@ -27,7 +26,7 @@ from blockconv.core.quantization import (
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Op, check_type
 from blockconv.network.ops.elementwise import Activate, Affine, Binary
-from blockconv.network.ops.rule import Axes, Layouts, Reads, Site
+from blockconv.network.ops.rule import Site
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
@@ -253,9 +252,9 @@ class Quantized(Op):
     dtype: IntegerType = "uint8"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "op", self.of.op)  # the kernel table has its kernels under that
-        object.__setattr__(self, "inputs", self.of.inputs)
-        object.__setattr__(self, "parameters", self.of.parameters)
+        # The kernel table has its kernels under the op's name.
+        for name in ("op", "inputs", "parameters", "problem_at", "leading", "src_layouts", "reads"):
+            object.__setattr__(self, name, getattr(self.of, name))
 
     def infer(self, *shapes: Shape) -> Shape:
         if len(self.srcs) not in self.of.inputs:
@@ -307,20 +306,8 @@ class Quantized(Op):
         ratio = float(self.dst.scale) / float(self.srcs[0].scale)
         return np.asarray(total.astype(np.float32) / (counts * ratio).astype(np.float32))
 
-    def problem_at(self, site: Site) -> Any:
-        return self.of.problem_at(site)
-
-    def leading(self, site: Site) -> int:
-        return self.of.leading(site)
-
-    def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
-        return self.of.src_layouts(site, src, dst)
-
     def options(self) -> dict[str, Any]:
         return {**self.of.options(), "quantizations": (*self.srcs, self.dst)}
-
-    def reads(self, site: Site, axes: Axes) -> Reads:
-        return self.of.reads(site, axes)
 
 
 def _check_integers(attributes: Op, argument: str, given: Quantization, type: ElementType) -> None:
