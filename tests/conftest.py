@@ -61,7 +61,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_test and first in MARKED and not may_have(first, collection_path) else None
 
 
-PARTS = 16  # of the cases of a sampled grid that do not run by default: the first is slow, the others are nightly
+PARTS = 32  # of the cases of a sampled grid that do not run by default: the first is slow, the others are nightly
 
 
 def share_of(test: str, seed: str, machines: int) -> int:

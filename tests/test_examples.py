@@ -26,6 +26,7 @@ SAID = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.sampled(2)
 def test_it_runs(path: Path, run_python: Callable[..., object]) -> None:
     if path.name == "onnx_model.py":
         pytest.importorskip("onnx")

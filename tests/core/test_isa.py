@@ -80,6 +80,7 @@ def test_shuffles_of_signed_bytes_compile_for_intels_processors(run_python: Any,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", TARGETS)
+@pytest.mark.sampled(3)
 def test_registers_are_of_the_width_that_numba_targets(isa: str, run_python: Any, tmp_path: Path) -> None:
     cpu, features = TARGETS[isa]
     done = run_python(CODE, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, BLOCKCONV_CACHE_DIR=str(tmp_path))

@@ -91,6 +91,7 @@ def whole(dtype: str) -> tuple[Layers, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint4", "int4"])
+@pytest.mark.sampled(2)
 def test_a_network_of_4_bits_gives_the_bits_of_onnx(dtype: str) -> None:
     network, wanted, fed = both(*whole(dtype))
     plan = check(network, wanted, fed)

@@ -190,7 +190,7 @@ def sampled(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_copies(part: int) -> None:
     for src, dst in sampled(40, 3)[part::4]:
         for n, c, h, w in ((2, 20, 3, 5), (1, 31, 1, 4), (5, 9, 4, 1)):

@@ -118,6 +118,7 @@ def test_a_large_mean_and_many_pixels_lose_no_digits(layout: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(3)
 def test_random_problems(seed: int) -> None:
     rng = np.random.default_rng(seed)
     groups, each = int(rng.integers(1, 9)), int(rng.integers(1, 20))

@@ -93,6 +93,7 @@ def beside(shape: Shape) -> list[Shape]:
 
 
 @pytest.mark.parametrize("layout", isa_layouts())
+@pytest.mark.sampled(3)
 def test_masks_in_every_layout(layout: str) -> None:
     for k, shape in enumerate(SHAPES):
         masks(layout, shape, k % 2)
@@ -108,7 +109,7 @@ def masks(layout: str, shape: Shape, first: int) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 def test_every_type(name: str) -> None:
     kinds = ["where", "equal", "less", "less_equal"]
     kinds += ["and", "or", "xor"] if name not in FLOATS else []

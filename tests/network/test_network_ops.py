@@ -285,7 +285,7 @@ def test_other_reductions(kind: Any, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", [*WHOLE, "bool"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 def test_reductions_of_integers(name: str) -> None:
     """Any of these numbers, with both ends of the type: sums wrap around, as NumPy's of that type."""
     rng, dtype = np.random.default_rng(5), element(name).dtype

@@ -53,6 +53,7 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
     ],
 )
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 def test_random_weights(name: str) -> None:
     network = bc.load_onnx(build(name))
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)

@@ -52,6 +52,7 @@ def test_built_here(name, macs, parameters):
         ("vad_like", None, None, [(126, 2, 1)]),
     ],
 )
+@pytest.mark.sampled(2)
 def test_networks_of_other_kinds(name, macs, parameters, shapes):
     """With the parameters that the model has: before what is constant is folded, repeated or padded."""
     model = build(name, batch=2 if name == "vad_like" else shapes[0][0])

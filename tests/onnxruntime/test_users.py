@@ -61,6 +61,7 @@ def _ours(match: re.Match[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", USERS)
+@pytest.mark.sampled(3)
 def test_a_library_gives_what_it_gives_on_onnx_runtime(package: str, tmp_path: Path, run_python: Any) -> None:
     pytest.importorskip(package)
     code = "import warnings\nwarnings.simplefilter('ignore')\n" + textwrap.dedent(USERS[package])

@@ -177,6 +177,7 @@ def test_pytorchs_number_of_threads_may_be_any(run: Any, threads: int) -> None:
         {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_openmp_is_told_by_variables(run: Any, variables: dict[str, str]) -> None:
     """A team may then be smaller than what was asked for."""
     run(
@@ -248,6 +249,7 @@ def test_the_pool_that_is_asked_for(run: Any, way: str, pool: str) -> None:
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "pool"), ASKED)
+@pytest.mark.sampled(3)
 def test_what_is_asked_for_holds_beside_pytorch(run: Any, way: str, pool: str) -> None:
     given = {"openmp": "omp"}.get(pool, pool) if way.startswith("NUMBA") else pool
     run(

@@ -383,6 +383,7 @@ def test_spawned_processes(run_python: Any, tmp_path: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.sampled(3)
 def test_each_layer_under_many_python_threads(run_python: Any, layer: str) -> None:
     done = run_python(
         script(f"""
@@ -397,6 +398,7 @@ def test_each_layer_under_many_python_threads(run_python: Any, layer: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.sampled(3)
 def test_each_layer_beside_numbas_own_parallel_code(run_python: Any, layer: str) -> None:
     done = run_python(
         script(f"""

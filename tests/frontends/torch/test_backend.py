@@ -928,6 +928,7 @@ class Next(nn.Module):
         return F.relu(self.last(x + y.permute(0, 3, 1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("format", "dtype", "dynamic"),

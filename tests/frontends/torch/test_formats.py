@@ -171,6 +171,7 @@ def test_pools_and_their_gradients_have_pytorchs_strides(pool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.sampled(3)
 def test_a_compiled_step_has_the_strides_of_eager_mode(name):
     shape, groups = WEIGHTS[name]
     for kind in ("group_norm", "roll", "channel_shuffle", "max_pool2d", "avg_pool2d", "logsigmoid", "cat"):
@@ -241,7 +242,7 @@ TRACED = {"einsum", "nn.functional.interpolate", "nn.functional.upsample_nearest
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("part", range(64))
 def test_traces_have_the_strides_of_kernels(part):
     """Of every op of PyTorch, whoever computes it: the strides of a graph's outputs are eager mode's."""

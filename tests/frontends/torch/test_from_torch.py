@@ -298,7 +298,7 @@ def given(shape):
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_an_op_is_torchs(name):
     make, shape = OPS[name]
     module, x = made(make), given(shape)
@@ -577,6 +577,7 @@ RECURRENT = [
 
 
 @pytest.mark.parametrize(("kind", "options"), RECURRENT)
+@pytest.mark.sampled(2)
 def test_recurrent_layers_are_torchs(kind, options):
     module, x = made(lambda: kind(11, 7, **options)), given(ROW)
     d = 1 + options.get("bidirectional", False)
@@ -593,6 +594,7 @@ def test_recurrent_layers_are_torchs(kind, options):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(2)
 def test_a_network_is_torchs(name):
     module, x = made(NETWORKS[name]), given((2, 3, 16, 16))
     plan = bc.compile(bc.from_torch(module, (x,)))
@@ -658,6 +660,7 @@ TRACED = {  # a module, the shape that it is traced with, and another
 
 
 @pytest.mark.parametrize("name", TRACED)
+@pytest.mark.sampled(3)
 def test_other_sizes_than_those_that_were_traced(name):
     make, shape, other = TRACED[name]
     module, x = made(make), given(other)
@@ -701,6 +704,7 @@ class Sized(nn.Module):
         return y.view(x.shape[0], 2, -1) if x.shape[2] > 9 else y.flatten(1)
 
 
+@pytest.mark.slow
 def test_a_module_whose_numbers_follow_from_sizes():
     module = made(Sized)
     network = bc.from_torch(module, given((1, 6, 8, 11)))
@@ -744,6 +748,7 @@ _BRANCHES = (
 
 
 @pytest.mark.parametrize("op", _BRANCHES)
+@pytest.mark.sampled(3)
 def test_sizes_may_decide_what_the_code_of_a_module_runs(op):
     network = bc.from_torch(Apply(op), given(IMAGE))
     for shape in ((2, 6, 9, 10), (3, 6, 8, 10), (1, 6, 7, 8), (3, 6, 12, 7), (3, 6, 30, 41), IMAGE):
@@ -933,7 +938,7 @@ WEIGHT = torch.from_numpy(np.random.default_rng(5).standard_normal((6, 6, 1, 1),
 
 
 @pytest.mark.parametrize("what", PYTORCH)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_pytorch_runs_what_blockconv_has_no_op_for(what, tmp_path):
     module, x = Apply(PYTORCH[what]), given(IMAGE)
     network = bc.from_torch(module, x)
@@ -1090,6 +1095,7 @@ class QuantizedMean(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Spectrum, ComplexConvolution, Halves, QuantizedMean])
+@pytest.mark.sampled(4)
 def test_values_of_types_that_networks_lack_pass_between_ops_in_pytorch(kind):
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(1, 4 if kind is Halves else 3, 8, 8)

@@ -304,6 +304,7 @@ def test_a_tangent_does_not_end_in_silence():
 
 
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.sampled(3)
 def test_transforms_of_the_ops_themselves(backend):
     """Also inside a compiled function, where each function of ours is its op."""
     x, w, tangent = (random(2, 6, *size, grad=False) for size in ((7, 9), (3, 3), (7, 9)))
@@ -476,6 +477,7 @@ def test_pytorchs_own_samples(name, dtype):
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if "transpose" not in name])
+@pytest.mark.sampled(3)
 def test_pytorchs_own_errors(name):
     """PyTorch's samples of bad arguments raise, and never compute."""
     for error in info(name).error_inputs("cpu"):
@@ -499,6 +501,7 @@ def test_batch_norm_in_training(place, dtype):
     assert found[0].is_contiguous(memory_format=torch.channels_last) == (place == "channels_last")
 
 
+@pytest.mark.slow
 def test_batch_norm_as_an_op():
     x, weight, bias = random(2, 5, 3, 4, dtype=torch.float64), *(random(5, dtype=torch.float64, seed=k) for k in (1, 2))
     assert torch.autograd.gradcheck(
@@ -553,6 +556,7 @@ def test_group_and_layer_norms(seed):
             close(found.double(), wanted, BOUNDS[dtype])
 
 
+@pytest.mark.slow
 def test_group_and_layer_norms_as_ops():
     x, weight, bias = random(2, 6, 3, 4, dtype=torch.float64), *(random(6, dtype=torch.float64, seed=k) for k in (1, 2))
     last = x.detach().permute(0, 2, 3, 1).requires_grad_()

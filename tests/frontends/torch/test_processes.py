@@ -56,9 +56,9 @@ print(bc.get_threading(), len(losses), sum(map(torch.isfinite, torch.tensor(loss
 @pytest.mark.parametrize(
     ("pool", "way", "steps"),
     [
-        ("auto", "compile", 12),
-        pytest.param("tbb", "convert", 12, marks=[pytest.mark.slow, needs_tbb]),
-        pytest.param("auto", "compile", 1002, marks=pytest.mark.slow),
+        pytest.param("auto", "compile", 12, marks=pytest.mark.slow),
+        pytest.param("tbb", "convert", 12, marks=[pytest.mark.nightly, needs_tbb]),
+        pytest.param("auto", "compile", 1002, marks=pytest.mark.nightly),
         pytest.param("tbb", "compile", 1002, marks=[pytest.mark.nightly, needs_tbb]),
     ],
 )
@@ -69,6 +69,7 @@ def test_a_loader_with_four_workers_feeds_steps_without_a_deadlock(pool, way, st
     assert found == ["openmp" if pool == "auto" else pool, str(steps), str(steps)]
 
 
+@pytest.mark.slow
 def test_threads_call_one_compiled_model():
     """Eight, from the first call on, with three sizes; then the weights change."""
     torch._dynamo.reset()
@@ -179,6 +180,7 @@ print(len(kernels), sum(kernel.compiled for kernel in kernels))
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path, run_python):
     """Inference, forward and backward of a model whose kernels the first process left on disk.
 
@@ -216,5 +218,6 @@ assert blockconv.torch.report(model)
 """
 
 
+@pytest.mark.slow
 def test_the_back_end_has_its_name_in_a_source_tree_that_is_not_installed(run_python):
     run_python(UNINSTALLED)

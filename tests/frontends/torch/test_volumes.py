@@ -64,6 +64,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(2)
 def test_a_network_is_torchs_and_native(name):
     make, shape, transposes, activations = NETWORKS[name]
     module, x = made(make), volume(shape)
@@ -92,6 +93,7 @@ BETWEEN = {  # of y, a convolution's result, and how often volumes become images
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.sampled(4)
 def test_what_is_between_convolutions(name, n):
     function, transposes = BETWEEN[name]
     module = Apply(lambda x, w: F.conv3d(function(F.conv3d(x, w, padding=(0, 1, 1))), w), w=W)
@@ -112,6 +114,7 @@ def test_torch_compile_takes_the_trilinear_op():
 
 
 @pytest.mark.parametrize("name", ["U-Net", "separable", "trilinear"])
+@pytest.mark.sampled(3)
 def test_no_volumes(name):
     make, shape, *_ = NETWORKS[name]
     module, x = made(make), volume((0, *shape[1:]))

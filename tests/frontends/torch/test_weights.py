@@ -328,6 +328,7 @@ def run(code, *arguments):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.sampled(2)
 def test_another_process_writes_shared_weights(route):
     assert run(HOGWILD, route).communicate(timeout=120)[0].split() == ["True"] * 3
 

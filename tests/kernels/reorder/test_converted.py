@@ -107,6 +107,7 @@ def pairs() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("src", "dst", "kind"), list(pairs()))
+@pytest.mark.sampled(3)
 def test_every_kernel_converts_every_element_and_fills_the_padding(
     memory: tuple[Guarded, Guarded], src: str, dst: str, kind: Any
 ) -> None:
@@ -162,6 +163,7 @@ def in_pairs(flat: Array, dtype: str) -> Array:
 @pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("kind", FOURS)
+@pytest.mark.sampled(2)
 def test_packed_integers(memory: tuple[Guarded, Guarded], kind: Any) -> None:
     """From any layout to any other, whose elements need not be an even number; a padding holds the zero point."""
     src_type, dst_type, scale, zero_point = kind

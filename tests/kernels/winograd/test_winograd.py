@@ -130,6 +130,7 @@ def test_two_by_two_is_exact_on_small_integers(stride):
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
 @EVERY
+@pytest.mark.sampled(2)
 def test_epilogue(m, stride, act):
     p = strided(RAGGED, stride)
     given = data(p, "floats", act=act, residual=True)
