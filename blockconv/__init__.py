@@ -31,6 +31,7 @@ from blockconv.core.errors import (
     SlowPathWarning,
     UnsupportedError,
 )
+from blockconv.core.heavy_work import on_own_stack
 from blockconv.core.interop import gradients_from
 from blockconv.core.layout import NATIVE, Axis, Layout, known_layouts, register_layout
 from blockconv.core.layout_names import KnownLayout
@@ -46,16 +47,18 @@ from blockconv.core.problem import (
 )
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch.array import BlockedArray, empty, is_channels_last, to_layout
-from blockconv.frontends.onnx import load_onnx
-from blockconv.frontends.torch import from_torch
-from blockconv.network.builder import NetworkBuilder
-from blockconv.network.graph import Network
-from blockconv.network.plan import Plan, compile
-from blockconv.network.planning.own import LayoutProblem
-from blockconv.network.quantization.calibration import Calibration
-from blockconv.network.quantization.quantize import quantize
-from blockconv.network.reporting.data import PlanData
 from blockconv.runtime import get_num_threads, get_threading, set_num_threads, set_threading
+
+if TYPE_CHECKING:
+    from blockconv.frontends.onnx import load_onnx
+    from blockconv.frontends.torch import from_torch
+    from blockconv.network.builder import NetworkBuilder
+    from blockconv.network.graph import Network
+    from blockconv.network.plan import Plan, compile
+    from blockconv.network.planning.own import LayoutProblem
+    from blockconv.network.quantization.calibration import Calibration
+    from blockconv.network.quantization.quantize import quantize
+    from blockconv.network.reporting.data import PlanData
 
 __all__ = [
     "NATIVE",
@@ -126,6 +129,20 @@ __all__ = [
     "weights_for",
 ]
 
+# Imported at their first use: a process that only calls operations starts without them.
+_NETWORKS = {
+    "Calibration": "network.quantization.calibration",
+    "LayoutProblem": "network.planning.own",
+    "Network": "network.graph",
+    "NetworkBuilder": "network.builder",
+    "Plan": "network.plan",
+    "PlanData": "network.reporting.data",
+    "compile": "network.plan",
+    "from_torch": "frontends.torch",
+    "load_onnx": "frontends.onnx",
+    "quantize": "network.quantization.quantize",
+}
+
 # Remedies for names that PyTorch has: for an x of (N, C, H, W), a weight, and windows of size k.
 _INSTEAD = {
     "adaptive_avg_pool1d": "adaptive_avg_pool2d(x[:, :, None], (1, size))[:, :, 0]",
@@ -159,7 +176,14 @@ if not TYPE_CHECKING:  # type checkers know the names above, and no others
     def __getattr__(name):
         if name == "torch":
             return importlib.import_module("blockconv.torch")
+        if name in _NETWORKS:
+            module = on_own_stack(lambda: importlib.import_module(f"blockconv.{_NETWORKS[name]}"))
+            globals()[name] = found = getattr(module, name)
+            return found
         text = f"module 'blockconv' has no attribute {name!r}"
         raise AttributeError(
             f"{text}: use {_INSTEAD[name]}" if name in _INSTEAD else text, name=name, obj=sys.modules[__name__]
         )
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

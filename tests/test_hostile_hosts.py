@@ -198,7 +198,11 @@ HOSTS = {
         HIDDEN.format(folders='("/proc", "/sys")', error="PermissionError(13, 'hidden')"), PARALLEL
     ),
     "64 KiB of stack": Host(within=ON_SMALL_STACK.format(kib=64), before="import threading", types=FEW, fresh=True),
-    "64 KiB of stack, kernels from disk": Host(within=ON_SMALL_STACK.format(kib=64), before="import threading"),
+    "64 KiB of stack, kernels from disk, several threads": Host(
+        "import threading",
+        "from blockconv.runtime import launcher\nlauncher.GRAIN = 1e-12\nbc.set_num_threads(2)",
+        within=ON_SMALL_STACK.format(kib=64),
+    ),
     "no error stream": Host(after="import sys; sys.stderr = None\n" + TELLS),
     "an error stream with write alone": Host(
         after="import sys, types; sys.stderr = types.SimpleNamespace(write=lambda text: len(text))\n" + TELLS,

@@ -177,7 +177,7 @@ def test_numba_policy_stands_in_few_places() -> None:
         "numba_ir": ("jit.translate",),
         "numba_parallel_for": ("runtime.threading_layer",),
         "cache=True": (),
-        "THREADING_LAYER": ("runtime.threading_layer", "runtime.pools", "cli", "cli.doctor"),
+        "THREADING_LAYER": ("core.target", "runtime.threading_layer", "runtime.pools", "cli", "cli.doctor"),
         "get_num_threads()  # which starts": ("runtime.threading_layer",),
         "fastmath=True": (),
         "cgroup": ("core.target",),

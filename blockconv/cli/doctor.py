@@ -8,8 +8,6 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from numba import config
-
 from blockconv import jit
 from blockconv._version import __version__
 from blockconv.core import target
@@ -63,7 +61,7 @@ def _threads() -> dict[str, str]:
         "used by a call": str(get_num_threads()),
         "processors allowed (affinity)": str(target.affinity()),
         "container's quota": "none" if quota is None else f"{quota:g} processors",
-        "Numba's pool (NUMBA_NUM_THREADS)": str(config.NUMBA_NUM_THREADS),
+        "Numba's pool (NUMBA_NUM_THREADS)": str(target.numba_setting("NUMBA_NUM_THREADS")),
         "OpenMP's number (OMP_NUM_THREADS)": "not set" if openmp_threads is None else str(openmp_threads),
         **_pool(),
         "variables": ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
-from numba import config
 
 from blockconv.core.errors import ArgumentError, failing, ignoring
 
@@ -70,6 +70,36 @@ class Isa:
         return self.name != "neon"
 
 
+def numba_setting(name: str) -> Any:
+    """A setting of Numba, by its name in `numba.config`: what the user set there, else by a file or a variable.
+
+    It imports Numba only for a value that it cannot read, as an import takes longer than all else of a process's start.
+    """
+    variable = f"NUMBA_{name.removeprefix('NUMBA_')}"
+    if "numba.core.config" not in sys.modules and not os.path.exists(".numba_config.yaml"):
+        cpu = os.environ.get("NUMBA_CPU_NAME")
+        unset = {
+            "CPU_NAME": None,
+            "CPU_FEATURES": "" if cpu == "generic" else None,
+            "ENABLE_AVX": int((cpu or llvm.get_host_cpu_name()) not in _WITHOUT_AVX),
+            "DISABLE_JIT": 0,
+            "THREADING_LAYER": "default",
+            "NUMBA_NUM_THREADS": affinity(),
+        }[name]
+        given = os.environ.get(variable)
+        if given is None or not isinstance(unset, int):
+            return unset if given is None else given
+        if given.isdecimal():
+            return int(given)
+    from numba import config
+
+    return getattr(config, name)
+
+
+# Processors whose AVX Numba does not use.
+_WITHOUT_AVX = ("corei7-avx", "core-avx-i", "sandybridge", "ivybridge")
+
+
 @functools.cache
 def feature_text() -> str:
     """The CPU features that Numba compiles for, as LLVM reads them: ``NUMBA_CPU_FEATURES``, else what the machine has.
@@ -77,8 +107,8 @@ def feature_text() -> str:
     ``NUMBA_ENABLE_AVX=0`` takes away those whose names begin with avx.
     Raises ArgumentError for a feature without its sign, at which LLVM would end the process.
     """
-    if config.CPU_FEATURES is not None:
-        given = str(config.CPU_FEATURES)
+    if numba_setting("CPU_FEATURES") is not None:
+        given = str(numba_setting("CPU_FEATURES"))
         if any(part and part[0] not in "+-" for part in given.split(",")):
             rule = "has to be features with + or - before each, separated by commas alone"
             raise ArgumentError("import blockconv", "NUMBA_CPU_FEATURES", given, rule, 'for example "+avx2,+fma"')
@@ -87,7 +117,7 @@ def feature_text() -> str:
         features = llvm.get_host_cpu_features()
     except failing(RuntimeError):  # the system does not tell
         return ""
-    if not config.ENABLE_AVX:
+    if not numba_setting("ENABLE_AVX"):
         features.update({name: False for name in features if name.startswith("avx")})
     return str(features.flatten())
 
@@ -104,7 +134,7 @@ def host_features() -> frozenset[str]:
 def target_features() -> frozenset[str]:
     """The CPU features that Numba compiles for, by LLVM's names."""
     told = frozenset(part[1:] for part in feature_text().split(",") if part.startswith("+"))
-    return told if X86 or config.CPU_FEATURES is not None else told | _dot_products_of_arm()
+    return told if X86 or numba_setting("CPU_FEATURES") is not None else told | _dot_products_of_arm()
 
 
 # By LLVM's names: the entry of Linux's auxiliary vector, the bit in it, and Apple's name.
@@ -131,7 +161,7 @@ def _dot_products_of_arm() -> frozenset[str]:
 
 @functools.cache
 def target_cpu() -> str:
-    return str(config.CPU_NAME or llvm.get_host_cpu_name())
+    return str(numba_setting("CPU_NAME") or llvm.get_host_cpu_name())
 
 
 # Processors that run a vector of 512 bits as two halves, by LLVM's names.
@@ -230,7 +260,7 @@ def omp_num_threads() -> int | None:
 @functools.cache
 def default_threads() -> int:
     """The least of affinity, the container's quota, NUMBA_NUM_THREADS and OMP_NUM_THREADS, as far as they are set."""
-    limits: list[int] = [affinity(), int(config.NUMBA_NUM_THREADS)]
+    limits: list[int] = [affinity(), int(numba_setting("NUMBA_NUM_THREADS"))]
     if (quota := container_quota()) is not None:
         limits.append(int(quota + 0.5))
     if (threads := omp_num_threads()) is not None:

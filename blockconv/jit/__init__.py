@@ -1,7 +1,17 @@
 """From a kernel's Python body to machine code, and where that is kept."""
 
 from blockconv.jit.cache import cache_directory, disk_cache
-from blockconv.jit.families import Addressed, Kernel, KernelFamily, Wanted, collecting, compiling, kernel, telling
+from blockconv.jit.families import (
+    Addressed,
+    Kernel,
+    KernelFamily,
+    Wanted,
+    collecting,
+    compiling,
+    kernel,
+    telling,
+    unrolled_kernel,
+)
 
 __all__ = [
     "Addressed",
@@ -14,4 +24,5 @@ __all__ = [
     "disk_cache",
     "kernel",
     "telling",
+    "unrolled_kernel",
 ]

@@ -45,7 +45,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from blockconv.jit.ir import I64, const, emitted, pointer
-from blockconv.jit.translate import Compound
+from blockconv.jit.values import Compound
 
 WORD = 8  # bytes
 

@@ -1,7 +1,7 @@
 """The cache of compiled kernels on disk: its directory, and the fingerprint of all that compiled code depends on.
 
 Its entries are kernels, and small JSON tables: measured costs, plans that were found. The fingerprint is a hash of the
-kernels' sources, the CPU's features and the versions of Numba and LLVM. So nothing found with other kernels or on
+kernels' sources, the CPU's features and the versions of Python and llvmlite. So nothing found with other kernels or on
 another CPU is ever read.
 """
 
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import llvmlite
 import llvmlite.binding as llvm
-import numba
 
 from blockconv.core.errors import warn
 from blockconv.core.target import target_cpu, target_features
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _ROOT = resources.files("blockconv")
+_KERNEL = re.compile(r"^@jit\.\w*kernel$", re.MULTILINE)
 _IMPORT = re.compile(
     r"^ *(?:from (blockconv[\w.]*) import (?:\(([^)]*)\)|(.*))|import (blockconv[\w.]*))", re.MULTILINE
 )
@@ -80,7 +80,7 @@ def sources() -> dict[str, Traversable]:
     texts: dict[str, str] = {}
     wanted = []
     for path in files:
-        if path.startswith(("kernels/", "runtime/")) and "@jit.kernel\n" in files[path].read_text(encoding="utf-8"):
+        if path.startswith(("kernels/", "runtime/")) and _KERNEL.search(files[path].read_text(encoding="utf-8")):
             wanted.append(path)
     while wanted:
         path = wanted.pop()
@@ -102,7 +102,6 @@ def digest_of(files: Mapping[str, Traversable]) -> bytes:
 def _fingerprint() -> str:
     digest = hashlib.sha256()
     versions = (
-        numba.__version__,
         llvmlite.__version__,
         sys.implementation.cache_tag,
         llvm.get_process_triple(),

@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from numba import config
-
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.errors import failing, ignoring, warn
@@ -52,7 +50,7 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
     kernel at its first use. tell: called every `WAIT` seconds while this process waits for children.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
-    if count < 2 or not _is_python() or config.DISABLE_JIT or not jit.disk_cache().usable():
+    if count < 2 or not _is_python() or target.numba_setting("DISABLE_JIT") or not jit.disk_cache().usable():
         return
     own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
     children: list[subprocess.Popen[bytes]] = []

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.errors import failing
-from blockconv.core.garbage import garbage_at_the_end
+from blockconv.core.heavy_work import garbage_at_the_end, on_own_stack
 from blockconv.core.types import ieee
-from blockconv.jit.translate import I64, emit
+from blockconv.jit.values import I64
 
 target.feature_text()  # which refuses what LLVM would end the process for
 llvm.initialize_native_target()
@@ -67,43 +64,27 @@ def _machine() -> Any:
     )
 
 
-def _optimise(module: Any) -> None:
+def _optimise(module: Any, unroll: bool) -> None:
     options = llvm.create_pipeline_tuning_options()
     options.speed_level = 3
-    options.loop_vectorization, options.slp_vectorization = True, False
+    options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, unroll
     builder = llvm.create_pass_builder(_machine(), options)
     builder.getModulePassManager().run(module, builder)
 
 
-STACK = 16 << 20  # bytes, which LLVM's recursion never needs
-
-
-def _on_own_stack(work: Callable[[], Code]) -> Code:
-    """`work()` on a thread with a stack of its own, as the caller's may be too small for LLVM.
-
-    An exception of a signal handler waits until the work is done, so it stops no compiler halfway.
-    """
-    with ThreadPoolExecutor(1, "blockconv compiler") as threads:
-        before = threading.stack_size(STACK)  # for all threads to come
-        try:
-            code = threads.submit(work)
-        except failing(RuntimeError):  # the system has no more threads, or Python ends
-            return work()
-        finally:
-            threading.stack_size(before)
-        return code.result()
-
-
 @garbage_at_the_end()
-def generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
-    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`."""
-    return _on_own_stack(lambda: _generate(name, body))
+def generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool = False) -> Code:
+    """Compile ``body(args, first, last, scratch)``, a function of int64s, as the C function `name`.
+
+    unroll: whether LLVM may unroll its loops.
+    """
+    return on_own_stack(lambda: _generate(name, body, unroll))
 
 
 @ieee
-def _generate(name: str, body: Callable[[int, int, int, int], None]) -> Code:
+def _generate(name: str, body: Callable[[int, int, int, int], None], unroll: bool) -> Code:
     module = llvm.parse_assembly(lower(name, body))
-    _optimise(module)
+    _optimise(module, unroll)
     return Code(module)
 
 
@@ -116,6 +97,8 @@ def lower(name: str, body: Callable[[int, int, int, int], None]) -> str:
     function.attributes.alignstack = 64
     function.attributes.add("nounwind")  # (llvmlite forgets the one above where there is none beside it)
     builder = ir.IRBuilder(function.append_basic_block())
+    from blockconv.jit.translate import emit  # and Numba, which takes longer than all else of a process's start
+
     emit(builder, body, function.args)
     builder.ret_void()
     return str(module)

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.target import X86
-from blockconv.jit.translate import Emitted, floating
+from blockconv.jit.values import Emitted, alloca_once, floating
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -33,7 +32,8 @@ def pointer(builder: Any, address: Any, to: Any) -> Any:
 def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
     """Call an LLVM intrinsic or C function by name (`declare_intrinsic` knows no vector types)."""
     signature = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), args)
+    function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
+    return builder.call(function, args)
 
 
 def opaque(builder: Any, value: Any) -> Any:
@@ -67,10 +67,24 @@ def emitted(emit: Callable[..., Any], whole: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def counted(builder: Any, count: Any) -> Iterator[Any]:
-    """A loop over the integers below `count` (i64): the code inside gets one."""
-    with cgutils.for_range(builder, count) as loop:
-        yield loop.index
+def counted(builder: Any, stop: Any, start: Any = None, step: Any = None) -> Iterator[Any]:
+    """A loop whose index goes from `start` (0) up to `stop`, which it does not reach, by `step` (1). Yields the index.
+
+    The body is what is emitted within `with`.
+    """
+    condition, body, end = (builder.append_basic_block(f"for.{name}") for name in ("cond", "body", "end"))
+    before = builder.block
+    builder.branch(condition)
+    builder.position_at_end(condition)
+    index = builder.phi(stop.type)
+    builder.cbranch(builder.icmp_signed("<", index, stop), body, end)
+    builder.position_at_end(body)
+    yield index
+    index.add_incoming(stop.type(0) if start is None else start, before)
+    following = builder.add(index, stop.type(1), flags=("nsw",)) if step is None else builder.add(index, step)
+    index.add_incoming(following, builder.block)
+    builder.branch(condition)
+    builder.position_at_end(end)
 
 
 # ---------------------------------------------------------------- scalars
@@ -259,7 +273,7 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
 @emitted
 def stack_memory(builder: Any, nbytes: int) -> Any:
     """The address of so many bytes, whole words, of the stack. They are there as long as the kernel runs."""
-    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(I64, nbytes // 8)), I64)
+    return builder.ptrtoint(alloca_once(builder, ir.ArrayType(I64, nbytes // 8)), I64)
 
 
 @emitted

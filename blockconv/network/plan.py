@@ -17,7 +17,7 @@ import numpy as np
 from blockconv.core.checks import Shape, axes_remedy, check_flag, whole
 from blockconv.core.errors import ArgumentError, NetworkError, UnsupportedError, short, warn
 from blockconv.core.files import as_path, reading, replacing
-from blockconv.core.garbage import garbage_at_the_end
+from blockconv.core.heavy_work import garbage_at_the_end
 from blockconv.core.interop import as_numpy, first_tensor, like
 from blockconv.core.layout import Layout
 from blockconv.core.types import Array, FloatType, ieee

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 import llvmlite.binding as llvm
-import numba
-from numba import config
 
+from blockconv.core import target
 from blockconv.core.errors import UnsupportedError, ignoring, to_install, warn
+from blockconv.core.heavy_work import on_own_stack
 
 LAYERS = ("tbb", "omp", "workqueue")
 
@@ -41,7 +44,8 @@ _WORKER = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * 4)
 
 @dataclass(frozen=True)
 class ThreadingLayer:
-    """Numba's running layer: its name, its entry point, whether calls may overlap, and the TBB that was loaded.
+    """Numba's running layer: its name, its entry point, whether calls may overlap, the most threads of a call, and the
+    TBB that was loaded.
 
     "python" is none of Numba's: each call starts threads of Python's.
     """
@@ -49,21 +53,22 @@ class ThreadingLayer:
     name: str
     parallel_for: Callable[..., None]
     concurrent: bool
+    most: int
     tbb: str | None = None
 
 
 def asked() -> str | None:
     """The layer that the user named by NUMBA_THREADING_LAYER or `numba.config`; None where they named none."""
-    name = str(config.THREADING_LAYER).lower()
+    name = str(target.numba_setting("THREADING_LAYER")).lower()
     return name if name in LAYERS else None
 
 
 def running() -> str | None:
     """The layer that Numba runs; None before its first start."""
-    try:
+    numba: Any = sys.modules.get("numba")
+    with ignoring(AttributeError, ValueError):  # nobody imported all of it, or started one
         return str(numba.threading_layer())
-    except ValueError:
-        return None
+    return None
 
 
 def threading_layer(wanted: str | None = None) -> ThreadingLayer:
@@ -88,6 +93,9 @@ def threading_layer(wanted: str | None = None) -> ThreadingLayer:
 
 def _start(wanted: str | None) -> None:
     global _starter, _tbb
+    # Its import takes longer than all else of a process's start, and serves calls of several threads alone.
+    numba: Any = on_own_stack(lambda: importlib.import_module("numba"))
+    config = numba.config
     before = config.THREADING_LAYER
     if (wanted or asked()) in (None, "tbb"):
         _tbb = _load_tbb()
@@ -104,13 +112,14 @@ def _start(wanted: str | None) -> None:
 
 @functools.cache
 def _running_layer() -> ThreadingLayer:
+    most = target.numba_setting("NUMBA_NUM_THREADS")
     name, symbol = running(), llvm.address_of_symbol("numba_parallel_for")
     if name is None or not symbol:
         warn(
             f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
-            f"{numba.__version__} hides its pool (it has no numba_parallel_for)"
+            f"{version('numba')} hides its pool (it has no numba_parallel_for)"
         )
-        return ThreadingLayer("python", _on_python_threads, concurrent=True)
+        return ThreadingLayer("python", _on_python_threads, concurrent=True, most=most)
     if name == "tbb":
         # Numba ends TBB when Python frees this module, and waits there for an empty task of its start. A fork loses
         # the task where no thread of TBB took it, as on one processor: the wait would have no end.
@@ -121,14 +130,12 @@ def _running_layer() -> ThreadingLayer:
             "it starts them about 80 times slower, and one call at a time; "
             + to_install("tbb", "TBB, if it exists for this platform")
         )
-    return ThreadingLayer(
-        name, _PARALLEL_FOR(symbol), concurrent=name != "workqueue", tbb=_tbb if name == "tbb" else None
-    )
+    return ThreadingLayer(name, _PARALLEL_FOR(symbol), name != "workqueue", most, tbb=_tbb if name == "tbb" else None)
 
 
 def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) -> None:
     """Run ``worker(_, dims, _, data)`` on up to `threads` threads of the layer, without the GIL."""
-    threads = min(threads, config.NUMBA_NUM_THREADS)  # the workqueue layer has no more places
+    threads = min(threads, layer.most)  # the workqueue layer has no more places
     dims = (ctypes.c_int64 * 1)(threads)
     if layer.concurrent:
         _callers[threading.get_ident()] = threading.current_thread()

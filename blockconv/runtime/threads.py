@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numba import config
-
 from blockconv.core import target
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
@@ -45,7 +43,7 @@ def check_threads(op: str, argument: str, n: object) -> int:
 
     Every number of threads from a user is checked here before a run: a run on 0 threads would write no output.
     """
-    most = int(config.NUMBA_NUM_THREADS)
+    most = int(target.numba_setting("NUMBA_NUM_THREADS"))
     number = whole(n)
     if number is None or not 1 <= number <= most:
         rule = f"has to be an int from 1 to {most} (the size of Numba's thread pool)"

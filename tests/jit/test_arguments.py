@@ -16,7 +16,7 @@ from blockconv.jit.arguments import Arguments, group, held, table, word
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import call_kernel, emitted, load_i64, store_i64
 from blockconv.jit.records import fields_of, fill, integers_of, parameters_of
-from blockconv.jit.translate import KernelError
+from blockconv.jit.values import KernelError
 from blockconv.runtime import Buffer, address_of
 
 

@@ -16,7 +16,7 @@ from blockconv.core import target
 from blockconv.core.types import element
 from blockconv.jit.compiler import generate, link
 from blockconv.jit.ir import as_float64, emitted, load_f, load_i64, store_bits, store_f, store_i64
-from blockconv.jit.translate import KernelError
+from blockconv.jit.values import KernelError
 from blockconv.kernels.common.vectors import Vectors
 
 NUMBERS = [0, 1, -1, 2, 3, -3, 7, -8, 64, 1000, -1001, 2**40 + 5, -(2**40)]
@@ -282,8 +282,10 @@ import sys
 import numba.core
 del numba.core.interpreter
 sys.modules["numba.core.interpreter"] = None
+import blockconv as bc
+import numpy as np
 try:
-    import blockconv
+    bc.to_layout(np.ones((1, 3, 2, 2), np.float32), "NCHW16")
 except ImportError as error:
     assert "is unknown to blockconv" in str(error) and "or an older Numba" in str(error), error
 else:
@@ -291,6 +293,37 @@ else:
 """,
         BLOCKCONV_CACHE_DIR=str(tmp_path),
     )
+
+
+SETTINGS = """
+import os, sys
+from blockconv.core import target
+names = ["CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "DISABLE_JIT", "THREADING_LAYER", "NUMBA_NUM_THREADS"]
+variables = [
+    {}, {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2"}, {"NUMBA_CPU_FEATURES": ""},
+    {"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_NAME": "sandybridge"}, {"NUMBA_ENABLE_AVX": "0"},
+    {"NUMBA_DISABLE_JIT": "1"}, {"NUMBA_THREADING_LAYER": "omp"}, {"NUMBA_NUM_THREADS": "3"},
+]
+def read(given):
+    for name in [name for name in os.environ if name.startswith("NUMBA_")]:
+        del os.environ[name]
+    os.environ.update(given)
+    return [target.numba_setting(name) for name in names]
+ours = [read(given) for given in variables]
+assert "numba" not in sys.modules
+from numba import config
+for given, found in zip(variables, ours):
+    read(given)
+    config.reload_config()
+    assert found == [getattr(config, name) for name in names] == read(given), (given, found)
+os.environ["NUMBA_DISABLE_JIT"] = "no number"
+del sys.modules["numba.core.config"]
+assert target.numba_setting("DISABLE_JIT") == 0
+"""
+
+
+def test_settings_are_numbas_without_an_import_of_it(run_python: Any) -> None:
+    run_python(SETTINGS)
 
 
 def test_features_are_those_that_numba_targets() -> None:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.activation import ActivationKind
 from blockconv.jit.ir import const, counted, join, shuffle, transpose
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.halves import rounded, widened
 from blockconv.kernels.common.requantize import (
@@ -319,7 +319,7 @@ class TileEpilogue:
         """Transpose pixels into planes and store them; add a residual and clip before, unless that is done."""
         b, v, lanes = self.b, self.stored, self.tile.lanes
         padded = pixels + [ir.Constant(v.kind, ir.Undefined)] * (lanes - len(pixels))
-        slots = [cgutils.alloca_once(b, v.kind) for _ in range(lanes)]
+        slots = [alloca_once(b, v.kind) for _ in range(lanes)]
         for slot, plane in zip(slots, transpose(b, padded, lanes, lanes), strict=True):
             b.store(plane, slot)
         if self.finishes_planes:

@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import I64, NEAREST, call_kernel, const, counted, emit_prefetch, emitted, opaque
 from blockconv.jit.records import fill
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, source_element
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
@@ -180,7 +179,7 @@ def _finish(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Out
 
     def apart() -> None:
         v = tile.code(b)
-        memory = b.ptrtoint(cgutils.alloca_once(b, v.kind, len(accs)), I64)
+        memory = b.ptrtoint(alloca_once(b, v.kind, len(accs)), I64)
         for k, slot in enumerate(accs):
             v.store(b.load(slot), memory + k * v.bytes)
         call_kernel.emit(b, run.part, record, out.dst, memory, const(0))

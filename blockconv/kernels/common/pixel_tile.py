@@ -47,7 +47,7 @@ class PixelTileSpec(NamedTuple):
         return Tile(self.element, self.fma, self.rows, channels, self.vectors, self.lanes, period=1)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def pixel_tile(spec: PixelTileSpec):
     """Reduce tiles and store them: see `kernel_of_tiles`."""
     return kernel_of_tiles(functools.partial(_compute, spec=spec))

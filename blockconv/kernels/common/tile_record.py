@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from numba.core import cgutils
-
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, const, counted, emitted, pointer
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.tile import LINE
 
 
@@ -77,9 +76,9 @@ def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any 
             yield begin + n
         return
     # The rows of all runs are one loop: one more nested loop would have more variables than there are registers.
-    first, left = cgutils.alloca_once_value(b, begin), cgutils.alloca_once_value(b, run.rows)
+    first, left = (alloca_once(b, I64, value=value) for value in (begin, run.rows))
     to_next_run = run.run_steps - (run.rows - 1) * run.row_steps
-    with cgutils.for_range(b, run.runs * run.rows if start is None else run.rows):
+    with counted(b, run.runs * run.rows if start is None else run.rows):
         begin = b.load(first)
         with counted(b, steps) as n:
             yield begin + n

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType
 from blockconv.jit.ir import I32, I64, call_llvm, const, counted, join, pointer, shuffle, splat
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
 # (e^x - 1) / x in float32, for |x| up to half of log(2), which exp reduces its argument to; highest power first.
@@ -218,7 +218,7 @@ class Vectors:
 
     def kept(self, vectors: Sequence[Any]) -> Any:
         """The address (i64) of vectors that are stored one after another on the stack."""
-        slot = cgutils.alloca_once(self.b, ir.ArrayType(self.kind, len(vectors)))
+        slot = alloca_once(self.b, ir.ArrayType(self.kind, len(vectors)))
         address = self.b.ptrtoint(slot, I64)
         for k, value in enumerate(vectors):
             self.store(value, address + k * self.bytes)
@@ -248,7 +248,7 @@ class Vectors:
 
     def slots(self, count: int, first: Any) -> list[Any]:
         """Accumulators that begin as `first`: stack slots, which LLVM keeps in registers."""
-        made = [cgutils.alloca_once(self.b, self.kind) for _ in range(count)]
+        made = [alloca_once(self.b, self.kind) for _ in range(count)]
         for slot in made:
             self.b.store(first, slot)
         return made

@@ -76,12 +76,12 @@ def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> A
         for first in range(0, channels, rows):
             planes = []
             for c in range(first, min(channels, first + rows)):
-                existing = builder.select(builder.icmp_signed("<", const(c), last), const(c), last)
-                planes.append(v.load(builder.add(src, builder.mul(existing, plane)), mask))
+                existing = builder.select(const(c) < last, const(c), last)
+                planes.append(v.load(src + existing * plane, mask))
             planes += [ir.Constant(v.kind, ir.Undefined)] * (rows - len(planes))
             step = lanes if pitch == rows else pitch  # vectors hold several narrow pixels, or a part of a wide one
             for k, vector in enumerate(transpose(builder, planes, rows, lanes)):
-                v.store(vector, builder.add(dst, const((k * step + first) * itemsize)))
+                v.store(vector, dst + (k * step + first) * itemsize)
 
     return transpose_planes
 
@@ -126,23 +126,23 @@ def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int) -
         v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)  # bits are moved
 
         def limited(index: int, count: Any, limit: Any) -> Any:
-            return builder.select(builder.icmp_signed("<", const(index), count), limit, const(0))
+            return builder.select(const(index) < count, limit, const(0))
 
         def moved(load: Any, store: Any, each: int) -> None:
             """each: channels of a load."""
             held = [load(k) for k in range(lanes * channels // each)]
             joined = [join(builder, held[k : k + lanes // each]) for k in range(0, len(held), lanes // each)]
             for c, value in enumerate(transpose(builder, joined, lanes, channels)):
-                store(c, value, builder.add(dst, builder.mul(const(c), plane)))
+                store(c, value, dst + c * plane)
 
         def pixel(p: int) -> Any:
-            return builder.add(src, builder.mul(const(p), step))
+            return src + p * step
 
         def part(p: int) -> Any:
             mask = lanes_below(builder, channels, limited(p, valid, exist))
             return v.load(pixel(p), mask, lanes=channels)
 
-        enough = builder.icmp_signed(">=", valid, const(lanes)), builder.icmp_signed(">=", exist, const(channels))
+        enough = valid >= lanes, exist >= channels
         with builder.if_else(builder.and_(*enough)) as (whole, some):
             with whole:
                 if touching:
@@ -188,7 +188,7 @@ def nibble_unpacker(itemsize: int, signed: int, flipped: int, lanes: int) -> Any
         if signed:
             value = builder.xor(value, v.c(8))
         if signed and not flipped:
-            value = builder.sub(value, v.c(8))
+            value = value - v.c(8)
         if itemsize > 1:
             v = Vectors(builder, element(f"int{8 * itemsize}"), 2 * lanes)
             value = (builder.sext if signed and not flipped else builder.zext)(value, v.kind)
@@ -239,7 +239,7 @@ def _vectors_interleaver(unit: int, lanes: int, by_parts: bool) -> Any:
         v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
         rows = [v.load(plane) for plane in planes[:unit]]
         if unit == 2:
-            rows[1] = builder.select(builder.icmp_signed(">", planes.others, const(0)), rows[1], v.zero)
+            rows[1] = builder.select(planes.others > 0, rows[1], v.zero)
         if by_parts:
             fours, code = ir.VectorType(ir.IntType(32 * itemsize), len(order)), ir.VectorType(I8, size)
             rows = [builder.bitcast(row, fours) for row in rows]
@@ -248,7 +248,7 @@ def _vectors_interleaver(unit: int, lanes: int, by_parts: bool) -> Any:
         else:
             found = transpose(builder, rows, unit, lanes)
         for k, vector in enumerate(found):
-            store_vector(builder, vector, builder.add(dst, const(k * size)))
+            store_vector(builder, vector, dst + k * size)
 
     return interleave
 
@@ -308,9 +308,9 @@ def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool) -> Any
         v = Vectors(builder, _FLOATS[itemsize], lanes)
         moved = ir.Constant(v.kind, ir.Undefined)
         for start in sorted({step // lanes * lanes for step in steps}):
-            before, below = (v.below(builder.sub(bound, const(start))) for bound in (first, end))
+            before, below = (v.below(bound - start) for bound in (first, end))
             mask = None if is_whole else builder.and_(builder.not_(before), below)
-            loaded = v.load(builder.add(src, const(start * itemsize)), mask)
+            loaded = v.load(src + start * itemsize, mask)
             taken = [lanes + step - start if step // lanes * lanes == start else k for k, step in enumerate(steps)]
             moved = shuffle(builder, moved, loaded, taken)
         v.store(moved, dst)

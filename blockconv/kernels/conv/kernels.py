@@ -29,7 +29,7 @@ def _destination_offset(a, c):
     return (c // d_len) * a.destination.block + ((c % d_len) * a.destination.channel >> a.dst_shift)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def scatter_tile(itemsize, shift=0):
     """Move a tile's channels to the destination, block by block, or from there to the tile; see `ScatterRecord`.
 

@@ -15,11 +15,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const
+from blockconv.jit.ir import const, counted
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
@@ -110,12 +108,12 @@ def _compute(b: Any, run: TileRecord, record: Any, spec: MatrixPixelSpec) -> Non
     """Reduce and store a tile. Accumulators go through the scratch, [output channel][block][pixel]."""
     reduce = _reduce if spec.dot in INSTRUCTIONS else _emulate
     last = const(spec.all_blocks - spec.blocks)
-    with cgutils.for_range(b, const(-(-spec.all_blocks // spec.blocks))) as loop:
-        first = b.mul(loop.index, const(spec.blocks))
-        first = b.select(b.icmp_signed("<", first, last), first, last)
-        steps = b.mul(run.runs, run.run_steps)
-        ahead = b.mul(b.mul(loop.index, steps), b.mul(run.prefetch_lines, const(LINE)))
-        now = run._replace(src=b.add(run.src, b.mul(first, const(LINE_BYTES))), prefetch=b.add(run.prefetch, ahead))
+    with counted(b, const(-(-spec.all_blocks // spec.blocks))) as index:
+        first = index * spec.blocks
+        first = b.select(first < last, first, last)
+        steps = run.runs * run.run_steps
+        ahead = index * steps * (run.prefetch_lines * LINE)
+        now = run._replace(src=run.src + first * LINE_BYTES, prefetch=run.prefetch + ahead)
         reduce(b, spec, now)
         _Finish(b, spec, run, first).all_channels()
 
@@ -123,7 +121,7 @@ def _compute(b: Any, run: TileRecord, record: Any, spec: MatrixPixelSpec) -> Non
 def _step(b: Any, spec: MatrixPixelSpec, run: TileRecord, step: Any) -> tuple[Any, Any]:
     """The addresses of a step's source and weights."""
     x = source_of(b, run, step)
-    return x, b.add(run.wei, b.mul(step, const(spec.channels * spec.step * WORD)))
+    return x, run.wei + step * (spec.channels * spec.step * WORD)
 
 
 def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
@@ -137,34 +135,34 @@ def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
         x, w = _step(b, spec, run, step)
         prefetch_next(b, run, step)
         for i in range(spec.blocks):
-            load_register(b, registers.src(i), b.add(x, const(i * LINE_BYTES)), const(spec.src_unit))
+            load_register(b, registers.src(i), x + i * LINE_BYTES, const(spec.src_unit))
             for k in vectors:
                 if i == 0:
-                    load_register(b, registers.wei(k), b.add(w, const(k * LINES * spec.step * WORD)), line)
+                    load_register(b, registers.wei(k), w + k * LINES * spec.step * WORD, line)
                 call_unit(b, instruction, registers.acc(i, k), registers.wei(k), registers.src(i))
     for i in range(spec.blocks):
         for k in vectors:
-            at = b.add(run.scratch, const(k * LINES * spec.line + i * LINE_BYTES))
+            at = run.scratch + (k * LINES * spec.line + i * LINE_BYTES)
             store_register(b, registers.acc(i, k), at, const(spec.line))
 
 
 def _emulate(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     """The same as `_reduce`, by dot products of vectors."""
     v = Vectors(b, ElementType.of(spec.element), COLUMNS)
-    with cgutils.for_range(b, const(spec.channels)) as channel:
+    with counted(b, const(spec.channels)) as channel:
         accs = v.slots(spec.blocks, v.zero)
         with each_step(b, run, bool(spec.cut)) as step:
             x, w = _step(b, spec, run, step)
-            w = b.add(w, b.mul(channel.index, const(spec.step * WORD)))
-            with cgutils.for_range(b, const(spec.step)) as unit:
-                weight = v.broadcast(b.add(w, b.mul(unit.index, const(WORD))))
-                line = b.add(x, b.mul(unit.index, const(spec.src_unit)))
+            w = w + channel * (spec.step * WORD)
+            with counted(b, const(spec.step)) as unit:
+                weight = v.broadcast(w + unit * WORD)
+                line = x + unit * spec.src_unit
                 for i, slot in enumerate(accs):
-                    pixels = v.load(b.add(line, const(i * LINE_BYTES)))
+                    pixels = v.load(line + i * LINE_BYTES)
                     b.store(multiply_accumulate(v, spec.dot, pixels, weight, b.load(slot)), slot)
-        at = b.add(run.scratch, b.mul(channel.index, const(spec.line)))
+        at = run.scratch + channel * spec.line
         for i, slot in enumerate(accs):
-            v.store(b.load(slot), b.add(at, const(i * LINE_BYTES)))
+            v.store(b.load(slot), at + i * LINE_BYTES)
 
 
 class _Finish:
@@ -179,32 +177,32 @@ class _Finish:
     def all_channels(self) -> None:
         """Store the channels that exist, `TOGETHER` at a time, and the remainder one by one."""
         b, width = self.b, const(self.spec.channels)
-        exist = b.select(b.icmp_signed("<", self.run.valid, width), self.run.valid, width)
+        exist = b.select(self.run.valid < width, self.run.valid, width)
         whole = b.udiv(exist, const(TOGETHER))
-        with cgutils.for_range(b, whole) as loop:
-            self.each_block(b.mul(loop.index, const(TOGETHER)), TOGETHER)
-        done = b.mul(whole, const(TOGETHER))
-        with cgutils.for_range(b, b.sub(exist, done)) as loop:
-            self.each_block(b.add(done, loop.index), 1)
+        with counted(b, whole) as index:
+            self.each_block(index * TOGETHER, TOGETHER)
+        done = whole * TOGETHER
+        with counted(b, exist - done) as index:
+            self.each_block(done + index, 1)
 
     def each_block(self, channel: Any, channels: int) -> None:
         """Store so many channels from this one on, of each block of pixels."""
-        with cgutils.for_range(self.b, const(self.spec.blocks)) as loop:
-            self.block(channel, channels, loop.index)
+        with counted(self.b, const(self.spec.blocks)) as index:
+            self.block(channel, channels, index)
 
     def block(self, channel: Any, channels: int, number: Any) -> None:
         """Store so many channels of the block of this number."""
         b, spec, run, tile = self.b, self.spec, self.run, self.spec.finished(channels)
         v = Vectors(b, ElementType.of(spec.element), COLUMNS)
-        acc = b.add(run.scratch, b.add(b.mul(channel, const(spec.line)), b.mul(number, const(LINE_BYTES))))
-        pixel = b.mul(b.add(self.first, number), const(COLUMNS))
+        acc = run.scratch + (channel * spec.line + number * LINE_BYTES)
+        pixel = (self.first + number) * COLUMNS
         accs = []
         for k, bias in enumerate(self.each(v, run.bia, channel, channels)):
-            accs += v.slots(1, v.add(v.load(b.add(acc, const(k * spec.line))), bias))
+            accs += v.slots(1, v.add(v.load(acc + k * spec.line), bias))
         if spec.dst and not v.type.is_float:
             each = functools.partial(self.each, channel=channel, channels=channels)
             accs = dequantized(v, accs, (run.bia, run.scales), each, spec.shifted, run.activation)
-        at = b.add(run.dst, b.add(b.mul(channel, run.dst_block), b.mul(pixel, const(tile.itemsize))))
+        at = run.dst + (channel * run.dst_block + pixel * tile.itemsize)
         out = Output(
             dst=at,
             dst_row=const(0),
@@ -212,13 +210,13 @@ class _Finish:
             dst_block=const(0),
             residual=run.residual,
             valid=const(1),
-            written=b.sub(const(spec.pixels), pixel),
+            written=spec.pixels - pixel,
             activation=run.activation,
-            scratch=b.add(run.scratch, const(spec.channels * spec.line)),
+            scratch=run.scratch + spec.channels * spec.line,
         )
         finish(b, tile, COLUMNS, spec.act, out, accs)
 
     def each(self, v: Vectors, first: Any, channel: Any, channels: int) -> list[Any]:
         """A word for each of so many output channels from this one on, broadcast to every lane."""
-        at = self.b.add(first, self.b.mul(channel, const(WORD)))
-        return [v.broadcast(self.b.add(at, const(k * WORD))) for k in range(channels)]
+        at = first + channel * WORD
+        return [v.broadcast(at + k * WORD) for k in range(channels)]

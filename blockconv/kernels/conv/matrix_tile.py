@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv import jit
-from blockconv.jit.ir import I8, I64, call_llvm, const, emit_prefetch, emitted, pointer
+from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
@@ -174,23 +173,23 @@ class _Reduction:
         b, run, registers, vectors = self.b, self.run, self.registers, range(self.spec.vectors)
         for i, _ in enumerate(self.blocks):
             for k in vectors:  # each line is the bias
-                load_register(b, registers.acc(i, k), b.add(run.bia, const(k * COLUMNS * WORD)), const(0))
+                load_register(b, registers.acc(i, k), run.bia + k * COLUMNS * WORD, const(0))
         with each_step(b, run, bool(self.spec.cut)) as step:
             x = source_of(b, run, step)
-            w = b.add(run.wei, b.mul(step, const(self.spec.step * self.width_bytes)))
+            w = run.wei + step * (self.spec.step * self.width_bytes)
             prefetch_next(b, run, step)
             for i, block in enumerate(self.blocks):
-                at = b.add(x, b.mul(const(block.first), run.src_pixel))
-                at = b.add(at, b.mul(const(block.row), run.src_row)) if block.row else at
+                at = x + block.first * run.src_pixel
+                at = (at + block.row * run.src_row) if block.row else at
                 load_register(b, registers.src(i), at, run.src_pixel)
                 for k in vectors:
                     if i == 0:
-                        load_register(b, registers.wei(k), b.add(w, const(k * COLUMNS * WORD)), const(self.width_bytes))
+                        load_register(b, registers.wei(k), w + k * COLUMNS * WORD, const(self.width_bytes))
                     call_unit(b, INSTRUCTIONS[self.spec.dot], registers.acc(i, k), registers.src(i), registers.wei(k))
         for i, block in enumerate(self.blocks):
             pixel = block.row * self.spec.pixels + block.first
             for k in vectors:
-                at = b.add(run.scratch, const(pixel * self.width_bytes + k * COLUMNS * WORD))
+                at = run.scratch + (pixel * self.width_bytes + k * COLUMNS * WORD)
                 store_register(b, registers.acc(i, k), at, const(self.width_bytes))
 
 
@@ -210,31 +209,31 @@ def store_register(b: Any, register: int, at: Any, line: Any) -> None:
 
 def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
     """Prefetch a step's share of the memory that is read after the tile."""
-    at = b.add(run.prefetch, b.mul(b.mul(step, run.prefetch_lines), const(LINE)))
-    with cgutils.for_range(b, run.prefetch_lines) as line:
-        emit_prefetch(b, b.add(at, b.mul(line.index, const(LINE))))
+    at = run.prefetch + step * run.prefetch_lines * LINE
+    with counted(b, run.prefetch_lines) as line:
+        emit_prefetch(b, at + line * LINE)
 
 
 def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
     """The same as `_Reduction`, by dot products of vectors."""
     b, v = builder, spec.tile.code(builder)
     for row in range(spec.rows):
-        with cgutils.for_range(b, const(spec.pixels)) as pixel:
-            accs = [v.slots(1, v.load(b.add(run.bia, const(k * v.bytes))))[0] for k in range(spec.vectors)]
-            src = b.add(run.src, b.add(b.mul(const(row), run.src_row), b.mul(pixel.index, run.src_pixel)))
+        with counted(b, const(spec.pixels)) as pixel:
+            accs = [v.slots(1, v.load(run.bia + k * v.bytes))[0] for k in range(spec.vectors)]
+            src = run.src + (row * run.src_row + pixel * run.src_pixel)
             with each_step(b, run, bool(spec.cut)) as step:
                 x = source_of(b, run._replace(src=src), step)
-                with cgutils.for_range(b, const(spec.step)) as element:
-                    line = b.add(b.mul(step, const(spec.step)), element.index)
-                    w = b.add(run.wei, b.mul(line, const(spec.vectors * v.bytes)))
-                    scalar = v.broadcast(b.add(x, b.mul(element.index, const(WORD))))
+                with counted(b, const(spec.step)) as element:
+                    line = step * spec.step + element
+                    w = run.wei + line * (spec.vectors * v.bytes)
+                    scalar = v.broadcast(x + element * WORD)
                     for k, slot in enumerate(accs):
-                        weight = v.load(b.add(w, const(k * v.bytes)))
+                        weight = v.load(w + k * v.bytes)
                         b.store(multiply_accumulate(v, spec.dot, scalar, weight, b.load(slot)), slot)
-            at = b.add(const(row * (spec.pixels + spec.gap)), pixel.index)
-            at = b.add(run.scratch, b.mul(at, const(spec.vectors * v.bytes)))
+            at = row * (spec.pixels + spec.gap) + pixel
+            at = run.scratch + at * (spec.vectors * v.bytes)
             for k, slot in enumerate(accs):
-                v.store(b.load(slot), b.add(at, const(k * v.bytes)))
+                v.store(b.load(slot), at + k * v.bytes)
 
 
 def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
@@ -244,15 +243,15 @@ def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
     most = LINES if planes else MOST // vectors
     pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
     part = _Part(b, spec, spec._replace(rows=1, pixels=pixels, vectors=vectors))
-    with cgutils.for_range(b, const(spec.rows)) as row, cgutils.for_range(b, const(spec.pixels // pixels)) as loop:
-        pixel = b.mul(loop.index, const(pixels))
-        to = b.add(b.mul(row.index, out.dst_row), b.mul(pixel, out.dst_pixel))
-        first = b.add(b.mul(row.index, const(spec.pixels + spec.gap)), pixel)
+    with counted(b, const(spec.rows)) as row, counted(b, const(spec.pixels // pixels)) as index:
+        pixel = index * pixels
+        to = row * out.dst_row + pixel * out.dst_pixel
+        first = row * (spec.pixels + spec.gap) + pixel
         if vectors == spec.vectors:
             part.finish(run, out, to, first, const(0))
         else:
-            with cgutils.for_range(b, const(spec.vectors)) as vector:
-                part.finish(run, out, to, first, vector.index)
+            with counted(b, const(spec.vectors)) as vector:
+                part.finish(run, out, to, first, vector)
 
 
 class _Part(NamedTuple):
@@ -269,20 +268,20 @@ class _Part(NamedTuple):
         writes to the place of a stored tile instead.
         """
         b, part, v = self.b, self.part, self.part.tile.code(self.b)
-        width, before, each = self.whole.vectors, b.mul(vector, const(COLUMNS)), b.mul(vector, const(v.bytes))
-        acc = b.add(b.add(run.scratch, b.mul(pixel, const(width * v.bytes))), each)
+        width, before, each = self.whole.vectors, vector * COLUMNS, vector * v.bytes
+        acc = run.scratch + pixel * (width * v.bytes) + each
         accs = []
         for p in range(part.pixels):
             for k in range(part.vectors):
-                accs += v.slots(1, v.load(b.add(acc, const((p * width + k) * v.bytes))))
+                accs += v.slots(1, v.load(acc + (p * width + k) * v.bytes))
         if part.vectors < width:
             lines = self.whole.rows * (self.whole.pixels + self.whole.gap) - self.whole.gap
-            acc = b.add(run.scratch, const(lines * width * v.bytes))
+            acc = run.scratch + lines * width * v.bytes
         out = out._replace(
-            dst=b.add(out.dst, b.add(to, b.mul(before, out.dst_block))),
-            valid=b.sub(out.valid, before),
-            written=b.sub(out.written, before),
+            dst=out.dst + (to + before * out.dst_block),
+            valid=out.valid - before,
+            written=out.written - before,
             scratch=acc,
         )
-        accs = real_accumulators(b, part, (b.add(run.bia, each), b.add(run.scales, each)), out.activation, accs)
+        accs = real_accumulators(b, part, (run.bia + each, run.scales + each), out.activation, accs)
         finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))

@@ -151,7 +151,7 @@ def pack_cut_window(cb, itemsize):
     return kernel
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def pack_pixels(channels, cb, pitch, lanes, itemsize, filled=0):
     """Pack a window of groups that share a vector, as [level][row][column][pitch].
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, group, word
@@ -14,6 +12,7 @@ from blockconv.jit.ir import (
     I64,
     call_kernel,
     const,
+    counted,
     emitted,
     fill_memory,
     join,
@@ -176,13 +175,13 @@ def columns_tile(at: ColumnsTileSpec):
         with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
             for k, slot in enumerate(accs):
                 b.store(v.load(run.sums + k * v.bytes), slot)
-        with cgutils.for_range(b, run.rows) as row:
-            first = row.index * run.row_steps
+        with counted(b, run.rows) as row:
+            first = row * run.row_steps
             src = source_of(b, run, first)
             grad, done, pixels = run.wei + first * (at.grad * v.itemsize), const(0), at.pixels
             while pixels:  # the remainder by halves
                 end = b.sdiv(run.full_steps, const(pixels)) * pixels
-                with cgutils.for_range_slice(b, done, end, const(pixels), inc=True) as (col, _):
+                with counted(b, end, done, const(pixels)) as col:
                     x = src + col * (at.px_step * at.pixel * v.itemsize)
                     _add_pixels(v, at, pixels, (x, run.src_row), grad + col * (at.grad * v.itemsize), accs)
                 done, pixels = end, pixels // 2
@@ -462,8 +461,8 @@ def add_splits(acc, lanes):
     @emitted
     def add(builder: Any, dst: Any, src: Any, size: Any) -> None:
         v = Vectors(builder, held, lanes)
-        with cgutils.for_range(builder, builder.udiv(size, const(v.bytes))) as loop:
-            at = loop.index * v.bytes
+        with counted(builder, builder.udiv(size, const(v.bytes))) as loop:
+            at = loop * v.bytes
             to = dst + at
             v.store(v.load(to) + v.load(src + at), to)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import cgutils
-
 from blockconv import jit
 from blockconv.core.types import ElementType, element
 from blockconv.jit.arguments import Arguments, group, word
-from blockconv.jit.ir import const, emitted, fill_memory, shuffle, transpose
+from blockconv.jit.ir import const, counted, emitted, fill_memory, shuffle, transpose
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import Geometry
 from blockconv.kernels.common.vectors import Vectors
@@ -190,9 +188,9 @@ def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> An
     @emitted
     def join_blocks(builder: Any, dst: Any, pixel: Any, src: Any, block: Any, step: Any, cols: Any) -> None:
         b, each, (v, to) = builder, max(1, unit), _held_and_packed(builder, held, packed, lanes)
-        with cgutils.for_range(b, cols if unit else const(0)) as loop:
-            at = src + loop.index * step
-            to.store(v.load_parts(at, each, block), dst + loop.index * pixel)
+        with counted(b, cols if unit else const(0)) as loop:
+            at = src + loop * step
+            to.store(v.load_parts(at, each, block), dst + loop * pixel)
 
     return join_blocks
 

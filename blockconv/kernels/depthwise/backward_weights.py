@@ -13,12 +13,10 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import const, emitted, fill_memory, load_i64, opaque
+from blockconv.jit.ir import const, counted, emitted, fill_memory, load_i64, opaque
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
 from blockconv.kernels.common.vectors import Vectors
@@ -94,7 +92,7 @@ def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
 
         def columns(rows: range, bias: bool) -> None:
             for first, last, guarded in ((const(0), a.inner, True), (a.inner, a.outer, False), (a.outer, a.ow, True)):
-                with cgutils.for_range_slice(b, first, last, const(1)) as (ow, _):
+                with counted(b, last, first) as ow:
                     column(ow, guarded, rows, bias)
 
         all_rows = b.icmp_signed("==", x.top, const(0)) & b.icmp_signed("==", x.bottom, const(kh))

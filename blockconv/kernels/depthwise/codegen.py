@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I32, const, every_pixel, opaque, picked, shuffle, splat
+from blockconv.jit.ir import I32, const, counted, every_pixel, opaque, picked, shuffle, splat
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
@@ -296,12 +295,12 @@ class FloatTile:
     def reduce(self, variant: Any) -> None:
         """Taps of the unrolled axis are known."""
         b, spec, (*edges, mask) = self.b, self.spec, variant
-        with cgutils.for_range(b, self.loop.taps) as taps:
-            wei = self.run.wei + taps.index * self.loop.wei_step
+        with counted(b, self.loop.taps) as taps:
+            wei = self.run.wei + taps * self.loop.wei_step
             step = opaque(b, self.unrolled.wei_step)
             weights = [self.weight(wei + times(step, t)) for t in range(spec.taps)]
             for q in range(spec.loops):
-                ahead, position = self.position(taps.index, q)
+                ahead, position = self.position(taps, q)
                 base = self.run.src + ahead * self.loop.src_step
                 slots = [self.accs[spec.accumulator(q, p)] for p in range(spec.unrolled)]
                 if spec.columns:
@@ -383,14 +382,14 @@ class FloatTile:
         """Reduce any number of taps, with any stride and dilation, one by one. `zeros` replaces padding."""
         b, spec, u, taken = self.b, self.spec, self.unrolled, self.taken
         groups = b.sdiv(self.loop.taps + (taken - 1), const(taken))
-        with cgutils.for_range(b, groups) as group, cgutils.for_range(b, u.taps) as taps:
-            wei = self.run.wei + group.index * self.loop.wei_step
-            weights = self.parts(wei + taps.index * u.wei_step)
-            first = group.index * taken
+        with counted(b, groups) as group, counted(b, u.taps) as taps:
+            wei = self.run.wei + group * self.loop.wei_step
+            weights = self.parts(wei + taps * u.wei_step)
+            first = group * taken
             for q in range(spec.loops):
                 rows = [self.row(first + k, q) for k in range(taken)]
                 for p, slots in enumerate(self.slots(q)):
-                    along = times(u.stride, p) + taps.index * u.dilation
+                    along = times(u.stride, p) + taps * u.dilation
                     inside = b.icmp_unsigned("<", u.first + along, u.size)
                     found = []
                     for base, step, loader in rows:

@@ -17,10 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import I8, const, emitted, opaque, shuffle, splat
+from blockconv.jit.ir import I8, const, counted, emitted, opaque, shuffle, splat
 from blockconv.kernels.common.dot import by_number
 from blockconv.kernels.common.requantize import EpilogueArguments, dequantized
 from blockconv.kernels.common.unpacked import PARTS, interleaved
@@ -89,8 +88,8 @@ class IntegerTile(FloatTile):
         if full == 1:
             self.group(edges, const(0), taken)
         elif full:
-            with cgutils.for_range(self.b, const(full)) as group:
-                self.group(edges, group.index, taken)
+            with counted(self.b, const(full)) as group:
+                self.group(edges, group, taken)
         if rest:
             self.group(edges, const(full), rest)
 

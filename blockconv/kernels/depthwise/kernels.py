@@ -149,7 +149,7 @@ def output_of(a, e, dst, dst_pixel, dst_block, written, scratch):
     return Output(dst, a.destination.row, dst_pixel, dst_block, residual, e.valid, written, a.activation, scratch)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def depthwise_channels(shape: DepthwiseTileSpec):
     """Vectors over channels, or over the channels and images of a pixel: tiles of `loops` rows x `unrolled` columns.
 

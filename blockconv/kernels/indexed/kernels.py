@@ -148,7 +148,7 @@ class AxisLinesArgs(Arguments):
     count = word("results of a line")
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def scan(src, kind, exclusive, reverse):
     """A task reads some lines. Sums are float64 or int64 until they are stored."""
     type, how = ElementType.of(src), SCANS[kind]
@@ -175,7 +175,7 @@ def scan(src, kind, exclusive, reverse):
     return kernel
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def top(src, smallest, last_of_equal):
     """A task reads some lines. Scratch: the keys and the indices that are kept, in order."""
     type = ElementType.of(src)

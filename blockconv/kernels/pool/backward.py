@@ -19,7 +19,6 @@ import functools
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv import jit
 from blockconv.core.types import ElementType, element
@@ -29,6 +28,7 @@ from blockconv.jit.ir import (
     I64,
     const,
     copy_memory,
+    counted,
     emitted,
     fill_memory,
     load_f,
@@ -383,8 +383,8 @@ def _write_row(b: Any, v: Vectors, dst: Any, sums: Any, table: Any, slots: Any, 
     def body(at: Any, mask: Any) -> None:
         (total,) = v.slots(1, v.zero)
         first = b.udiv(at, const(v.bytes)) * slots * bytes_of_slot
-        with cgutils.for_range(b, slots) as slot:
-            entry = table + (first + slot.index * bytes_of_slot)
+        with counted(b, slots) as slot:
+            entry = table + (first + slot * bytes_of_slot)
             start = b.load(pointer(b, entry, I64))
             found = v.permuted(v.load(sums + start), entry + 8)
             b.store(b.load(total) + v.with_zero_bits(found, entry + (8 + v.bytes)), total)
@@ -481,8 +481,8 @@ def _repeat(b: Any, v: Floats, columns_lit: int, x: Repetition) -> None:
         ]
         to, left = x.dst + at * columns, x.bytes - at * columns
         whole = left >= columns * v.bytes
-        with cgutils.for_range(b, x.rows) as row:
-            begin = to + row.index * x.row
+        with counted(b, x.rows) as row:
+            begin = to + row * x.row
             with b.if_else(whole) as (all_lanes, some):
                 with all_lanes:
                     for k, part in enumerate(parts):

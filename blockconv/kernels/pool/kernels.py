@@ -176,7 +176,7 @@ def _one_tile(e, tile, is_wide, is_inside, run):
         reduce_tile(e, tile, 1, kh, run)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def pool_tiles(reduction: PoolReduction, tile: PoolTile):
     """A task is rows of outputs, by tiles of some outputs by a vector of channels, or of vectors of whole pixels.
 

@@ -224,7 +224,7 @@ def pool_wide_indices(reduction: PoolReduction):
     return kernel
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def pool_line_indices(reduction: PoolReduction, inner, stride, dilation):
     """Maxima and their indices: a task is rows of outputs, by vectors of whole pixels.
 

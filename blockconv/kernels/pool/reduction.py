@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.arguments import Arguments, group
-from blockconv.jit.ir import call_llvm, const, emitted, every_pixel, picked, pointer, splat
+from blockconv.jit.ir import call_llvm, const, counted, emitted, every_pixel, picked, pointer, splat
 from blockconv.kernels.common.requantize import Elements, QuantizationArguments
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 from blockconv.kernels.common.vectors import Vectors
@@ -177,9 +176,9 @@ class Reducer(Vectors):
                 values = [self.combine(value, read(const(step), v)) for v, value in enumerate(values)]
             return values
         slots = self.accumulators(vectors)
-        with cgutils.for_range(self.b, count) as loop:
+        with counted(self.b, count) as index:
             for v, slot in enumerate(slots):
-                self.accumulate(slot, read(loop.index, v))
+                self.accumulate(slot, read(index, v))
         return [self.b.load(slot) for slot in slots]
 
     def guarded(self, compute: Callable[[], _Vectors], store: Callable[[_Vectors], None]) -> None:

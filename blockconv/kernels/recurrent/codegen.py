@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core import target
 from blockconv.core.activation import ACTIVATIONS
 from blockconv.core.eltwise_problem import COLUMNS
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.vectors import Vectors
 
@@ -50,7 +49,7 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
         starts = [apart * k for k in range(images)]
         while images * count > target.isa().tile_registers * 3 // 4 and count > 1:
             count //= 2
-        slots = [[cgutils.alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
+        slots = [[alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
 
         def each(offsets: list[Any], to: Any) -> Iterator[tuple[Any, Any]]:
             for start, row in zip(starts, slots, strict=True):

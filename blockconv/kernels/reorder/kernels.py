@@ -93,7 +93,7 @@ class CopyArgs(NestArgs):
     loops = table(OuterLoop, None, "innermost first")
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def reorder_copy(moved: Moved, vector_bytes, one_vector, stream):
     """A task copies a strip of x by a strip of y, by vectors of `vector_bytes`: one for an extent, or more.
 
@@ -272,7 +272,7 @@ class ElementArgs(Arguments):
     inner = word("indices of the inner dimensions")
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def reorder_elements(moved: Moved):
     """A task writes all elements of an index of the outer dimensions, one by one."""
     itemsize, dst_bytes = moved.src_bytes, moved.dst_bytes

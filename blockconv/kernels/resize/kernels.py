@@ -107,7 +107,7 @@ def by_rows(itemsize: int, make: Callable[..., None]) -> Callable[[int, int, int
     return kernel
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def resize_nearest(element, lanes, inner, near):
     """One of the same row of the source as the row before is copied from there, if pixels are less than a vector.
 
@@ -129,7 +129,7 @@ def resize_nearest(element, lanes, inner, near):
     return by_rows(itemsize, make)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def resize_nearest_pixels(element):
     """Pixels have any number of elements."""
     itemsize = ElementType.of(element).itemsize
@@ -144,7 +144,7 @@ def resize_nearest_pixels(element):
     return by_rows(itemsize, make)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def resize_rows(element, lanes, inner, near):
     """Scratch: a row of the source, blended from two. inner: elements of a pixel. near: see `make_columns`."""
     kind = ElementType.of(element)
@@ -161,7 +161,7 @@ def resize_rows(element, lanes, inner, near):
     return by_rows(kind.itemsize, make)
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def resize_pixels(element, lanes):
     """Pixels have many elements.
 
@@ -211,7 +211,7 @@ def rows_of(a, number, first, last):
     return max(first, start) - start, min(last, start + a.oh) - start
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def resize_columns(element, lanes, inner, near):
     """A task is a row of results, one plane after another, of an image that has no more rows than its results.
 
@@ -249,7 +249,7 @@ def resize_columns(element, lanes, inner, near):
     return kernel
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def resize_sums(element, lanes, column_lanes, column_part, near):
     """A task is a part of every pixel of a row of results, of any number of taps.
 

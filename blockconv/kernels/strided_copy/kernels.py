@@ -51,7 +51,7 @@ class StridedCopyArgs(Operands):
     loops = table(PixelLoop, 3, "images, rows and columns, in the order of the destination, or fewer and wider")
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def strided_copy(moved: Moved):
     """A task reads and writes some extents of some columns of one row.
 

@@ -11,10 +11,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from numba.core import cgutils
-
 from blockconv.core.types import ElementType
 from blockconv.jit.ir import const, counted, emitted
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import Tile
@@ -102,7 +101,7 @@ def destination_transform(how: Finish) -> Any:
             with part:
                 for k, slot in enumerate(pixels):
                     v.store(builder.load(slot), out.scratch + k * v.bytes)
-                one, behind = cgutils.alloca_once(builder, v.kind), out.scratch + m * m * v.bytes
+                one, behind = alloca_once(builder, v.kind), out.scratch + m * m * v.bytes
                 with counted(builder, rows) as row, counted(builder, cols) as col:
                     k = row * m + col
                     builder.store(v.load(out.scratch + k * v.bytes), one)

@@ -6,10 +6,10 @@ import functools
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from blockconv.core.types import ElementType, element
 from blockconv.jit.ir import I64, const, emitted, join, shuffle, transpose
+from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.vectors import Vectors
 
 
@@ -101,7 +101,7 @@ def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
     def gather(builder: Any, planes: Any) -> None:
         v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, _power(pixels)))
         last, wide = planes.src_end - row.bytes, 2 * row.bytes
-        kept = builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
+        kept = builder.ptrtoint(alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
         for c in range(lanes):
             at = _block(builder, planes.src, planes.src_channel, c, planes.valid)
             first = builder.select(at < last, at, last)

@@ -236,7 +236,7 @@ def _finish_planes(how):
     return finish
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def winograd_finish(how: Finish):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels."""
     m, channels, finish, most = how.form.m, how.channels, _finish_tile(how), 1

@@ -106,7 +106,7 @@ def _tiles_of_window(a, tile, last):
     return min(min((last - tile) // cols, a.tile_rows - row), a.window_rows), cols
 
 
-@jit.kernel
+@jit.unrolled_kernel
 def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, src_type):
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
 

@@ -1,0 +1,341 @@
+"""Values in a kernel, and what Python does with them.
+
+A value is known while a kernel is built, or it is a value of LLVM: an i64, the i1 of a comparison, a float, a vector.
+Tuples, views of argument blocks and loops are Python objects that hold such values. Python does an operation on known
+values, and a branch on one is no branch. Integers are int64s: `//` and `%` round down, and give 0 for a divisor of 0.
+
+LLVM's values have Python's operators here: code that emits LLVM IR writes `x + 8 * y` as kernels do. But `==` and `!=`
+compare Python's objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+
+I1, I64, DOUBLE, FLOAT = ir.IntType(1), ir.IntType(64), ir.DoubleType(), ir.FloatType()
+
+
+class KernelError(TypeError):
+    """A kernel has Python that kernels cannot have; the text names the line."""
+
+
+# ---------------------------------------------------------------- values
+
+
+class Compound:
+    """Base of what holds values of LLVM.
+
+    `parts` gives these values, and `of` the same of others. `emitted` is what `emitted` code takes. `get` and `set` are
+    for an attribute, `item` for an element.
+    """
+
+    parts: Any
+    of: Any
+    emitted: Any
+    get: Any
+    set: Any
+    item: Any
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is known while the kernel is built."""
+    if isinstance(value, tuple):
+        return all(map(is_known, value))
+    return not isinstance(value, (ir.Value, Compound))
+
+
+def integer(builder: Any, value: Any) -> Any:
+    """An integer, or a truth value, as an i64; anything else as it is."""
+    if isinstance(value, (bool, int)):
+        return ir.Constant(I64, int(value))
+    if isinstance(value, ir.Value) and value.type == I1:
+        return builder.zext(value, I64)
+    return value
+
+
+def _of_llvm(builder: Any, value: Any) -> Any:
+    """A number as a value of LLVM."""
+    return ir.Constant(DOUBLE, value) if isinstance(value, float) else integer(builder, value)
+
+
+def _emitted(builder: Any, value: Any) -> Any:
+    """A value as `emitted` code takes it."""
+    if isinstance(value, tuple):
+        return _tuple_like(value, [_emitted(builder, one) for one in value])
+    return value.emitted() if isinstance(value, Compound) else _of_llvm(builder, value)
+
+
+def _tuple_like(value: tuple[Any, ...], elements: list[Any]) -> Any:
+    """A tuple, or a NamedTuple, of these elements."""
+    return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
+
+
+def parts_of(builder: Any, value: Any) -> list[Any]:
+    """The values of LLVM that a variable of this value holds."""
+    if isinstance(value, tuple):
+        return [part for one in value for part in parts_of(builder, one)]
+    if isinstance(value, Compound):
+        return value.parts()  # type: ignore[no-any-return]
+    value = _of_llvm(builder, value)
+    return [value] if isinstance(value, ir.Value) else []
+
+
+def rebuilt(value: Any, parts: Iterator[Any]) -> Any:
+    """A value like this one, of other values of LLVM."""
+    if isinstance(value, tuple):
+        return _tuple_like(value, [rebuilt(one, parts) for one in value])
+    if isinstance(value, Compound):
+        return value.of(parts)
+    return next(parts) if isinstance(value, (bool, int, float, ir.Value)) else value
+
+
+def floating(builder: Any, value: Any, kind: Any = DOUBLE) -> Any:
+    """A number as a float of LLVM's type `kind`."""
+    if is_known(value):
+        return ir.Constant(kind, float(value))
+    if value.type == kind:
+        return value
+    if isinstance(value.type, ir.IntType):
+        return builder.sitofp(integer(builder, value), kind)
+    return (builder.fpext if kind == DOUBLE else builder.fptrunc)(value, kind)
+
+
+def _is_float(value: Any) -> bool:
+    """Whether it is a float, or a vector of them."""
+    if isinstance(value, ir.Value):
+        return getattr(value.type, "element", value.type) in (DOUBLE, FLOAT)
+    return isinstance(value, float)
+
+
+def _like(value: Any, kind: Any) -> Any:
+    """A number as it is, or a known one as a constant of LLVM's type `kind`: of vectors in every lane."""
+    if isinstance(value, ir.Value):
+        return value
+    lanes = kind.count if isinstance(kind, ir.VectorType) else 0
+    value = (int if isinstance(getattr(kind, "element", kind), ir.IntType) else float)(value)
+    return ir.Constant(kind, [value] * lanes if lanes else value)
+
+
+def _alike(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """Two numbers as two of one type: that of a vector or a narrow integer, i64s, float32s, or else float64s."""
+    for one in (a, b):
+        kind = one.type if isinstance(one, ir.Value) else I64
+        if isinstance(kind, ir.VectorType) or (isinstance(kind, ir.IntType) and 1 < kind.width < 64):
+            return _like(a, kind), _like(b, kind)
+    if not (_is_float(a) or _is_float(b)):
+        return integer(builder, a), integer(builder, b)
+    kind = FLOAT if all(isinstance(x, ir.Value) and x.type == FLOAT for x in (a, b)) else DOUBLE
+    return floating(builder, a, kind), floating(builder, b, kind)
+
+
+# ---------------------------------------------------------------- operations
+
+_NAMES = {"lshift": "shl", "rshift": "ashr", "ftruediv": "fdiv"}  # LLVM's, where they are not Python's
+_COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+
+def binary(builder: Any, name: str, a: Any, b: Any) -> Any:
+    """The operation `name` of Python's module `operator`; Python does it if both numbers are known."""
+    if is_known((a, b)):
+        return getattr(operator, name)(a, b)
+    if name in ("floordiv", "mod") and not (_is_float(a) or _is_float(b)):
+        return _divided(builder, integer(builder, a), b)[name == "mod"]
+    if name == "truediv" and not _is_float(a):
+        a = floating(builder, a)
+    is_truth = name in ("and_", "or_", "xor") and all(isinstance(x, ir.Value) and x.type == I1 for x in (a, b))
+    if not is_truth:
+        a, b = _alike(builder, a, b)
+    if name in _COMPARED:
+        if not _is_float(a):
+            return builder.icmp_signed(_COMPARED[name], a, b)
+        return (builder.fcmp_unordered if name == "ne" else builder.fcmp_ordered)(_COMPARED[name], a, b)
+    code = "f" * _is_float(a) + name
+    emit = getattr(builder, _NAMES.get(code, code), None)
+    if emit is None:
+        raise TypeError(f"a kernel has no {name} of {a.type} and {b.type}")
+    return emit(a, b)
+
+
+def _divided(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """The quotient of two integers, rounded down, and what remains; zeros for a divisor of 0."""
+    if isinstance(b, int) and b > 0 and not b & (b - 1):
+        return builder.ashr(a, ir.Constant(I64, b.bit_length() - 1)), builder.and_(a, ir.Constant(I64, b - 1))
+    zero, b = ir.Constant(I64, 0), integer(builder, b)
+    is_zero = builder.icmp_signed("==", b, zero)
+    divisor = builder.select(is_zero, ir.Constant(I64, 1), b)
+    quotient, rest = builder.sdiv(a, divisor), builder.srem(a, divisor)
+    has_other_sign = builder.icmp_signed("<", builder.xor(rest, divisor), zero)
+    is_above = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
+    down = builder.select(is_above, builder.sub(quotient, ir.Constant(I64, 1)), quotient)
+    rest = builder.select(is_above, builder.add(rest, divisor), rest)
+    return builder.select(is_zero, zero, down), builder.select(is_zero, zero, rest)
+
+
+def unary(builder: Any, name: str, a: Any) -> Any:
+    if name == "not_":
+        return builder.not_(truth(builder, a))
+    if name == "neg" and _is_float(a):
+        return builder.fneg(a)
+    if name in ("neg", "invert") and not _is_float(a):
+        return (builder.neg if name == "neg" else builder.not_)(integer(builder, a))
+    raise TypeError(f"a kernel has no {name} of {a.type}")
+
+
+def truth(builder: Any, value: Any) -> Any:
+    """Whether a number is not 0, as an i1."""
+    return value if value.type == I1 else binary(builder, "ne", value, 0)
+
+
+# ---------------------------------------------------------------- operators
+
+
+lowered = threading.local()  # its attribute `builder` makes the kernel that this thread lowers
+
+
+def _operators(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The operator `name`, with the value before the other operand, and after it."""
+    return (
+        lambda value, other: binary(lowered.builder, name, value, other),
+        lambda value, other: binary(lowered.builder, name, other, value),
+    )
+
+
+for _name in ("add", "sub", "mul", "truediv", "lshift", "rshift", "and_", "or_", "xor"):
+    for _prefix, _operator in zip(("", "r"), _operators(_name), strict=True):
+        setattr(ir.Value, f"__{_prefix}{_name.rstrip('_')}__", _operator)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(ir.Value, f"__{_name}__", _operators(_name)[0])
+ir.Value.__neg__ = lambda value: unary(lowered.builder, "neg", value)
+ir.Value.__invert__ = lambda value: lowered.builder.not_(value)
+
+
+# ---------------------------------------------------------------- what else kernels do
+
+
+def _least(builder: Any, name: str, *values: Any) -> Any:
+    """The least of some numbers ("lt"), or the greatest ("gt")."""
+    found, *others = values[0] if isinstance(values[0], tuple) else values
+    for one in others:
+        a, b = _alike(builder, found, one)
+        found = builder.select(binary(builder, name, b, a), b, a)
+    return found
+
+
+def item(builder: Any, value: Any, index: Any) -> Any:
+    """An element of a tuple, or of an array of blocks."""
+    if isinstance(value, Compound):
+        return value.item(builder, integer(builder, index))
+    if is_known(index):
+        return value[index]
+    *others, found = value
+    for k in reversed(range(len(others))):
+        a, b = _alike(builder, others[k], found)
+        found = builder.select(binary(builder, "eq", index, k), a, b)
+    return found
+
+
+def _call_llvm(builder: Any, name: str, x: Any) -> Any:
+    return builder.call(builder.module.declare_intrinsic(name, [x.type]), [x])
+
+
+class _Range(NamedTuple):
+    """The integers from `start` to before `stop`."""
+
+    start: Any
+    stop: Any
+    step: Any = 1
+
+    @classmethod
+    def of(cls, builder: Any, *given: Any) -> _Range:
+        return cls(*given) if given[1:] else cls(0, *given)
+
+
+class RangeLoop(Compound):
+    """A loop over a range, or over a tuple. It counts down, as LLVM unrolls what it knows the count of."""
+
+    def __init__(self, builder: Any, over: Any) -> None:
+        self.elements = None if isinstance(over, _Range) else over
+        start, stop, self.step = _Range(0, len(over)) if self.elements else over
+        code = functools.partial(binary, builder)
+        is_up = code("gt", self.step, 0)
+        up, down = ir.Constant(I64, 1), ir.Constant(I64, -1)
+        one = (1 if is_up else -1) if is_known(is_up) else builder.select(is_up, up, down)
+        rounded = code("add", code("sub", stop, start), code("sub", self.step, one))
+        self.at, self.left = (alloca_once(builder, I64) for _ in range(2))
+        builder.store(integer(builder, start), self.at)
+        builder.store(integer(builder, code("floordiv", rounded, self.step)), self.left)
+
+    def parts(self) -> list[Any]:
+        """Nothing that changes: it is one loop, wherever it goes."""
+        return []
+
+    def of(self, parts: Iterator[Any]) -> RangeLoop:
+        return self
+
+    def next(self, builder: Any) -> tuple[Any, Any]:
+        """The next element, and whether there is one."""
+        at, left = builder.load(self.at), builder.load(self.left)
+        builder.store(binary(builder, "add", at, self.step), self.at)
+        builder.store(binary(builder, "sub", left, 1), self.left)
+        return (item(builder, self.elements, at) if self.elements else at), binary(builder, "gt", left, 0)
+
+
+# Python's functions that a kernel may call.
+BUILTINS: dict[Any, Callable[..., Any]] = {
+    range: _Range.of,
+    bool: truth,
+    int: lambda b, x: b.fptosi(x, I64) if _is_float(x) else integer(b, x),
+    float: floating,
+    min: lambda b, *values: _least(b, "lt", *values),
+    max: lambda b, *values: _least(b, "gt", *values),
+    abs: lambda b, x: _least(b, "gt", x, unary(b, "neg", x)),
+    len: lambda b, x: len(x),
+    math.sqrt: lambda b, x: _call_llvm(b, "llvm.sqrt", floating(b, x)),
+    np.rint: lambda b, x: _call_llvm(b, "llvm.rint", x),
+}
+
+
+class Emitted:
+    """Code that is emitted where a kernel calls it; see `jit.ir.emitted`.
+
+    whole: whether it takes views and known numbers as they are.
+    """
+
+    def __init__(self, emit: Callable[..., Any], whole: bool = False) -> None:
+        self.emit, self.whole, self.signature, self.__doc__ = emit, whole, inspect.signature(emit), emit.__doc__
+
+    def call(self, builder: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Emit it, with these arguments."""
+        bound = self.signature.bind(builder, *given, **named)
+        for name, value in [] if self.whole else [*bound.arguments.items()][1:]:
+            kind = self.signature.parameters[name].annotation
+            if not is_known(value) or kind in (Any, "Any", inspect.Parameter.empty):
+                bound.arguments[name] = _emitted(builder, value)
+            if kind in (int, "int") and not is_known(value):
+                raise TypeError(f"{self.emit.__name__}: {name} is known while a kernel is built; it is given {value}")
+        return self.emit(*bound.args, **bound.kwargs)
+
+
+# ---------------------------------------------------------------- slots
+
+
+def alloca_once(builder: Any, kind: Any, count: int = 1, value: Any = None) -> Any:
+    """The address of `count` values of a type on the stack, where the function has them once, however often this runs.
+
+    value: of the first from here on. It is zero when the function starts.
+    """
+    with builder.goto_entry_block():
+        slot = builder.alloca(kind, count)
+        builder.store(kind(None), slot)
+    if value is not None:
+        builder.store(value, slot)
+    return slot
