@@ -32,7 +32,7 @@ def test_a_cpu_is_named_so_that_models_differ(monkeypatch):
     assert cpu.name(ZEN4) == "AMD EPYC (Zen 4, avx512)"
     assert cpu.name({**ZEN4, "numba_cpu": "haswell", "numba_features": ["avx2"]}) == "AMD EPYC (haswell, avx2)"
     facts = "model name\t: Intel(R) Xeon(R)\ncpu family\t: 6\nmodel\t\t: 143\n\nmodel\t\t: 1\n"
-    monkeypatch.setattr(identity.Path, "read_text", lambda path: facts)
+    monkeypatch.setattr(identity.target, "read_fact", lambda path: facts)
     monkeypatch.setattr(identity.llvm, "get_host_cpu_name", lambda: "sapphirerapids")
     record = cpu.describe()
     assert cpu.name(record) == f"Intel(R) Xeon(R) (sapphirerapids, family 6 model 143, {record['isa']})"
