@@ -288,6 +288,7 @@ DIGESTS = WHERE + "print(jit.disk_cache().fingerprint, remembered._package().hex
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [zipped, compiled])
+@pytest.mark.sampled(2)
 def test_where_the_package_is(packed: Any, run_python: Any, tmp_path: Path) -> None:
     """It computes there, starts processes only where a child can read it, and an edit changes both digests."""
     seen = []

@@ -29,8 +29,8 @@ from blockconv.core.layout import Layout
 found = target.isa()
 print(found.name, found.vector_bytes, found.registers, int(found.fma))
 texts, generate = [], families.generate
-def noted(name, body):
-    code = generate(name, body)
+def noted(*given):
+    code = generate(*given)
     texts.append(code.asm())
     return code
 families.generate = noted

@@ -141,7 +141,7 @@ def test_evaluated(name: str) -> None:
     check(name, net.evaluate(inputs))
 
 
-@pytest.mark.sampled(64)
+@pytest.mark.sampled(96)
 @pytest.mark.parametrize("name", CASES)
 def test_compiled(name: str) -> None:
     reason = why_not_run(name)

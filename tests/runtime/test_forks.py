@@ -137,7 +137,7 @@ STARTS = ["nobody", "main", "a thread that ended", "both", "a thread that stays"
 @pytest.mark.parametrize(
     ("pool", "first"), [pytest.param(pool, k, marks=marks) for k, (pool, marks) in enumerate(POOLS.items())]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_processes_compute_and_end(run_python: Any, pool: str, first: int, processors: int) -> None:
     starts = STARTS[(first + processors) % 3 :: 3]
     run_python(["-c", CASES, pool, str(processors), *starts], timeout=900, **ROOM)

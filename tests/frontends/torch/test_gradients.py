@@ -501,7 +501,7 @@ def test_batch_norm_in_training(place, dtype):
     assert found[0].is_contiguous(memory_format=torch.channels_last) == (place == "channels_last")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_batch_norm_as_an_op():
     x, weight, bias = random(2, 5, 3, 4, dtype=torch.float64), *(random(5, dtype=torch.float64, seed=k) for k in (1, 2))
     assert torch.autograd.gradcheck(
@@ -556,7 +556,7 @@ def test_group_and_layer_norms(seed):
             close(found.double(), wanted, BOUNDS[dtype])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_group_and_layer_norms_as_ops():
     x, weight, bias = random(2, 6, 3, 4, dtype=torch.float64), *(random(6, dtype=torch.float64, seed=k) for k in (1, 2))
     last = x.detach().permute(0, 2, 3, 1).requires_grad_()

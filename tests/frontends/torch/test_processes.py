@@ -218,6 +218,6 @@ assert blockconv.torch.report(model)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_back_end_has_its_name_in_a_source_tree_that_is_not_installed(run_python):
     run_python(UNINSTALLED)

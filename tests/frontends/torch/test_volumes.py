@@ -126,7 +126,7 @@ def test_no_volumes(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_compiled_network_is_torchs(name):
     make, shape, *_ = NETWORKS[name]
     module, x = made(make), volume(shape)

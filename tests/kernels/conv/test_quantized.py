@@ -103,7 +103,7 @@ def small_cache(monkeypatch):
         if k % 2 == 0 or d in AS_OTHERS
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_on_the_grid(descriptor):
     """Each problem on its pairs of layouts, by the multiply-accumulate that this target takes; kinds go round."""
     shift = GRID.index(descriptor)

@@ -85,7 +85,7 @@ def check(made, src, dst, threads=2, memory=None):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [marked(name) for name in PROBLEMS])
 def test_every_way_of_cutting(name):
     descriptor, pairs, first = PROBLEMS[name]
