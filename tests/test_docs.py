@@ -337,6 +337,7 @@ def shared_classes() -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_architecture_lists_the_nouns() -> None:
     """Each with a line. A class that joins or leaves the list is a noun more to learn, or one less."""
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")

@@ -180,6 +180,7 @@ def test_no_loop_runs_over_an_images_length(op: str, axis: int) -> None:
     assert second <= 1.5 * first + 500
 
 
+@pytest.mark.slow
 def test_no_loop_runs_over_a_resampled_images_length() -> None:
     from blockconv.core.eltwise_problem import ResizeProblem
 

@@ -39,6 +39,7 @@ def test_a_case_has_every_part_on_every_pool(tmp_path: Path) -> None:
     assert all(all(cell.strip() for cell in row.split("|")[1:-1]) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_pool_that_cannot_be_had_ends_the_case_with_a_sentence() -> None:
     (plan,) = mixed.plans([PROBLEM], [1], ["pthreads"], TIMING)
     with pytest.raises(ValueError, match="the process of pool pthreads ended"):

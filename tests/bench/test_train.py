@@ -29,6 +29,7 @@ def test_eager_and_ours_reach_the_same_loss(tmp_path: Path) -> None:
     assert f"{results[0]['ms'] / results[1]['ms']:.2f}" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     (result,) = train.run_all([train.Case("no such module", "ours contiguous")], None, rounds=1, timeout=60)
     assert "KeyError" in result["failed"]

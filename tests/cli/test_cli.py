@@ -53,6 +53,7 @@ def test_the_table_of_layouts(capsys: pytest.CaptureFixture[str]) -> None:
     assert {layout.name for layout in bc.NATIVE} < {row[1].strip(" `") for row in rows if row[5].strip() == "native"}
 
 
+@pytest.mark.slow
 def test_the_table_of_onnx_ops(capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx")
     from blockconv.frontends.onnx.ops import OPS

@@ -109,6 +109,7 @@ bc.max_pool2d(np.ones((1, 8, 6, 6), np.float32), 2)
 """
 
 
+@pytest.mark.slow
 def test_kernels_that_are_compiled_are_told_of_and_kept_ones_are_not(run_python: Any, tmp_path: Path) -> None:
     cold, warm = (run_python(COMPILES, BLOCKCONV_CACHE_DIR=str(tmp_path)) for _ in range(2))
     assert cold.stdout == warm.stdout == ""

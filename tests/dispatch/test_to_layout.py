@@ -310,6 +310,7 @@ def is_nhwc(x: Array) -> bool:
     return falls((0, 2, 3, 1)) and not falls((0, 1, 2, 3))
 
 
+@pytest.mark.slow
 def test_channels_last_is_what_torch_says_it_is() -> None:
     """But for axes of size 1, whose strides PyTorch reads too: their order is the others' if that leaves no doubt."""
     torch = pytest.importorskip("torch")

@@ -222,6 +222,7 @@ def broken(draw: st.DrawFn) -> Any:
     return proto
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(broken())
 def test_only_our_errors_come_out(proto: Any) -> None:

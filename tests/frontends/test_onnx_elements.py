@@ -55,6 +55,7 @@ ATTENDED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 5e-2)])
 @pytest.mark.sampled(2)
 def test_a_mask_of_token_numbers(precision: Any, tolerance: float) -> None:

@@ -275,6 +275,7 @@ def test_what_is_fused(small: tuple[Any, bc.Network]) -> None:
     assert [type(a) for a in averages] == [ops.Pool2d, ops.Quantized, ops.Quantized]
 
 
+@pytest.mark.slow
 def test_a_plan_gives_the_bits_of_evaluate_and_loads_again(small: tuple[Any, bc.Network], tmp_path: Any) -> None:
     plan = bc.compile(small[1], layouts=["NHWC"], threads=1)
     wanted = plan.network.evaluate(sample(1))["out"]
@@ -408,6 +409,7 @@ def with_batch_norms(dtype: str) -> Model:
     return m
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_batch_norms_between_quantizations_are_of_integers(dtype: str) -> None:
@@ -427,6 +429,7 @@ def test_batch_norms_between_quantizations_are_of_integers(dtype: str) -> None:
         np.testing.assert_array_equal(bc.compile(network, layouts, threads=1)(given), found)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("factor", [1.0, 1e12], ids=["usual", "beyond 32 bits"])
 def test_batch_norms_right_after_convolutions_are_of_integers(factor: float) -> None:

@@ -43,6 +43,7 @@ def nearest(n: int, out: int, scale: Fraction, mode: str, rounding: str) -> list
     return [min(max(rounded(x, rounding), 0), n - 1) for x in exact(n, out, scale, mode)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", COORDINATES)
 @pytest.mark.sampled(2)
 def test_every_mode_at_every_size_is_exact(mode: Any) -> None:

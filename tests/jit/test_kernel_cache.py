@@ -138,6 +138,7 @@ def test_the_key_holds_every_file_that_makes_code_and_none_of_costs() -> None:
     assert not [path for path in sources if COSTS.search(path.read_text(encoding="utf-8"))]
 
 
+@pytest.mark.slow
 def test_the_key_holds_what_kernels_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of the key are closed under imports, as Python's own parser finds them."""
     sources, files = cache.sources(), cache.modules()

@@ -54,6 +54,7 @@ def read(descriptor: str) -> Conv2dBackwardDataProblem:
     return p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descriptor", PROBLEMS)
 @pytest.mark.sampled(14)
 def test_every_row(descriptor: str) -> None:

@@ -74,6 +74,7 @@ def run(
     return [there[k].copy() for k in written]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not guarded.available(), reason="needs mmap and mprotect")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.sampled(6)

@@ -189,6 +189,7 @@ def sampled(count: int, seed: int) -> list[tuple[str, str]]:
     return [(name, name) for name in names] + others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.sampled(4)
 def test_copies(part: int) -> None:

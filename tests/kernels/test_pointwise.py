@@ -108,6 +108,7 @@ def masks(layout: str, shape: Shape, first: int) -> None:
     run("and", layout, "bool", [others[2], others[4]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.sampled(12)
 def test_every_type(name: str) -> None:

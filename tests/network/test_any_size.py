@@ -111,6 +111,7 @@ def test_the_bits_of_a_size_do_not_depend_on_what_came_before(net: bc.Network, m
         assert [x.tobytes() for x in arrays(second(image(shape)))] == bits[shape], shape
 
 
+@pytest.mark.slow
 def test_threads_call_one_plan_with_many_sizes(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "KEPT", 2)
     plan, asked = bc.compile(net, threads=1), sizes(4)
@@ -157,6 +158,7 @@ def test_memory_is_bounded_however_many_sizes_come() -> None:
     assert held <= 15e6, "12 MB, most of them in caches of problems; 600 sizes that stay bound take 8 MB more"
 
 
+@pytest.mark.slow
 def test_a_prepared_size_is_planned_and_stays(net: bc.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "KEPT", 1)
     plan = bc.compile(net, threads=1)

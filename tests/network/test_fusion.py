@@ -410,6 +410,7 @@ _ENDS = st.tuples(st.integers(0, 2), st.integers(0, 2))
 _PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     st.tuples(st.integers(3, 9), st.integers(3, 9)),

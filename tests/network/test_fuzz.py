@@ -112,6 +112,7 @@ def test_branches_that_are_known_change_no_value(seed: int) -> None:
 # ---------------------------------------------------------------- the fuzzer itself
 
 
+@pytest.mark.slow
 def test_every_op_is_made() -> None:
     assert fuzz_graphs.OPS.keys() == OPS.keys()
     made = {fuzz_networks.kind(node) for seed in range(2000) for node in generate(seed).model.graph.node}

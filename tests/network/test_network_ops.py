@@ -284,6 +284,7 @@ def test_other_reductions(kind: Any, shape: tuple[int, ...]) -> None:
                 check("reduce_mean", p, rank, [(x, rank)], wanted, exact=kind in ("max", "min"), tolerance=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*WHOLE, "bool"])
 @pytest.mark.sampled(12)
 def test_reductions_of_integers(name: str) -> None:

@@ -110,6 +110,7 @@ OF_0_1_0 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_0_1_0)
 def test_a_plan_of_an_older_version(name: str) -> None:
     path = Path(__file__).parent / "files" / f"{name}-0.1.0.plan"

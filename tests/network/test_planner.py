@@ -285,6 +285,7 @@ def test_a_choice_is_kept_for_the_next_process(make: Any, tables: Any, monkeypat
         assert tables[name] == table
 
 
+@pytest.mark.slow
 def test_a_choice_is_kept_with_all_that_it_depends_on(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     network, here = residual_network(), host()
     compile(network)

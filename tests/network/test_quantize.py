@@ -32,6 +32,7 @@ def kinds(made: bc.Network) -> dict[str, Any]:
     return {node.name: node.attributes for node in made.nodes}
 
 
+@pytest.mark.slow
 def test_what_runs_in_integers(made: Any) -> None:
     """Every convolution, the residuals that they add, and the pool of maxima; what the network gives is float32."""
     found = kinds(made)
@@ -150,6 +151,7 @@ def largest_weights(made: bc.Network) -> dict[str, int]:
     return {node.name: int(np.abs(made.constants[node.parameters[0]]).max()) for node in convs}
 
 
+@pytest.mark.slow
 def test_weights_and_values_of_4_bits(network: bc.Network, made: Any) -> None:
     """By layer: what a layer that keeps 8 bits reads is of 8, and what others read of 4."""
     small = bc.quantize(network, SAMPLES, weights="int4", dtype="uint4", int8=["stem", "classes"])
@@ -170,6 +172,7 @@ def test_weights_and_values_of_4_bits(network: bc.Network, made: Any) -> None:
     assert coarse < next(iter(only.report.outputs.values())) < fine
 
 
+@pytest.mark.slow
 def test_signed_values_of_4_bits_and_a_narrow_range(network: bc.Network) -> None:
     """Weights of 4 bits are narrow as they are."""
     small = bc.quantize(network, SAMPLES, "percentile", weights="int4", dtype="int4", reduce_range=True)

@@ -263,6 +263,7 @@ def least_tile(network: bc.Network, shape: tuple[int, ...]) -> int:
     raise AssertionError("none is taken")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 3, 330, 262), (1, 3, 222, 318)])
 @pytest.mark.parametrize("build", [u_net, res_net, atrous])
 @pytest.mark.sampled(6)
@@ -293,6 +294,7 @@ def test_floats_do_not_depend_on_who_computes_tiles_and_little_on_tiles(build: A
         np.testing.assert_allclose(one, result, atol=1e-5 * np.abs(result).max())
 
 
+@pytest.mark.slow
 def test_int8_is_the_whole_image_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     b = bc.NetworkBuilder("q")

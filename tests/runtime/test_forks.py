@@ -150,6 +150,7 @@ def test_all_processes_compute_and_end(run_python: Any, pool: str, processors: i
     run_python(["-c", CASES, pool, str(processors)], timeout=900, **ROOM)
 
 
+@pytest.mark.slow
 @needs_tbb
 def test_a_process_on_one_processor_ends_after_a_fork(run_python: Any) -> None:
     """Numba's first task has no thread to run on, the fork loses it, and Numba would wait for it at the end."""

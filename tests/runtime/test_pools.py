@@ -100,6 +100,7 @@ def run(run_python: Any) -> Any:
 # ---------------------------------------------------------------- auto
 
 
+@pytest.mark.slow
 @needs_torch
 def test_calls_run_on_pytorchs_threads_where_it_is_imported_first(run: Any) -> None:
     run("""
@@ -113,6 +114,7 @@ def test_calls_run_on_pytorchs_threads_where_it_is_imported_first(run: Any) -> N
     """)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_pytorch_is_noticed_when_it_is_imported_later(run: Any) -> None:
     run("""
@@ -126,6 +128,7 @@ def test_pytorch_is_noticed_when_it_is_imported_later(run: Any) -> None:
     """)
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no /proc here")
 def test_the_workers_run_on_threads_that_pytorch_started(run: Any) -> None:
@@ -396,6 +399,7 @@ def test_a_fork_after_pytorchs_threads_were_used(run: Any, asked: str, first: st
     """)
 
 
+@pytest.mark.slow
 @needs_torch
 @needs_fork
 def test_a_forked_child_without_tbb_runs_alone_and_says_so_once(run: Any) -> None:
@@ -428,6 +432,7 @@ def test_a_fork_after_numbas_own_openmp(run: Any) -> None:
     assert done.stderr.count("SlowPathWarning: ") == 1
 
 
+@pytest.mark.slow
 @needs_torch
 @needs_fork
 def test_a_child_that_imports_pytorch_itself_runs_on_it(run: Any) -> None:
@@ -442,6 +447,7 @@ def test_a_child_that_imports_pytorch_itself_runs_on_it(run: Any) -> None:
     """)
 
 
+@pytest.mark.slow
 @needs_torch
 @needs_fork
 @needs_tbb

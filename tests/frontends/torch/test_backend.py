@@ -38,6 +38,7 @@ def close(found, wanted, bound=1e-5):
     assert (found - wanted).abs().max() <= bound * wanted.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.sampled(2)
 def test_a_network_is_eagers_with_its_strides(name):
@@ -54,6 +55,7 @@ def test_a_network_is_eagers_with_its_strides(name):
         assert graph.seconds > 0
 
 
+@pytest.mark.slow
 def test_sizes_that_change_are_plans_of_one_graph():
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Linear(36, 4)))
     fast = torch.compile(model, backend=backend, dynamic=True)
@@ -172,6 +174,7 @@ def test_floats_of_a_module_are_constants_and_other_floats_flow():
         assert all(graph.packed <= 1 for graph in report(model)[1:])
 
 
+@pytest.mark.slow
 def test_constants_that_depend_on_sizes_are_not_shared_between_plans():
     """A number for each channel is broadcast to the size of the image, under one name at each size."""
 
@@ -689,6 +692,7 @@ class Windows(nn.Module):
         return self.rows(self.images(x).flatten(2).contiguous())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.sampled(3)
@@ -735,6 +739,7 @@ class Norms(nn.Module):
         return (F.relu(parts[5] + c.mean((2, 3), keepdim=True)) + c * d + d.sigmoid() + e).sigmoid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.sampled(3)
@@ -795,6 +800,7 @@ def trained_alike(make, then=lambda y: y, sizes=((8, 8),), dtype=torch.float32, 
     return own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "options"), [(((4, 4, 8, 8), (3, 4, 8, 8)), {}), (((8, 8), (12, 10)), {"dynamic": True})]
 )

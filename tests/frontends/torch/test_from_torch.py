@@ -510,6 +510,7 @@ def test_what_numbers_pytorch_keeps(module, why):
         bc.from_torch(Apply(module), numbers(), strict=True)
 
 
+@pytest.mark.slow
 def test_masks_and_indices_are_one_native_call():
     """Padded tokens: looked up, attended with a mask, and the one with the largest number taken."""
 
@@ -576,6 +577,7 @@ RECURRENT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), RECURRENT)
 @pytest.mark.sampled(2)
 def test_recurrent_layers_are_torchs(kind, options):
@@ -593,6 +595,7 @@ def test_recurrent_layers_are_torchs(kind, options):
         assert all(error(a, b) < 1e-5 for a, b in zip(found.values(), wanted, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.sampled(2)
 def test_a_network_is_torchs(name):
@@ -720,6 +723,7 @@ def test_a_module_whose_numbers_follow_from_sizes():
         copied.with_input_shapes((2, 6, 12, 11))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [lambda x: x.relu(), lambda x: x.flatten(1)[:, : x.shape[3]]])
 def test_tensors_of_sizes_are_those_of_each_trace(op):
     module = Apply(lambda x: op(x) * x.new_tensor(x.shape[2:]).sum())
@@ -747,6 +751,7 @@ _BRANCHES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", _BRANCHES)
 @pytest.mark.sampled(3)
 def test_sizes_may_decide_what_the_code_of_a_module_runs(op):
@@ -757,6 +762,7 @@ def test_sizes_may_decide_what_the_code_of_a_module_runs(op):
         assert error(found, op(x)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_program_takes_the_sizes_that_its_branches_take():
     """Also one image, and sizes on which an equation of sizes depends: here a cut of a row of an odd length."""
     module = Apply(
@@ -776,6 +782,7 @@ def test_a_program_takes_the_sizes_that_its_branches_take():
         network.with_input_shapes((2, 6, 12, 7))
 
 
+@pytest.mark.slow
 def test_a_pickle_takes_an_empty_batch():
     """As of Dask's empty chunks; without a trace of its own, but only where a trace takes several batches."""
     module = nn.Sequential(nn.Conv2d(6, 4, 3), nn.UpsamplingBilinear2d(scale_factor=2)).eval()
@@ -807,12 +814,14 @@ def test_a_program_of_fixed_sizes_takes_no_others():
         bc.from_torch(program, given(IMAGE)).with_input_shapes((2, 6, 9, 10))
 
 
+@pytest.mark.slow
 def test_a_pickle_holds_each_weight_once():
     module = nn.Sequential(nn.Conv2d(6, 64, 5), nn.ReLU(), nn.Conv2d(64, 64, 5))
     weights = sum(parameter.numel() * 4 for parameter in module.parameters())
     assert len(pickle.dumps(bc.from_torch(module, given((1, 6, 16, 16))))) < 1.1 * weights
 
 
+@pytest.mark.slow
 def test_plans_of_any_size_in_copies_and_files(tmp_path):
     """Sizes that the trace excludes are refused by a plan, its copies and its file."""
     module, x = Apply(lambda x, w: F.conv2d(x, w).flatten(1) * x.shape[0], w=given((4, 6, 1, 1))), given(IMAGE)
@@ -1093,6 +1102,7 @@ class QuantizedMean(nn.Module):
         return nn.functional.adaptive_avg_pool2d(bytes_, 2).dequantize() + 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Spectrum, ComplexConvolution, Halves, QuantizedMean])
 @pytest.mark.sampled(4)

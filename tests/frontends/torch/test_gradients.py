@@ -171,6 +171,7 @@ def test_derivatives_of_two_orders(place, on_one_thread):
         assert torch.autograd.gradgradcheck(function, given, nondet_tol=0, fast_mode=place != "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.sampled(2)
 def test_opcheck(place, on_one_thread):
@@ -303,6 +304,7 @@ def test_a_tangent_does_not_end_in_silence():
             call(torch.autograd.forward_ad.make_dual(x, tangent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
 @pytest.mark.sampled(3)
 def test_transforms_of_the_ops_themselves(backend):
@@ -326,6 +328,7 @@ def test_transforms_of_the_ops_themselves(backend):
         compiled(lambda x, t: torch.func.jvp(norm, (x,), (t,)))(x, tangent)
 
 
+@pytest.mark.slow
 def test_transforms_of_torch_func():
     """Gradients of each image by itself, and second derivatives, of a converted network."""
     theirs = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.AdaptiveAvgPool2d(1)).double()

@@ -104,6 +104,7 @@ def test_what_is_between_convolutions(name, n):
     assert transposes in (None, [node.op for node in fused.nodes].count("transpose")), fused.summary()
 
 
+@pytest.mark.slow
 def test_torch_compile_takes_the_trilinear_op():
     module = nn.Sequential(nn.Conv3d(1, 4, 3), nn.Upsample(scale_factor=2, mode="trilinear")).eval()
     fast = torch.compile(module, backend="blockconv")

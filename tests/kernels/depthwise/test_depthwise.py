@@ -93,6 +93,7 @@ def test_float64(name, turn):
             check(row, p, src, dst, floats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["relu6", "sigmoid", "hardsigmoid"])
 @pytest.mark.sampled(2)
 def test_activations(act):
