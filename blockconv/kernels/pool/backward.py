@@ -467,9 +467,9 @@ class Repetition(NamedTuple):
 
 
 @emitted
-def _repeat(b: Any, v: Floats, columns_lit: int, x: Repetition) -> None:
+def _repeat(b: Any, v: Floats, columns: int, x: Repetition) -> None:
     """Write rows of averages' shares. columns: of each window."""
-    sums, columns = v.computed, columns_lit
+    sums = v.computed
     share = sums.splat_float64(x.share)
 
     def body(at: Any, mask: Any) -> None:

@@ -86,7 +86,7 @@ class PoolTile:
 
 
 @emitted
-def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border_lit: bool, rows_lit: int, run: PoolRun) -> None:
+def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRun) -> None:
     """A tile: the windows' rows are reduced into vectors of columns, then the columns of each window.
 
     Each column is loaded once, whatever the number of windows that it is in. Constant shuffles pick columns from
@@ -101,7 +101,7 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border_lit: bool, rows_lit: 
     ]
     columns = sorted({k // lanes for taps in windows for elements in taps for k in elements})
     inside = {}
-    for c in columns if border_lit else ():
+    for c in columns if border else ():
         if is_wide:
             inside[c] = b.icmp_unsigned("<", run.column + c, run.width)
         elif c < tile.left or c >= span - tile.right:
@@ -111,11 +111,11 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border_lit: bool, rows_lit: 
         c = columns[v]
         at = e.after(run.src + row * run.row_step, c, run.step)
         if is_wide:
-            return e.read(b.select(inside[c], at, run.edge) if border_lit else at)
+            return e.read(b.select(inside[c], at, run.edge) if border else at)
         return e.read(at, inside.get(c))
 
     def compute() -> _Vectors:
-        reduced = dict(zip(columns, e.reduced(len(columns), rows_lit, run.rows, read), strict=True))
+        reduced = dict(zip(columns, e.reduced(len(columns), rows, run.rows, read), strict=True))
         values = []
         for taps in windows:
             value = _pick(e, reduced, taps[0])
@@ -179,11 +179,11 @@ def reduce_window(e, vectors, unroll, run, cols, last):
 
 
 @emitted
-def for_columns(b: Any, e: Reducer, slots: _Vectors, vectors_lit: int, at: Any, step: Any, last: Any) -> None:
+def for_columns(b: Any, e: Reducer, slots: _Vectors, vectors: int, at: Any, step: Any, last: Any) -> None:
     """Reduce the vectors of neighbouring columns into slots, one for each. last: bytes to a column's last vector."""
     for k, slot in enumerate(slots):
-        c, v = divmod(k, vectors_lit)
-        e.accumulate(slot, e.read(e.after(at, c, step) + (last if v + 1 == vectors_lit else const(v * e.memory.bytes))))
+        c, v = divmod(k, vectors)
+        e.accumulate(slot, e.read(e.after(at, c, step) + (last if v + 1 == vectors else const(v * e.memory.bytes))))
 
 
 @emitted
@@ -283,7 +283,7 @@ def reduce_plane(e, a, inner, at):
 
 
 @emitted
-def fold_planes(b: Any, e: Reducer, planes_lit: int, src: Any, dst: Any, scale: Any) -> None:
+def fold_planes(b: Any, e: Reducer, planes: int, src: Any, dst: Any, scale: Any) -> None:
     """Vectors of some planes (a power of two), each folded onto its first lanes, which become one vector.
 
     Two vectors are folded at a time: their lower halves, side by side, with their upper halves.
@@ -291,7 +291,7 @@ def fold_planes(b: Any, e: Reducer, planes_lit: int, src: Any, dst: Any, scale: 
     lanes = e.lanes
 
     def compute() -> _Vectors:
-        vectors = [e.read_held(e.plus_held(src, k * lanes)) for k in range(planes_lit)]
+        vectors = [e.read_held(e.plus_held(src, k * lanes)) for k in range(planes)]
         part = lanes
         while len(vectors) > 1:
             part //= 2
@@ -343,18 +343,18 @@ def max_with_index(e, a, run, inner, stride, dilation):
 
 
 @emitted
-def indices(b: Any, e: Reducer, first: Any, inner_lit: int, stride_lit: int) -> Any:
-    """The index of each lane's window, where that of the first one is `first`. Those of vectors have 32 bits."""
+def indices(b: Any, e: Reducer, first: Any, inner: int, stride: int) -> Any:
+    """The index of each lane's window. first: the index of the first window. Vectors have indices of 32 bits."""
     kind = ir.VectorType(I64 if e.lanes == 1 else I32, e.lanes)
-    columns = [lane // inner_lit * stride_lit if inner_lit else 0 for lane in range(e.lanes)]
+    columns = [lane // inner * stride if inner else 0 for lane in range(e.lanes)]
     return splat(b, b.trunc(first, kind.element), e.lanes) + ir.Constant(kind, columns)
 
 
 @emitted
-def columns_outside(b: Any, e: Reducer, column: Any, dilation_lit: int) -> Any:
+def columns_outside(b: Any, e: Reducer, column: Any, dilation: int) -> Any:
     """Columns of each window before the image. column: the number of its first one."""
-    zero, apart = ir.Constant(column.type, None), ir.Constant(column.type, [dilation_lit] * e.lanes)
-    outside = ir.Constant(column.type, [dilation_lit - 1] * e.lanes) - column
+    zero, apart = ir.Constant(column.type, None), ir.Constant(column.type, [dilation] * e.lanes)
+    outside = ir.Constant(column.type, [dilation - 1] * e.lanes) - column
     outside = b.sdiv(outside, apart) * apart
     return b.select(outside > zero, outside, zero)
 
