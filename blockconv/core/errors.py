@@ -84,8 +84,8 @@ class SlowPathWarning(UserWarning):
 def failing(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
     """These kinds, or FAILURES, for an `except` clause; no kind for an exception that a handler of a signal raised.
 
-    That is a time limit, say, and reaches the caller as it is. Its kind does not tell: TimeoutError is an OSError, and
-    some programs raise a RuntimeError or an AssertionError. Its traceback has the handler's frame.
+    A time limit, for example, has to reach the caller as it is. The kind does not tell: TimeoutError is an OSError,
+    and some programs raise a RuntimeError or an AssertionError. The traceback does: it has the handler's frame.
     """
     handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
     functions = [each for one in handlers for each in (one, getattr(one, "func", None), type(one).__call__)]

@@ -7,7 +7,7 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,34 +70,33 @@ class Isa:
         return self.name != "neon"
 
 
+# Numba's settings where nobody gives them. Numba leaves out the AVX of the first processors that had it.
+_WITHOUT_AVX = ("corei7-avx", "core-avx-i", "sandybridge", "ivybridge")
+_UNSET: dict[str, Callable[[], Any]] = {
+    "CPU_NAME": lambda: None,
+    "CPU_FEATURES": lambda: "" if numba_setting("CPU_NAME") == "generic" else None,
+    "ENABLE_AVX": lambda: int((numba_setting("CPU_NAME") or llvm.get_host_cpu_name()) not in _WITHOUT_AVX),
+    "DISABLE_JIT": lambda: 0,
+    "THREADING_LAYER": lambda: "default",
+    "NUMBA_NUM_THREADS": lambda: affinity(),
+}
+_TEXTS = ("CPU_NAME", "CPU_FEATURES", "THREADING_LAYER")  # the others are numbers
+
+
 def numba_setting(name: str) -> Any:
     """A setting of Numba, by its name in `numba.config`: what the user set there, else by a file or a variable.
 
     It imports Numba only for a value that it cannot read, as an import takes longer than all else of a process's start.
     """
-    variable = f"NUMBA_{name.removeprefix('NUMBA_')}"
     if "numba.core.config" not in sys.modules and not os.path.exists(".numba_config.yaml"):
-        cpu = os.environ.get("NUMBA_CPU_NAME")
-        unset = {
-            "CPU_NAME": None,
-            "CPU_FEATURES": "" if cpu == "generic" else None,
-            "ENABLE_AVX": int((cpu or llvm.get_host_cpu_name()) not in _WITHOUT_AVX),
-            "DISABLE_JIT": 0,
-            "THREADING_LAYER": "default",
-            "NUMBA_NUM_THREADS": affinity(),
-        }[name]
-        given = os.environ.get(variable)
-        if given is None or not isinstance(unset, int):
-            return unset if given is None else given
-        if given.isdecimal():
-            return int(given)
+        given = os.environ.get(f"NUMBA_{name.removeprefix('NUMBA_')}")
+        if given is None:
+            return _UNSET[name]()
+        if name in _TEXTS or given.isdecimal():
+            return given if name in _TEXTS else int(given)
     from numba import config
 
     return getattr(config, name)
-
-
-# Processors whose AVX Numba does not use.
-_WITHOUT_AVX = ("corei7-avx", "core-avx-i", "sandybridge", "ivybridge")
 
 
 @functools.cache
@@ -107,8 +106,8 @@ def feature_text() -> str:
     ``NUMBA_ENABLE_AVX=0`` takes away those whose names begin with avx.
     Raises ArgumentError for a feature without its sign, at which LLVM would end the process.
     """
-    if numba_setting("CPU_FEATURES") is not None:
-        given = str(numba_setting("CPU_FEATURES"))
+    if (chosen := numba_setting("CPU_FEATURES")) is not None:
+        given = str(chosen)
         if any(part and part[0] not in "+-" for part in given.split(",")):
             rule = "has to be features with + or - before each, separated by commas alone"
             raise ArgumentError("import blockconv", "NUMBA_CPU_FEATURES", given, rule, 'for example "+avx2,+fma"')

@@ -29,6 +29,7 @@ from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
 from blockconv.jit.records import integers_of, parameters_of
 
+Build = Callable[..., Callable[[int, int, int, int], None]]  # of a kernel's Python body
 _lock = threading.RLock()  # one thread compiles at a time
 
 
@@ -60,7 +61,7 @@ class KernelFamily:
     A record stands for its integers. The builder gets records where its parameters are annotated so.
     """
 
-    def __init__(self, build: Callable[..., Callable[[int, int, int, int], None]], unroll: bool = False) -> None:
+    def __init__(self, build: Build, unroll: bool = False) -> None:
         functools.update_wrapper(self, build)
         self.__name__ = build.__name__
         self._build, self._unroll = build, unroll
@@ -106,7 +107,7 @@ class KernelFamily:
         return None if code is None else Kernel(name, link(name, code))
 
 
-def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:
+def kernel(build: Build) -> KernelFamily:
     """Decorator: ``build(*params)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
 
     params: integers, and records of them. The body may close over these only: they are the specialisation and the
@@ -115,7 +116,7 @@ def kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> Kernel
     return KernelFamily(build)
 
 
-def unrolled_kernel(build: Callable[..., Callable[[int, int, int, int], None]]) -> KernelFamily:
+def unrolled_kernel(build: Build) -> KernelFamily:
     """The same for a kernel whose loops LLVM unrolls, where that makes it faster: for copies, and element by element.
 
     Unrolling takes LLVM a third of its time. Most kernels unroll the loops that count by themselves.

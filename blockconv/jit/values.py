@@ -126,7 +126,7 @@ def _like(value: Any, kind: Any) -> Any:
 
 
 def _alike(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Two numbers as two of one type: that of a vector or a narrow integer, i64s, float32s, or else float64s."""
+    """Convert two numbers to one type: a vector's or a narrow integer's, else i64, float32 or float64."""
     for one in (a, b):
         kind = one.type if isinstance(one, ir.Value) else I64
         if isinstance(kind, ir.VectorType) or (isinstance(kind, ir.IntType) and 1 < kind.width < 64):
@@ -260,7 +260,7 @@ class _Range(NamedTuple):
 
 
 class RangeLoop(Compound):
-    """A loop over a range, or over a tuple. It counts down, as LLVM unrolls what it knows the count of."""
+    """A loop over a range, or over a tuple. It counts down: LLVM then sees how often it runs."""
 
     def __init__(self, builder: Any, over: Any) -> None:
         self.elements = None if isinstance(over, _Range) else over

@@ -65,9 +65,9 @@ def asked() -> str | None:
 
 def running() -> str | None:
     """The layer that Numba runs; None before its first start."""
-    numba: Any = sys.modules.get("numba")
-    with ignoring(AttributeError, ValueError):  # nobody imported all of it, or started one
-        return str(numba.threading_layer())
+    numba = sys.modules.get("numba")
+    with ignoring(AttributeError, ValueError):  # it is being imported, or has started none
+        return None if numba is None else str(numba.threading_layer())
     return None
 
 

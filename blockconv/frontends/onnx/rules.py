@@ -42,7 +42,7 @@ MOST_VALUES = 4096
 
 
 def onnx_errors() -> tuple[type[Exception], ...]:
-    """What onnx raises for models, and protobuf for their files; see `failing`."""
+    """The errors of onnx for models, and of protobuf for their files; see `failing`."""
     own = (checker.ValidationError, shape_inference.InferenceError, parser.ParseError, version_converter.ConvertError)
     return failing(*own, message.Error, text_format.Error, json_format.Error, *FAILURES)
 

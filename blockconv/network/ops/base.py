@@ -266,7 +266,7 @@ def check_type(attributes: Op, argument: str, type: ElementType, *wanted: str) -
 
 
 def _filled(given: Sequence[T], counts: range) -> list[T | None]:
-    """Operands, with None for those that are left out."""
+    """The operands of a node. None stands for each operand that the node leaves out."""
     return [*given, *[None] * (counts.stop - 1 - len(given) if counts.stop < ANY else 0)]
 
 
