@@ -241,6 +241,7 @@ HOSTS = {
 CASES = [pytest.param(host, id=name, marks=[] if host.quick else pytest.mark.slow) for name, host in HOSTS.items()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize("host", CASES)

@@ -117,7 +117,7 @@ def test_a_system_that_has_less(lacks: list[str], pool: str, run_python: Any, tm
     assert len({name.lower() for name in names}) == len(names)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lines_that_end_as_on_windows(run_python: Any, tmp_path: Path) -> None:
     """Sources and data as git checks them out there, in a folder with any name; processes that help compile too."""
     package = tmp_path / ODD / "blockconv"

@@ -49,9 +49,8 @@ def test_samples_are_taken_in_the_order_of_names(tmp_path: Path) -> None:
     assert found == [["a/one", "b/four", "b/three", "b/two"], ["b/four", "b/two"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", graphs.WAYS)
-@pytest.mark.sampled(3)
 def test_a_sample_is_read_run_and_judged(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that runs, one with an op that is not ours, one that is no sample. The second time results are known."""
     for name, more in (("plain", "y * 2"), ("odd", "torch.logcumsumexp(y, 1)"), ("wrong", "torch.no_such(y)")):

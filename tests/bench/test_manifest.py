@@ -143,7 +143,7 @@ def test_one_tree_gives_one_manifest_and_the_caches_that_it_names_decide_blockin
     assert (small[key]["bits"], small[key]["packing"]) == (record["bits"], record["packing"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_machine_does_not_have_is_compiled_and_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = made(only="sample lrn 5 float32 NHWC > NHWC")
     monkeypatch.setitem(manifest.TARGETS, "sse", manifest.TARGETS["sse"]._replace(needs=("what nobody has",)))

@@ -118,7 +118,7 @@ def why_not_run(name: str) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_how_many_cases_there_are() -> None:
     """So that none is passed over in silence."""
     kinds = collections.Counter(why_not_run(name).split(":")[0].split(",")[0] or "run" for name in CASES)

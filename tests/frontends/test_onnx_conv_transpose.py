@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 
 import blockconv as bc
 from blockconv.network import ops
@@ -117,7 +118,7 @@ def test_pads_that_are_an_operand(rank: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_random_windows(data: Any) -> None:
     def ints(low: int, high: int, count: int = 2) -> list[int]:

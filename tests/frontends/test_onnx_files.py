@@ -222,7 +222,7 @@ def test_a_constant_of_a_function_in_another_file(tmp_path: Path) -> None:
         bc.load_onnx(path.read_bytes())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_than_two_gib(tmp_path: Path) -> None:
     """A function, and 2.1 GiB of values in a file of zeros that takes no room."""
     if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 6 << 30:

@@ -85,7 +85,7 @@ def step(path: Path) -> float:
 
 @pytest.mark.parametrize("network", [convolutional, residual, matrices])
 @pytest.mark.parametrize(
-    "opset", [k if k == 13 else pytest.param(k, marks=[pytest.mark.slow, pytest.mark.sampled(8)]) for k in OPSETS]
+    "opset", [k if k == 13 else pytest.param(k, marks=[pytest.mark.slow, pytest.mark.sampled(24)]) for k in OPSETS]
 )
 def test_every_setting_is_read(network: Any, opset: int, tmp_path: Path) -> None:
     """Within one step of the output; all 2,376 models gave ONNX Runtime's bits where this was written (AVX2)."""

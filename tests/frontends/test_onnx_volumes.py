@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 
 import blockconv as bc
 from blockconv.network.passes.fuse import fuse
@@ -103,7 +104,7 @@ def drawn_windows(data: Any, least: int = 1) -> tuple[dict[str, Any], tuple[int,
 
 
 RANDOM = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=cases(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

@@ -61,9 +61,9 @@ def used() -> dict[str, Any]:
     return {name: params for name, params in made.items() if params is not None}
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.slow  # a kernel of each family is compiled for it; no compilation gives code that could raise, see below
 @pytest.mark.parametrize("name", families())
-@pytest.mark.sampled(6)
 def test_kernels_take_no_gil_and_no_memory(used: dict[str, Any], name: str) -> None:
     if name not in used:
         pytest.skip("use_every_family has no line for it")

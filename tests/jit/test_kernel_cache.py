@@ -297,7 +297,7 @@ def test_a_place_that_cannot_be_written_is_left_for_a_temporary_one(run_python: 
     assert compiled == 0  # by the second place, the first had filled it
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @owners
 def test_code_that_others_could_have_put_there_is_not_run(run_python: Any, tmp_path: Path) -> None:
     first, second, temporary = tmp_path / "first", tmp_path / "second", tmp_path / "temporary"

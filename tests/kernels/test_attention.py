@@ -10,6 +10,7 @@ import pytest
 from eltwise_lab import available, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from storage_oracle import Array
 
 import blockconv as bc
@@ -175,7 +176,7 @@ def problems(draw: Any) -> tuple[list[Array], Any, int]:
 
 @pytest.mark.slow
 @guarded
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=cases(12), deadline=None)
 @given(problems())
 def test_random_problems(given: tuple[list[Array], Any, int]) -> None:
     run(given[0], options=given[1], threads=given[2])

@@ -14,6 +14,7 @@ import pytest
 from conv_lab import NAMES, ROUND, Paged, check, data, parameters, rows, run
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 
 import blockconv as bc
 from blockconv.core import target
@@ -131,7 +132,7 @@ def problems(draw: st.DrawFn) -> Conv2dBackwardDataProblem:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from((None, *LAYOUTS)),
     dtype=st.sampled_from(("float32",) * 4 + ("float64", "bfloat16")), threads=st.integers(1, 3),

@@ -81,9 +81,9 @@ def run(op: str, problem: Any, layout: str, given: list[Array], wanted: Array, *
     check(op, problem, layout, operands, wanted, threads=2, **options)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.slow
 @EACH
-@pytest.mark.sampled(12)
 def test_elementwise(layout: str) -> None:
     for shape in SHAPES[list(INVENTED.values()).index(layout) % 2 :: 2]:
         x, (scale, shift) = integers(shape), integers((2, shape[1]))
@@ -166,9 +166,9 @@ def test_resize(layout: str) -> None:
         run("resize", p, layout, [x], resized(x, p).astype("f4"), exact=False, tolerance=2e-6)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.slow
 @EACH
-@pytest.mark.sampled(12)
 def test_mean(layout: str) -> None:
     blocked = Layout(layout).blocks[1] > 1
     for shape, axes in itertools.product(SHAPES, [(0,), (2, 3), (3,), (1,), (0, 1, 3), ()]):

@@ -10,6 +10,7 @@ import pytest
 from eltwise_lab import available, check, isa_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from storage_oracle import Array
 
 import blockconv as bc
@@ -177,7 +178,7 @@ def problems(draw: Any) -> tuple[str, str, list[Shape]]:
     return draw(st.sampled_from(["where", "less", *(["mod"] if name == "int64" else [])])), name, shapes
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=cases(20), deadline=None)
 @given(problems(), st.integers(0, 99))
 def test_random_broadcasts(problem: tuple[str, str, list[Shape]], seed: int) -> None:
     kind, name, shapes = problem

@@ -9,6 +9,7 @@ import pytest
 from eltwise_lab import available, check
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from storage_oracle import Array
 
 import blockconv as bc
@@ -156,7 +157,7 @@ def problems(draw: Any) -> tuple[Array, Array, Any, int]:
 
 
 @guarded
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=cases(12), deadline=None)
 @given(problems())
 def test_random_problems(given: tuple[Array, Array, Any, int]) -> None:
     a, b, orders, threads = given

@@ -139,7 +139,7 @@ def test_few_sizes_are_kept(net: bc.Network, monkeypatch: pytest.MonkeyPatch) ->
     assert plan._arenas.nbytes == max(one.schedule.arena for one in known), "one arena for all sizes"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_is_bounded_however_many_sizes_come() -> None:
     b = bc.NetworkBuilder("small")
     x = b.conv2d(b.input("x", (1, 3, 56, 56)), values((16, 3, 3, 3), 1), stride=2, padding=1, activation="relu")

@@ -128,7 +128,7 @@ def test_an_array_of_more_than_two_billion_elements() -> None:
     assert (total, least) == ((3 * side - 2) ** 2, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_bind_a_plan_once_and_a_worker_that_ends_loses_nothing(plan: bc.Plan, tmp_path: Any) -> None:
     """Two workers with a nanny; the first call ends its process, and its tiles run again."""
     distributed = pytest.importorskip("distributed")

@@ -20,6 +20,7 @@ from bench.networks import build, light  # noqa: E402
 PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32)  # the suite's input
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "name",
     [
@@ -34,7 +35,6 @@ PICTURE = (np.arange(150528).reshape(1, 3, 224, 224) / 150528).astype(np.float32
     ],
 )
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 def test_a_light_network_gives_its_recorded_output(name: str) -> None:
     """Not SqueezeNet's, whose constant weights make logits of 1e10: rounding decides what their softmax is."""
     path = light(name)
@@ -45,6 +45,7 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -53,7 +54,6 @@ def test_a_light_network_gives_its_recorded_output(name: str) -> None:
     ],
 )
 @pytest.mark.slow
-@pytest.mark.sampled(2)
 def test_random_weights(name: str) -> None:
     network = bc.load_onnx(build(name))
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)

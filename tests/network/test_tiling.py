@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from small_networks import u_net, whole_numbers
 
 import blockconv as bc
@@ -94,7 +95,7 @@ def check_tiles(network: bc.Network, x: Any, tile: tuple[int, int]) -> None:
     assert (written == 1).all(), "each pixel once"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(networks(), st.integers(70, 140), st.integers(70, 140), st.integers(40, 90), st.integers(40, 90))
 def test_tiles_are_those_of_the_whole_image(network: bc.Network, h: int, w: int, th: int, tw: int) -> None:
     """By `evaluate`, which is exact here: what the cuts are is all that is asked."""
@@ -115,7 +116,7 @@ def test_tiles_hold_all_taps_of_what_is_resampled(mode: Any, scale: float, antia
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(networks(), st.booleans(), st.tuples(st.integers(70, 140), st.integers(70, 140)), st.integers(40, 90))
 def test_plans_of_random_networks_have_the_whole_images_results(
     network: bc.Network, int8: bool, size: tuple[int, int], tile: int
@@ -404,7 +405,7 @@ def test_a_tile_that_a_node_does_not_take_is_too_small() -> None:
         bc.compile(builder.build()).tiling((1, 3, 101, 101), tile=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 8), st.integers(1, 50), st.booleans())
 def test_who_is_too_small_is_named(kernel: int, dilation: int, pad: int, tile: int, turned: bool) -> None:
     """The tile, wherever the image is taken; or the image."""

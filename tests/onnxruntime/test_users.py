@@ -59,9 +59,8 @@ def _ours(match: re.Match[str]) -> str:
     return f"{match[1]}import blockconv.onnxruntime{match[2] or ' as onnxruntime'}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("package", USERS)
-@pytest.mark.sampled(3)
 def test_a_library_gives_what_it_gives_on_onnx_runtime(package: str, tmp_path: Path, run_python: Any) -> None:
     pytest.importorskip(package)
     code = "import warnings\nwarnings.simplefilter('ignore')\n" + textwrap.dedent(USERS[package])

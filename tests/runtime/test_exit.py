@@ -115,6 +115,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("pool", "library"), POOLS)
 def test_a_process_ends_while_threads_compute(run_python: Any, pool: str, library: str) -> None:

@@ -132,12 +132,12 @@ POOLS = {"tbb": needs_tbb, "openmp": (), "workqueue": (), "torch": needs_torch}
 STARTS = ["nobody", "main", "a thread that ended", "both", "a thread that stays", "a thread that computes"]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("processors", [pytest.param(0, id="all"), 1])
 @pytest.mark.parametrize(
     ("pool", "first"), [pytest.param(pool, k, marks=marks) for k, (pool, marks) in enumerate(POOLS.items())]
 )
-@pytest.mark.sampled(5)
 def test_processes_compute_and_end(run_python: Any, pool: str, first: int, processors: int) -> None:
     starts = STARTS[(first + processors) % 3 :: 3]
     run_python(["-c", CASES, pool, str(processors), *starts], timeout=900, **ROOM)

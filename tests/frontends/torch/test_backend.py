@@ -548,7 +548,7 @@ def test_an_op_that_stays_leaves_no_other_nodes():
         close(torch.compile(call, backend=backend)(*given), call(*given))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler here")
 def test_inductor_compiles_what_is_left():
     """In inference between plans, and in a step around our ops."""
@@ -818,7 +818,7 @@ def test_batch_norms_stay_when_sizes_change(sizes, options, monkeypatch):
     assert sum(kind.startswith("aten") and "_backward" in kind for kind in kinds[1]) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sizes_that_change_may_be_arguments_of_ops_of_a_step():
     sizes = (8, 8), (12, 10), (9, 10)
     for then in (

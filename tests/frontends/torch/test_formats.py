@@ -241,8 +241,7 @@ def placed(x, how):
 TRACED = {"einsum", "nn.functional.interpolate", "nn.functional.upsample_nearest"}
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(64)
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(64))
 def test_traces_have_the_strides_of_kernels(part):
     """Of every op of PyTorch, whoever computes it: the strides of a graph's outputs are eager mode's."""

@@ -149,7 +149,7 @@ def on_one_thread():
     bc.set_num_threads(before)
 
 
-@pytest.mark.parametrize("place", [*PLACES, pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", [*PLACES, pytest.param("whole", marks=pytest.mark.nightly)])
 def test_derivatives_of_two_orders(place, on_one_thread):
     """Along random directions; "whole": each element."""
     x, w, b = small("contiguous" if place == "whole" else place)
@@ -457,10 +457,10 @@ def lies_as(found, wanted):
     return 0 in found.shape or all(a == b for a, b, size in pairs if size > 1)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.sampled(3)
 def test_pytorchs_own_samples(name, dtype):
     """Of many samples each n-th."""
     every = list(info(name).sample_inputs("cpu", dtype, requires_grad=True))

@@ -53,6 +53,7 @@ print(bc.get_threading(), len(losses), sum(map(torch.isfinite, torch.tensor(loss
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pool", "way", "steps"),
     [
@@ -149,9 +150,8 @@ print(loss.item() / size)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["convert", "compile"])
-@pytest.mark.sampled(2)
 def test_two_processes_train_as_one(way, tmp_path, run_python):
     script = tmp_path / "train.py"
     script.write_text(TRAINING)

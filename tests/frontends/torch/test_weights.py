@@ -333,7 +333,7 @@ def test_another_process_writes_shared_weights(route):
     assert run(HOGWILD, route).communicate(timeout=120)[0].split() == ["True"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_gloo
 def test_ranks_that_write_weights(tmp_path):
     ranks = [run(RANKS, str(rank), str(tmp_path / "store")) for rank in (0, 1)]

@@ -16,6 +16,7 @@ from conv_lab import NAMES, ROUND, Canaried, Memory, Paged, _placed, _scratch_in
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from machines import MACHINES
+from random_cases import cases
 from storage_oracle import stored
 
 import blockconv as bc
@@ -209,7 +210,7 @@ def problems(draw: st.DrawFn) -> Conv2dBackwardWeightsProblem:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS),
     dtype=st.sampled_from(("float32",) * 4 + ("float64", "bfloat16")),

@@ -78,9 +78,9 @@ def each(descriptor, kind, dtype="float32", reference=True, turn=slice(None), **
                 check(row, p, src, dst, given, exact=kind == "integers", threads=1 + k % 4)
 
 
+@pytest.mark.sampled(72)
 @pytest.mark.slow
 @pytest.mark.parametrize("descriptor", MARKED)
-@pytest.mark.sampled(36)
 def test_float32(descriptor):
     """Exact on small integers, close on floats; NaN and infinity go where the definition sends them.
 

@@ -11,11 +11,12 @@ import pytest
 from conv_lab import NAMES, check, data, rows
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 
 from blockconv.core.errors import ArgumentError
 from blockconv.core.problem import Conv2dProblem
 
-EXAMPLES = int(os.environ.get("BLOCKCONV_SEARCH", "30"))
+EXAMPLES = int(os.environ.get("BLOCKCONV_SEARCH", cases(30)))
 # Sizes with few divisors in common, but not too many of them: each new tile is compiled.
 CHANNELS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 65)
 ACTS = (None, None, "relu", ("clip", 0.5, 4.0), "sigmoid", "hardsigmoid", "gelu")

@@ -134,7 +134,7 @@ def _together(count, work):
         raise errors[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sixteen_threads_of_mixed_calls():
     jobs = _jobs()
 

@@ -137,9 +137,9 @@ def test_every_pair_of_layouts(number):
         check(kind_of(BATCHES[3], number), src, dst, threads=1 + k % 3)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize("descriptor", [*WHOLE[::2], BATCHES[0], *SAMPLED[::8]])
-@pytest.mark.sampled(3)
 def test_cut_into_many_windows(descriptor, small_cache):
     shift = GRID.index(descriptor)
     for k, (src, dst) in enumerate(pairs(descriptor)[:: 5 if descriptor in WHOLE else 2]):

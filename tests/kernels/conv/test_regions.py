@@ -7,6 +7,7 @@ import pytest
 from conv_lab import check, data, run
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 
 import blockconv as bc
 from blockconv.core.errors import ArgumentError
@@ -58,7 +59,7 @@ def test_regions_cut_the_image_by_the_taps_inside(problem: Conv2dProblem) -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     problem=problems(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS), act=st.sampled_from((None, "relu")),
     residual=st.booleans(), threads=st.integers(1, 3),

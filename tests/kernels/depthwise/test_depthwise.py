@@ -16,6 +16,7 @@ from conv_lab import NAMES, Paged, check, data, rows
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from machines import MACHINES
+from random_cases import cases
 
 import blockconv as bc
 from blockconv.core import target
@@ -304,7 +305,7 @@ def run_guarded(third: int) -> None:
 
 # ---------------------------------------------------------------- search
 
-EXAMPLES = int(os.environ.get("BLOCKCONV_SEARCH", "12"))
+EXAMPLES = int(os.environ.get("BLOCKCONV_SEARCH", cases(12)))
 few = st.integers(1, 3)
 
 

@@ -84,8 +84,8 @@ def check(made, src, dst, threads=2, memory=None):
     _check(row, made, src, dst, threads, memory)
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.slow
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [marked(name) for name in PROBLEMS])
 def test_every_way_of_cutting(name):
     descriptor, pairs, first = PROBLEMS[name]

@@ -11,6 +11,7 @@ import pytest
 from eltwise_lab import LAYOUTS, available, check, isa_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from storage_oracle import Array
 
 from blockconv import Layout
@@ -238,7 +239,7 @@ sizes = st.tuples(st.integers(1, 4), st.integers(1, 70), st.integers(1, 9), st.i
 
 @pytest.mark.slow
 @given(sizes, st.tuples(*[st.booleans()] * 4), st.sampled_from(LAYOUTS), st.sampled_from((1, 2)), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_any_broadcast(
     shape: tuple[int, ...], kept: tuple[bool, ...], layout: str, threads: int, swapped: bool
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from guarded import Guarded
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from storage_oracle import stored
 
 import blockconv as bc
@@ -130,7 +131,7 @@ def pools(draw: st.DrawFn) -> Pool:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(pool=pools(), src=st.sampled_from(LAYOUTS), dst=st.sampled_from(LAYOUTS))
 def test_random_pools(pool: Pool, src: str, dst: str) -> None:
     check(pool, src, dst)

@@ -58,9 +58,9 @@ PROBLEMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "problem"), [*enumerate(PROBLEMS)])
-@pytest.mark.sampled(3)
 def test_pools(number: int, problem: str) -> None:
     for tag in list(INVENTED.values())[number % 2 :: 2]:  # six problems each, as kernels are compiled for most
         check(PROBLEMS[problem], tag, "float32", threads=2)

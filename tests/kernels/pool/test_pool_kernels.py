@@ -18,6 +18,7 @@ from guarded import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_lab import LAYOUTS, ROWS, a_type, check, check_indices, taken
+from random_cases import cases
 from storage_oracle import stored
 
 from blockconv import AdaptivePool2dProblem, Layout, Pool2dProblem
@@ -204,7 +205,7 @@ def problems(draw: st.DrawFn) -> Pool2dProblem:
 
 @pytest.mark.slow
 @given(problems(), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from((1, 2)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 def test_any_problem(p: Pool2dProblem, layout: str, special: bool, threads: int) -> None:
     check(p, layout, "float32", threads, special)
 

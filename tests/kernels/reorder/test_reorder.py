@@ -121,9 +121,9 @@ PAIRS = [
 ]
 
 
+@pytest.mark.sampled(36)
 @pytest.mark.slow
 @pytest.mark.parametrize(("src", "dst"), PAIRS)
-@pytest.mark.sampled(12)
 def test_every_kernel_moves_every_element_and_fills_the_padding(arenas: Arenas, src: str, dst: str) -> None:
     for k, shape in enumerate(SHAPES):
         for itemsize in {4, SIZES[k % len(SIZES)]}:

@@ -10,6 +10,7 @@ import pytest
 from eltwise_lab import LAYOUTS, available, check, isa_layouts, sliced
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import cases
 from storage_oracle import Array
 
 from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
@@ -181,14 +182,14 @@ def test_float64(layout: str) -> None:
     st.tuples(st.integers(1, 4), st.integers(1, 12), st.integers(1, 12)),
     st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS), st.sampled_from((1, 2)),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_any_concat(channels: list[int], rest: tuple[int, int, int], src: str, dst: str, threads: int) -> None:
     n, h, w = rest
     concat([array(n, c, h, w) for c in channels], 1, src, dst=dst, threads=threads)
 
 
 @given(st.data(), st.sampled_from(LAYOUTS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_any_slice_of_any_pad(data: st.DataObject, layout: str) -> None:
     shape = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20)))
     x = array(*shape)

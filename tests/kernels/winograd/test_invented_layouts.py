@@ -90,10 +90,10 @@ def test_pairs(problem):
         run(problem, src, dst)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("problem", IMAGE_PROBLEMS, ids=Conv2dProblem.descriptor)
-@pytest.mark.sampled(3)
 def test_vectors_of_images(problem):
     pairs = [*zip(IMAGES, IMAGES, strict=True), *itertools.pairwise(IMAGES)]
     for (src, dst), m in zip(pairs, itertools.cycle(ROWS), strict=False):

@@ -126,11 +126,11 @@ def test_two_by_two_is_exact_on_small_integers(stride):
         assert np.array_equal(out[places(layout, p.dst_shape)[0]], given.wanted)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.isa
 @pytest.mark.parametrize("act", ["relu", "gelu"])
 @EVERY
-@pytest.mark.sampled(2)
 def test_epilogue(m, stride, act):
     p = strided(RAGGED, stride)
     given = data(p, "floats", act=act, residual=True)

@@ -62,6 +62,7 @@ def test_layouts(pair):
     check(WHOLE, *pair, 4, number + 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_forms(form):
