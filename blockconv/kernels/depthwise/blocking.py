@@ -76,11 +76,11 @@ def tile_axis(request: Request, x: str, most: int) -> AxisTiling:
     axis = window_axis(request.problem, x)
     fitting = [size for size in {most, *OUTPUTS} if size <= min(most, axis.out)]
     known = [size for size in fitting if size == axis.out or min(size, axis.out - size) * axis.stride >= axis.begin]
-    known = known if axis.kernel <= MOST_TAPS else []
     outputs = min(known or fitting, key=lambda size: (-(-axis.out // size) * (size + 1.0), -size))
-    if not known:
+    if not known or axis.kernel > MOST_TAPS:
         return AxisTiling(outputs, 0, 0, 0, 0, 0)
-    return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, axis.begin, max(0, axis.end))
+    end = max(axis.end, axis.kernel // 2 * axis.dilation)  # is checked at run time; the usual padding at the least
+    return AxisTiling(outputs, axis.kernel, axis.stride, axis.dilation, axis.begin, end)
 
 
 def halved(request: Request, x: str, outputs_of_tile: int) -> AxisTiling | None:

@@ -253,6 +253,7 @@ def test_the_cost_ranks():
 
 
 @pytest.mark.isa
+@settings(deadline=None)
 @given(st.data())
 def test_the_vectors_of_a_phase_hold_all_that_outputs_read(data):
     """A pixel may be more than a vector, and the last one of a phase at the end of a row."""
