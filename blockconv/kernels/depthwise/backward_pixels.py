@@ -28,7 +28,7 @@ from blockconv import jit
 from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import emitted, fill_memory, join, opaque, shuffle
+from blockconv.jit.ir import emitted, fill_memory, opaque, shuffle
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
@@ -36,6 +36,7 @@ from blockconv.kernels.common.operands import ConvOperands
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.depthwise.backward_weights import DepthwiseWeightsArguments
+from blockconv.kernels.depthwise.codegen import chosen
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class _WeightsCode(_Code):
             address = line + (base + start) * spec.pixel_bytes
             loaded.setdefault(base, []).append(self.read(address, mask if has_mask else None))
         taps = [divmod(w * spec.dw, spec.sw) for w in range(spec.kw)]
-        return [_every(self.b, loaded[base * spec.sw], spec.sw, phase, spec.unit) for base, phase in taps]
+        return [chosen(self.b, loaded[base * spec.sw], spec.unit, phase) for base, phase in taps]
 
     def column(self, col: Any, src: Any, grad: Any, first: Any, last: Any) -> _Column:
         b, a, spec = self.b, self.a, self.spec
@@ -262,18 +263,10 @@ class _WeightsCode(_Code):
         for _ in range(spec.pixels.bit_length() - 1):
             vectors += [v.zero] * (len(vectors) % 2)
             pairs = [[p, q] for p, q in zip(vectors[::2], vectors[1::2], strict=True)]
-            vectors = [v.add(*(_every(b, pair, 2, first, spec.unit) for first in (0, 1))) for pair in pairs]
+            vectors = [v.add(*(chosen(b, pair, spec.unit, first) for first in (0, 1))) for pair in pairs]
         for k, value in enumerate(vectors):
             count = min(spec.lanes, spec.sums * spec.unit - k * spec.lanes)
             v.store_lanes(value, to + k * v.bytes, None, count)
-
-
-def _every(builder: Any, vectors: list[Any], step: int, first: int, unit: int) -> Any:
-    """Every `step`-th element of `unit` lanes of as many vectors, from number `first` on."""
-    if step == 1:
-        return vectors[0]
-    joined, pixels = join(builder, vectors), vectors[0].type.count // unit
-    return shuffle(builder, joined, joined, [(p * step + first) * unit + c for p in range(pixels) for c in range(unit)])
 
 
 weights_code = emitted(_WeightsCode)

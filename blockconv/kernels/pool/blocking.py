@@ -402,11 +402,8 @@ def wide_tile(b: PoolBlocking) -> PoolTile | None:
         most = min(most, max(MOST_SHARED, p.kw))
     if p.kw > most:
         return None
-    columns = {
-        pixels: len({pixel * p.sw + tap * p.dw for pixel in range(pixels) for tap in range(p.kw)})
-        for pixels in range(1, min(8, p.ow) + 1)
-    }
-    fit = [pixels for pixels, read in columns.items() if read <= most]
+    columns = {k: len({n * p.sw + tap * p.dw for n in range(k) for tap in range(p.kw)}) for k in range(1, 9)}
+    fit = [pixels for pixels, read in columns.items() if read <= most and pixels <= p.ow]
     best = min(fit, key=lambda pixels: (-(-p.ow // pixels) * (columns[pixels] + 1), -pixels), default=0)
     return PoolTile(best, b.lanes, _unrolled(p), p.kw, p.sw, p.dw, int(b.part > 0)) if best else None
 

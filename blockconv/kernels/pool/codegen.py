@@ -6,13 +6,14 @@ before it. `e` is the `Reducer` of a kernel. A tile or `LineSpec` holds what is 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from blockconv.core.types import element
-from blockconv.jit.ir import I32, I64, const, emitted, pointer, shuffle, splat
+from blockconv.jit.ir import I32, I64, const, emitted, picked, pointer, shuffle, splat
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.pool.reduction import Reducer
 
@@ -118,10 +119,8 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run
         reduced = dict(zip(columns, e.reduced(len(columns), rows, run.rows, read), strict=True))
         values = []
         for taps in windows:
-            value = _pick(e, reduced, taps[0])
-            for elements in taps[1:]:
-                value = e.combine(value, _pick(e, reduced, elements))
-            values.append(value)
+            found = [picked(b, e.kind, elements, reduced.__getitem__) for elements in taps]
+            values.append(functools.reduce(e.combine, found))
         return values
 
     def store(values: _Vectors) -> None:
@@ -139,21 +138,6 @@ def _inside(e: Reducer, run: PoolRun, first: int) -> Any:
     numbers = ir.Constant(ir.VectorType(I32, e.lanes), [first + lane for lane in range(e.lanes)])
     before, elements = (splat(e.b, e.b.trunc(value, I32), e.lanes) for value in (run.column, run.width))
     return e.b.icmp_unsigned("<", before + numbers, elements)
-
-
-def _pick(e: Reducer, vectors: dict[int, Any], elements: list[int]) -> Any:
-    """A vector of elements of others that follow one another."""
-    value, have = None, [0] * e.lanes
-    for number in dict.fromkeys(k // e.lanes for k in elements):
-        here = [k // e.lanes == number for k in elements]
-        if value is None:
-            have = [k % e.lanes if mine else -1 for k, mine in zip(elements, here, strict=True)]
-            value = vectors[number]
-            continue
-        chosen = [e.lanes + k % e.lanes if mine else h for k, mine, h in zip(elements, here, have, strict=True)]
-        value = shuffle(e.b, value, vectors[number], [0 if k < 0 else k for k in chosen])
-        have = [lane if k >= 0 else -1 for lane, k in enumerate(chosen)]
-    return value if have == list(range(e.lanes)) else shuffle(e.b, value, value, have)
 
 
 # ---------------------------------------------------------------- windows
