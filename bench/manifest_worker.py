@@ -23,7 +23,7 @@ from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import empty
 from blockconv.dispatch.packing import packing
-from blockconv.kernels import TABLE, Row
+from blockconv.kernels import Row
 from blockconv.kernels.common.request import Request
 from blockconv.machine.machine import host
 from blockconv.network.builder import NetworkBuilder
@@ -335,8 +335,7 @@ def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
 
 
 def _taking(op: str, problem: Any, src: Layout, dst: Layout, types: Types) -> list[Row]:
-    rows = [row for row in TABLE if row.op == op]
-    return [row for row in rows if selection.why_not(row, problem, src, dst, types, math.inf) is None]
+    return [row for row in selection.rows_for(op, types) if row.rejects(problem, src, dst, types) is None]
 
 
 def records(job: Job) -> Iterator[Record]:

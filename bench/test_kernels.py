@@ -22,9 +22,9 @@ from blockconv.core.activation import IDENTITY
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
 from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, empty
-from blockconv.dispatch.selection import why_not
-from blockconv.kernels import TABLE, Row
-from blockconv.kernels.common.request import Request
+from blockconv.dispatch.selection import decide, rows_for
+from blockconv.kernels import Row
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.network import ops
 from blockconv.network.builder import NetworkBuilder
 from blockconv.network.graph import Network
@@ -75,8 +75,9 @@ def _cases(config: pytest.Config) -> Iterator[Case]:
 def _taking(op: str, problem: Any, pairs: list[Any]) -> Iterator[Case]:
     """Each row and pair that takes the problem; the references, slow by intent, only where no other row does."""
     types = Types.bits(4) if op == "reorder" else Types.all("float32")
-    rows = [row for row in TABLE if row.op == op]
-    found = [Case(row, problem, s, d) for row in rows for s, d in pairs if not why_not(row, problem, s, d, types)]
+    asked = [(row, Request(problem, s, d, types)) for row in rows_for(op, types) for s, d in pairs]
+    taken = [(row, request) for row, request in asked if not isinstance(decide(row, request), Reason)]
+    found = [Case(row, problem, request.src, request.dst) for row, request in taken]
     yield from [case for case in found if not case.row.reference] or found
 
 

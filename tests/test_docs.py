@@ -384,7 +384,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
     for place, node in classes():
         if not node.name.startswith("_"):
             places[node.name].append(place)
-    # Public names of PyTorch's, the op of a network, a node that a front end reads or a call of a function, what plans
-    # measure, and what each runner of foreign nodes has.
-    shared = {"Conv2d", "ConvTranspose2d", "Call", "Profile", "Session"}
+    # Public names of PyTorch's, the op of a network, a node that a front end reads or a call of a function, and
+    # what each runner of foreign nodes has.
+    shared = {"Conv2d", "ConvTranspose2d", "Call", "Session"}
     assert not {name: found for name, found in places.items() if len(found) > 1 and name not in shared}

@@ -36,7 +36,7 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 2_662, "_pyinstaller": 53, "api": 19_567, "cli": 4_483, "core": 27_261, "dispatch": 17_349,
+    ".": 2_662, "_pyinstaller": 53, "api": 19_390, "cli": 4_483, "core": 27_348, "dispatch": 17_439,
     "eager": 0, "frontends": 11, "frontends/onnx": 45_259, "frontends/torch": 44_202, "jit": 15_750,
     "kernels": 6_132, "kernels/common": 33_370, "kernels/conv": 45_672, "kernels/depthwise": 31_107,
     "kernels/dynamic": 1_704, "kernels/eltwise": 4_724, "kernels/indexed": 2_565, "kernels/axis": 1_201,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
+from blockconv.core.problem import Conv2dProblem, window_fields
 from blockconv.core.types import Array, Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, is_channels_last
-from blockconv.dispatch.boundary import ONE_IMAGE, pads, pair
+from blockconv.dispatch.boundary import ONE_IMAGE, read_window
 from blockconv.dispatch.packing import (
     PLAIN,
     Packing,
@@ -64,7 +64,6 @@ class CheckedConvolution:
 
     _op = "Conv2d"  # the name in the texts of errors
     _given = "input"  # likewise, of the array that is convolved
-    _row_op: ClassVar[str] = "conv2d"  # of the rows of the table
     _weight_axes = "(O, I/groups, KH, KW)"
 
     def __init__(
@@ -80,9 +79,8 @@ class CheckedConvolution:
         self.weight: Weight = as_weight(weight, op)
         self.bias = None if bias is None else as_numpy(bias, op, "bias", kept=True)
         self.groups, self.padding = self._check_parameters(groups), padding
-        self.stride, self.dilation = pair(op, "stride", stride), pair(op, "dilation", dilation)
         kernel = (int(self.weight.shape[2]), int(self.weight.shape[3]))
-        self._pads = pads(op, padding, kernel, self.stride, self.dilation)
+        self.stride, self._pads, self.dilation = read_window(op, kernel, stride, padding, dilation)
         self.activation = activation if isinstance(activation, Activation) else read_activation(activation, op)
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise ArgumentError(op, "algorithm", algorithm, f"has to be one of {', '.join(ALGORITHMS)}")
@@ -143,11 +141,10 @@ class CheckedConvolution:
     def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
         self._check_channels(shape, per_group * self.groups)
-        (top, bottom), (left, right) = self._pads
-        n, ic, ih, iw = (int(k) for k in shape)
-        sizes = n, ic or self.groups, ih, iw, int(oc), int(kh), int(kw)
+        n, ic, ih, iw = shape
+        fields = window_fields(self.stride, self._pads, self.dilation, self.groups)
         with raised_by(self._op):
-            return Conv2dProblem(*sizes, *self.stride, top, left, bottom, right, *self.dilation, self.groups)
+            return Conv2dProblem(n, ic or self.groups, ih, iw, oc, kh, kw, *fields)
 
     # -- the program
 
@@ -155,7 +152,7 @@ class CheckedConvolution:
         self, problem: Conv2dProblem, src: Layout, dst: Layout, types: Types, residual: bool, packs: bool
     ) -> _Prepared:
         if self.algorithm == "auto":
-            row = selection.choose(self._row_op, problem, src, dst, types, self.accuracy, once=packs)
+            row = selection.choose(problem.row_op, problem, src, dst, types, self.accuracy, once=packs)
         else:
             row = self._by_algorithm(Request(problem, src, dst, types, anchor=selection.anchor_of(problem)))
         epilogue = self.arithmetic.epilogue(types, residual)
@@ -164,7 +161,7 @@ class CheckedConvolution:
 
     def _by_algorithm(self, request: Request) -> Row:
         """The cheapest kernel of the algorithm that the caller names."""
-        found = selection.decisions(self._row_op, request, self.accuracy)
+        found = selection.decisions(request.problem.row_op, request, self.accuracy)
         found = {row: one for row, one in found.items() if ALGORITHMS[self.algorithm](row)}
         best = selection.cheapest(found)
         if best is None:

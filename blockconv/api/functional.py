@@ -19,15 +19,7 @@ from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError
 from blockconv.core.interop import as_autocast, as_numpy, like, with_gradient
 from blockconv.core.layout import NATIVE, Layout, read_layout
-from blockconv.core.problem import (
-    AdaptivePool2dProblem,
-    Conv2dBackwardDataProblem,
-    Conv2dBackwardWeightsProblem,
-    Conv2dProblem,
-    Pool2dBackwardProblem,
-    Pool2dProblem,
-    ReorderProblem,
-)
+from blockconv.core.problem import AdaptivePool2dProblem, Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import HALVES, INT4, INT8, Types
 from blockconv.dispatch import selection
@@ -260,15 +252,14 @@ def explain(
     >>> [one["kernel"] for one in told.candidates if one["taken"]][0].startswith("conv_")
     True
     """
-    op = next((op for kind, op in _OPS.items() if isinstance(problem, kind)), None)
-    if op is None:
-        names = [kind.__name__ for kind in _OPS]
-        rule = f"has to be a {', '.join(names[:-1])} or {names[-1]}"
+    op = "" if isinstance(problem, type) else getattr(problem, "row_op", "")
+    if not op:
+        rule = "has to be the problem of a convolution, a pool, a gradient of these, or a reorder, like a Conv2dProblem"
         remedy = "for a plan, call plan.explain(); for its convolutions and pools, give plan.network.problem(node)"
         raise ArgumentError("explain", "problem", problem, rule, remedy)
     if not isinstance(machine, (str, os.PathLike, type(None))):
         raise ArgumentError("explain", "machine", machine, "has to be the name or the path of a profile, or None")
-    types = _types("explain", op, dtype)
+    types = _types("explain", isinstance(problem, Conv2dProblem), dtype)
     if isinstance(problem, ReorderProblem):
         src, dst, types = problem.src, problem.dst, Types.bits(problem.itemsize)
     sources = NATIVE if src is None else [read_layout("explain", "src", src)]
@@ -280,23 +271,12 @@ def explain(
 # ---------------------------------------------------------------- options
 
 
-_OPS: dict[type[Any], str] = {
-    Conv2dBackwardDataProblem: "conv2d_backward_data",
-    Conv2dBackwardWeightsProblem: "conv2d_backward_weights",
-    Conv2dProblem: "conv2d",
-    Pool2dBackwardProblem: "pool2d_backward",
-    Pool2dProblem: "pool2d",
-    AdaptivePool2dProblem: "pool2d",
-    ReorderProblem: "reorder",
-}
-
-
-def _types(function: str, op: str, dtype: Any) -> Types:
+def _types(function: str, is_convolution: bool, dtype: Any) -> Types:
     try:
         found = Types.all(dtype)
     except TypeError:
         raise ArgumentError(function, "dtype", dtype, "has to be a NumPy dtype, or the name of one") from None
     for mixed in (Types.quantized(dtype, dtype), Types.converted(dtype, dtype)):
-        if op.startswith("conv2d") and mixed in INT4 | INT8 | HALVES:
+        if is_convolution and mixed in INT4 | INT8 | HALVES:
             return mixed
     return found

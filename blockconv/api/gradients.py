@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,20 +14,17 @@ from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem
+from blockconv.core.problem import Conv2dBackwardDataProblem, Conv2dBackwardWeightsProblem, window_fields
 from blockconv.core.types import FLOATS, Types, element
 from blockconv.dispatch.array import NCHW
 from blockconv.dispatch.boundary import (
     output_paddings,
-    pads,
-    pair,
+    read_window,
 )
 
 
 class _Transposed(CheckedConvolution):
     """A convolution from the output's pixels of another to its input's, of floats."""
-
-    _row_op: ClassVar[str] = "conv2d_backward_data"
 
     def _check_parameters(self, groups: Any) -> int:
         if str(self.weight.dtype) not in FLOATS:
@@ -38,14 +35,12 @@ class _Transposed(CheckedConvolution):
     def _out_channels(self, groups: int) -> int:
         return int(self.weight.shape[1]) * groups
 
-    def _of(self, n: int, sizes: Sequence[int], ends: Sequence[int]) -> Conv2dBackwardDataProblem:
-        """The problem with an output of these sizes. ends: the padding at the end."""
-        oc, per_group, kh, kw = (int(k) for k in self.weight.shape)
-        (top, _), (left, _) = self._pads
-        (height, width), (bottom, right) = sizes, ends
-        given = n, per_group * self.groups, height, width, oc, kh, kw, *self.stride, top, left, bottom, right
+    def _of(self, n: int, sizes: Sequence[int], pads: Any) -> Conv2dBackwardDataProblem:
+        """The problem with an output of these sizes."""
+        (oc, per_group, kh, kw), (ih, iw) = self.weight.shape, sizes
+        fields = window_fields(self.stride, pads, self.dilation, self.groups)
         with raised_by(self._op):
-            return Conv2dBackwardDataProblem(*given, *self.dilation, self.groups)
+            return Conv2dBackwardDataProblem(n, per_group * self.groups, ih, iw, oc, kh, kw, *fields)
 
 
 class _ConvTranspose2d(_Transposed):
@@ -58,17 +53,17 @@ class _ConvTranspose2d(_Transposed):
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
         self._check_channels(shape, int(self.weight.shape[0]))
-        kernel, sizes, ends = self.weight.shape[2:], [], []
+        kernel, sizes, pads = self.weight.shape[2:], [], []
         for k in range(2):
             reach = (int(shape[2 + k]) - 1) * self.stride[k] + self.dilation[k] * (int(kernel[k]) - 1) + 1
             begin, end = self._pads[k]
             sizes.append(reach - begin - end + self._output_padding[k])
-            ends.append(end - self._output_padding[k])
+            pads.append((begin, end - self._output_padding[k]))
             if shape[2 + k] < 1 or sizes[k] < 1:
                 rule = f"gives an output of {sizes[k]} pixels along {'hw'[k]}"
                 raise ArgumentError(self._op, "input", shape, rule, "give a larger one, or less padding")
             check_extents(self._op, ("oh", "ow")[k], sizes[k], sizes[k:])
-        return self._of(int(shape[0]), sizes, ends)
+        return self._of(shape[0], sizes, pads)
 
 
 class _BackwardData(_Transposed):
@@ -81,7 +76,7 @@ class _BackwardData(_Transposed):
 
     def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
         n, channels, *sizes = self._shape
-        problem = self._of(n, sizes, [end for _, end in self._pads])
+        problem = self._of(n, sizes, self._pads)
         if channels != problem.ic:
             rule = f"has to be (N, C, H, W) with C = {problem.ic}, which follows from weight and groups"
             raise ArgumentError(self._op, "input_shape", self._shape, rule)
@@ -275,8 +270,7 @@ def _weights_problem(
     op: str, shape: tuple[int, ...], weight_shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Conv2dBackwardWeightsProblem:
     oc, per_group, kh, kw = checked_shape(op, "weight_shape", weight_shape)
-    strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
-    (top, bottom), (left, right) = pads(op, padding, (kh, kw), strides, dilations)
+    strides, pads, dilations = read_window(op, (kh, kw), stride, padding, dilation)
     number = whole(groups)
     if number is None or number < 1 or oc % number:
         raise ArgumentError(op, "groups", groups, f"has to be a positive int that divides the {oc} output channels")
@@ -284,9 +278,9 @@ def _weights_problem(
     if channels != per_group * number:
         rule = f"has to be (N, C, H, W) with C = {per_group * number}, which follows from weight_shape and groups"
         raise ArgumentError(op, "input", shape, rule)
-    windows = *strides, top, left, bottom, right, *dilations, number
     with raised_by(op):
-        return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *windows)
+        fields = window_fields(strides, pads, dilations, number)
+        return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *fields)
 
 
 def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:

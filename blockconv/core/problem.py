@@ -27,6 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type
 from blockconv.core.checks import (
     Label,
     Natural,
+    Pads,
     Pair,
     Positive,
     Shape,
@@ -54,10 +55,12 @@ class OpProblem:
     The fields are checked by their types; a type that is not in `_CHECKED` is left to `check`.
 
     op: the op's name in errors.
+    row_op: the op of the kernel table's rows for it; "" for a problem that several ops have.
     sources: the fields that hold the shapes of the op's inputs, in their order.
     """
 
     op: ClassVar[str]
+    row_op: ClassVar[str] = ""
     sources: ClassVar[tuple[str, ...]] = ("shape",)
 
     def __post_init__(self) -> None:
@@ -159,6 +162,12 @@ class _Pooled(_Images):
         return self.n, self.ic, self.oh, self.ow
 
 
+def window_fields(stride: Pair, pads: Pads, dilation: Pair, groups: int) -> Any:
+    """The fields of a convolution's problem from `sh` to `g`."""
+    (top, bottom), (left, right) = pads
+    return *stride, top, left, bottom, right, *dilation, groups
+
+
 @dataclass(frozen=True)
 class Conv2dProblem(_Images):
     """A 2-D convolution: `n` images of `ic` x `ih` x `iw`, `oc` filters of `kh` x `kw`, `g` groups.
@@ -178,7 +187,7 @@ class Conv2dProblem(_Images):
     Raises ArgumentError, which names the field, for a bad value, and for a padded source smaller than the window.
     """
 
-    op = "conv2d"
+    op = row_op = "conv2d"
     n: Natural
     ic: Positive
     ih: Natural
@@ -271,6 +280,8 @@ class Conv2dBackwardDataProblem(Conv2dProblem):
     (n, ic, ih, iw).
     """
 
+    row_op = "conv2d_backward_data"
+
     @property
     def src_shape(self) -> Shape:
         """The logical shape of the source, (n, oc, oh, ow)."""
@@ -294,6 +305,8 @@ class Conv2dBackwardWeightsProblem(Conv2dProblem):
     The fields are those of the convolution, a `Conv2dProblem`. The result is dense, of the weights' shape.
     """
 
+    row_op = "conv2d_backward_weights"
+
 
 @dataclass(frozen=True)
 class Pool2dProblem(_Pooled):
@@ -308,7 +321,7 @@ class Pool2dProblem(_Pooled):
     Raises ArgumentError, which names the field, for a bad value.
     """
 
-    op = "pool2d"
+    op = row_op = "pool2d"
     kind: PoolKind
     n: Natural
     ic: Positive
@@ -386,7 +399,7 @@ class AdaptivePool2dProblem(_Pooled):
     Raises ArgumentError, which names the field, for a bad value.
     """
 
-    op = "adaptive_avg_pool2d"
+    op, row_op = "adaptive_avg_pool2d", "pool2d"
     n: Natural
     ic: Natural
     ih: Positive
@@ -405,11 +418,12 @@ class Pool2dBackwardProblem:
     pool: the pool, a `Pool2dProblem` or an `AdaptivePool2dProblem`.
     """
 
+    row_op: ClassVar[str] = "pool2d_backward"
     pool: Pool2dProblem | AdaptivePool2dProblem
 
     def __post_init__(self) -> None:
         if not isinstance(self.pool, (Pool2dProblem, AdaptivePool2dProblem)):
-            raise ArgumentError("pool2d_backward", "pool", self.pool, "has to be a Pool2dProblem, or an adaptive one")
+            raise ArgumentError(self.row_op, "pool", self.pool, "has to be a Pool2dProblem, or an adaptive one")
 
     @property
     def n(self) -> int:
@@ -454,7 +468,7 @@ class ReorderProblem(OpProblem):
     Raises ArgumentError, which names the field, for a bad value.
     """
 
-    op = "to_layout"
+    op, row_op = "to_layout", "reorder"
     shape: Shape
     src: str
     dst: str

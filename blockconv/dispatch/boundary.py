@@ -149,7 +149,13 @@ def pair(op: str, argument: str, value: Any) -> Pair:
     return numbers[0], numbers[1]
 
 
-def pads(op: str, padding: Any, kernel: Pair, stride: Pair, dilation: Pair) -> Pads:
+def read_window(op: str, kernel: tuple[Any, ...], stride: Any, padding: Any, dilation: Any) -> tuple[Pair, Pads, Pair]:
+    """Stride, padding and dilation of a convolution with a kernel of (KH, KW)."""
+    strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
+    return strides, pads(op, padding, kernel, strides, dilations), dilations
+
+
+def pads(op: str, padding: Any, kernel: tuple[Any, ...], stride: Pair, dilation: Pair) -> Pads:
     """((top, bottom), (left, right))."""
     kinds = "an int of at least 0, a pair, 'same', 'valid', or ((top, bottom), (left, right))"
     if not isinstance(padding, str):

@@ -34,7 +34,7 @@ from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
 from blockconv.machine.machine import host
-from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, TileTimes, median_of
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, MachineProfile, TileTimes, median_of
 
 DEPTHS = 32, 128  # channels of the two reductions
 # The same with streamed weights; no powers of two, at which a tile's pixels share sets of the cache.
@@ -68,7 +68,7 @@ class Reduced(NamedTuple):
 _BY_ONE = Reduced()
 
 
-def measure(runs: int = 1) -> Profile:
+def measure(runs: int = 1) -> MachineProfile:
     """This machine's profile, for the instruction set that Numba targets: the median of so many of them.
 
     Each takes about a minute besides the compilation of kernels. It allocates its buffers anew, because their addresses
@@ -76,7 +76,7 @@ def measure(runs: int = 1) -> Profile:
     `record` has how many, as "discarded". Raises UnsteadyError once these are as many as `runs`.
     """
     shapes = [TileShape(1, pixels, vectors) for vectors, pixels in tiles_of_registers(target.isa(), target.isa().fma)]
-    found: list[Profile] = []
+    found: list[MachineProfile] = []
     discarded = 0
     while len(found) < runs:
         try:
@@ -90,7 +90,7 @@ def measure(runs: int = 1) -> Profile:
     return replace(known, record={**known.record, "discarded": discarded})
 
 
-def _profile(shapes: list[TileShape]) -> Profile:
+def _profile(shapes: list[TileShape]) -> MachineProfile:
     """shapes: the tiles that are timed."""
     isa = target.isa()
     times = {shape: _whole_tile_times(shape) for shape in (*shapes, NARROW)}
@@ -99,7 +99,7 @@ def _profile(shapes: list[TileShape]) -> Profile:
     # A source tree that is not installed has no metadata.
     record |= {"blockconv": __version__} | {package: version(package) for package in ("numba", "llvmlite", "numpy")}
     fma = min(at.step / (at.pixels * at.vectors) for at in times.values())
-    return Profile(
+    return MachineProfile(
         name=identity.slug(record["cpu"]),
         cpu=target.target_cpu(),
         isa=isa.name,
@@ -225,7 +225,7 @@ def _spread() -> float:
 
 
 def _stores(shape: TileShape, whole: TileTimes) -> dict[str, float]:
-    """Seconds of a vector beyond one stored whole, by the channels stored together; see `Profile.stores`."""
+    """Seconds of a vector beyond one stored whole, by the channels stored together; see `MachineProfile.stores`."""
     lanes, vectors = _lanes(), shape.pixels * shape.vectors
     layouts = {"rows": "NHWC", "1": "NCHW", str(SCATTERED): f"nCHW{SCATTERED_BLOCK}"}
     layouts |= {str(part): f"nCHW{part}" for part in (2, 4, 8) if part < lanes}
@@ -258,7 +258,7 @@ def _winograd_spread() -> float:
     return (found[lanes] - found[lanes // 2]) / float(products)
 
 
-# Sources whose windows are packed: (layout, groups, channels of a group), by their names in `Profile.packs`.
+# Sources whose windows are packed: (layout, groups, channels of a group), by their names in `MachineProfile.packs`.
 _PACKED = {
     "1": ("NCHW", 1, 16),
     "2": ("NHWC", 1, 2),
@@ -284,7 +284,7 @@ def _steady_packs(fma: float) -> dict[str, float]:
 
 
 def _packs(fma: float) -> dict[str, float]:
-    """Seconds to pack windows: see `Profile.packs`. fma: seconds of a multiply-add.
+    """Seconds to pack windows: see `MachineProfile.packs`. fma: seconds of a multiply-add.
 
     Two blocks of output channels read one window. So the time beside the tiles is twice the time with one block, less
     the time with two. It is a sum of times for a call, a task, a row of a window and each pixel, none less than a
@@ -317,7 +317,7 @@ def _block(problem: Conv2dProblem, src: Layout, dst: Layout) -> int:
 
 
 def _depthwise() -> dict[str, list[float]]:
-    """Seconds of a multiply-add and of a vector of outputs; see `Profile.depthwise`. By two sizes of kernels."""
+    """Seconds of a multiply-add and of a vector of outputs; see `MachineProfile.depthwise`. By two sizes of kernels."""
     found, size, types = {}, 28, Types.all("float32")
     for name, (layout, stride) in {
         "channels": (f"nCHW{_lanes()}", 1),
@@ -337,7 +337,7 @@ def _depthwise() -> dict[str, list[float]]:
 
 
 def _all_transforms(fma: float) -> dict[str, tuple[float, float]]:
-    """Seconds of Winograd's transforms, as `Profile.transforms` names them. fma: seconds of a multiply-add."""
+    """Seconds of Winograd's transforms, as `MachineProfile.transforms` names them. fma: seconds of a multiply-add."""
     found, parts = {}, [width for width in (1, 2, 4, 8) if width < _lanes()]
     for form in FORMS:
         name = f"{form.m}x{form.m} stride {form.stride}"

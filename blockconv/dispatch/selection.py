@@ -13,7 +13,7 @@ from blockconv.core import text
 from blockconv.core.errors import ArgumentError, UnsupportedError, warn
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
-from blockconv.core.types import Types
+from blockconv.core.types import ElementType, Types
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import Primitive, decided
@@ -42,9 +42,19 @@ def accuracy_of(op: str, value: Any) -> float | None:
         return math.inf
 
 
+def rows_for(op: str, types: Types | None = None) -> list[Row]:
+    """The table's rows of an op, in its order: all, or those for some element types."""
+    return [row for row in TABLE if row.op == op and (types is None or row.takes(types))]
+
+
+def has_kernels(op: str, type: ElementType) -> bool:
+    """Whether the table has kernels for an op and a type. 4-bit integers may run as 8-bit integers."""
+    return bool(rows_for(op, Types.all(type.unpacked.name)))
+
+
 def decisions(op: str, request: Request, accuracy: float | None = None) -> dict[Row, Primitive | Reason]:
     """The decision of each of the table's rows for `op`, in the table's order."""
-    return {row: decide(row, request, accuracy) for row in TABLE if row.op == op}
+    return {row: decide(row, request, accuracy) for row in rows_for(op)}
 
 
 def decide(row: Row, request: Request, accuracy: float | None = None) -> Primitive | Reason:
@@ -124,7 +134,7 @@ def packing_seconds(primitive: Primitive, request: Request) -> float:
 
 def named(op: str, name: str) -> Row:
     """The row of `op` with this name."""
-    return next(row for row in TABLE if row.op == op and row.name == name)
+    return next(row for row in rows_for(op) if row.name == name)
 
 
 class Explanation(str):
@@ -154,11 +164,3 @@ def explain(
     told = Explanation(text.table(heads, rows, right=(2,), rules=starts[1:]))
     told.candidates = candidates
     return told
-
-
-def why_not(
-    row: Row, problem: Any, src: Layout, dst: Layout, types: Types, accuracy: float | None = None
-) -> str | None:
-    """Why a row does not take a problem on this machine with that accuracy; None if it does."""
-    found = decide(row, Request(problem, src, dst, types), accuracy)
-    return found if isinstance(found, Reason) else None

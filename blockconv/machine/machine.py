@@ -11,7 +11,7 @@ from blockconv.core import target
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.target import Isa
-from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, Profile, find, profile
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, MachineProfile, find, profile
 
 QUANTIZED_CYCLES = 10.0  # to make an integer of each lane of a float32 vector; a division is most of it
 
@@ -28,7 +28,7 @@ class Machine:
     """
 
     isa: Isa
-    profile: Profile
+    profile: MachineProfile
     second_level_cache: int
     last_level_cache: int
 
@@ -59,7 +59,7 @@ class Machine:
         return known.spread[kernel] / known.fma * self.fma_seconds(lanes, itemsize)
 
     def depthwise_seconds(self, kind: str, lanes: int, itemsize: int) -> tuple[float, float]:
-        """One multiply-add and one output vector of a depthwise convolution. kind: as in `Profile.depthwise`."""
+        """One multiply-add and one output vector of a depthwise convolution. kind: as in `MachineProfile.depthwise`."""
         known = self.profile
         part = self.fma_seconds(lanes, itemsize) / known.fma
         product, output = known.depthwise[kind]
@@ -102,7 +102,7 @@ class Machine:
     def transform_seconds(self, form: Pair, width: int, rows: bool) -> tuple[float, float]:
         """Winograd's transforms of one vector of a tile's channels: source, destination.
 
-        form: m and stride. width, rows: as in `Profile.transform`.
+        form: m and stride. width, rows: as in `MachineProfile.transform`.
         """
         return self.profile.transform(*form, width, rows)
 

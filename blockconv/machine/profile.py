@@ -116,7 +116,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Profile:
+class MachineProfile:
     """One model of processor, with the instruction set that kernels were held to.
 
     All times are seconds, of floats, in the first-level or second-level cache.
@@ -307,7 +307,7 @@ class Profile:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
 
-def median_of(profiles: Sequence[Profile]) -> Profile:
+def median_of(profiles: Sequence[MachineProfile]) -> MachineProfile:
     """The median of each time over profiles of one machine, measured one after another. Each time is taken by itself,
     whatever it leads to.
 
@@ -328,13 +328,13 @@ def _median(found: Sequence[Any]) -> Any:
     return statistics.median_low(found) if isinstance(first, (int, float)) else first
 
 
-def _from_json(found: dict[str, Any]) -> Profile:
+def _from_json(found: dict[str, Any]) -> MachineProfile:
     """A profile of the objects, lists and numbers that JSON has."""
     dots = {name: _tiles(each) for name, each in found.get("dots", {}).items()}
-    return Profile(**{**found, "tiles": _tiles(found["tiles"]), "dots": dots})
+    return MachineProfile(**{**found, "tiles": _tiles(found["tiles"]), "dots": dots})
 
 
-def read(path: Traversable) -> Profile:
+def read(path: Traversable) -> MachineProfile:
     """The profile in a file. Raises ArgumentError for what is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -351,7 +351,7 @@ def _tiles(found: Sequence[Sequence[Any]]) -> tuple[TileTimes, ...]:
 
 
 @functools.cache
-def committed() -> tuple[Profile, ...]:
+def committed() -> tuple[MachineProfile, ...]:
     """The profiles that come with the library."""
     return tuple(read(file) for file in sorted(packaged("machines").iterdir(), key=str))
 
@@ -359,12 +359,12 @@ def committed() -> tuple[Profile, ...]:
 class Selected(NamedTuple):
     """The profile that counts, its file, and why it is this one, as a sentence."""
 
-    profile: Profile
+    profile: MachineProfile
     file: Traversable
     why: str
 
 
-def profile() -> Profile:
+def profile() -> MachineProfile:
     """The profile for costs and blockings: the one that `BLOCKCONV_MACHINE` names, else the nearest committed one."""
     return selected().profile
 
@@ -392,11 +392,11 @@ def _selected(given: str, *wanted: Any) -> Selected:
     return Selected(nearest, _file(nearest), f"{why}; {VARIABLE} is not set")
 
 
-def _file(known: Profile) -> Traversable:
+def _file(known: MachineProfile) -> Traversable:
     return packaged("machines").joinpath(f"{known.name}.json")
 
 
-def find(name: str, op: str = VARIABLE, argument: str = "profile") -> Profile:
+def find(name: str, op: str = VARIABLE, argument: str = "profile") -> MachineProfile:
     """The profile of this name, else the only one of this processor by LLVM's name ("znver3"), else that in the file.
 
     op, argument: for the error.
@@ -413,7 +413,7 @@ def find(name: str, op: str = VARIABLE, argument: str = "profile") -> Profile:
 
 
 def _distance(
-    known: Profile, name: str, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int
+    known: MachineProfile, name: str, isa: str, vector: int, registers: int, halves: bool, cpu: str, cache: int
 ) -> Any:
     """How far a profile is from a machine: the instruction set counts most, then the processor, then its caches.
 

@@ -6,9 +6,9 @@ import base64
 import dataclasses
 import functools
 import json
+import os
 import zipfile
 from collections.abc import Sequence
-from os import PathLike
 from types import UnionType
 from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -33,7 +33,7 @@ _ATTRIBUTES: dict[str, Any] = {name: getattr(ops, name) for name in ops.__all__ 
 _RECORDS: dict[str, Any] = {**_ATTRIBUTES, "Activation": Activation}
 
 
-def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) -> None:
+def write(path: str | os.PathLike[str], network: Network, extra: dict[str, Any]) -> None:
     """Write a network, and `extra`, which JSON can hold.
 
     A file cannot plan a network's rest again: another library runs all of it. Nor can it read a model again for other
@@ -64,7 +64,7 @@ def write(path: str | PathLike[str], network: Network, extra: dict[str, Any]) ->
         np.savez(file, network=np.frombuffer(json.dumps(described).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
 
 
-def read(path: str | PathLike[str]) -> tuple[Network, dict[str, Any]]:
+def read(path: str | os.PathLike[str]) -> tuple[Network, dict[str, Any]]:
     """The content that `write` wrote. Raises ArgumentError for any other file, and OSError if it cannot be
     opened."""
     with open(as_path("Plan.load", path), "rb") as file, reading("Plan.load", path):

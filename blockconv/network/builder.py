@@ -13,7 +13,7 @@ from blockconv.core.checks import check_flag, check_shape
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import element
-from blockconv.dispatch.boundary import output_paddings, pads, pair
+from blockconv.dispatch.boundary import output_paddings, pads, pair, read_window
 from blockconv.network import ops
 from blockconv.network.emitter import Emitter
 from blockconv.network.graph import Network, Node, inferred, read_shape
@@ -148,9 +148,8 @@ class NetworkBuilder:
         name: the node's name.
         """
         w = as_numpy(weight, "conv2d", "weight", kept=True)
-        strides, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
-        edges = pads("conv2d", padding, (*w.shape[2:], 1, 1)[:2], strides, dilations)
-        attributes = ops.Conv2d(strides, edges, dilations, groups, read_activation(activation))
+        steps = read_window("conv2d", (*w.shape[2:], 1, 1)[:2], stride, padding, dilation)
+        attributes = ops.Conv2d(*steps, groups, read_activation(activation))
         inputs = (x,) if residual is None else (x, residual)
         return self.add(attributes, *inputs, parameters=(w,) if bias is None else (w, bias), name=name)
 
@@ -178,9 +177,8 @@ class NetworkBuilder:
         """
         op = "conv_transpose2d"
         w = as_numpy(weight, op, "weight", kept=True)
-        strides, dilations = pair(op, "stride", stride), pair(op, "dilation", dilation)
+        strides, edges, dilations = read_window(op, (*w.shape[2:], 1, 1)[:2], stride, padding, dilation)
         more = output_paddings(op, output_padding, strides, dilations)
-        edges = pads(op, padding, (*w.shape[2:], 1, 1)[:2], strides, dilations)
         cut: Any = tuple((begin, end - extra) for (begin, end), extra in zip(edges, more, strict=True))
         attributes = ops.ConvTranspose2d(strides, cut, dilations, groups, read_activation(activation))
         return self.add(attributes, x, parameters=(w,) if bias is None else (w, bias), name=name)
@@ -215,10 +213,10 @@ class NetworkBuilder:
     def _pool(
         self, kind: ops.PoolKind, x: str, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, name: str | None
     ) -> str:
-        window = pair("pool2d", "kernel_size", kernel)
-        step = window if stride is None else pair("pool2d", "stride", stride)
-        sides = pads("pool2d", padding, window, step, (1, 1))
-        return self.add(ops.Pool2d(kind, window, step, sides, (1, 1), ceil_mode), x, name=name)
+        size = pair("pool2d", "kernel_size", kernel)
+        step = size if stride is None else pair("pool2d", "stride", stride)
+        sides = pads("pool2d", padding, size, step, (1, 1))
+        return self.add(ops.Pool2d(kind, size, step, sides, (1, 1), ceil_mode), x, name=name)
 
     def global_avg_pool2d(self, x: str, name: str | None = None) -> str:
         """The mean of each channel: (N, C, 1, 1)."""

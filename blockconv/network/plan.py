@@ -6,10 +6,10 @@ import functools
 import itertools
 import json
 import math
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from os import PathLike
 from typing import Any, get_args
 
 import numpy as np
@@ -42,7 +42,6 @@ from blockconv.network.planning.planned import (
     read_layouts,
     with_all_candidates,
 )
-from blockconv.network.planning.planner import Choice
 from blockconv.network.planning.resized import resized, unpriced
 from blockconv.network.reporting import explain
 from blockconv.network.reporting import page as report
@@ -66,7 +65,7 @@ def compile(
     input_shapes: Any = None,
     threads: int | None = None,
     accuracy: str | float = "default",
-    costs: str | PathLike[str] | Mapping[str, float] | None = None,
+    costs: str | os.PathLike[str] | Mapping[str, float] | None = None,
     precision: FloatType = "float32",
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
@@ -234,7 +233,7 @@ class Plan:
         """A copy holds what `save` writes, nothing of this process, and is bound where it is made."""
         return _made_again, (type(self), self.network, self.options_with_choices())
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network with its weights, the options of `compile`, and the chosen kernels and layouts.
 
         path: the file. A complete one takes its place, so others never read a part.
@@ -242,17 +241,10 @@ class Plan:
         Raises NetworkError after `release`, and OSError if the file cannot be written. Then the old file stays.
         """
         options = self._asked("save", str(path))
-        asked: Any = options.layouts
-        if isinstance(asked, Mapping):
-            written = {name: lay.dst if isinstance(lay, Choice) else lay for name, lay in asked.items()}
-            asked = {name: lay.tag for name, lay in written.items() if lay.is_native}
-        elif asked != "auto":
-            asked = [lay.tag for lay in asked] if isinstance(asked, tuple) else asked.tag
-        kept = {"layouts": asked, "planner": options.solver, "threads": options.threads, "accuracy": options.accuracy}
-        archive.write(path, self.network, {"options": kept, "chosen": options.chosen})
+        archive.write(path, self.network, {"options": options.written(), "chosen": options.chosen})
 
     @classmethod
-    def load(cls, path: str | PathLike[str], threads: int | None = None) -> Plan:
+    def load(cls, path: str | os.PathLike[str], threads: int | None = None) -> Plan:
         """Read a file of `save`.
 
         path: the file.
@@ -600,7 +592,7 @@ class Plan:
         sizes = Sizes(self.weights_nbytes, self.arena_nbytes)
         return collected(self.planned, bound.schedule, self.options, sizes, self._profiled)
 
-    def report(self, path: str | PathLike[str], measured: Mapping[str, float] | None = None) -> None:
+    def report(self, path: str | os.PathLike[str], measured: Mapping[str, float] | None = None) -> None:
         """Write the plan as a self-contained HTML page, or as the data of `to_dict` if the path ends in ".json".
 
         path: the file.

@@ -33,7 +33,7 @@ NHWC = Layout("NHWC")
 
 
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
-def test_committed_profiles_are_whole(known: profiles.Profile) -> None:
+def test_committed_profiles_are_whole(known: profiles.MachineProfile) -> None:
     """Every rate is there, and is a time; the fastest tile is among those of the instruction set."""
     assert profiles.find(known.name) is known
     assert known.name.endswith(known.isa)
@@ -69,7 +69,7 @@ def test_a_machine_without_a_profile_takes_the_nearest(on_machine: str) -> None:
 
 
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
-def test_a_machine_takes_its_own_profile(known: profiles.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_takes_its_own_profile(known: profiles.MachineProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Numba holds it to a lesser instruction set too, which all machines then have the same name for."""
     monkeypatch.setattr(profiles.identity, "describe", lambda: {"cpu": known.record["cpu"], "isa": known.isa})
     facts = known.isa, known.vector_bytes, known.registers, known.halves, known.cpu, known.caches["L2"]
@@ -77,7 +77,7 @@ def test_a_machine_takes_its_own_profile(known: profiles.Profile, monkeypatch: p
 
 
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
-def test_a_tile_that_was_not_measured_has_a_price(known: profiles.Profile) -> None:
+def test_a_tile_that_was_not_measured_has_a_price(known: profiles.MachineProfile) -> None:
     """A machine of more registers than the nearest profile's has tiles that the profile does not know."""
     for rates in (known.rates, *(known.by(name) for name in known.dots if "one step" not in name)):
         assert rates.step(5, 9) > rates.step(5, 4) > 0
@@ -186,7 +186,7 @@ def test_a_run_that_was_disturbed_is_measured_again(
     """As long as fewer were than are to be measured."""
     left, known = [unsteady], committed()[0]
 
-    def measured(shapes: object) -> profiles.Profile:
+    def measured(shapes: object) -> profiles.MachineProfile:
         left[0] -= 1
         if left[0] >= 0:
             raise turns.UnsteadyError("disturbed")
@@ -244,7 +244,7 @@ def test_rates_are_found_from_sums() -> None:
 
 
 @pytest.mark.parametrize("known", committed(), ids=lambda known: known.name)
-def test_what_was_not_measured_is_priced_as_the_nearest(known: profiles.Profile) -> None:
+def test_what_was_not_measured_is_priced_as_the_nearest(known: profiles.MachineProfile) -> None:
     assert known.pack(8, "") == known.packs["8"]
     assert known.pack(24, "apart") == known.packs["16 apart"]
     assert known.pack(1, "cut") == known.packs["4 cut"]

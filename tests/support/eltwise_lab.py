@@ -14,7 +14,6 @@ from storage_oracle import Array, stored
 from blockconv import NATIVE, Layout
 from blockconv.core.eltwise_problem import GatherProblem
 from blockconv.core.types import Types, element
-from blockconv.dispatch import selection
 from blockconv.kernels import TABLE, Row
 from blockconv.runtime import Program, address_of
 
@@ -33,7 +32,7 @@ _ARENAS = [Guarded(1 << 21) for _ in range(7)] if available() else []
 def rows(op: str, problem: Any, src: str, dst: str | None, types: Types) -> Iterator[Row]:
     """Every row that says that it can solve the problem."""
     for row in TABLE:
-        if row.op == op and not selection.why_not(row, problem, Layout(src), Layout(dst or src), types):
+        if row.op == op and not row.rejects(problem, Layout(src), Layout(dst or src), types):
             yield row
 
 

@@ -111,7 +111,7 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
 
     def train(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
         started, record = time.perf_counter(), recorded(name, kind, owned)
-        place_ops(graph, record)
+        record.nodes, record.taken, record.refused = place_ops(graph)
         record.seconds += time.perf_counter() - started
         with ignoring():
             log.info("%s", record)

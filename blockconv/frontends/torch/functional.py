@@ -17,7 +17,7 @@ from blockconv.core.activation import ACTIVATIONS as DEFINITIONS
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import check_flag, checked_number
 from blockconv.core.errors import ArgumentError, raised_by
-from blockconv.dispatch.boundary import output_paddings, pads, pair
+from blockconv.dispatch.boundary import output_paddings, pair, read_window
 from blockconv.frontends.torch.library import calls
 
 __all__ = [
@@ -61,8 +61,7 @@ def conv2d(
     is_pair = [*map(type, _two(padding))] == [int, int]  # the op checks these, and stride and dilation
     # torch.compile follows this function, also with sizes that change.
     if not is_pair and not torch.compiler.is_dynamo_compiling():
-        steps, dilations = pair("conv2d", "stride", stride), pair("conv2d", "dilation", dilation)
-        padding = pads("conv2d", padding, tuple(weight.shape[2:]), steps, dilations)
+        _, padding, dilations = read_window("conv2d", tuple(weight.shape[2:]), stride, padding, dilation)
     elif padding == "same" and _two(stride) == (1, 1):
         total = [dilations[k] * (weight.shape[2 + k] - 1) for k in (0, 1)]
         padding = tuple((all_ // 2, all_ - all_ // 2) for all_ in total)
@@ -138,9 +137,8 @@ def conv_transpose2d(
     x = _batched(name, input)
     _check_rank(name, "weight", weight, (4,), "(C, O / groups, KH, KW)")
     if not torch.compiler.is_dynamo_compiling():  # which follows this function, also with sizes that change
-        steps, dilations = pair(name, "stride", stride), pair(name, "dilation", dilation)
+        steps, edges, dilations = read_window(name, tuple(weight.shape[2:]), stride, padding, dilation)
         more, groups = output_paddings(name, output_padding, steps, dilations), pair(name, "groups", groups)[0]
-        edges = pads(name, padding, tuple(weight.shape[2:]), steps, dilations)
     n, channels = x.shape[0], weight.shape[1] * groups
     reach = [(x.shape[2 + k] - 1) * steps[k] + dilations[k] * (weight.shape[2 + k] - 1) + 1 for k in (0, 1)]
     if all(0 <= edges[k][0] - edges[k][1] + more[k] < steps[k] for k in (0, 1)):

@@ -20,26 +20,28 @@ from blockconv.api.batch_norm import UNBOUNDED
 from blockconv.core.errors import BlockconvError, failing, ignoring
 from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of
-from blockconv.frontends.torch.reports import Compiled
 
 aten, ops = torch.ops.aten, torch.ops.blockconv
 TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
-def place_ops(gm: Any, record: Compiled) -> None:
-    """Put blockconv's ops in place of those that it has. The record lists the others."""
-    refused = Refused()
+def place_ops(gm: Any) -> tuple[int, int, list[str]]:
+    """Put blockconv's ops in place of those that it has.
+
+    Returns how many ops there are, how many of them are blockconv's, and a line for each kind of the others.
+    """
+    every, taken, refused = 0, 0, Refused()
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
-        record.nodes += kind_of(node).startswith(("aten.", "blockconv."))
-        record.taken += kind_of(node).startswith("blockconv.")
+        every += kind_of(node).startswith(("aten.", "blockconv."))
+        taken += kind_of(node).startswith("blockconv.")
         why_not = place_op(gm.graph, node)
-        record.taken += why_not == ""
+        taken += why_not == ""
         if why_not:
             refused.add(node, why_not)
     gm.graph.eliminate_dead_code()
-    record.refused = refused.lines()
+    return every, taken, refused.lines()
 
 
 def place_op(graph: Any, node: Any) -> str | None:

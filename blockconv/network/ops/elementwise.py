@@ -41,7 +41,7 @@ class Cast(BetweenTypes):
         return src
 
 
-class _Elements(Solved):
+class ElementwiseOp(Solved):
     """An op of elements. Its kind is its field, or its name."""
 
     solves = ElementsProblem
@@ -51,7 +51,7 @@ class _Elements(Solved):
 
 
 @dataclass(frozen=True)
-class Activate(_Elements):
+class Activate(ElementwiseOp):
     """An activation of each element."""
 
     op = "activation"
@@ -64,7 +64,7 @@ class Activate(_Elements):
 
 
 @dataclass(frozen=True)
-class Affine(_Elements, Scaled):
+class Affine(ElementwiseOp, Scaled):
     """dst = activation(src * scale[c] + shift[c]) over axis 1: a batch norm that found no convolution.
     parameters: scale (C,), shift (C,); of floats of 16 bits these may be float32, as which they are computed with."""
 
@@ -79,7 +79,7 @@ class Affine(_Elements, Scaled):
         return self.activation.reference(src * scale + shift)
 
 
-class _Broadcast(_Elements):
+class _Broadcast(ElementwiseOp):
     """An op of each element of operands that are broadcast together, as NumPy has it. Any of them may be a constant."""
 
     def types_at(self, site: Site) -> Types:

@@ -12,7 +12,6 @@ import numpy as np
 
 from blockconv.core.activation import IDENTITY
 from blockconv.core.checks import Shape, check_axis
-from blockconv.core.element_problem import ElementsProblem
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import (
     PLAIN,
@@ -25,8 +24,7 @@ from blockconv.core.quantization import (
 )
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, IntegerType, Types, element
 from blockconv.network.ops.base import BetweenTypes, Op, check_type
-from blockconv.network.ops.elementwise import Activate, Affine, Binary
-from blockconv.network.ops.rule import Site
+from blockconv.network.ops.elementwise import Activate, Affine, Binary, ElementwiseOp
 from blockconv.network.ops.windows import AdaptivePool2d, IntegerConvolution, Pool2d
 
 __all__ = ["Dequantize", "Lookup", "Quantize", "Quantized", "QuantizedConv2d", "Requantize"]
@@ -110,7 +108,7 @@ class Requantize(_GivesIntegers):
 
 
 @dataclass(frozen=True)
-class Lookup(Op):
+class Lookup(ElementwiseOp):
     """dst = table[src], of 8 bits: whatever element-wise ops make of a value with one scale.
 
     table: 256 bytes, the result for each byte of src.
@@ -137,9 +135,6 @@ class Lookup(Op):
 
     def compute(self, src: Array) -> Array:
         return np.frombuffer(self.table, self.dtype)[src.view(np.uint8)]
-
-    def problem_at(self, site: Site) -> ElementsProblem:
-        return ElementsProblem("lookup", (site.output.shape,))
 
     def options(self) -> dict[str, Any]:
         return {"table": self.table, "quantizations": (self.dst, self.dst)}

@@ -20,6 +20,7 @@ from blockconv.core.problem import (
     Conv2dProblem,
     Pool2dProblem,
     PoolKind,
+    window_fields,
 )
 from blockconv.core.quantization import PLAIN, Quantization
 from blockconv.core.types import Array, ElementType, Types, element
@@ -109,12 +110,8 @@ class Convolution(Weighted):
             is_last = len(wei) == 4 and src[3] == wei[1] * self.groups
             remedy = f"images are (N, C, H, W), and channels seem to be last in {src}" if is_last else ""
             raise ArgumentError(self.op, "weight", wei, rule, remedy)
-        (top, bottom), (left, right) = self.pads
-        n, ic, ih, iw = src
         oc, _, kh, kw = wei
-        return _conv2d_problem(
-            n, ic, ih, iw, oc, kh, kw, *self.stride, top, left, bottom, right, *self.dilation, self.groups
-        )
+        return _conv2d_problem(*src, oc, kh, kw, *window_fields(self.stride, self.pads, self.dilation, self.groups))
 
     def src_layouts(self, site: Site, src: Layout, dst: Layout) -> Layouts | None:
         return (src, dst)[: len(site.inputs)]  # a residual has the destination's layout
@@ -250,12 +247,9 @@ class ConvTranspose2d(Weighted):
         sizes = [size - begin - end for size, (begin, end) in zip(self.uncut(src[2:], wei[2:]), self.pads, strict=True)]
         if min(src[2:]) < 1 or min(sizes) < 1:
             raise ArgumentError(self.op, "input", src, f"gives an output of {sizes} pixels, with pads = {self.pads}")
-        (top, bottom), (left, right) = self.pads
-        (ic, per_group, kh, kw), (ih, iw), g = wei, sizes, self.groups
-        ends = top, left, bottom, right
-        return Conv2dBackwardDataProblem(
-            src[0], per_group * g, ih, iw, ic, kh, kw, *self.stride, *ends, *self.dilation, g
-        )
+        (ic, per_group, kh, kw), (ih, iw) = wei, sizes
+        fields = window_fields(self.stride, self.pads, self.dilation, self.groups)
+        return Conv2dBackwardDataProblem(src[0], per_group * self.groups, ih, iw, ic, kh, kw, *fields)
 
     def uncut(self, sizes: Shape, kernel: Shape) -> list[int]:
         """Height and width of the output without pads."""
@@ -278,7 +272,8 @@ class ConvTranspose2d(Weighted):
         return self.activation.reference(dst if bias is None else dst + bias[:, None, None])
 
     def requests(self, site: Site, srcs: Layouts, dsts: Layouts) -> Requests:
-        yield "conv2d_backward_data", self.problem_at(site), srcs, dsts
+        problem = self.problem_at(site)
+        yield problem.row_op, problem, srcs, dsts
 
     def windows(self, site: Site, axes: Axes) -> Reads:
         return [{axis: (axis, reach.inverse()) for axis, (_, reach) in windows_of(self.problem_at(site)).items()}]

@@ -40,8 +40,8 @@ from blockconv.network.ops import (
     Weighted,
 )
 from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
-from blockconv.network.passes.rewrite import Edit, Refit, adding_convolution, after, on, rewritten
-from blockconv.network.passes.spelled import SPELLED
+from blockconv.network.passes.rewrite import Edit, adding_convolution, after, on, refitted, rewritten
+from blockconv.network.passes.spelled import SPELLED, norm_of_pixels
 from blockconv.network.passes.volumes import VOLUMES
 
 
@@ -59,7 +59,7 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
             if before.tensors[name] != fused.tensors[name]:
                 rule = f"changes {before.tensors[name]} to {fused.tensors[name]}"
                 raise NetworkError(network.name, "pass", step.__name__, rule, "please report it with the network")
-    return fused.remade_by(Refit(network, fused, functools.partial(fuse, dtype=dtype)))
+    return refitted(network, fused, functools.partial(fuse, dtype=dtype))
 
 
 # ---------------------------------------------------------------- less of the same
@@ -112,7 +112,9 @@ def merge_equal(network: Network) -> Network:
 
 def unify(network: Network) -> Network:
     """One spelling for each op: see `simplify`. Ops of volumes run on images: see `volumes`."""
-    return rewritten(network, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS, *SPELLED, *VOLUMES)
+    return rewritten(
+        network, norm_of_pixels, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS, *SPELLED, *VOLUMES
+    )
 
 
 def fuse_products(network: Network) -> Network:

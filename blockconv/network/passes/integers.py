@@ -18,9 +18,9 @@ from blockconv.core.activation import ActivationKind
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization, real
-from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, Types, element
+from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, element
 from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
-from blockconv.kernels import TABLE
+from blockconv.dispatch.selection import has_kernels
 from blockconv.network.graph import Network, Node, holds
 from blockconv.network.ops import (
     Activate,
@@ -108,20 +108,12 @@ def _is_of_integers(network: Network, node: Node) -> bool:
 
 def moves_integers(attributes: Op, type: ElementType) -> bool:
     """Whether an op only moves elements, or takes the largest of them, and has kernels for elements of this type."""
-    return attributes.on_integers() == "moves" and (
-        isinstance(attributes, Reshape) or _has_kernels(attributes.op, type)
-    )
+    return attributes.on_integers() == "moves" and (isinstance(attributes, Reshape) or has_kernels(attributes.op, type))
 
 
 def computes_in_integers(attributes: Op, type: ElementType) -> bool:
     """Whether there are kernels from and to integers of this type for an op that computes, other than a convolution."""
-    return attributes.on_integers() == "computes" and _has_kernels(attributes.op, type)
-
-
-def _has_kernels(op: str, type: ElementType) -> bool:
-    """Whether the table has kernels for an op and a type. 4-bit integers may run as 8-bit integers."""
-    types = Types.all(type.unpacked.name)
-    return any(row.op == op and row.takes(types) for row in TABLE)
+    return attributes.on_integers() == "computes" and has_kernels(attributes.op, type)
 
 
 def _goes_down(edit: Edit, node: Node) -> bool:

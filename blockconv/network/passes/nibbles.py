@@ -15,7 +15,7 @@ from blockconv.core.layout import Layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.text import take_name
 from blockconv.core.types import ElementType, Types
-from blockconv.kernels import TABLE
+from blockconv.dispatch.selection import rows_for
 from blockconv.network.graph import Network, Node, taken_names
 from blockconv.network.ops import (
     AdaptivePool2d,
@@ -87,6 +87,5 @@ def _has_kernels(network: Network, node: Node, layouts: tuple[Layout, ...]) -> b
 
 def _takes(op: str, problem: Any, types: Types, layouts: tuple[Layout, ...]) -> bool:
     """Whether the table has a kernel for a problem, from any of these layouts to any of them."""
-    rows = [row for row in TABLE if row.op == op and not row.reference]
-    pairs = list(itertools.product(rows, layouts, layouts))
-    return any(row.rejects(problem, src, dst, types) is None for row, src, dst in pairs)
+    ways = itertools.product(rows_for(op, types), layouts, layouts)
+    return any(not row.reference and row.rejects(problem, src, dst, types) is None for row, src, dst in ways)

@@ -17,7 +17,7 @@ from blockconv.core.text import take_name
 from blockconv.core.types import Array, FloatType, element, ieee, numpy_dtype
 from blockconv.network.graph import Network, Node, holds, taken_names
 from blockconv.network.ops import Cast, Conv2d, Convert, Foreign, Weighted
-from blockconv.network.passes.rewrite import Edit, Refit, after, rewritten
+from blockconv.network.passes.rewrite import Edit, after, refitted, rewritten
 from blockconv.network.passes.simplify import elementwise_after_reshape
 
 _FLOAT32 = element("float32")
@@ -34,7 +34,7 @@ def stored_as(network: Network, dtype: FloatType) -> Network:
         return network
     _check(network, dtype)
     made = conversions(_all_stored(network, dtype))
-    return made.remade_by(Refit(network, made, functools.partial(stored_as, dtype=dtype)))
+    return refitted(network, made, functools.partial(stored_as, dtype=dtype))
 
 
 def conversions(network: Network) -> Network:

@@ -309,6 +309,11 @@ class Refit:
         return made if all(made.tensors[name] == other.tensors[name] for name in same) else None
 
 
+def refitted(before: Network, after: Network, make: Callable[[Network], Network]) -> Network:
+    """`after`, which `make` makes of `before`, and which `Refit` takes to other sizes."""
+    return after.remade_by(Refit(before, after, make))
+
+
 def _are_alike(some: tuple[Node, ...], others: tuple[Node, ...]) -> bool:
     """Whether nodes are the same, except for the sizes of reshapes."""
     if some is others:

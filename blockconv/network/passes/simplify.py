@@ -19,7 +19,6 @@ from blockconv.network.ops import (
     Cast,
     Concat,
     Gather,
-    GroupNorm,
     Op,
     Pad,
     PixelShuffle,
@@ -212,25 +211,8 @@ def _loops(shape: Shape, perm: Shape) -> list[Pair]:
     return found
 
 
-@after(Reshape, Transpose)
-def _norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape) -> bool:
-    """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
-    norm = edit.private(last.inputs[0], GroupNorm)
-    before = edit.private(norm[0].inputs[0], Reshape) if norm else None
-    first = edit.private(before[0].inputs[0], Transpose) if before else None
-    if norm is None or before is None or first is None or (a.perm, first[1].perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
-        return False
-    src = edit.shape(first[0].inputs[0])
-    if norm[1].groups != 1 or edit.shape(before[0].output)[1:] != src[1:2] or edit.shape(node.output) != src:
-        return False
-    made = replace(norm[1], per_pixel=True)
-    new = replace(node, attributes=made, inputs=first[0].inputs, parameters=norm[0].parameters)
-    return edit.replace((first[0], before[0], norm[0], last, node), new)
-
-
 SHAPES = (
     _shuffle,
-    _norm_of_pixels,
     _idle,
     _reshape_of_reshape,
     _transpose_of_transpose,

@@ -12,7 +12,7 @@ from numpy.polynomial import polynomial
 
 from blockconv.core.activation import activation, function
 from blockconv.network.graph import Node
-from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape
+from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.rewrite import Edit, after, on
 from blockconv.network.passes.simplify import even, joined_factors, put_activation, stored
 
@@ -208,6 +208,22 @@ def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: Gro
         return False
     parameters = tuple(map(edit.constant, (f"{node.name}.scale", f"{node.name}.shift"), known))
     return edit.merge(before, node, norm, name=node.name, parameters=parameters)
+
+
+@after(Reshape, Transpose)
+def norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape) -> bool:
+    """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
+    norm = edit.private(last.inputs[0], GroupNorm)
+    before = edit.private(norm[0].inputs[0], Reshape) if norm else None
+    first = edit.private(before[0].inputs[0], Transpose) if before else None
+    if norm is None or before is None or first is None or (a.perm, first[1].perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
+        return False
+    src = edit.shape(first[0].inputs[0])
+    if norm[1].groups != 1 or edit.shape(before[0].output)[1:] != src[1:2] or edit.shape(node.output) != src:
+        return False
+    made = replace(norm[1], per_pixel=True)
+    new = replace(node, attributes=made, inputs=first[0].inputs, parameters=norm[0].parameters)
+    return edit.replace((first[0], before[0], norm[0], last, node), new)
 
 
 SPELLED = (_gelu, _norm, _affine_into_norm)

@@ -16,7 +16,7 @@ from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.dispatch.quantizing import known_weights
-from blockconv.kernels import TABLE, Row
+from blockconv.kernels import Row
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import Machine
@@ -175,7 +175,7 @@ def accepted(
 
     Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
     """
-    rows = [row for row in TABLE if row.op == op and row.takes(types)]
+    rows = selection.rows_for(op, types)
     asked = [Request(problem, src, dst, types, 1, machine) for src in srcs for dst in dsts]
     decided = [(row, request, selection.decide(row, request, accuracy)) for row in rows for request in asked]
     found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]

@@ -91,6 +91,16 @@ class Options:
             return str(self.layouts)
         return f"auto among {', '.join(map(str, self.layouts))}"
 
+    def written(self) -> dict[str, Any]:
+        """The options that a file keeps."""
+        asked: Any = self.layouts
+        if isinstance(asked, Mapping):
+            written = {name: lay.dst if isinstance(lay, Choice) else lay for name, lay in asked.items()}
+            asked = {name: lay.tag for name, lay in written.items() if lay.is_native}
+        elif asked != "auto":
+            asked = [lay.tag for lay in asked] if isinstance(asked, tuple) else asked.tag
+        return {"layouts": asked, "planner": self.solver, "threads": self.threads, "accuracy": self.accuracy}
+
 
 def read_layouts(network: Network, layouts: Layouts, argument: str = "layouts") -> Layouts:
     """By the nodes that run, where they are given by nodes. argument: what errors call them."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
-from blockconv.kernels import TABLE, Row
+from blockconv.kernels import Row
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.network.graph import Network, Node
 from blockconv.network.ops.rule import Site
@@ -110,7 +110,7 @@ def _costs(op: str, request: Request, like: Row | None, pricing: Pricing) -> dic
 @functools.lru_cache(maxsize=256)
 def _rows(op: str, types: Types, like: Row | None) -> tuple[tuple[Row, ...], tuple[Row, ...], tuple[Row, ...]]:
     """The rows that are asked first; all but references; all, of those for these types."""
-    every = tuple(row for row in TABLE if row.op == op and row.takes(types))
+    every = tuple(selection.rows_for(op, types))
     usual = tuple(row for row in every if not row.reference)
     others = "" if like is None or like.algorithm == "direct" else "direct"  # the algorithm of rows beside the anchor's
     return tuple(row for row in usual if row is like or row.algorithm == others), usual, every

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,13 @@ class Calibration:
                 rule = "has to be a pair of finite numbers, the smaller one first"
                 raise ArgumentError("Calibration", f"ranges[{name!r}]", (low, high), rule, "give samples without NaNs")
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON."""
         with replacing("Calibration.save", path) as file:
             file.write(json.dumps({"method": self.method, "ranges": dict(self.ranges)}, indent=1).encode())
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Calibration:
+    def load(cls, path: str | os.PathLike[str]) -> Calibration:
         """Read a file of `save`. Raises ArgumentError for any other file."""
         text = as_path("Calibration.load", path).read_bytes()
         with reading("Calibration.load", path):

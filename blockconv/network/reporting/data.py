@@ -11,7 +11,7 @@ from blockconv.core import target, text
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
 from blockconv.dispatch import selection
-from blockconv.kernels import TABLE
+from blockconv.kernels.common.request import Reason, Request
 from blockconv.machine import identity
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
@@ -284,14 +284,11 @@ def _rejected(node: Node, taken: Candidate) -> list[RejectedData]:
     """Kernels that refuse the layouts that were chosen, each with its reason."""
     if taken.row is None or not taken.srcs[0].ndim == taken.dst.ndim == 4:
         return []
-    src, dst = taken.srcs[0], taken.dst
-    types, said = taken.request.types, list[RejectedData]()
-    for row in TABLE:
-        if row.op == node.op and row is not taken.row and not row.reference and row.takes(types):
-            why_not = selection.why_not(row, taken.request.problem, src, dst, types)
-            if why_not is not None:
-                said.append({"kernel": row.name, "reason": why_not})
-    return said
+    types = taken.request.types
+    request = Request(taken.request.problem, taken.srcs[0], taken.dst, types)
+    others = [row for row in selection.rows_for(node.op, types) if row is not taken.row and not row.reference]
+    found = {row.name: selection.decide(row, request) for row in others}
+    return [{"kernel": name, "reason": one} for name, one in found.items() if isinstance(one, Reason)]
 
 
 def _reorders(problem: Assignment) -> list[ReorderData]:

@@ -16,7 +16,6 @@ from storage_oracle import Array, stored
 from blockconv import Layout, Pool2dProblem, Quantization
 from blockconv.core import target
 from blockconv.core.types import Types
-from blockconv.dispatch import selection
 from blockconv.runtime import Program, address_of
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -70,7 +69,7 @@ def check(p: Pool2dProblem, layout: str, kind: Any) -> set[str]:
     before, after = stored(x, layout, 99).view(np.uint8), stored(wanted, layout, dst[1]).view(np.uint8)
     types, both, names = Types.all(dtype), (Layout(layout), Layout(layout)), set()
     for row in ROWS:
-        if selection.why_not(row, p, *both, types) is not None:
+        if row.rejects(p, *both, types) is not None:
             continue
         launches = row.prepare(p, *both, types, 2, quantizations=(Quantization(*src), Quantization(*dst))).launches()
         assert max(op.scratch for op in launches) <= target.second_level_cache(), row.name

@@ -14,7 +14,6 @@ from storage_oracle import Array, Shape, stored
 
 from blockconv import Layout, Quantization, ReorderProblem
 from blockconv.core.types import Types, element
-from blockconv.dispatch import selection
 from blockconv.kernels import TABLE
 from blockconv.runtime import Program, address_of
 
@@ -79,7 +78,7 @@ def hold(memory: tuple[Guarded, Guarded], pair: Any, shape: Shape, storages: Any
     types, layouts = Types.converted(*kind), (Layout(src), Layout(dst))
     problem, names = ReorderProblem(shape, src, dst, types.src.itemsize), set()
     for row in ROWS:
-        if selection.why_not(row, problem, *layouts, types) is not None:
+        if row.rejects(problem, *layouts, types) is not None:
             continue
         for stream, where in itertools.product((False, True), ("end", "start")):
             launches = row.prepare(problem, *layouts, types, stream=stream, quantizations=quantizations).launches()
@@ -189,7 +188,7 @@ def test_packed_integers(memory: tuple[Guarded, Guarded], kind: Any) -> None:
         problem, layouts = ReorderProblem(shape, src, dst, types.src.itemsize), (Layout(src), Layout(dst))
         between = [np.empty(Layout(name).size(shape) + 1, np.uint8) for name in (src, dst)]
         for row in ROWS:
-            if selection.why_not(row, problem, *layouts, types) is None:
+            if row.rejects(problem, *layouts, types) is None:
                 launches = row.prepare(problem, *layouts, types, quantizations=ends).launches()
                 from_, to = memory[0].take(before.nbytes, "end"), memory[1].take(wanted.nbytes, "end")
                 from_[:], to[:] = before, 0x33

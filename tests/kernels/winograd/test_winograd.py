@@ -331,7 +331,7 @@ def test_auto_weighs_tile_sizes_against_direct(on_machine):
     assert chosen(problem(168, 28, 168, g=7)) in ("conv_winograd_f4", "conv_winograd_f6")  # 239 and 238 µs on a Zen 4
     assert "a multiple of 4 channels" in row(4).rejects(problem(48, 56, 48, g=8), NHWC, NHWC, FLOATS)
     assert chosen(problem(256, 28, 256, g=32)) == "conv_winograd_f4"
-    assert "float64" in selection.why_not(row(4), LARGE, NHWC, NHWC, Types.all("float64"))
+    assert "float64" in row(4).rejects(LARGE, NHWC, NHWC, Types.all("float64"))
     named = {row.name for row in selection.decisions("conv2d", Request(LARGE, NHWC, NHWC, FLOATS))}
     assert {f"conv_winograd_f{m}" for m in SIZES[1]} < named
 
@@ -348,11 +348,10 @@ def test_weights_that_are_packed_for_one_call_count_too(on_machine):
 def test_accuracy_decides_which_tile_sizes_are_taken(on_machine):
     assert chosen(LARGE, accuracy=0) == "conv_direct"
     assert chosen(LARGE, accuracy=1e-6) == "conv_winograd_f2"
-    assert "has an error of up to" in selection.why_not(row(6), LARGE, NHWC, NHWC, FLOATS)
-    few = problem(16, 64, 16)
-    assert "has an error of up to" in selection.why_not(row(6), few, NHWC, NHWC, FLOATS)
-    assert selection.why_not(row(6), few, NHWC, NHWC, FLOATS, 1e-5) is None
-    assert selection.why_not(row(6), LARGE, NHWC, NHWC, FLOATS, math.inf) is None
+    for case, enough in ((LARGE, math.inf), (problem(16, 64, 16), 1e-5)):
+        request = Request(case, NHWC, NHWC, FLOATS)
+        assert "has an error of up to" in selection.decide(row(6), request)
+        assert not isinstance(selection.decide(row(6), request, enough), str)
 
 
 def test_algorithm_and_accuracy_of_the_functions():
