@@ -146,16 +146,19 @@ def computed_type(x: Any) -> np.dtype[Any]:
     return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
-def by_channel(op: str, name: str, given: Any, x: Any, default: float) -> npt.NDArray[Any]:
-    """A number for each channel of an array, in the type that is computed with."""
+def by_channel(
+    op: str, name: str, given: Any, x: Any, default: float, shape: tuple[int, ...] | None = None
+) -> npt.NDArray[Any]:
+    """A number for each channel of an array, in the type that is computed with. shape: of `given`; None: (C,)."""
     if len(x.shape) < 2:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
     if given is None:
         return _filled(x.shape[1], computed_type(x), default)
     array = as_numpy(given, op, name)
-    if array.shape != x.shape[1:2]:
-        raise ArgumentError(op, name, array, f"has to have shape ({x.shape[1]},)")
-    return computed(op, name, array, x)
+    wanted = shape or x.shape[1:2]
+    if array.shape != wanted:
+        raise ArgumentError(op, name, array, f"has to have shape {wanted}")
+    return computed(op, name, array.reshape(-1), x)
 
 
 def computed(op: str, name: str, array: npt.NDArray[Any], x: Any) -> npt.NDArray[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from blockconv.core.interop import as_numpy, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.types import Types
 from blockconv.dispatch.array import NCHW, NHWC, BlockedArray, to_layout
+
+_Results = tuple[Any, Any, Any]
 
 
 def group_norm(
@@ -55,15 +57,8 @@ def group_norm(
     >>> y.ravel(), mean, inverse
     (array([-1.,  1., -1.,  1.], dtype=float32), array([[2., 7.]], dtype=float32), array([[1. , 0.5]], dtype=float32))
     """
-    op = "group_norm"
-    x, written = _images(op, "input", input), _out(op, input, out)
-    grouping = _grouping(op, num_groups, x, per_pixel)
-    y, *found = _normalized(_GROUP, x, grouping, (weight, bias), eps, written)
-    statistics = [each.reshape(_statistics_shape(x, *grouping)) for each in found]
-    if per_pixel:
-        statistics = [each.transpose(0, 3, 1, 2) for each in statistics]
-    results: tuple[Array, Any, Any] = _results((input,), y, statistics, out)
-    return results
+    seen = _groups("group_norm", input, num_groups, per_pixel)
+    return _normalized("group_norm", input, seen, (weight, bias), eps, out)
 
 
 def group_norm_backward(
@@ -97,15 +92,8 @@ def group_norm_backward(
     (array([-1.,  3., -5.,  9.], dtype=float32), array([1., 3., 5., 9.], dtype=float32))
     """
     op = "group_norm_backward"
-    x, of_output = _images(op, "input", input), _images(op, "grad", grad)
-    written, grouping = _out(op, input, out), _grouping(op, num_groups, x, per_pixel)
-    n, *rest = _statistics_shape(x, *grouping)
-    statistics = _statistics(op, (n, rest[-1], *rest[:-1]), mean, inverse)
-    if per_pixel:
-        statistics = [each.transpose(0, 2, 3, 1) for each in statistics]
-    of_input, *found = _gradients(_GROUP_BACKWARD, (x, of_output), grouping, weight, statistics, written)
-    results: tuple[Array, Any, Any] = _results((input, grad), of_input, found, out)
-    return results
+    seen, of_output = _groups(op, input, num_groups, per_pixel), _images(op, "grad", grad)
+    return _gradients(op, (input, grad), seen, of_output, weight, (mean, inverse), out)
 
 
 def layer_norm(
@@ -139,13 +127,8 @@ def layer_norm(
     (array([[-1.,  1.],
            [-1.,  1.]], dtype=float32), array([2., 7.], dtype=float32), array([1. , 0.5], dtype=float32))
     """
-    op = "layer_norm"
-    x, sizes = _rows(op, "input", input, normalized_shape)
-    parameters = (_parameter(op, "weight", weight, sizes), _parameter(op, "bias", bias, sizes))
-    y, *found = _normalized(_LAYER, x, (1, False), parameters, eps, _row_out(op, input, out, x.shape))
-    shape = _of_rows(np.shape(input), sizes)
-    results: tuple[DenseArray, Any, Any] = _results((input,), y, [each.reshape(shape) for each in found], out)
-    return results
+    seen = _rows("layer_norm", "input", input, normalized_shape)
+    return _normalized("layer_norm", input, seen, (weight, bias), eps, out)
 
 
 def layer_norm_backward(
@@ -177,33 +160,56 @@ def layer_norm_backward(
     (array([-6., 12.], dtype=float32), array([ 6., 12.], dtype=float32))
     """
     op = "layer_norm_backward"
-    (x, sizes), (of_output, _) = (
-        _rows(op, name, each, normalized_shape) for name, each in (("input", input), ("grad", grad))
-    )
-    statistics = _statistics(op, _of_rows(np.shape(input), sizes), mean, inverse)
-    written, scale = _row_out(op, input, out, x.shape), _parameter(op, "weight", weight, sizes)
-    of_input, *found = _gradients(_LAYER_BACKWARD, (x, of_output), (1, False), scale, statistics, written)
-    of_parameters = [each.reshape(sizes) for each in found]
-    results: tuple[DenseArray, Any, Any] = _results((input, grad), of_input, of_parameters, out)
-    return results
+    seen, of_output = (_rows(op, name, each, normalized_shape) for name, each in (("input", input), ("grad", grad)))
+    return _gradients(op, (input, grad), seen, of_output.x, weight, (mean, inverse), out)
 
 
-def _normalized(
-    frame: Frame, x: Any, grouping: tuple[int, bool], parameters: tuple[Any, Any], eps: float, out: Any
-) -> list[Any]:
-    """(the output, means, inverses) of (N, C, H, W). grouping: groups, and whether each pixel has its own."""
-    weight, bias = parameters
-    beside = by_channel(frame.op, "weight", weight, x, 1), by_channel(frame.op, "bias", bias, x, 0)
-    return frame((x,), (*grouping, checked_number(frame.op, "eps", eps)), True, beside, out)
+class _Seen(NamedTuple):
+    """An array as kernels normalise it, and the shapes of what goes with it as callers have them.
+
+    x: the array as (N, C, H, W).
+    groups, per_pixel: as in `group_norm`.
+    sizes: the shape of weight and bias, and of their gradients.
+    statistics: the shape of means and inverses.
+    """
+
+    x: Any
+    groups: int
+    per_pixel: bool
+    sizes: tuple[int, ...]
+    statistics: tuple[int, ...]
+
+
+def _normalized(op: str, input: Any, seen: _Seen, parameters: tuple[Any, Any], eps: float, out: Any) -> _Results:
+    """(the output, means, inverses)."""
+    x, groups, per_pixel, sizes, statistics = seen
+    named = zip(("weight", "bias"), parameters, (1, 0), strict=True)
+    beside = tuple(by_channel(op, name, each, x, default, sizes) for name, each, default in named)
+    options = groups, per_pixel, checked_number(op, "eps", eps)
+    y, *found = _FRAMES[op]((x,), options, True, beside, _out(op, input, out, x))
+    found = [each.transpose(0, 3, 1, 2) if per_pixel else each.reshape(statistics) for each in found]
+    return _results((input,), y, found, out)
 
 
 def _gradients(
-    frame: Frame, arrays: tuple[Any, Any], grouping: tuple[int, bool], weight: Any, statistics: Sequence[Any], out: Any
-) -> list[Any]:
-    """(gradient of the input, of the weight, of the bias). arrays: the input, and the gradient of the output."""
-    op, x = frame.op, arrays[0]
-    known = [computed(op, name, each, x) for name, each in zip(("mean", "inverse"), statistics, strict=True)]
-    return frame(arrays, (*grouping, 0.0), False, (by_channel(op, "weight", weight, x, 1), *known), out)
+    op: str, given: tuple[Any, Any], seen: _Seen, of_output: Any, weight: Any, known: tuple[Any, Any], out: Any
+) -> _Results:
+    """(gradient of the input, of the weight, of the bias).
+
+    given: the input, and the gradient of the output, which `of_output` is as the input is in `seen`.
+    known: means and inverses.
+    """
+    x, groups, per_pixel, sizes, statistics = seen
+    beside = [by_channel(op, "weight", weight, x, 1, sizes)]
+    for name, each in zip(("mean", "inverse"), known, strict=True):
+        array = as_numpy(each, op, name)
+        if array.shape != statistics:
+            rule = f"has to have shape {statistics}, as {op.removesuffix('_backward')} returns it"
+            raise ArgumentError(op, name, array, rule)
+        beside.append(computed(op, name, array.transpose(0, 2, 3, 1) if per_pixel else array, x))
+    written = _out(op, given[0], out, x)
+    of_input, *found = _FRAMES[op]((x, of_output), (groups, per_pixel, 0.0), False, tuple(beside), written)
+    return _results(given, of_input, [each.reshape(sizes) for each in found], out)
 
 
 def _solve(op: str, call: Call) -> Computation:
@@ -213,27 +219,30 @@ def _solve(op: str, call: Call) -> Computation:
         problem = GroupNormProblem(x.shape, groups, eps, per_pixel)
     layout = x.layout if x.layout.blocks[0] == 1 else NCHW
     layout = _of_pixels(layout, groups) if per_pixel else layout
-    held, count = computed_type(x), math.prod(_statistics_shape(x, groups, per_pixel)) if is_forward else x.shape[1]
+    n, channels, *pixels = x.shape
+    other = (n, *pixels * per_pixel, groups) if is_forward else (channels,)
     row, asked = ("group_norm", {"statistics": True}) if is_forward else ("group_norm_backward", {})
     forward, backward = ("input", "weight", "bias", "out"), ("input", "grad", "weight", "mean", "inverse", "out")
     return Computation(
         *chosen(row, None if 0 in x.shape else problem, layout, layout, Types.all(x.dtype), **asked),
         read=(layout,) * len(call.arrays),
-        results=(Result(x.shape, layout, x.dtype), *[Result((count,), None, held)] * 2),
+        results=(Result(x.shape, layout, x.dtype), *[Result(other, None, computed_type(x))] * 2),
         buffers=(*(forward if is_forward else backward), "out1", "out2"),
     )
 
 
-def _frames(op: str) -> tuple[Frame, Frame]:
-    """A function, and its gradient's."""
-    gradient = f"{op}_backward"
-    return (
-        Frame(op, ("input",), functools.partial(_solve, op), ("weight", "bias")),
-        Frame(gradient, ("input", "grad"), functools.partial(_solve, gradient), ("weight", "mean", "inverse")),
-    )
+def _frames(norm: str) -> dict[str, Frame]:
+    """A function, and its gradient's, by their names."""
+    gradient = f"{norm}_backward"
+    return {
+        norm: Frame(norm, ("input",), functools.partial(_solve, norm), ("weight", "bias")),
+        gradient: Frame(
+            gradient, ("input", "grad"), functools.partial(_solve, gradient), ("weight", "mean", "inverse")
+        ),
+    }
 
 
-(_GROUP, _GROUP_BACKWARD), (_LAYER, _LAYER_BACKWARD) = map(_frames, ("group_norm", "layer_norm"))
+_FRAMES = _frames("group_norm") | _frames("layer_norm")
 
 
 def _of_pixels(layout: Layout, groups: int) -> Layout:
@@ -248,34 +257,14 @@ def _of_pixels(layout: Layout, groups: int) -> Layout:
     return layout if is_even and (layout.blocks[1] > 1 or layout.outer[-1] == 1) else NHWC
 
 
-def _grouping(op: str, num_groups: Any, x: Any, per_pixel: bool) -> tuple[int, bool]:
-    groups, channels = whole(num_groups), x.shape[1]
+def _groups(op: str, input: Any, num_groups: Any, per_pixel: Any) -> _Seen:
+    x, groups = _images(op, "input", input), whole(num_groups)
+    n, channels, *pixels = x.shape
     if groups is None or groups < 1 or channels % groups:
-        raise ArgumentError(
-            op, "num_groups", num_groups, f"has to be a positive int that divides the {channels} channels"
-        )
-    return groups, check_flag(op, "per_pixel", per_pixel)
-
-
-def _statistics_shape(x: Any, groups: int, per_pixel: bool) -> tuple[int, ...]:
-    """As kernels write them: (N, groups), or (N, H, W, groups)."""
-    n, _, height, width = x.shape
-    return (n, height, width, groups) if per_pixel else (n, groups)
-
-
-def _statistics(op: str, shape: tuple[int, ...], mean: Any, inverse: Any) -> list[Any]:
-    """The statistics that a forward op returned. They have to have this shape."""
-    arrays = {name: as_numpy(each, op, name) for name, each in (("mean", mean), ("inverse", inverse))}
-    for name, array in arrays.items():
-        if array.shape != shape:
-            rule = f"has to have shape {shape}, as {op.removesuffix('_backward')} returns it"
-            raise ArgumentError(op, name, array, rule)
-    return list(arrays.values())
-
-
-def _of_rows(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what there is one of for each row."""
-    return (*shape[: len(shape) - len(sizes)], *(1 for _ in sizes))
+        rule = f"has to be a positive int that divides the {channels} channels"
+        raise ArgumentError(op, "num_groups", num_groups, rule)
+    flag = check_flag(op, "per_pixel", per_pixel)
+    return _Seen(x, groups, flag, (channels,), (n, groups, *pixels * flag))
 
 
 def _images(op: str, argument: str, given: Any) -> Any:
@@ -288,39 +277,32 @@ def _images(op: str, argument: str, given: Any) -> Any:
     return array if array.ndim == 4 else array.reshape(*array.shape[:2], 1, math.prod(array.shape[2:]))
 
 
-def _results(given: tuple[Any, ...], first: Any, others: Sequence[Any], out: Any) -> Any:
+def _results(given: tuple[Any, ...], first: Any, others: Iterable[Any], out: Any) -> _Results:
     """The results as the caller gets them. The first has the kind and the shape of the input, the first of `given`."""
     if out is None and isinstance(given[0], BlockedArray):
         out = first
     elif out is None:
         out = like_any(given[:1], first.reshape(np.shape(given[0])))
-    return out, *(like_any(given, each) for each in others)
+    a, b = (like_any(given, each) for each in others)
+    return out, a, b
 
 
-def _out(op: str, input: Any, out: Any) -> Any:
-    """`out` as `_images` gives the input; None without one."""
+def _out(op: str, input: Any, out: Any, x: Any) -> Any:
+    """`out` as (N, C, H, W), in which the input is `x`; None without one."""
     if out is None or isinstance(input, BlockedArray):
         return out
     array = as_numpy(out, op, "out", write=True)
-    if array.ndim == 4:
+    if x.shape == np.shape(input):
         return array
-    return _row_out(op, input, out, _images(op, "input", input).shape)
-
-
-def _row_out(op: str, input: Any, out: Any, shape: tuple[int, ...]) -> Any:
-    """`out` as a C-contiguous array of another shape; None without one."""
-    if out is None:
-        return None
-    array = as_numpy(out, op, "out", write=True)
     if array.shape != np.shape(input):
         raise ArgumentError(op, "out", array, f"has to have shape {np.shape(input)}")
     if not array.flags.c_contiguous:
         raise LayoutError(op, "out", array, "has to be C-contiguous")
-    return array.reshape(shape)
+    return array.reshape(x.shape)
 
 
-def _rows(op: str, argument: str, given: Any, normalized_shape: Any) -> tuple[Any, tuple[int, ...]]:
-    """(array, sizes): an array as (rows, elements of a row, 1, 1), C-contiguous."""
+def _rows(op: str, argument: str, given: Any, normalized_shape: Any) -> _Seen:
+    """An array as (rows, elements of a row, 1, 1), C-contiguous."""
     if isinstance(given, BlockedArray):
         rule = "has to be an array or a tensor"
         raise ArgumentError(op, argument, given, rule, "for its channels call group_norm with per_pixel=True")
@@ -331,15 +313,6 @@ def _rows(op: str, argument: str, given: Any, normalized_shape: Any) -> tuple[An
         raise ArgumentError(op, "normalized_shape", normalized_shape, rule)
     if x.ndim == 4 and len(sizes) == 1 and not x.flags.c_contiguous and x.transpose(0, 3, 1, 2).flags.c_contiguous:
         x = to_layout(BlockedArray(x.transpose(0, 3, 1, 2), NCHW, x.transpose(0, 3, 1, 2).shape), NHWC).storage
-    rows, elements = math.prod(x.shape[: -len(sizes)]), math.prod(sizes)
-    return np.ascontiguousarray(x).reshape(rows, elements, 1, 1), sizes
-
-
-def _parameter(op: str, name: str, given: Any, sizes: tuple[int, ...]) -> Any:
-    """A weight or a bias, one for each element of a row."""
-    if given is None:
-        return None
-    array = as_numpy(given, op, name)
-    if array.shape != sizes:
-        raise ArgumentError(op, name, array, f"has to have shape {sizes}")
-    return array.reshape(-1)
+    before = x.shape[: -len(sizes)]
+    rows = np.ascontiguousarray(x).reshape(math.prod(before), math.prod(sizes), 1, 1)
+    return _Seen(rows, 1, False, sizes, (*before, *(1 for _ in sizes)))
