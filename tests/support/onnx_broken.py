@@ -172,7 +172,7 @@ def _values() -> dict[str, Broken]:
             op("AveragePool", pads=[2, 2, 2, 2], **pool),
             r"pads=.*a window of \(2, 2\) with dilation \(1, 1\) reads only padding",
         ),
-        "storage_order": Broken(op("MaxPool", storage_order=5, **pool), "storage_order=5: has to be 0 or 1"),
+        "storage_order": Broken(op("MaxPool", storage_order=5, **pool), "storage_order=5: has to be one of 0, 1"),
         "groups of 0": Broken(op("Conv", {"w": W}, group=0), "node 'node'"),
         "axis of Flatten": Broken(op("Flatten", axis=5), "axis=5: has to be -4 to 4"),
         "negative axis of old": Broken(op("Flatten", opset=9, axis=-1), "axis=-1: has to be 0 to 4"),

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from blockconv.core.element_problem import ScatterKind
 from blockconv.core.types import FLOATS, WHOLE
 from blockconv.frontends.onnx.scope import Call, lowered, op
 from blockconv.network import ops
@@ -114,9 +115,7 @@ def _gather_tuples(call: Call) -> Tensor:
 
 @op("ScatterElements", "Scatter", "ScatterND", since=9)
 def _scatter(call: Call) -> Tensor:
-    kind: Any = call.attribute("reduction", "none")
-    if kind not in ("none", "add", "mul", "max", "min"):
-        raise call.error("reduction", kind, "has to be none, add, mul, max or min")
+    kind = call.one_of("reduction", *get_args(ScatterKind))
     x = call.operand(0, *(() if kind == "none" else (*FLOATS, *_COUNTED)))
     of_tuples = call.node.op_type == "ScatterND"
     made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along(x, 0), kind)
@@ -126,11 +125,9 @@ def _scatter(call: Call) -> Tensor:
 @op("GridSample", limits="images and volumes of floats; no cubic mode", since=16)
 def _grid_sample(call: Call) -> Tensor:
     modes: dict[str, Any] = {"bilinear": "linear", "linear": "linear", "nearest": "nearest"}
-    mode, outside = call.attribute("mode", "linear"), call.attribute("padding_mode", "zeros")
+    mode, outside = call.attribute("mode", "linear"), call.one_of("padding_mode", *get_args(Outside))
     if mode not in modes:
         raise Unsupported(f"mode={mode!r}")
-    if outside not in get_args(Outside):
-        raise call.error("padding_mode", outside, f"has to be one of {', '.join(get_args(Outside))}")
     how = Sampling(modes[mode], outside, bool(call.attribute("align_corners", 0)))
     return sampled(call, call.input(), call.input(1), how)
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, failing
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, Array
-from blockconv.frontends.onnx.rules import check_dims, check_tensor, onnx_errors, tensors_of
+from blockconv.frontends.onnx.rules import check_dims, check_tensor, dtype_of, onnx_errors, tensors_of
 from blockconv.frontends.onnx.runner import graphs_of
 from blockconv.frontends.onnx.scope import OP, title
 
@@ -194,7 +194,7 @@ def _values(tensor: Any, where: str, files: Files) -> Array:
     try:
         if held is None:
             return np.asarray(numpy_helper.to_array(tensor))
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        dtype = dtype_of(tensor.data_type)
         if dtype.kind in "biufc":
             values: Array = held.view(dtype).reshape(tensor.dims)
             return values

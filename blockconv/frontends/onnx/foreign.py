@@ -17,12 +17,12 @@ from onnx import helper, numpy_helper
 
 from blockconv.core.checks import Shape
 from blockconv.core.errors import DtypeError, NetworkError, UnsupportedError
-from blockconv.core.types import FLOATS, Array, Types, element
+from blockconv.core.types import FLOATS, Array, element
+from blockconv.dispatch import selection
 from blockconv.frontends.onnx.contributed import BLOCKED
-from blockconv.frontends.onnx.rules import MOST_VALUES, Rules, onnx_type, with_defaults, with_inferred
+from blockconv.frontends.onnx.rules import MOST_VALUES, Rules, dtype_of, onnx_type, with_defaults, with_inferred
 from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtime, new_session, reads_of, runtime_errors
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
-from blockconv.kernels import TABLE
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.graph import Node
@@ -147,10 +147,8 @@ class Fallback:
     def _has_kernels(self, node: Node) -> bool:
         """Whether the table has kernels of a node's types. Conversions check theirs themselves."""
         a, type = node.attributes, self.scope.values[node.inputs[0]].type
-        if isinstance(a, (ops.Reshape, *_CONVERSIONS)) or type.name in FLOATS:
-            return True
-        types = Types.all(type.unpacked.name)
-        return any(row.op == node.op and row.takes(types) for row in TABLE)
+        is_known = isinstance(a, (ops.Reshape, *_CONVERSIONS)) or type.name in FLOATS
+        return is_known or selection.has_kernels(node.op, type)
 
     # -- what does not
 
@@ -419,7 +417,7 @@ _HOT = {"Conv", "QLinearConv", "ConvInteger", "MatMul", "QLinearMatMul", "MatMul
 _MOVES = {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 _ELEMENTWISE = "Add Clip Div Elu LeakyRelu Max Min Mul Relu Sigmoid Softmax Sub Sum Tanh"
 _EACH = {*_ELEMENTWISE.split()}
-_TYPES = {element(helper.tensor_dtype_to_np_dtype(kind)).name for kind in _PLAIN.values()}
+_TYPES = {element(dtype_of(kind)).name for kind in _PLAIN.values()}
 
 
 def _first(node: Any) -> str:
@@ -474,7 +472,7 @@ def _value(type: Any) -> _Value:
     sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
     known = tensor.HasField("shape") and None not in sizes
     shape = tuple(size for size in sizes if size is not None) if known else None
-    return _Value(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+    return _Value(dtype_of(tensor.elem_type), shape)
 
 
 def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
@@ -494,5 +492,5 @@ def _by_onnx_runtime(model: Any, where: str) -> Iterator[tuple[str, _Value]]:
         # Its shape of no sizes may mean that not even the rank is known.
         known = kind is not None and value.shape and all(isinstance(size, int) for size in value.shape)
         shape = tuple(value.shape) if known else None
-        dtype = None if kind is None else np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+        dtype = None if kind is None else dtype_of(kind)
         yield value.name, _Value(dtype, shape)

@@ -20,7 +20,7 @@ from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
-from blockconv.frontends.onnx.rules import Rules, domain_of, onnx_errors, onnx_type
+from blockconv.frontends.onnx.rules import Rules, domain_of, dtype_of, onnx_errors, onnx_type
 from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
@@ -193,7 +193,7 @@ def _input(value: Any, given: Any) -> Tensor:
         raise UnsupportedError(f"{OP}: {where} is no tensor")
     kind = value.type.tensor_type
     try:
-        type = element_type(np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)))
+        type = element_type(dtype_of(kind.elem_type))
     except (KeyError, TypeError, ValueError):
         rule = "has to be an element type of ONNX"
         raise NetworkError(where, "elem_type", kind.elem_type, rule, "export the model with a type") from None
@@ -341,7 +341,7 @@ def _tensor(name: str, type: Any) -> Tensor | None:
         return None
     dims = type.tensor_type.shape.dim
     try:
-        kind = element_type(np.dtype(helper.tensor_dtype_to_np_dtype(type.tensor_type.elem_type)))
+        kind = element_type(dtype_of(type.tensor_type.elem_type))
     except (KeyError, TypeError, ValueError):
         return None
     return Tensor(name, tuple(d.dim_value for d in dims), kind) if all(d.HasField("dim_value") for d in dims) else None

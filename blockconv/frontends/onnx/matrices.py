@@ -277,9 +277,7 @@ def _recurrent(call: Call) -> list[Tensor]:
 def _directions(call: Call) -> tuple[bool, ...]:
     """Whether each direction begins with the last step. Raises Unsupported for attributes with other values."""
     found = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-    named = call.attribute("direction", "forward")
-    if named not in found:
-        raise call.error("direction", named, f"has to be one of {', '.join(found)}")
+    named = call.one_of("direction", *found)
     usual = ("sigmoid", "tanh", "tanh")[: 3 if call.node.op_type == "LSTM" else 2] * len(found[named])
     names = call.attribute("activations", usual)
     given = tuple((name.decode() if isinstance(name, bytes) else name).lower() for name in names)

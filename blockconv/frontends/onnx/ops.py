@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from onnx import defs, helper
+from onnx import defs
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, Array, numpy_dtype
 from blockconv.frontends.onnx import contributed, dynamic, elements, shapes  # noqa: F401  (their ops are read)
 from blockconv.frontends.onnx.contributed import SELU
-from blockconv.frontends.onnx.rules import RUNTIMES
+from blockconv.frontends.onnx.rules import RUNTIMES, dtype_of
 from blockconv.frontends.onnx.scope import OPS as OPS
 from blockconv.frontends.onnx.scope import Call, Translator, only_output, op
 from blockconv.network import ops
@@ -85,10 +85,7 @@ def _swish(call: Call) -> Tensor:
 
 @op("Gelu")
 def _gelu(call: Call) -> Tensor:
-    approximate = call.attribute("approximate", "none")
-    if approximate not in ("none", "tanh"):
-        raise call.error("approximate", approximate, "has to be none or tanh")
-    return call.gelu(call.input(), approximate == "tanh")
+    return call.gelu(call.input(), call.one_of("approximate", "none", "tanh") == "tanh")
 
 
 @op("Clip")
@@ -282,7 +279,7 @@ op("Identity")(lambda call: call.input())
 @op("Cast", "CastLike", limits="numbers and booleans; beyond an integer's bounds the bound, NaN 0", since=6)
 def _cast(call: Call) -> Tensor:
     x, names = call.input(), {numpy_dtype(name): name for name in NUMBERS}
-    to = call.input(1).type.dtype if call.has(1) else helper.tensor_dtype_to_np_dtype(call.attribute("to"))
+    to = call.input(1).type.dtype if call.has(1) else dtype_of(call.attribute("to"))
     if to not in names or any(given is not None and given.type.is_packed for given in call.inputs):
         raise Unsupported(f"from {x.dtype} to {to}")
     return call.converted(x, names[to])

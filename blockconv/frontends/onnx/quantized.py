@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, INTEGERS, NIBBLES, Array, element
 from blockconv.frontends.onnx.matrices import matmul
+from blockconv.frontends.onnx.rules import dtype_of
 from blockconv.frontends.onnx.scope import Call, Dequantized, Scope, op
 from blockconv.frontends.onnx.windows import convolution
 from blockconv.network import ops
@@ -155,7 +155,7 @@ def weight(call: Call, at: int, axis: int, scale_at: int | None = None, zero_poi
 def _quantize_linear(call: Call) -> Tensor:
     x = call.input()
     wanted = call.attribute("output_dtype", 0)
-    dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(wanted))) if wanted else "uint8"
+    dtype = str(dtype_of(wanted)) if wanted else "uint8"
     if call.has(2):
         dtype = str(call.array(2, "zero point").dtype)
     if x.dtype != np.float32:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf import json_format, message, text_format
 from onnx import (
@@ -284,6 +285,12 @@ def onnx_type(tensor: Tensor) -> int:
     if tensor.type.is_packed:
         return int(TensorProto.DataType.Value(tensor.type.name.upper()))
     return int(helper.np_dtype_to_tensor_dtype(tensor.type.dtype))
+
+
+def dtype_of(kind: int) -> np.dtype[Any]:
+    """NumPy's type for ONNX's number of an element type."""
+    found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+    return found
 
 
 def _sentence(error: Exception) -> str:

@@ -295,6 +295,13 @@ class Call(Translation):
             return value.decode()
         return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
 
+    def one_of(self, name: str, *values: Any) -> Any:
+        """An attribute that has one of these values; by default the first."""
+        value = self.attribute(name, values[0])
+        if value not in values:
+            raise self.error(name, value, f"has to be one of {', '.join(map(str, values))}")
+        return value
+
     def has(self, index: int) -> bool:
         """Whether the node has this input."""
         return index < len(self.inputs) and self.inputs[index] is not None

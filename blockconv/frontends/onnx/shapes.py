@@ -186,9 +186,7 @@ def _slice(call: Call) -> Tensor:
 
 @op("Pad", limits="constant pads; negative pads crop; except in mode constant, at most 65,536 along an axis")
 def _pad(call: Call) -> Tensor:
-    x, mode = call.input(), call.attribute("mode", "constant")
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        raise call.error("mode", mode, "has to be constant, edge, reflect or wrap")
+    x, mode = call.input(), call.one_of("mode", "constant", "edge", "reflect", "wrap")
     rank = x.rank
     value, axes = call.attribute("value", 0.0), tuple(range(rank))
     flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call.attribute("paddings"))
@@ -207,11 +205,9 @@ def _pad(call: Call) -> Tensor:
 @op("DepthToSpace", "SpaceToDepth")
 def _blocks_moved(call: Call) -> Tensor:
     """Pixels of a block are neighbouring channels, or far apart."""
-    x, mode = call.input(), call.attribute("mode", "DCR")
+    x, mode = call.input(), call.one_of("mode", "DCR", "CRD")
     if x.rank != 4:
         raise call.error("input", x.shape, "has to have 4 dimensions")
-    if mode not in ("DCR", "CRD"):
-        raise call.error("mode", mode, "has to be DCR or CRD")
     return call.blocks_moved(x, call.attribute("blocksize"), mode == "CRD", call.node.op_type == "SpaceToDepth")
 
 
@@ -432,14 +428,12 @@ def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | Non
 
 def _sizes(call: Call, axes: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
     """The sizes, and the scale of all axes if the node keeps the aspect ratio, or 0."""
-    sizes, policy = call.ints(3, "sizes"), call.attribute("keep_aspect_ratio_policy", "stretch")
+    sizes, policy = call.ints(3, "sizes"), call.one_of("keep_aspect_ratio_policy", "stretch", *_POLICIES)
     shape = call.input().shape  # an axis without elements stays one
     if len(sizes) != len(axes) or any(size < min(1, shape[k]) for k, size in zip(axes, sizes, strict=True)):
         raise call.error("sizes", sizes, f"has to hold a number of at least 1 for each axis of {axes}")
     if policy == "stretch":
         return sizes, 0.0
-    if policy not in _POLICIES:
-        raise call.error("keep_aspect_ratio_policy", policy, f"has to be stretch, {' or '.join(_POLICIES)}")
     ratio = _POLICIES[policy](Fraction(size, shape[axis]) for axis, size in zip(axes, sizes, strict=True))
     return tuple(math.floor(shape[axis] * ratio + Fraction(1, 2)) for axis in axes), float(ratio)
 

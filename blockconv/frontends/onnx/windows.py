@@ -159,8 +159,7 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
             x, kind = call.emit(ops.Pad(((0, 0), (0, 0), *window.pads[-window.rank :]), 0.0), x), "avg_exclude_padding"
             cut = tuple((0, end[1] - pads[1]) for end, pads in zip(reached, window.pads, strict=True))
             taken = window._replace(pads=cut)
-    if call.attribute("storage_order", 0) not in (0, 1):
-        raise call.error("storage_order", call.attribute("storage_order"), "has to be 0 or 1")
+    call.one_of("storage_order", 0, 1)
     y = volumes.pool(call, ops.Pool2d(kind, ceil_mode=ceil_mode), x, taken)
     for k in missing:
         y = call.emit(ops.Slice(y.rank - len(window.pads) + k, 0, 0), y)
