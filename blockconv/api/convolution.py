@@ -173,7 +173,7 @@ class CheckedConvolution:
     # -- the operands of a kernel besides arrays
 
     def _derive(self, to: _Prepared, call: Call, packed: dict[Any, Array] | None) -> Derive:
-        """Makes packed weights, biases, parameters, weights, and memory to pack by way of.
+        """Makes packed weights, biases, parameters, weights, and memory that packing needs in between.
 
         A program that does not pack takes the first three.
         """

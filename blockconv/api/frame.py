@@ -56,7 +56,7 @@ class Result(NamedTuple):
     is_plain: bool = False
 
 
-# From the operands and the `values` of a call: addresses, and the memory there that the call has to keep.
+# Makes addresses of a call's operands and `values`, and returns the memory there too, which the call has to keep.
 Derive = Callable[[Sequence[Any], Any], tuple[Sequence[int], Any]]
 
 
@@ -68,7 +68,7 @@ class Computation(NamedTuple):
     read: the layout in which the kernel reads each array.
     results: the first one goes to `out`.
     buffers: names in the kernel's order: of arrays, of what is beside them, of what is derived, and "out", "out1", ...
-        for the results. A name of none of these is a null.
+        for the results. Any other name is a null.
     layout: the first result's, if the caller names none; None: the first array's.
     derive: makes the buffers named in `derived`, at each call.
     """
@@ -89,7 +89,7 @@ class Call(NamedTuple):
     arrays: by name, in native layouts.
     operands: as they were given.
     options, kind, values: as in `Frame.__call__`.
-    layout: that the caller wants of the first result; None for any.
+    layout: the one that the caller wants for the first result; None for any.
     dtype: the dtype of `out`; None without it.
     is_blocked: whether the first result is to be a BlockedArray.
     """
@@ -109,12 +109,12 @@ class Bound(NamedTuple):
 
     order: takes the kernel's buffers from the arrays, the results, those beside them, those derived, and a null; None
         if those are the buffers.
-    is_plain: see `Result`, of the first.
+    is_plain: the first result's; see `Result`.
     is_simple: whether the kernel reads the arrays in place, and writes the only result.
     read: the layouts of the arrays if any of them is copied; else None.
     final: the layout that the first result is reordered to; None if the kernel writes it.
     room: makes the first result.
-    others: make the other ones.
+    others: make the other results.
     """
 
     program: Program | None

@@ -53,11 +53,11 @@ class Node:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of all that it reads."""
+        """The names of the values that it reads."""
         return *self.inputs, *self.parameters
 
     def among(self, values: Mapping[str, T]) -> tuple[list[T], list[T]]:
-        """(its inputs, its parameters) among values by name."""
+        """Look up its inputs, and its parameters, among values by name."""
         return [values[name] for name in self.inputs], [values[name] for name in self.parameters]
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Network:
         object.__setattr__(self, "tensors", _inferred(self)[1])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """By the constructor, so that a copy is checked too, and its constants are read-only."""
+        """Copy by the constructor, which checks the copy and makes its constants read-only."""
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __repr__(self) -> str:
@@ -231,7 +231,7 @@ class Network:
                 read = None if same is None and given is not shapes else _or_none(self.with_input_shapes, given)
                 limits = next((one for one in self.limits if not one.excludes(own | given)), None)
                 if read is None and (same is None or (self.limits and limits is None)):
-                    continue  # no such image
+                    continue  # the network takes no such image
                 if same is None or read is None or (read.nodes, read.tensors) != (same.nodes, same.tensors):
                     return None
                 if any(not same_array(value, same.constants[name]) for name, value in read.constants.items()):
@@ -342,7 +342,7 @@ class Network:
         return f"{self.name}: {ins} -> {outs}, {len(self.nodes)} nodes\n{table}{rest}"
 
 
-# How many times as many images, and pixels more of the last two axes: for `kept_limits`.
+# For `kept_limits`: the factor of the batch, and the pixels to add to the last two axes.
 OTHERS = (
     *((2, 0, 0), (1, 1, 1), (1, -8, 4), (0, 0, 0), (1, 32, 0), (1, 1, 0), (1, 0, 1), (1, 0, 32), (1, 32, 32)),
     *((1, 1024, 0), (1, 0, 1024)),
@@ -350,8 +350,8 @@ OTHERS = (
 
 
 def _changed(shape: Shape, times: int, height: int, width: int) -> Shape:
-    """A shape of `times` as many images, or of one, that are longer. Volumes grow in depth as in height. An input of
-    two axes grows where the width alone does."""
+    """A shape of `times` as many images, or of one, with larger sizes. Volumes grow in depth as in height. An input
+    of two axes grows if the width alone does."""
     n, *others = shape or (0,)
     n = times * n or 1
     if len(shape) < 3:
@@ -471,7 +471,7 @@ def held(result: Array, type: ElementType) -> Array:
 
 
 def read_shape(name: str, argument: str, shape: Any) -> Shape:
-    """A shape as a tuple of ints. Raises NetworkError, of the network of that name, for what is none."""
+    """A shape as a tuple of ints. Raises NetworkError, which names the network, for anything else."""
     sizes = read_sizes(shape)
     if sizes is None:
         raise NetworkError(name, argument, shape, "has to be a shape: a sequence of ints of at least 0")
@@ -520,7 +520,7 @@ def _reshaping(node: Node, src: Shape, dst: Shape) -> Node:
 def inferred(
     node: Node, inputs: Sequence[Tensor], parameters: Sequence[Tensor], title: str = "", like: Tensor | None = None
 ) -> Tensor:
-    """The value that a node makes of these.
+    """The value that a node makes of these operands.
 
     title: how errors call the node; by default its name and op.
     like: the value that the node makes at other sizes. The new value takes its type from it.

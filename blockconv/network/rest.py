@@ -43,7 +43,7 @@ class Rest:
     read: Callable[[Mapping[str, Shape]], Any] | None = field(default=None, repr=False)
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs, of those of the network. The library that runs foreign nodes computes them all."""
+        """Compute the outputs from the network's. The library that runs foreign nodes computes them all."""
         found = {**values, **_session(self.model, self.constants, 1).results(values)}
         return {name: found[name] for name in self.outputs}
 

@@ -76,7 +76,7 @@ class InferenceSession:
             if not kwargs.get("enable_fallback", 1):
                 raise
             warn(f"{error}. The session runs on the CPU", 2, UserWarning)
-        try:  # now and not at the first run: a file may be gone or another one by then
+        try:  # load now: at the first run a file may be gone or another one
             model, self._network_of = open_onnx(source, initializers=self._options.initializers)
         except BlockconvError as error:
             raise _as_theirs(error) from error
@@ -88,7 +88,7 @@ class InferenceSession:
         needed, more = ([v for v in model.graph.input if (v.name in held) is initial] for initial in (False, True))
         self._inputs = [_argument(value, self._options) for value in needed]
         self._outputs = [*_results(model, self._options)]
-        # Up to version 3, every initializer has to be declared as an input, and is none.
+        # Up to IR version 3, every initializer is declared as an input, though it is none.
         self._overridable = [_argument(value, self._options) for value in more if model.ir_version > 3]
         self._declared = {one.name: one for one in self._inputs}
         self._required = [one.name for one in self._inputs if not one.type.startswith("optional")]
@@ -177,7 +177,7 @@ class InferenceSession:
                 raise TypeError(f"run_options={run_options!r}: has to be a blockconv.onnxruntime.RunOptions")
             if run_options.terminate:
                 raise Fail("Exiting due to terminate flag being set to true.")
-        given = input_feed.keys()  # of what is no mapping, the error is ONNX Runtime's
+        given = input_feed.keys()  # anything but a mapping raises ONNX Runtime's error
         missing = [name for name in self._required if name not in given]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
@@ -492,7 +492,7 @@ def _checked(declared: NodeArg, value: Any) -> Any:
 
 def _as_theirs(error: BlockconvError) -> Fail:
     """ONNX Runtime's exception for one of blockconv's."""
-    if isinstance(error, NetworkError) and error.argument == "model":  # the file, and not what it says
+    if isinstance(error, NetworkError) and error.argument == "model":  # the file cannot be read
         return InvalidProtobuf(f"Failed to load model because protobuf parsing failed: {error}")
     kinds: dict[type, type[Fail]] = {
         UnsupportedError: NotImplemented,

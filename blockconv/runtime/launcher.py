@@ -85,9 +85,9 @@ class Launch:
         return self.with_addresses(lambda buffer: Buffer(numbers.get(buffer.index, buffer.index), buffer.offset))
 
     def with_offsets(self, offsets: Mapping[int, tuple[int, int]]) -> Launch:
-        """The same on other parts of its buffers.
+        """The same launch on other parts of its buffers.
 
-        offsets: of each that begins later, by how many bytes, and the bytes of all, which no address is past.
+        offsets: for each buffer that begins later, by how many bytes, and its size, which addresses keep to.
         """
 
         def moved(buffer: Buffer) -> Buffer:
@@ -214,7 +214,7 @@ class _Instance(jit.Addressed):
         block = aligned_empty(8 * (first + sum(len(launch.args) for launch in launches))).view(np.int64)
         block[:table] = 0
         self.block: Block = block
-        self.words = block.data  # in which one word is written faster than in the array
+        self.words = block.data  # a word is written faster here than in the array
         self.address = base = address_of(block)
         self.counters = block[counters:table:LINE]
         entered = Counter(value=0)
@@ -224,7 +224,7 @@ class _Instance(jit.Addressed):
         )
         block[: len(record)] = record
         self.patches: list[tuple[int, int, int]] = []  # (a word's index, buffer, offset)
-        self.buffers: tuple[int, ...] | None = None  # that they were made for
+        self.buffers: tuple[int, ...] | None = None  # that the patches were made for
         entries: list[int] = []
         words: list[Any] = []
         for i, launch in enumerate(launches):
@@ -251,7 +251,7 @@ class Program:
     ``run(buffers)`` takes the addresses that the launches' `Buffer`s stand for. It is safe from any
     number of threads at once, and releases the GIL.
 
-    seconds: about what a run takes on one thread; on how many it runs at most follows from that.
+    seconds: about how long a run takes on one thread. The largest number of threads follows from it.
     """
 
     def __init__(self, launches: Sequence[Launch], seconds: float = math.inf) -> None:

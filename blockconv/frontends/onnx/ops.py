@@ -179,7 +179,7 @@ def _batch_norm_by_values(call: Call) -> Tensor:
 @op("GroupNormalization", limits="before opset 21: constant scale and bias")
 def _group_norm(call: Call) -> Tensor:
     x, groups = call.input(), call.attribute("num_groups")
-    # Opset 18 had one of each a group; opset 21 replaced it.
+    # Opset 18 had one scale and one bias for each group; opset 21 replaced it.
     each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
 
     def norm(scale: Array, bias: Array) -> Tensor:
@@ -196,7 +196,7 @@ def _instance_norm(call: Call) -> Tensor:
 
 @op("LayerNormalization")
 def _layer_norm(call: Call) -> list[Tensor]:
-    """Its statistics are float32, of 16-bit floats too."""
+    """The statistics are float32, for 16-bit floats too."""
     y, x = _norm_of_rows(call, True), call.input()
     if not call.extra_outputs:
         return [y]
@@ -208,7 +208,7 @@ def _layer_norm(call: Call) -> list[Tensor]:
 
 @op("MeanVarianceNormalization", limits="floats", since=9)
 def _mean_variance(call: Call) -> Tensor:
-    """By the differences from the mean. ONNX's own definition by squares loses digits."""
+    """Use the differences from the mean: ONNX's own definition by squares loses digits."""
     x = call.floats()
     _, rest, variance = call.moments(x, call.axes(call.attribute("axes", (0, 2, 3)), x.rank))
     deviation = call.apply("sqrt", variance, helps=True)
@@ -304,7 +304,7 @@ def rows() -> list[tuple[str, str, str]]:
 def _opsets(name: str, since: int) -> str:
     """The opsets that have an op and are supported; empty if the installed onnx knows none."""
     domain, _, _ = name.rpartition(".")
-    if domain:  # it defines none of other domains
+    if domain:  # onnx defines no ops of other domains
         return f"{domain} {since}"
     history = {
         s.since_version: s.deprecated for s in defs.get_all_schemas_with_history() if (s.domain, s.name) == ("", name)

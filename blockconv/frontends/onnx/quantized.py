@@ -30,7 +30,7 @@ ALSO_4_BITS = f"{CONSTANT}, uint4 and int4"
 
 
 def scales(call: Call, at: int) -> Array:
-    """The operand `at`, a scale or several. Raises NetworkError for what is none."""
+    """The operand `at`: one scale or several. Raises NetworkError for anything else."""
     scale = call.array(at, "scale")
     try:
         return Quantization(scale.reshape(-1) if scale.ndim else float(scale)).scale.reshape(scale.shape)
@@ -39,7 +39,7 @@ def scales(call: Call, at: int) -> Array:
 
 
 def zero_points(call: Call, at: int, dtype: Any) -> Array:
-    """The operand `at`, zero points of the type of what they are for, one a byte; 0 if it is left out."""
+    """The operand `at`: zero points of the type of their integers, one a byte; 0 if it is left out."""
     if not call.has(at):
         return np.zeros((), element(str(dtype)).dtype)
     zero_point = call.array(at, "zero point")
@@ -49,7 +49,7 @@ def zero_points(call: Call, at: int, dtype: Any) -> Array:
 
 
 def unpacked(value: Array) -> Array:
-    """Integers of 4 bits, as ml_dtypes has them, as those of 8; others as they are."""
+    """Convert ml_dtypes' 4-bit integers to 8-bit ones; others stay as they are."""
     name = value.dtype.name
     return value.astype(element(name).dtype) if name in NIBBLES else value
 
@@ -230,7 +230,7 @@ def _quantize(call: Call, x: Tensor, given: Quantization, dtype: Any) -> Tensor:
 
 
 def dequantized(call: Call, at: int) -> Tensor:
-    """The operand `at`, by the scale and the zero point that follow, as floats."""
+    """Dequantize the operand `at` by the scale and the zero point that follow it."""
     x = call.input(at)
     check_bytes(call, x.dtype)
     return call.emit(ops.Dequantize(quantization(call, at + 1, x.dtype)), x, helps=True)

@@ -128,7 +128,7 @@ def _never_zero(call: Call) -> bool:
 
 @of_numbers("remainder", "fmod")
 def _remainder(call: Call) -> Tensor:
-    """What a quotient leaves that is rounded down, or towards 0 in `fmod`."""
+    """The remainder of a quotient that is rounded down, or towards 0 in `fmod`."""
     a, b = (as_numbers(call, call[name]) for name in ("self", "other"))
     if a.type.is_float:
         if call.kind == "fmod":

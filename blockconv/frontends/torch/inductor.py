@@ -40,7 +40,7 @@ def _is_taken(submodules: Any, node: Any) -> bool:
 
 
 def compile_rest(gm: Any) -> None:
-    """Modules of Inductor's code in place of a graph's ops. Its modules stay."""
+    """Replace a graph's ops by modules of Inductor's code. The graph's own modules stay."""
     support = create_op_support(_is_taken)
     found = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True).propose_partitions()
     if not found:

@@ -90,7 +90,7 @@ class Dequantize(BetweenTypes):
 
 @dataclass(frozen=True)
 class Requantize(_GivesIntegers):
-    """Integers of 8 or 4 bits as others that stand for the same: dst = quantize(dequantize(src))."""
+    """Convert integers of 8 or 4 bits to others that stand for the same numbers: dst = quantize(dequantize(src))."""
 
     op = "requantize"
     is_exact = True
@@ -144,12 +144,12 @@ class Lookup(ElementwiseOp):
 class QuantizedConv2d(IntegerConvolution):
     """`Conv2d` of integers of 8 or 4 bits with int8 weights, summed as int32: its arithmetic is `blockconv.conv2d`'s.
 
-    inputs: src, and perhaps a residual, of 8 or 4 bits where dst is, float32 where dst is.
+    inputs: src, and perhaps a residual, of 8 or 4 bits if dst has these, float32 if dst is float32.
     parameters: wei, int8 (O, I/groups, KH, KW), and perhaps bia, int32 (O,), of the scale of src times wei. After bia
         perhaps scale and shift, float32 (O,), of an `Affine` that follows.
     src, dst, residual: what they stand for.
-    sum: what the result is rounded to by itself, in dst's type, before scale and shift or the residual; None: nothing.
-    dtype: of dst: of int32 the sums are given as they are.
+    sum: how the sum is rounded, to dst's type, before scale and shift or the residual; None: it is not rounded.
+    dtype: dst's; int32 gives the sums themselves.
     """
 
     parameters = range(1, 5)
@@ -280,8 +280,8 @@ class Quantized(Op):
         return integers(x / self.dst.scale, self.dst, self.dtype)
 
     def _average(self, src: Array, of: Pool2d | AdaptivePool2d) -> Array:
-        """Multiples of the destination's scale: the sum of each window as float32, over their number times the ratio
-        of the scales."""
+        """Compute multiples of the destination's scale: divide each window's sum, a float32, by its number of elements
+        times the ratio of the scales."""
         exact = (src.astype(np.int64) - self.srcs[0].zero_point).astype(np.float64)
         ones = np.ones((1, 1, *src.shape[2:]))
         if isinstance(of, AdaptivePool2d):

@@ -25,7 +25,7 @@ _FLOAT32 = element("float32")
 
 @ieee
 def stored_as(network: Network, dtype: FloatType) -> Network:
-    """The network with values of float32 stored as `dtype`. For other input shapes it is made anew from the one given.
+    """The network with values of float32 stored as `dtype`. For other input shapes it is made anew from `network`.
 
     Raises NetworkError for a network that has values of other types (except bool, int32 and int64), or casts of its
     own.

@@ -1,6 +1,6 @@
 """How a node may run: its candidates from the kernel table, with layouts and costs.
 
-The op says what it asks of the kernel table (`network.ops.rule`). The table says the rest.
+The op says what it requires of the kernel table (`network.ops.rule`). The table says the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blockconv.network.ops import Concat, Foreign
 from blockconv.network.ops.rule import Layouts, Site, View
 
 Reorder = Callable[[str, Layout, Layout], float]
-FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # of a foreign node, and the bytes a second that it moves
+FOREIGN_SECONDS, FOREIGN_RATE = 3e-6, 5e9  # a foreign node takes so long, and moves so many bytes a second
 
 
 class Candidate(NamedTuple):

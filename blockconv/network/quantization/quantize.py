@@ -133,7 +133,7 @@ class _Quantizing:
         return self.steps(network)[-1]
 
     def steps(self, network: Network) -> tuple[Network, dict[str, IntegerTarget], Network]:
-        """The network after fusion, what its values are to be, and the network of integers."""
+        """The network after fusion, the quantization of its values, and the network of integers."""
         fused = fuse(network)
         excluded, eight = _holders(fused, "float32", self.float32), _holders(fused, "int8", self.int8)
         shared = quantizable(fused, excluded, self.dtype)
@@ -172,7 +172,7 @@ def _read_names(argument: str, names: object) -> tuple[str, ...]:
 
 
 def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
-    """The nodes that do what those of these names did before fusion."""
+    """The fused nodes that do the work of the nodes with these names."""
     found = set()
     for name in names:
         holder = fused.holder(name)
@@ -186,9 +186,9 @@ def _holders(fused: Network, argument: str, names: Iterable[str]) -> set[str]:
 def _integers(
     shared: Mapping[str, str], calibration: Calibration, dtype: IntegerType, kept: Collection[str]
 ) -> dict[str, IntegerTarget]:
-    """What each value is to be; values that share a scale have the range of all of them.
+    """The quantization of each value; values that share a scale have the range of all of them.
 
-    kept: values that stay of 8 bits, as do those that share a scale with one.
+    kept: values that keep 8 bits. Values that share a scale with one of these keep them too.
     """
     missing = [name for name in shared if name not in calibration.ranges]
     if missing:
@@ -215,8 +215,8 @@ def _report(
     values: Mapping[str, IntegerTarget],
     samples: Sequence[Mapping[str, Any]] | None,
 ) -> QuantizationReport:
-    """What the layers of the new network give beside those of the old one."""
-    # A node of the new network gives what the one of its name gave.
+    """Compare the layers of the new network with those of the old one."""
+    # A node of the new network does the work of the old one with its name.
     named = {node.name: node.output for node in fused.nodes}
     given = {node.output: named[node.name] for node in made.nodes if node.name in named}
     floats = set(flowing(made))
@@ -231,7 +231,7 @@ def _report(
 
 
 def _runs_as(made: Network, node: Node) -> str:
-    """The type of what a node gives; of a convolution of integers that gives floats, of what it reads."""
+    """The type of a node's output; for a convolution of integers that gives floats, of its input."""
     if isinstance(node.attributes, QuantizedConv2d) and node.attributes.dtype == "float32":
         return str(made.tensors[node.inputs[0]].dtype)
     return str(made.tensors[node.output].dtype)

@@ -148,7 +148,7 @@ def _with_integer_weights(
     """A convolution with weights and bias of integers, and the nodes that dequantize them."""
     weight, *bias = (constants[name].astype(np.float64) for name in node.parameters)
     oc, most_of_type = len(weight), how.type_of(node).bounds[1]
-    # Of a pair's sum 127, to which rounding its weights may add one; those of 4 bits are never as large.
+    # A pair may sum to 127, and rounding may add 1. Weights of 4 bits are never as large.
     largest = (
         pair_sums(weight)
         if how.reduce_range and most_of_type == 127
