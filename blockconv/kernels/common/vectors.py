@@ -33,6 +33,13 @@ def lanes_below(builder: Any, lanes: int, limit: Any, period: int = 0) -> Any:
     return iota < splat(builder, builder.trunc(limit, I32), lanes)
 
 
+def lanes_inside(builder: Any, lanes: int, first: Any, size: Any, ahead: int = 0) -> Any:
+    """A mask: 0 <= first + ahead + lane < size (i64s)."""
+    numbers = ir.Constant(ir.VectorType(I32, lanes), [ahead + lane for lane in range(lanes)])
+    first, size = (splat(builder, builder.trunc(value, I32), lanes) for value in (first, size))
+    return builder.icmp_unsigned("<", numbers + first, size)
+
+
 def _powers(count: int) -> Iterator[tuple[int, int]]:
     """`count` lanes as stretches of powers of two, the largest first: (first lane, lanes)."""
     first = 0

@@ -28,7 +28,7 @@ from blockconv import jit
 from blockconv.core.activation import ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import group, held, word
-from blockconv.jit.ir import emitted, fill_memory, opaque, shuffle
+from blockconv.jit.ir import emitted, fill_memory, opaque, picked
 from blockconv.kernels.common.activation import ActivationArguments, activate, parameters_at
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ChannelVector, ConvSizes, Geometry, image_at
@@ -343,10 +343,7 @@ class _DataCode(_Code):
 
     def repeated(self, address: Any) -> Any:
         """The values of a block's channels, for each pixel of a vector."""
-        if self.spec.unit == 1:
-            return self.sums.broadcast(address)
-        one = self.sums.load(address, lanes=self.spec.unit)
-        return shuffle(self.b, one, one, [lane % self.spec.unit for lane in range(self.spec.lanes)])
+        return self.sums.repeated(address, self.spec.unit)[0]
 
     def weight(self, tap: int) -> Any:
         return self.repeated(self.wei + tap * self.spec.unit * self.sums.itemsize)
@@ -391,17 +388,11 @@ class _DataCode(_Code):
 
     def interleaved(self, vectors: list[Any]) -> list[Any]:
         """The pixels of vectors of each remainder, in their order."""
-        spec, found = self.spec, []
-        for first in range(0, spec.sw * spec.pixels, spec.pixels):
-            value, at = vectors[0], [divmod(first + lane // spec.unit, spec.sw) for lane in range(spec.lanes)]
-            for rest, vector in enumerate(vectors):
-                lanes = [m * spec.unit + lane % spec.unit for lane, (m, _) in enumerate(at)]
-                taken = [
-                    spec.lanes + k if of == rest else lane
-                    for lane, (k, (_, of)) in enumerate(zip(lanes, at, strict=True))
-                ]
-                value = shuffle(self.b, value, vector, taken)
-            found.append(value)
+        spec, kind, found = self.spec, vectors[0].type, []
+        for first in range(0, spec.sw * spec.lanes, spec.lanes):
+            numbers = [divmod(k, spec.unit) for k in range(first, first + spec.lanes)]
+            at = [n % spec.sw * spec.lanes + n // spec.sw * spec.unit + channel for n, channel in numbers]
+            found.append(picked(self.b, kind, at, vectors.__getitem__))
         return found
 
     def store(self, values: list[Any], dst: Any, left: Any | None) -> None:

@@ -23,14 +23,14 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I32, const, counted, every_pixel, opaque, picked, shuffle, splat
+from blockconv.jit.ir import const, counted, every_pixel, opaque, picked, shuffle
 from blockconv.kernels.common.dot import multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.requantize import FLOAT32
 from blockconv.kernels.common.tile import Output, Tile
 from blockconv.kernels.common.unpacked import PARTS, UNIT
-from blockconv.kernels.common.vectors import Vectors, lanes_below
+from blockconv.kernels.common.vectors import Vectors, lanes_below, lanes_inside
 
 
 @dataclass(frozen=True)
@@ -399,16 +399,10 @@ class FloatTile:
 
     def pixels(self, position: Any, masked: bool) -> list[Any | None]:
         """The masks of vectors along pixels from `position` on: which elements are in the image."""
-        b, lanes, spec = self.b, self.spec.lanes, self.spec
-        if not spec.columns or not masked:
-            return [None] * spec.columns
-        iota = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
-        size = splat(b, b.trunc(self.loop.size, I32), lanes)
-        masks = []
-        for j in range(spec.columns):
-            first = b.trunc(position + j * lanes, I32)
-            masks.append(b.icmp_unsigned("<", iota + splat(b, first, lanes), size))
-        return masks
+        lanes, size = self.spec.lanes, self.loop.size
+        return [
+            lanes_inside(self.b, lanes, position, size, j * lanes) if masked else None for j in range(self.spec.columns)
+        ]
 
 
 # ---------------------------------------------------------------- loads

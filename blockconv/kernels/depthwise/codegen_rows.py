@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.jit.ir import const, shuffle
+from blockconv.jit.ir import const, picked, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
@@ -167,21 +167,12 @@ class SourceRow:
     def picked(self, parts: list[RowPart], wanted: list[int | None]) -> Any:
         """The wanted elements of these vectors: zero for None; anything for an element that no vector has."""
         lanes, vectors = self.v.lanes, [part.value for part in parts]
-        found = {at: (k, lane) for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
+        found = {at: k * lanes + lane for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
         if None in wanted and None not in found:
-            found[None] = len(vectors), 0
+            found[None] = len(vectors) * lanes
             vectors.append(self.v.zero)
-        at = [found.get(element, (0, lane)) for lane, element in enumerate(wanted)]
-        if all(lanes_at == (0, lane) for lane, lanes_at in enumerate(at)):
-            return vectors[0]
-        value = vectors[0]
-        for k, vector in enumerate(vectors[1:] or [value], 1):
-            taken = [
-                lanes + lane if of == k else 0 if of > k else lane if k == 1 else output
-                for output, (of, lane) in enumerate(at)
-            ]
-            value = shuffle(self.v.b, value, vector, taken)
-        return value
+        at = [found.get(element, lane) for lane, element in enumerate(wanted)]
+        return picked(self.v.b, self.v.kind, at, vectors.__getitem__)
 
     def at(self, element: int) -> Any:
         return self.address + element * self.v.itemsize if element else self.address

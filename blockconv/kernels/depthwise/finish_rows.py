@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from llvmlite import ir
-
 from blockconv.core import target
-from blockconv.jit.ir import shuffle
+from blockconv.jit.ir import picked, shuffle
 from blockconv.kernels.common.epilogue import TileEpilogue
 from blockconv.kernels.common.requantize import EpilogueArguments, quantized_parts
 from blockconv.kernels.common.unpacked import PARTS, UNIT, permutes_bytes, unpacked_order
@@ -121,11 +119,7 @@ class _RowsEpilogue(TileEpilogue):
         """The last elements of the tile."""
         lanes = self.unit.lanes
         end = [(extent.unit, lane) for extent in self.extents for lane in extent.lanes][-lanes:]
-        value = ir.Constant(self.unit.kind, ir.Undefined)
-        for unit in sorted({unit for unit, _ in end}):
-            taken = [lanes + lane if of == unit else k for k, (of, lane) in enumerate(end)]
-            value = shuffle(self.b, value, values[unit], taken)
-        return value
+        return picked(self.b, self.unit.kind, [unit * lanes + lane for unit, lane in end], values.__getitem__)
 
     def load_row(self, base: Any, row: int) -> list[Any]:
         """The residual, as vectors of as many lanes as accumulators have."""

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from blockconv.core.types import element
 from blockconv.jit.ir import I32, I64, const, emitted, picked, pointer, shuffle, splat
-from blockconv.kernels.common.vectors import Vectors
+from blockconv.kernels.common.vectors import Vectors, lanes_inside
 from blockconv.kernels.pool.reduction import Reducer
 
 _Vectors = list[Any]
@@ -106,7 +106,7 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run
         if is_wide:
             inside[c] = b.icmp_unsigned("<", run.column + c, run.width)
         elif c < tile.left or c >= span - tile.right:
-            inside[c] = _inside(e, run, c * lanes)
+            inside[c] = lanes_inside(b, lanes, run.column, run.width, c * lanes)
 
     def read(row: Any, v: int) -> Any:
         c = columns[v]
@@ -131,13 +131,6 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run
             e.store_result(value, e.after(run.dst, k, run.d_step), scale, e.plus(run.mask, first), count)
 
     e.guarded(compute, store)
-
-
-def _inside(e: Reducer, run: PoolRun, first: int) -> Any:
-    """The mask of a vector's elements that are in the image's row; first: its number of elements from the tile's."""
-    numbers = ir.Constant(ir.VectorType(I32, e.lanes), [first + lane for lane in range(e.lanes)])
-    before, elements = (splat(e.b, e.b.trunc(value, I32), e.lanes) for value in (run.column, run.width))
-    return e.b.icmp_unsigned("<", before + numbers, elements)
 
 
 # ---------------------------------------------------------------- windows
