@@ -490,17 +490,17 @@ def _over_channels(request: Request, padded: int, lanes: int) -> DepthwiseBlocki
     """
     p, types, machine, s, d = request.problem, request.types, request.machine, request.source, request.destination
     m = p.oc // p.ic
-    cut, store_width = _stores(s.length * m, d.length, lanes)
-    ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
-    runs = _runs(p, s.length, padded, lanes, cut)
-    if (
-        ragged and machine.isa.halves and types.acc.is_float
-    ):  # half vectors, which take half as long, if fewer of their lanes are idle
-        halved, width = _stores(s.length * m, d.length, lanes // 2)
-        halves = _runs(p, s.length, padded, lanes // 2, halved)
-        if len(halves) < 2 * len(runs):
-            runs, store_width, cut, lanes = halves, width, halved, lanes // 2
-            ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
+
+    def vectors(lanes: int) -> tuple[int, tuple[ChannelRun, ...], int, int, bool]:
+        cut, store_width = _stores(s.length * m, d.length, lanes)
+        ragged = cut < NO_BLOCK or (s.length < NO_BLOCK and s.length % lanes > 0)
+        return lanes, _runs(p, s.length, padded, lanes, cut), cut, store_width, ragged
+
+    lanes, runs, cut, store_width, ragged = whole = vectors(lanes)
+    if ragged and machine.isa.halves and types.acc.is_float:
+        # Half vectors, which take half as long, if fewer of their lanes are idle.
+        halves = vectors(lanes // 2)
+        lanes, runs, cut, store_width, ragged = halves if len(halves[1]) < 2 * len(runs) else whole
     if not ragged:
         masked, wei_block = int(s.length == NO_BLOCK and p.ic % lanes > 0), lanes
     else:
