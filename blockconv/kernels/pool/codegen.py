@@ -119,7 +119,7 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run
         reduced = dict(zip(columns, e.reduced(len(columns), rows, run.rows, read), strict=True))
         values = []
         for taps in windows:
-            found = [picked(b, e.kind, elements, reduced.__getitem__) for elements in taps]
+            found = (picked(b, e.kind, elements, reduced.__getitem__) for elements in taps)
             values.append(functools.reduce(e.combine, found))
         return values
 
