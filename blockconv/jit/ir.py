@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 
 from blockconv.core.target import X86
-from blockconv.jit.values import Emitted, alloca_once, floating
+from blockconv.jit.values import Emitted, floating
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -272,8 +272,11 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
 
 @emitted
 def stack_memory(builder: Any, nbytes: int) -> Any:
-    """The address of so many bytes, whole words, of the stack. They are there as long as the kernel runs."""
-    return builder.ptrtoint(alloca_once(builder, ir.ArrayType(I64, nbytes // 8)), I64)
+    """The address of so many bytes of the stack, aligned to a cache line. They hold nothing yet."""
+    with builder.goto_entry_block():
+        slot = builder.alloca(ir.ArrayType(I8, nbytes))
+        slot.align = 64
+    return builder.ptrtoint(slot, I64)
 
 
 @emitted

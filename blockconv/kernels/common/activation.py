@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind, Definition
+from blockconv.core.activation import ACTIVATIONS, NUMBERS, Activation, ActivationKind
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import I64, const, emitted, pointer
@@ -34,16 +34,13 @@ def _arguments(number: int, first: int, second: int) -> ActivationArguments:
     return ActivationArguments(number=number, first=first, second=second)
 
 
-def activate(v: Vectors, x: Any, number: Any, parameters: list[Any], table: dict[str, Definition] = ACTIVATIONS) -> Any:
-    """The activation of this number at run time on the vector `x`; unknown numbers leave it as it is.
-
-    table: which of `ACTIVATIONS` and `FUNCTIONS` the number is of.
-    """
+def activate(v: Vectors, x: Any, number: Any, parameters: list[Any]) -> Any:
+    """The activation of this number at run time on the vector `x`; unknown numbers leave it as it is."""
     start = v.b.block
     done = v.b.append_basic_block("activated")
     switch = v.b.switch(number, done)
     results = [(x, start)]
-    for name, definition in table.items():
+    for name, definition in ACTIVATIONS.items():
         if definition.code is None:
             continue
         value = NUMBERS[name]

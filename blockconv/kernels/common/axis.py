@@ -16,6 +16,7 @@ from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.common.tile import LINE
+from blockconv.kernels.common.walk import padded_channels
 from blockconv.runtime import Buffer, Launch
 
 MULTIPLY_ADDS = 60.0  # time of a vector of results, in multiply-adds
@@ -94,17 +95,13 @@ def walked_axis(request: Request, axis: int, given: Quantizations = None, gather
     itemsize, lanes, size = element.itemsize, m.lanes(element.computed.itemsize), shape[axis]
     axes = [a for a in layout.axes(shape) if a.dim == axis]
     across = axes[-1].stride != 1
-    channels = next((a for a in layout.axes(shape) if a.dim == 1), axes[0])
     common: dict[str, Any] = {
         "src": Buffer(0),
         "dst": Buffer(1),
         "size": size,
         "own": 0,
         **element_words(element, given),
-        "channels": shape[1] if across and layout.padded_shape(shape) != shape else 0,
-        "block": channels.step,
-        "block_stride": channels.stride,
-        "blocks": channels.size,
+        "blocks": padded_channels(layout, shape),
     }
     if across:
         apart = axes[0].stride
@@ -148,11 +145,7 @@ def element_words(element: ElementType, given: Quantizations) -> dict[str, Any]:
 
 def cost(request: Request) -> float:
     """Seconds to move source and destination, or for the work on each vector, or part of one, of a block."""
-    layout = request.dst
-    size = layout.size(request.problem.shape)
+    layout, size = request.dst, request.dst.size(request.problem.shape)
     part = min(16, layout.blocks[1]) if layout.is_blocked and layout.blocks[1] > 1 else 16
-    nbytes, computed = (
-        size * request.types.src.itemsize,
-        size / part * MULTIPLY_ADDS * request.machine.fma_seconds(16, 4),
-    )
-    return request.seconds(nbytes, nbytes, computed)
+    nbytes, computed = size * request.types.src.itemsize, size / part * request.machine.fma_seconds(16, 4)
+    return request.seconds(nbytes, nbytes, computed * MULTIPLY_ADDS)

@@ -23,6 +23,7 @@ from blockconv.kernels.common.conversion import ConversionArguments, read_and_wr
 from blockconv.kernels.common.copies import gather_blocks, scatter_blocks
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.operands import Operands
+from blockconv.kernels.common.walk import PaddedChannels, is_missing
 
 ALONG, ALONG_BLOCKS, ACROSS = range(3)  # directions
 PARTIAL = 64  # vectors of a partial sum: errors grow with the number of additions to it, and to the total
@@ -42,10 +43,7 @@ class AxisArgs(Operands):
     own = word("from the scratch to the memory of the body", "bytes")
     zero = word("what results of channels, or elements, that do not exist become", "bits of an element")
     integers = group(ConversionArguments, "what elements of 8 bits stand for")
-    channels = word("across positions of blocked channels: channels that exist; else 0")
-    block = word("channels in a block")
-    block_stride = word("from a block of channels to the next", "elements")
-    blocks = word("blocks of channels")
+    blocks = group(PaddedChannels, "across positions")
 
 
 class AxisRun(NamedTuple):
@@ -265,9 +263,8 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
             number, left, own = outer * inner + position, inner - position, scratch + a.own
             run(AxisRun(a.src + at, a.dst + at, size, 1, size, stride, number, at, left, own, args))
             outer, following = (outer, position + lanes) if left > lanes else (outer + 1, 0)
-            for k in range(min(lanes, left) if a.channels else 0):
-                index = at // itemsize + k
-                if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
+            for k in range(min(lanes, left) if a.blocks.channels else 0):
+                if is_missing(a.blocks, at // itemsize + k):
                     for j in range(size):
                         store_bits(a.dst + at + k * itemsize + j * stride, a.zero, itemsize)
 

@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from blockconv.core import target
 from blockconv.core.types import SIGNED, ElementType
-from blockconv.jit.ir import I32, I64, call_llvm, const, counted, join, pointer, shuffle, splat
+from blockconv.jit.ir import I32, call_llvm, const, counted, join, pointer, shuffle, splat
 from blockconv.jit.values import alloca_once
 from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 
@@ -214,6 +214,23 @@ class Vectors:
         keep = self.b.load(pointer(self.b, mask, bits), align=1)
         return self.b.bitcast(self.b.bitcast(value, bits) & keep, self.kind)
 
+    def periodic(self, address: Any, period: Any) -> Any:
+        """The elements at an address that repeat after so many (i64), a divisor of the lanes."""
+        b, (slot,) = self.b, self.slots(1, self.zero)
+
+        def case(count: int) -> None:
+            if count == self.lanes:
+                b.store(self.load(address), slot)
+                return
+            with b.if_else(b.icmp_signed("==", period, const(count))) as (this, larger):
+                with this:
+                    b.store(self.repeated(address, count)[0], slot)
+                with larger:
+                    case(2 * count)
+
+        case(1)
+        return b.load(slot)
+
     def repeated(self, address: Any, count: int) -> list[Any]:
         """The vectors of the `count` elements at an address, again and again, until they begin anew with a vector."""
         if count == 1:
@@ -222,14 +239,6 @@ class Vectors:
         lanes = math.lcm(count, self.lanes)
         parts = [[k % count for k in range(first, first + self.lanes)] for first in range(0, lanes, self.lanes)]
         return [shuffle(self.b, given, given, part) for part in parts]
-
-    def kept(self, vectors: Sequence[Any]) -> Any:
-        """The address (i64) of vectors that are stored one after another on the stack."""
-        slot = alloca_once(self.b, ir.ArrayType(self.kind, len(vectors)))
-        address = self.b.ptrtoint(slot, I64)
-        for k, value in enumerate(vectors):
-            self.store(value, address + k * self.bytes)
-        return address
 
     def each(self, count: Any, body: Callable[..., None], unroll: int = 1) -> None:
         """body(byte offset, mask) for the vectors of `count` elements; the mask is None where all lanes exist.

@@ -3,11 +3,10 @@
 Each loop has a stride for the destination and for every operand, which is 0 where the operand is broadcast. Loops that
 are one in all of them are fused. The innermost loop is over the elements of an extent, and the next one over extents.
 
-An operand goes along with an extent in one of three ways. Most have an element for each of its elements, or one for
-all. Where one has a few elements for each step of the loop around, that loop becomes part of the extent, and the
-operand repeats in it: vectors have no remainder at each step. So a bias of NHWC, or of a block of channels, wins. Up to
-`MOST_REPEATED` vectors stay in registers (`repeats` is the number of elements); more are written out in the scratch
-first (`WRITTEN`), up to `LONGEST` elements.
+An operand goes along with an extent in one of three ways: `EACH`, `HELD` or `REPEATED`. Where an operand has few
+elements for each step of the loop around, that loop becomes part of the extent, and the operand repeats in it: vectors
+have no remainder at each step. So a bias of NHWC, or of a block of channels, wins. How many elements it has is a word
+of the argument block: one kernel serves any number of channels.
 
 A last block of channels that has a tail is a case of its own: see `Walk.block`.
 """
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blockconv.core.layout import LARGEST_BLOCK, Layout
+from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import copy_memory, store_bits
 from blockconv.kernels.common.loop_nest import Loop, fused
@@ -28,11 +27,11 @@ from blockconv.runtime import Buffer
 
 Shape = tuple[int, ...]
 MOST_ARRAYS = 4  # the destination, and three operands at the most
-MOST_REPEATED = 8  # vectors of an operand's elements that code is built for
-WRITTEN = LARGEST_BLOCK + 1  # in place of a number of repeated elements
-LONGEST = 2048  # elements that a written-out period has at the most
-PERIOD = 128  # and at the least, if the extent is long
-MASKED = 32  # vectors of a mask that is written out
+AT_ONCE = 4  # vectors at a time
+LONGEST = 256  # vectors of a period at the most: it is written on the stack
+# An operand has an element for each of an extent, or a vector of them that repeats, in a register, or a longer period.
+# One that does not end with `AT_ONCE` vectors is written out first, with as many vectors from its beginning.
+EACH, HELD, REPEATED = range(3)
 LARGE_TASK = 128 * 1024  # bytes of the destination in a task, if there are plenty; if not, TASK_BYTES
 
 
@@ -41,6 +40,7 @@ class Place(Arguments):
 
     at = word("the first element", "address")
     step = word("from one to the next", "bytes")
+    inner = word("elements after which one that is `HELD` repeats: they divide a vector", "", 0)
 
 
 class Stride(Arguments):
@@ -73,10 +73,32 @@ class WalkArgs(Arguments):
     task_rows = word("extents in a task")
     row_tasks = word("tasks that the extents of the innermost loop make")
     inner = word("elements after which operands repeat in an extent")
-    period = word("a multiple of it, of a vector, and of `block`: elements of an extent that are computed at a time")
+    period = word("a multiple of these, of a vector, and of `block`: then masks and operands begin anew")
     valid = word("channels that exist")
     block = word("in a block, where the last one has a tail; else 1", "channels")
     depth = word("loops around the extents")
+
+
+class PaddedChannels(Arguments):
+    """The blocks of channels of a storage."""
+
+    channels = word("channels that exist, where the last block has a tail; else 0")
+    block = word("channels in a block")
+    stride = word("from a block to the next", "elements")
+    count = word("blocks")
+
+
+def padded_channels(layout: Layout, shape: Shape) -> PaddedChannels:
+    """The words of `PaddedChannels`."""
+    axis = next((axis for axis in layout.axes(shape) if axis.dim == 1), None)
+    if axis is None or layout.padded_shape(shape) == shape:
+        return PaddedChannels(channels=0, block=1, stride=1, count=1)
+    return PaddedChannels(channels=shape[1], block=axis.step, stride=axis.stride, count=axis.size)
+
+
+def is_missing(blocks, index):
+    """Whether the element at this index of a storage is of a channel that does not exist. blocks: `PaddedChannels`."""
+    return index // blocks.stride % blocks.count * blocks.block + index % blocks.block >= blocks.channels
 
 
 def begin_of(a, task, arrays, to):
@@ -100,18 +122,20 @@ def begin_of(a, task, arrays, to):
     return min(a.task_size, a.extent - start), min(a.task_rows, rows.size - begin), channel
 
 
-def repeat(to, values, nbytes, there, times):
-    """Write `nbytes` bytes so many times: the first `there` of them are at `values`, and no others are read."""
+def repeat(to, values, nbytes, there, total):
+    """Write `nbytes` bytes again and again: the first `there` of them are at `values`, and no others are read."""
     copy_memory(to, values, there)
-    for k in range(1, times):
-        copy_memory(to + k * nbytes, to, nbytes)
+    done = nbytes
+    while done < total:
+        copy_memory(to + done, to, min(done, total - done))
+        done += done
 
 
-def write_mask(mask, period, block, valid, itemsize):
-    """Write `period` elements, in blocks: all ones in each block's first `valid`, which exist, zeros in the others."""
+def write_mask(mask, total, block, valid, itemsize):
+    """Write `total` bytes, in blocks: all ones in each block's first `valid` elements, which exist, zeros in others."""
     for j in range(block):
         store_bits(mask + j * itemsize, -1 if j < valid else 0, itemsize)
-    repeat(mask, mask, block * itemsize, 0, period // block)
+    repeat(mask, mask, block * itemsize, 0, total)
 
 
 @dataclass(frozen=True)
@@ -120,8 +144,8 @@ class Walk:
 
     elements, rows, loops: over the elements of an extent, over extents, and around these, outermost first.
     begin: the offsets of the first element.
-    repeats: for each operand the elements after which it repeats in an extent: 1 for a single one, 0 if it does not
-        repeat, or `WRITTEN`.
+    repeats: for each operand the elements after which it repeats in an extent: 1 for a single one, `inner` for several,
+        0 if it does not repeat.
     inner: those elements, where there are several.
     period: see `WalkArgs`.
     valid, block: channels, and those in a block, where the last block has a tail: results of others are masked. Else
@@ -158,12 +182,12 @@ class Walk:
         return self.rows.size * math.prod(loop.size for loop in self.loops)
 
     @property
-    def scratch(self) -> int:
-        """Bytes that a kernel needs, where it writes a mask or operands."""
-        return 8 * MOST_ARRAYS * self.period if self.block > 1 or WRITTEN in self.repeats else 0
+    def ways(self) -> list[int]:
+        """For each operand `EACH`, `HELD` or `REPEATED`."""
+        return [EACH if not inner else HELD if self.lanes % inner == 0 else REPEATED for inner in self.repeats]
 
     def tasks(self, buffers: Sequence[int], sizes: Sequence[int], threads: int) -> tuple[dict[str, Any], int, int]:
-        """(the words of `WalkArgs`, and `loops`; tasks; how many are taken at a time).
+        """(words of `WalkArgs` beside this one's fields, and `loops`; tasks; how many are taken at a time).
 
         buffers, sizes: of the destination and each operand: its number, and bytes of an element.
         """
@@ -173,8 +197,8 @@ class Walk:
         size = max(1, nbytes // (itemsize * unit)) * unit
         rows = max(1, min(self.rows.size, nbytes // (extent * itemsize)))
         size_tasks, row_tasks = -(-extent // size), -(-self.rows.size // rows)
-        each = zip(buffers, self.begin, self.elements.strides, sizes, strict=True)
-        places = [Place(at=Buffer(n, first * size), step=stride * size) for n, first, stride, size in each]
+        each = zip(buffers, self.begin, self.elements.strides, sizes, (0, *self.repeats), strict=True)
+        places = [Place(at=Buffer(n, at * size), step=step * size, inner=k) for n, at, step, size, k in each]
         words = {
             "arrays": places + places[-1:] * (MOST_ARRAYS - len(places)),
             "extent": extent,
@@ -185,10 +209,6 @@ class Walk:
             "size_tasks": size_tasks,
             "task_rows": rows,
             "row_tasks": row_tasks,
-            "inner": self.inner,
-            "period": self.period,
-            "valid": self.valid,
-            "block": self.block,
         }
         tasks = size_tasks * row_tasks * math.prod(loop.size for loop in self.loops)
         return words, tasks, chunk_of(tasks, min(extent, size) * rows * itemsize, threads, nbytes)
@@ -208,21 +228,16 @@ def _walk(layout: Layout, shape: Shape, operands: Sequence[Shape | None], images
     elements = loops.pop() if loops and loops[-1].strides[0] == 1 else replace(once, strides=(1, *once.strides[1:]))
     inner, rows = elements.size, loops.pop() if loops else once
     repeats = [1 - stride for stride in elements.strides[1:]]
-    valid = (*shape, 1, 1)[1]
-    block, least = (layout.blocks[1], MASKED * lanes) if ragged else (1, 1)
-    period, whole, size = lanes, math.lcm(inner, lanes), inner * rows.size
-    held = inner <= LARGEST_BLOCK and whole <= MOST_REPEATED * lanes
-    written = whole <= LONGEST and size >= 4 * whole and (inner % lanes > 0 or inner < 4 * lanes)
+    valid, block = (*shape, 1, 1)[1], layout.blocks[1] if ragged else 1
+    period, whole, size = math.lcm(lanes, block), math.lcm(inner, lanes, block), inner * rows.size
+    fits = lanes % inner == 0 or whole <= min(LONGEST * lanes, size)
     pairs = [*zip(elements.strides, rows.strides, strict=True)]
     one = all(there == here * inner or (here and not there) for here, there in pairs) and rows.size > 1
-    if one and (held or written) and not (ragged and _channels(rows)):
-        kept = [0 if here and not there else here for here, there in pairs]
-        kind = inner if held else WRITTEN
-        repeats = [kind if here and not there else one for (here, there), one in zip(pairs[1:], repeats, strict=True)]
-        period, least = whole, max(least, min(PERIOD, size // 8) if not held else 1)
-        elements, rows = Loop(size, tuple(kept)), loops.pop() if loops else once
-    period = math.lcm(period, block)
-    period = -(-least // period) * period
+    if one and fits and not (ragged and _channels(rows)):
+        repeats = [inner if here and not there else one for (here, there), one in zip(pairs[1:], repeats, strict=True)]
+        kept, period = tuple(0 if here and not there else here for here, there in pairs), whole
+        elements, rows = Loop(size, kept), loops.pop() if loops else once
+    period *= -(-AT_ONCE * lanes // period)
     return Walk(elements, rows, tuple(loops), begin, tuple(repeats), inner, period, valid, block, lanes)
 
 

@@ -6,25 +6,25 @@ and the result is quantized. Booleans are bytes, 0 or 1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, get_args
 
 from llvmlite import ir
 
 from blockconv.core import target
-from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, ActivationKind
+from blockconv.core.activation import ACTIVATIONS, FUNCTIONS, NUMBERS, ActivationKind
 from blockconv.core.element_problem import ElementKind
 from blockconv.core.types import BITS, SIGNED, ElementType, element
 from blockconv.jit.ir import I32, I64, call_llvm, const, counted, emitted, pointer
-from blockconv.kernels.common.activation import ActivationArguments, activate
+from blockconv.jit.values import alloca_once
+from blockconv.kernels.common.activation import ActivationArguments
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.requantize import QuantizationArguments
 from blockconv.kernels.common.unpacked import shuffled_bytes
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.common.walk import WRITTEN, Place
+from blockconv.kernels.common.walk import AT_ONCE, HELD, REPEATED, Place
 
-UNROLL = 4  # vectors at a time
 COMPARED = {"equal": "==", "less": "<", "less_equal": "<="}
 KINDS = get_args(ElementKind)
 
@@ -37,7 +37,7 @@ class EltwiseForm(NamedTuple):
     real: whether integers stand for floats.
     act: the `ActivationKind` of the activation behind the op.
     lanes: of a vector.
-    first, second, third: for each operand, `Walk.repeats`.
+    first, second, third: for each operand, one of `Walk.ways`.
     """
 
     kind: int
@@ -87,7 +87,8 @@ class Extents(NamedTuple):
     """`rows` contiguous extents of `size` elements.
 
     places: the address of a `Place` for the destination and for each operand, with the step from an extent to the next.
-    mask: the address of as many elements with zero bits where no channel exists.
+    mask: the address of a period's elements, with zero bits where no channel exists.
+    period: elements after which masks and operands begin anew.
     activation: the address of its `ActivationArguments`, or of the 256 bytes that are looked up.
     quantizations: the address of the `QuantizationArguments` of the destination and the operands.
     """
@@ -96,6 +97,7 @@ class Extents(NamedTuple):
     rows: int
     places: int
     mask: int
+    period: int
     activation: int
     quantizations: int
 
@@ -120,28 +122,14 @@ class _Side:
     def at(self, address: Any, index: Any) -> Any:
         return self.memory.b.add(address, self.memory.b.mul(index, const(self.memory.itemsize)))
 
-    def read(self, index: Any, mask: Any | None, _: int | None = None) -> Any:
-        """The vector at an index of an extent, as it is computed with."""
-        return self.v.load(self.at(self.begin, index), mask)
-
-    def held(self, count: int) -> Callable[[Any, Any | None, int | None], Any]:
-        """`read`, of `count` elements that repeat, which are in registers.
-
-        Its last argument is the vector's number in an unrolled loop, if it is known.
-        """
-        v = self.v.computed
-        vectors = [self.v.widened(x) for x in self.memory.repeated(self.begin, count)]
-        if len(vectors) == 1:
-            return lambda index, mask, k: vectors[0]
-        kept = v.kept(vectors)
-
-        def vector(index: Any, mask: Any | None, k: int | None) -> Any:
-            if k is not None:
-                return vectors[k % len(vectors)]
-            at = v.b.urem(index, const(len(vectors) * v.lanes))
-            return v.load(kept + at * v.itemsize)
-
-        return vector
+    def read(self, way: int) -> Callable[[Any, Any, Any | None], Any]:
+        """read(index, turn, mask): the vector at an index of an extent, or at a turn of a period, in registers."""
+        if way == HELD:
+            held = self.v.widened(self.memory.periodic(self.begin, self.place.inner))
+            return lambda index, turn, mask: held
+        if way == REPEATED:
+            return lambda index, turn, mask: self.v.load(self.at(self.begin, turn), mask)
+        return lambda index, turn, mask: self.v.load(self.at(self.begin, index), mask)
 
     def masked(self, x: Any, mask: Any) -> Any:
         """A vector for memory where the bits at the address `mask` are not zero; elsewhere zero, or the zero point."""
@@ -155,10 +143,8 @@ class _Side:
 @emitted
 def eltwise_extents(builder: Any, form: EltwiseForm, masked: int, x: Extents) -> None:
     """dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
-    repeats = [0 if one == WRITTEN else one for one in (form.first, form.second, form.third)]
-    count = math.lcm(*(math.lcm(one, form.lanes) // form.lanes for one in repeats if one))
-    unroll = count if form.act >= ActivationKind.OTHER or masked else -(-UNROLL // count) * count
-    types = (form.written, *form.operands)
+    ways, types = (form.first, form.second, form.third), (form.written, *form.operands)
+    unroll = 2 if masked or form.act >= ActivationKind.OTHER else AT_ONCE
     sides = []
     for k, type in enumerate(types):
         place, quantization = (
@@ -166,20 +152,27 @@ def eltwise_extents(builder: Any, form: EltwiseForm, masked: int, x: Extents) ->
         )
         sides.append(_Side(builder, form, type, Place.load(builder, place), quantization))
     dst, *operands = sides
-    last = _lookup(dst.memory, x.activation) if form.op == "lookup" else _activation(dst.v.computed, form, x)
+    turns = alloca_once(builder, I64)  # the element of a period that the next vector begins with
     with counted(builder, x.rows) as row:
         for side in sides:
             side.go(row)
-        held = [side.held(one) if one else side.read for side, one in zip(operands, repeats, strict=False)]
+        reads = [side.read(way) for side, way in zip(operands, ways, strict=False)]
 
-        def vector(index: Any, mask: Any | None, k: int | None = None) -> None:
-            given = [read(index, mask, k) for read in held]
+        def vector(last: Callable[[Any], Any], index: Any, mask: Any | None, k: int | None = None) -> None:
+            first = builder.load(turns)
+            turn = first + (k or 0) * form.lanes
+            if k is None or k == unroll - 1:
+                step = const(form.lanes * (unroll if k else 1))
+                end, anew = first + step, first + (step - x.period)
+                builder.store(builder.select(anew < 0, end, anew), turns)
+            given = [read(index, turn, mask) for read in reads]
             value = dst.v.rounded(last(_result(form.op, operands[-1].v.computed, dst.v.computed, given)))
-            value = dst.masked(value, dst.at(x.mask, index)) if masked else value
+            value = dst.masked(value, dst.at(x.mask, turn)) if masked else value
             dst.memory.store(value, dst.at(dst.begin, index), mask)
 
-        bytes_ = Vectors(builder, element("uint8"), form.lanes)
-        bytes_.each(x.size, vector, unroll)
+        for last in _lasts(dst, form, x):
+            builder.store(const(0), turns)
+            Vectors(builder, element("uint8"), form.lanes).each(x.size, functools.partial(vector, last), unroll)
 
 
 # ---------------------------------------------------------------- expressions
@@ -258,18 +251,26 @@ def _converted(v: Vectors, made: Vectors, x: Any) -> Any:
     return (b.sext if src.kind == SIGNED else b.zext)(x, made.kind)
 
 
-def _activation(v: Vectors, form: EltwiseForm, x: Extents) -> Any:
-    """activate(x), of the activation whose `ActivationArguments` are at an address."""
-    if form.act == ActivationKind.NONE:
-        return lambda x: x
-    given = ActivationArguments.load(v.b, x.activation)
-    doubles = [v.b.bitcast(bits, ir.DoubleType()) for bits in (given.first, given.second)]
-    parameters = [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in doubles]
-    if form.act == ActivationKind.CLIP:
-        low, high = map(v.splat, parameters)
-        return lambda x: v.clip(x, low, high)
-    table = FUNCTIONS if form.act == ActivationKind.FUNCTION else ACTIVATIONS
-    return lambda x: activate(v, x, given.number, parameters, table)
+def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any], Any]]:
+    """The last step of a result: the lookup or the activation; or each of several, in a branch that is taken for it."""
+    v = dst.v.computed
+    if form.op == "lookup":
+        yield _lookup(dst.memory, x.activation)
+    elif form.act == ActivationKind.NONE:
+        yield lambda x: x
+    else:
+        given = ActivationArguments.load(v.b, x.activation, held=True)
+        doubles = [v.b.bitcast(bits, ir.DoubleType()) for bits in (given.first, given.second)]
+        parameters = [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in doubles]
+        if form.act == ActivationKind.CLIP:
+            low, high = map(v.splat, parameters)
+            yield lambda x: v.clip(x, low, high)
+        else:
+            table = FUNCTIONS if form.act == ActivationKind.FUNCTION else ACTIVATIONS
+            for name, definition in table.items():
+                if definition.code is not None:
+                    with v.b.if_then(v.b.icmp_signed("==", given.number, const(NUMBERS[name]))):
+                        yield lambda x, d=definition: d.code(v, x, *parameters[: len(d.parameters)])  # type: ignore[misc]
 
 
 def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:

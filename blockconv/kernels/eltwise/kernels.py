@@ -5,8 +5,11 @@ from blockconv.jit.arguments import table, word
 from blockconv.jit.ir import stack_memory
 from blockconv.kernels.common.requantize import QuantizationArguments
 from blockconv.kernels.common.walk import (
+    AT_ONCE,
+    EACH,
+    LONGEST,
     MOST_ARRAYS,
-    WRITTEN,
+    REPEATED,
     Place,
     WalkArgs,
     WalkLoop,
@@ -17,7 +20,6 @@ from blockconv.kernels.common.walk import (
 from blockconv.kernels.eltwise.codegen import EltwiseForm, Extents, eltwise_extents
 
 PLACES = MOST_ARRAYS * Place.nbytes
-NBYTES = 3 * PLACES
 
 
 class EltwiseArgs(WalkArgs):
@@ -30,21 +32,19 @@ class EltwiseArgs(WalkArgs):
 
 @jit.kernel
 def eltwise(form: EltwiseForm):
-    """A task reads and writes a part of an extent, or of each of several.
-
-    Scratch, where extents are cut into periods, or a block of channels has a tail: a mask, and operands that repeat.
-    """
-    repeats = (0, form.first, form.second, form.third)
+    """A task reads and writes a part of an extent, or of each of several."""
+    ways = (EACH, form.first, form.second, form.third)
     sizes = (*(type.itemsize for type in (form.written, *form.operands)), 0, 0)[:MOST_ARRAYS]
-    arrays, itemsize = 1 + len(form.operands), sizes[0]
-    bounded, written = int(form.op == "affine"), int(WRITTEN in repeats)
+    arrays, itemsize, most = 1 + len(form.operands), sizes[0], (LONGEST + AT_ONCE) * form.lanes * max(sizes)
+    group, bounded, repeated = AT_ONCE * form.lanes, int(form.op == "affine"), int(REPEATED in ways)
 
     def kernel(args, first, last, scratch):
         a = EltwiseArgs(args)
-        rows, block, period, act, words = a.rows, a.block, a.period, a.activation, a.quantizations.address
-        memory = stack_memory(NBYTES)
-        here, cut, held = Place(memory), Place(memory + PLACES), Place(memory + 2 * PLACES)
-        is_masked = 0
+        rows, block, period, inner = a.rows, a.block, a.period, a.inner
+        written = stack_memory(MOST_ARRAYS * most)  # a mask, then operands
+        here, cut, held = Place(stack_memory(PLACES)), Place(stack_memory(PLACES)), Place(stack_memory(PLACES))
+        total, is_masked = period + group, 0
+        is_written = repeated and (period != inner or inner % group > 0)
         for k in range(arrays):
             held[k].at = 0
         for task in range(first, last):
@@ -52,38 +52,28 @@ def eltwise(form: EltwiseForm):
             valid = a.valid - channel
             missing = valid - (extents - 1) * rows.channels < block
             if missing and not is_masked:  # a last block has the same mask in every image
-                write_mask(scratch, period, block, a.valid % block, itemsize)
+                write_mask(written, total * itemsize, block, a.valid % block, itemsize)
                 is_masked = 1
-            # Extents with one mask, which are in one period, are computed together.
-            splits = written or (missing and (bounded or rows.channels or count > period))
-            for row in range(extents if splits else 1):
-                places, exist, part, times = here, valid, count, extents
-                if splits:
-                    places, exist, to = cut, valid - row * rows.channels, scratch + 8 * period
-                    part = period if written or exist < block else count
-                    times = count // part
-                    for k in range(arrays):
-                        at, size = here[k].at, sizes[k]
-                        cut[k].at, cut[k].step = at, part * size if repeats[k] in (0, WRITTEN) else 0
-                        here[k].at = at + here[k].step
-                        # Scales and shifts have no memory for channels that do not exist.
-                        there = min(a.inner, exist) if bounded and k > 1 else a.inner
-                        if repeats[k] == WRITTEN or there < a.inner:
-                            if at != held[k].at:
-                                copies = period // a.inner if repeats[k] == WRITTEN else 1
-                                repeat(to, at, a.inner * size, there * size, copies)
-                                held[k].at = at
-                            cut[k].at, cut[k].step, to = to, 0, to + 8 * period
-                for rest in range(2):  # whole parts, and what is left
-                    size = count % part if rest else part
-                    if size:
-                        run = Extents(size, times, places.address, scratch, act, words)
-                        if exist < block:
-                            eltwise_extents(form, 1, run)
-                        else:
-                            eltwise_extents(form, 0, run)
-                    for k in range(arrays):
-                        places[k].at += times * places[k].step
-                    times = 1
+            # Extents that have one mask, and whose operands are read in place, are computed together.
+            apart = extents if is_written or (missing and (bounded or rows.channels)) else 1
+            for row in range(apart):
+                exist = valid - row * rows.channels
+                for k in range(arrays):
+                    at, size, to = here[k].at, sizes[k], written + most * k
+                    cut[k].at, cut[k].step, cut[k].inner = at, here[k].step, a.arrays[k].inner
+                    here[k].at = at + here[k].step
+                    # Scales and shifts have no memory for channels that do not exist.
+                    there = min(inner, exist) if bounded and k > 1 and exist < block else inner
+                    if (ways[k] == REPEATED and is_written) or there < inner:
+                        if at != held[k].at:
+                            repeat(to, at, inner * size, there * size, total * size if ways[k] == REPEATED else 0)
+                            held[k].at = at
+                        cut[k].at = to
+                times, words = 1 if apart > 1 else extents, a.quantizations.address
+                run = Extents(count, times, cut.address, written, period, a.activation, words)
+                if exist < block:
+                    eltwise_extents(form, 1, run)
+                else:
+                    eltwise_extents(form, 0, run)
 
     return kernel

@@ -24,12 +24,13 @@ import numpy as np
 from blockconv.core.activation import IDENTITY, Activation
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, ElementType, element
+from blockconv.jit.records import fill
 from blockconv.kernels.batches import fill_images
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.requantize import QuantizationArguments, quantization_words
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
-from blockconv.kernels.common.walk import MOST_ARRAYS, Walk
+from blockconv.kernels.common.walk import EACH, MOST_ARRAYS, Walk
 from blockconv.kernels.eltwise.codegen import COMPARED, KINDS, EltwiseForm, computed_type, operand_types
 from blockconv.kernels.eltwise.kernels import EltwiseArgs, eltwise
 from blockconv.kernels.table import Primitive, Row
@@ -89,12 +90,12 @@ class Elementwise:
         words, tasks, chunk = walk.tasks((count, *self.order), sizes, self.request.threads)
         given = [self._quantization(-1, types.dst), *map(self._quantization, self.order, self.operands)]
         given += [quantization_words(None, types.dst)] * (MOST_ARRAYS - len(given))
-        args = EltwiseArgs(**words, activation=OWN_TABLE, quantizations=given)
-        first, second, third = *walk.repeats, *[0] * (MOST_ARRAYS - len(sizes))
+        args = fill(EltwiseArgs, walk, **words, activation=OWN_TABLE, quantizations=given)
+        first, second, third = *walk.ways, *[EACH] * (MOST_ARRAYS - len(sizes))
         src, dst = (self._held(type).code for type in (types.src, types.dst))
         form = EltwiseForm(KINDS.index(self.op), src, dst, int(self.real), act.kind, walk.lanes, first, second, third)
         table = np.frombuffer(self.table, np.int64) if self.table else np.array(activation_arguments(act), np.int64)
-        return Launch(eltwise(form), args, tasks, chunk, scratch=walk.scratch, table=table)
+        return Launch(eltwise(form), args, tasks, chunk, table=table)
 
     def _quantization(self, number: int, type: ElementType) -> QuantizationArguments:
         """The words of a buffer of the operands, or of the destination, -1."""

@@ -2,9 +2,10 @@
 
 from blockconv import jit
 from blockconv.core.types import ElementType
-from blockconv.jit.arguments import Arguments, table, word
+from blockconv.jit.arguments import Arguments, group, table, word
 from blockconv.jit.ir import store_bits
 from blockconv.kernels.common.operands import Operands
+from blockconv.kernels.common.walk import PaddedChannels, is_missing
 from blockconv.kernels.reduce.codegen import Summands, begin_sums, divide, sum_of_rows, summed_type
 
 LOOPS = 3  # of one sort, kept or reduced, that six dimensions make
@@ -25,10 +26,7 @@ class MeanArgs(Operands):
     partial = word("rows of a partial sum, which is then added to the total")
     row_steps = word("steps of the innermost summed axis that are a row of elements")
     count = word("what a mean is made of, elements; 1 for results that are no means")
-    channels = word("that exist, in a layout with blocks of channels; means of others are written as zero")
-    block = word("channels in a block")
-    blocks = word("blocks of channels")
-    block_stride = word("from a block of channels to the next in the destination", "elements")
+    blocks = group(PaddedChannels, "of the destination; means of channels that do not exist are zero")
     segment = word("of the inner elements in a task", "elements")
     run = word("steps of the innermost kept loop in a task")
     line = word("inner elements of a line, where each line of the rows' sum is summed too", "elements", 0)
@@ -41,12 +39,12 @@ class MeanArgs(Operands):
 def _zero_missing(a, first, count, itemsize):
     """Zero the means of channels that do not exist, among `count` means from number `first` on."""
     for index in range(first, first + count):
-        if index // a.block_stride % a.blocks * a.block + index % a.block >= a.channels:
+        if is_missing(a.blocks, index):
             store_bits(a.dst + index * itemsize, 0, itemsize)
 
 
 @jit.kernel
-def reduce_mean(element, lanes, vectors, period, ragged, how, folds=0):
+def reduce_mean(element, lanes, vectors, period, ragged, how, folds):
     """A task is a segment of neighbouring means, of one step of the kept loops after another. Scratch: their sums.
 
     vectors: of a row that are summed at once. period: elements of a row, where several rows make a vector; else 0.

@@ -24,6 +24,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.same_layout import same_layout_why_not
 from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.common.walk import padded_channels
 from blockconv.kernels.reduce.codegen import Combine, rows_at_once, summed_type
 from blockconv.kernels.reduce.kernels import LOOPS, WIDE, MeanArgs, MeanLoop, reduce_mean
 from blockconv.kernels.table import same_layout_row
@@ -102,7 +103,6 @@ def _launches(request: Request) -> list[Launch]:
     nbytes = math.prod(loop.size for loop in summed) * segment * itemsize
     run = max(1, min(kept[-1].size, TASK_BYTES // nbytes, results * segments // (4 * threads)))
     tasks = segments * -(-kept[-1].size // run) * (results // kept[-1].size)
-    blocks, stride = next(((axis.size, axis.stride) for axis in layout.axes(p.dst_shape) if axis.dim == 1), (1, 1))
     args = fill(
         MeanArgs,
         at,
@@ -112,17 +112,13 @@ def _launches(request: Request) -> list[Launch]:
         segment=segment,
         run=run,
         partial=max(partial, rows // MOST_PARTIALS),
-        channels=p.shape[1] if layout.is_blocked else 0,
-        block=layout.blocks[1] if layout.is_blocked else 1,
-        blocks=blocks,
-        block_stride=stride,
+        blocks=padded_channels(layout, p.dst_shape),
         kept=kept,
         reduced=summed,
     )
-    ragged = int(layout.padded_shape(p.shape) != p.shape)
-    kernel = reduce_mean(element.code, lanes, at.vectors, at.period, ragged, HOW[p.kind], *[1] * (at.line > 0))
+    form = element.code, lanes, at.vectors, at.period, int(args.blocks.channels > 0), HOW[p.kind], int(at.line > 0)
     scratch = (-(-segment // at.width) * at.width + at.vectors * lanes * (at.line > 0)) * held
-    return [Launch(kernel, args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
+    return [Launch(reduce_mean(*form), args, tasks, chunk_of(tasks, run * nbytes, threads), scratch=scratch)]
 
 
 _FOLDED = [True, False, True], [False, True, False, True]  # whether axes are summed, where lines of rows are short

@@ -234,7 +234,20 @@ def test_empty_arrays_are_no_work() -> None:
             assert row.prepare(empty, layout, layout, Types.all("float32")).launches() == ()
 
 
-sizes = st.tuples(st.integers(1, 4), st.integers(1, 70), st.integers(1, 9), st.integers(1, 20))
+@pytest.mark.parametrize(
+    ("layout", "channels"),
+    [("NHWC", (3, 20, 48, 63, 96, 255)), ("NCHW", (1, 5, 64)), ("NCHW4", (4, 9, 64)), ("NCHW64", (20, 64, 200))],
+)
+def test_one_kernel_serves_any_number_of_channels(layout: str, channels: tuple[int, ...]) -> None:
+    kernels = set()
+    for c in channels:
+        p, at = ElementsProblem("add", ((1, c, 20, 20), (1, c, 1, 1))), Layout(layout)
+        (row,) = (row for row in TABLE if row.name == "binary")
+        kernels |= {launch.kernel for launch in row.prepare(p, at, at, Types.all("float32")).launches()}
+    assert len(kernels) == 1
+
+
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 300), st.integers(1, 9), st.integers(1, 20))
 
 
 @pytest.mark.slow
