@@ -47,11 +47,13 @@ def finish(
     out: Output,
     accs: list[Any],
     has_parts: bool = False,
+    apart: Callable[[], None] | None = None,
 ) -> None:
     """Store the accumulators (stack slots, in the order [row][pixel][vector]), with residual and activation.
 
     store_width: contiguous destination channels, which one store writes; 1 is NCHW. act: an `ActivationKind`.
-    has_parts: whether `Output.dst_block` is a table.
+    has_parts: whether `Output.dst_block` is a table. apart: emits what stores a tile that lacks channels, if it is not
+    to be stored here.
     """
     full = out.valid >= (tile.period or tile.width)
     if tile.period and not tile.row:
@@ -60,7 +62,10 @@ def finish(
         with whole:
             TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=False).finish(accs)
         with part:
-            TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
+            if apart:
+                apart()
+            else:
+                TileEpilogue(builder, tile, store_width, act, out, has_parts, masked=True).finish(accs)
 
 
 class TileEpilogue:
@@ -153,9 +158,8 @@ class TileEpilogue:
     # ------------------------------------------------------------ activation
 
     def clip(self, slots: list[Any]) -> None:
-        with self.where(self.out.clips):
-            for slot, value in zip(slots, self.clipped([self.b.load(slot) for slot in slots]), strict=True):
-                self.b.store(value, slot)
+        for slot, value in zip(slots, self.clipped([self.b.load(slot) for slot in slots]), strict=True):
+            self.b.store(value, slot)
 
     def clipped(self, values: list[Any]) -> list[Any]:
         low, high = (self.v.splat(bound) for bound in parameters_at(self.v, self.out.activation))
@@ -185,7 +189,7 @@ class TileEpilogue:
     def stores(self, i: int, base: Any) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
         """The stores of a row's vector number `i`: each one's first lane, and a function for its address and limit."""
         p, vector = divmod(i, self.tile.vectors)
-        at = base + self.out.to_pixel(p)
+        at = base + p * self.out.dst_pixel
         for k in range(0, self.tile.lanes, self.store_width):
             yield k, functools.partial(self.store_at, at, (vector * self.tile.lanes + k) // self.store_width)
 

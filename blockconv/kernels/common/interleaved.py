@@ -51,7 +51,7 @@ class Shared(NamedTuple):
 DENSE = Shared(groups=1, group_ic=0, group_oc=0, pitch=0, taps=1, tap_step=0, px_step=0)
 
 
-def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any) -> list[Any]:
+def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any, cut: bool) -> list[Any]:
     """The accumulators of a tile of one vector, in the order [row][pixel].
 
     The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. dot: the
@@ -63,7 +63,7 @@ def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any) ->
     step_bytes = shared.taps * shared.width * v.itemsize
     wei = run.wei
     for channel in range(shared.group_ic):
-        with each_step(b, run) as number:
+        with each_step(b, run, cut) as number:
             weights = wei + number * step_bytes
             step = _Step(v, tile, shared, channel, dot)
             step.reduce(source_of(b, run, number), run.src_row, weights, accs)

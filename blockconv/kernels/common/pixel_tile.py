@@ -24,10 +24,10 @@ class PixelTileSpec(NamedTuple):
     """The compile-time parameters of a microkernel.
 
     element, fma, lanes: as `Tile`'s.
-    act: an `ActivationKind`; `TileRecord.clips` says whether CLIP clips.
-    loops: as in `TileSpec`.
-    src_channel: bytes between the sources of two channels of a step.
+    act: an `ActivationKind`.
+    step: channels that a step of the reduction takes, `src_channel` bytes apart.
     wei_width: output channels of a block of packed weights; the tile takes `channels` of them. 0: it takes all.
+    cut: as in `TileSpec`.
     """
 
     element: int
@@ -37,9 +37,10 @@ class PixelTileSpec(NamedTuple):
     channels: int
     lanes: int
     act: int
-    loops: int = 0
+    step: int = 1
     src_channel: int = 0
     wei_width: int = 0
+    cut: int = 0
 
     def tile(self, channels: int) -> Tile:
         """The accumulators of so many channels, which take the place of the pixels: a vector has one channel."""
@@ -82,8 +83,8 @@ def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
                     slot = accs[(row * spec.channels + c) * spec.vectors + k]
                     builder.store(v.multiply_add(pixels[row][k], weight, builder.load(slot)), slot)
 
-    wei_channel, unrolled = (spec.wei_width or spec.channels) * v.itemsize, unrolled_channels(spec.fma)
-    Reduction(builder, run, spec.loops, spec.src_channel, wei_channel, channel, unrolled, prefetches=1).all_steps()
+    wei_channel, unrolled = (spec.wei_width or spec.channels) * v.itemsize, unrolled_channels(spec.step, spec.fma)
+    Reduction(builder, run, spec.step, spec.src_channel, wei_channel, channel, unrolled, cut=bool(spec.cut)).all_steps()
     return accs
 
 
@@ -100,7 +101,6 @@ def _finish(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any],
         written=const(tile.width),
         activation=run.activation,
         scratch=run.scratch,
-        clips=run.clips > 0,
     )
     finish(builder, tile, spec.lanes, spec.act, out, accs)
 

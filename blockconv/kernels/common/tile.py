@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, pointer
+from blockconv.jit.ir import I64, const, emit_prefetch, pointer
 from blockconv.kernels.common.vectors import Vectors
 
 LINE = 64  # bytes of a cache line
@@ -44,11 +44,6 @@ class Tile(NamedTuple):
         return ElementType.of(self.dst or self.element).itemsize
 
     @property
-    def all_pixels(self) -> int:
-        """Pixels."""
-        return self.rows * self.pixels
-
-    @property
     def width(self) -> int:
         """Lanes of a pixel."""
         return self.vectors * self.lanes
@@ -73,8 +68,7 @@ class Output(NamedTuple):
     """Where a tile goes: values of LLVM, i64s; the strides in bytes.
 
     dst: the address of the first pixel and channel.
-    dst_row: from a row of pixels to the next.
-    dst_pixel: from a pixel to the next; or, of one row, a tuple: from the first pixel to each.
+    dst_row, dst_pixel: from a row of pixels, and a pixel, to the next.
     dst_block: from the channels of one store to the next store's; or, where a tile has parts, the address of a table:
         from its first channel to each store's.
     residual: from the destination to the residual, which has the same strides; 0 where there is none.
@@ -82,7 +76,6 @@ class Output(NamedTuple):
     written: output channels that are written, as zero where they do not exist.
     activation: the address of its `ActivationArguments`.
     scratch: memory for the accumulators of a tile.
-    clips: whether an activation that bounds results does so; None: it does.
     """
 
     dst: Any
@@ -94,11 +87,24 @@ class Output(NamedTuple):
     written: Any
     activation: Any
     scratch: Any
-    clips: Any = None
 
-    def to_pixel(self, p: int) -> Any:
-        """From the first pixel of a row to number `p`, in bytes."""
-        return self.dst_pixel[p] if isinstance(self.dst_pixel, tuple) else p * self.dst_pixel
+
+def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
+    """Prefetch the residual, to be called before the arithmetic that takes as long as its lines do to come.
+
+    Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
+    """
+    if store_width == 1:
+        return
+    with builder.if_then(builder.icmp_signed("!=", out.residual, const(0)), likely=False):
+        # Pixels that share a line (NCHW4) prefetch it once.
+        stores, pixels = tile.width // store_width, max(1, LINE // (store_width * tile.itemsize))
+        for row in range(tile.rows):
+            base = out.dst + (out.residual + row * out.dst_row)
+            for p in range(0, tile.pixels, pixels):
+                at = base + p * out.dst_pixel
+                for j in range(stores):
+                    emit_prefetch(builder, at + to_store(builder, out, j, has_parts))
 
 
 def to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:

@@ -19,8 +19,6 @@ class ReductionWords(Arguments):
     tail_steps = word("steps that take fewer channels, after all others; of a record, those of each row", "steps")
     tail_channels = word("what each of those takes", "channels")
     prefetch_lines = word("how much of the next weights each full step prefetches", "cache lines")
-    step_channels = word("what each full step takes", "channels", 1)
-    share = word("how much of the next weights each channel of a full step prefetches", "bytes", 0)
 
 
 class TileRecord(ReductionWords):
@@ -30,9 +28,6 @@ class TileRecord(ReductionWords):
     left out, each block of channels is a run, whose rows have the remaining steps. The words from `dst` to `scratch`
     are those of `Output`. With several tiles, words for one tile describe the first. The last tile may be closer to the
     one before it than the others are; then it computes some pixels again.
-
-    A tile stores itself if it has `whole` valid channels. Else it writes its accumulators to `scratch`, and `finish`
-    stores it.
     """
 
     tiles = word("how many are computed, one after the other", "tiles")
@@ -61,26 +56,25 @@ class TileRecord(ReductionWords):
     activation = word("the activation's `ActivationArguments`", "address")
     scratch = word("memory for the accumulators of a tile", "address")
     scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
-    finish = word("what stores a tile that does not store itself: see `finish_tile`", "address of a kernel", 0)
-    whole = word("valid channels of a tile that stores itself: all of its own; more than any has, if none does")
-    clips = word("whether the activation bounds the results", "0 or 1")
-    tile_rows = word("rows of a tile", "rows")
-    tile_pixels = word("columns of a tile; 0: all pixels are one row", "columns")
-    tile_row = word("from the accumulators of a tile's row to those of the next", "pixels")
-    tile_width = word("output channels of a tile", "channels")
-    sums = word("where the accumulators are kept from a block of the reduction to the next", "address")
+    part = word("what stores a tile that lacks channels: see `finish_part`", "address of a kernel", 0)
+    sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
     is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
     is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
 
 
 @contextlib.contextmanager
-def each_step(b: Any, run: TileRecord, start: Any = None, count: Any = None) -> Iterator[Any]:
+def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any = None) -> Iterator[Any]:
     """A loop over the steps of a reduction, which gives their numbers. Default: over those of all runs.
 
-    start, count: the first step of a single run, and how many of each row are taken.
+    cut: whether tiles leave out taps. If not, all steps are one row of one run: a single loop, which takes fewer
+    registers. start, count: the first step of a single run, and how many of each row are taken.
     """
     steps = run.full_steps if count is None else count
     begin = const(0) if start is None else start
+    if not cut:
+        with counted(b, steps) as n:
+            yield begin + n
+        return
     # The rows of all runs are one loop: one more nested loop would have more variables than there are registers.
     first, left = (alloca_once(b, I64, value=value) for value in (begin, run.rows))
     to_next_run = run.run_steps - (run.rows - 1) * run.row_steps

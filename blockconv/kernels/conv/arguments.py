@@ -71,9 +71,9 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     wei_blocks = word("blocks of weights of a group", "blocks")
     pack = word("what packs a window, by a `WindowRecord`", "address of a kernel")
     tile = word("what computes a tile, by a `TileRecord`", "address of a kernel")
-    finish = word("what stores a tile that does not store itself; 0 where all do", "address of a kernel")
-    whole = word("valid channels of a tile that stores itself; more than any has, if none does")
-    clips = word("whether the activation bounds the results", "0 or 1")
+    part = word(
+        "what stores a tile that lacks channels; 0 where none does, or `tile` itself does", "address of a kernel"
+    )
     enter = word(
         "what a worker calls before its tasks, with the address of 64 bytes; 0: nothing", "address of a kernel"
     )
@@ -85,7 +85,6 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     tile_rows = word("rows of a tile", "rows")
     tile_pixels = word("columns of a tile", "columns")
     tile_lines = word("pixels that are computed for a tile", "pixels")
-    tile_row = word("from the accumulators of a tile's row to those of the next", "pixels")
     tile_width = word("output channels of a tile", "channels")
     lanes = word("lanes of a vector; pixels of a tile's row, where vectors run along these", "elements")
     itemsize = word("of an element of the destination", "bytes")

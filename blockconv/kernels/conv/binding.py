@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
-from blockconv.core.activation import ActivationKind
+from blockconv.core.types import SIGNED
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
@@ -47,7 +47,6 @@ from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 Words = dict[str, Any]
 WORD = 8  # bytes of one in a table
-NEVER = 1 << 40  # more channels than any tile has
 
 
 def bind_tiles(
@@ -58,6 +57,7 @@ def bind_tiles(
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     operands = conv_operands(epilogue.residual)
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
+    reduction = bound.reduction(len(offsets))
     args = fill(
         TilesArguments,
         operands,
@@ -72,10 +72,10 @@ def bind_tiles(
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
         biases=WORD * (len(offsets) + len(parts)) if biases else 0,
-        **bound.reduction(len(offsets)),
+        **reduction,
         **bound.window(),
         **bound.tasks(),
-        **bound.kernels(epilogue),
+        **bound.kernels(epilogue, reduction["prefetch_lines"]),
     )
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
@@ -224,7 +224,6 @@ class _Binding:
         if kept is not None and k_blocks > 1:  # of whole runs
             k_steps = max(1, k_steps // (self.at.kh * row_steps)) * self.at.kh * row_steps
             k_blocks = max(1, full // k_steps)
-        lines, step_channels = lines_ahead(wei_block, self.passes, steps), self.tiles.step
         # Windows are not prefetched: the tiles lose what packing gains. (Measured on 256 channels of 56x56, where
         # packing takes 8 %.)
         return {
@@ -245,9 +244,7 @@ class _Binding:
             "tail_channels": -(-tail // self.dot.channels),
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
-            "prefetch_lines": lines,
-            "step_channels": step_channels,
-            "share": lines * (LINE // step_channels),
+            "prefetch_lines": lines_ahead(wei_block, self.passes, steps),
         }
 
     @property
@@ -285,7 +282,6 @@ class _Binding:
             "tile_rows": blocking.rows,
             "tile_pixels": blocking.pixels,
             "tile_lines": blocking.lines,
-            "tile_row": blocking.pixels + blocking.gap,
             "tile_width": blocking.width,
             "lanes": blocking.pixels if blocking.pixel_lanes else blocking.lanes,
             "itemsize": self.dst_itemsize,
@@ -294,21 +290,18 @@ class _Binding:
             "scales": self.bias_bytes * (len(blocking.kept.ranges) if blocking.kept else 1),
         }
 
-    def kernels(self, epilogue: Epilogue) -> Words:
-        """The kernels that compute a tile, pack a window, and so on."""
+    def kernels(self, epilogue: Epilogue, lines: int) -> Words:
+        """The kernels that compute a tile, pack a window, and so on. Each step of a tile prefetches so many lines."""
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
         scatter: Any = kernels.scatter_tile
         if blocking.pixel_lanes and not blocking.dot.is_matrix:
             scatter, scattered = kernels.scatter_pixels, (self.dst_itemsize, blocking.pixel_lanes)
-        by_unit, stores = is_instruction(self.dot), self.tiles.stores(epilogue)
-        is_finished = blocking.pixel_lanes == 0 and (self.lacks_channels or not stores)
+        by_unit = is_instruction(self.dot)
         return {
-            "tile": self.tiles.kernel(epilogue).address,
-            "finish": self.tiles.finish(epilogue).address if is_finished else 0,
-            "whole": blocking.width if stores else NEVER,
-            "clips": epilogue.kind(self.types) == ActivationKind.CLIP,
+            "tile": self.tiles.kernel(epilogue, lines).address,
+            "part": self.tiles.part(epilogue).address if self.lacks_channels else 0,
             "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
             "pack": self.packer().address,
@@ -319,15 +312,16 @@ class _Binding:
 
     @property
     def lacks_channels(self) -> bool:
-        """Whether some tiles lack channels where they are stored."""
+        """Whether another kernel has to store some tiles, which lack channels."""
         blocking = self.blocking
-        return blocking.store_width > 0 and blocking.ocbs * blocking.width * self.groups != self.p.oc
+        if blocking.pixel_lanes or blocking.dot.is_matrix or blocking.store_width == 0:
+            return False
+        return blocking.ocbs * blocking.width * self.groups != self.p.oc
 
     @property
     def tiles(self) -> Tiles:
         """The kernels of tiles."""
-        is_far = self.blocking.in_place and 1 < self.src.length < NO_BLOCK
-        ahead = min(LINE, max(LINE // 4, self.window_sw * self.pixel)) if is_far else 0
+        ahead = min(LINE, self.window_sw * self.pixel) * (self.blocking.in_place and 1 < self.src.length < NO_BLOCK)
         return Tiles(self.isa, self.types, self.blocking, self.at.depth * self.plane, self.has_parts, ahead)
 
     def packer(self) -> jit.Kernel:
@@ -335,7 +329,7 @@ class _Binding:
         blocking = self.blocking
         cb, itemsize = blocking.cb // self.src_each, self.src_itemsize
         if self.unpacks_pixels:
-            return packing.unpack_pixels(cb, *self.converting)
+            return packing.unpack_pixels(cb, *self.unpacking)
         if self.dot.is_matrix and blocking.pixel_lanes:
             return packing.pack_interleaved(packed_as_one(self.types, self.dot), self.isa.vector_bytes)
         if self.dot.is_matrix and self.packs_units:
@@ -387,12 +381,10 @@ class _Binding:
         return packing_planes.pack_phases(blocking.phases, self.at.sw, lanes, itemsize)
 
     @property
-    def converting(self) -> tuple[int, int, int, int]:
-        """The compile-time parameters of `convert_window`."""
-        src, itemsize, size = self.types.src, self.dot.itemsize, self.isa.vector_bytes
-        if not src.is_packed:
-            return src.code, itemsize, 0, size // itemsize * 2 if src.is_half else size
-        return src.code, itemsize, int(self.dot.is_unsigned), size // 2
+    def unpacking(self) -> tuple[int, int, int, int]:
+        """The compile-time parameters of the kernels that unpack pairs: see `unpack_window`."""
+        signed, flipped = int(self.types.src.kind == SIGNED), int(self.dot.is_unsigned)
+        return self.dot.itemsize, signed, flipped, self.isa.vector_bytes // 2
 
     @property
     def unpacks_pixels(self) -> bool:
@@ -404,6 +396,11 @@ class _Binding:
 
     def converter(self) -> int:
         """The address of the kernel that converts a packed window; 0 where there is nothing to convert."""
+        src, vector_bytes = self.types.src, self.isa.vector_bytes
         if self.blocking.in_place or self.unpacks_pixels or not is_converted(self.types, self.dot):
             return 0
-        return packing.convert_window(*self.converting).address
+        if src.is_packed:
+            return packing.unpack_window(*self.unpacking).address
+        if src.is_half:
+            return packing.widen_window(src.code, vector_bytes // self.dot.itemsize).address
+        return packing.convert_window(self.dot.itemsize, src.kind == SIGNED, vector_bytes).address

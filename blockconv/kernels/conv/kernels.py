@@ -126,9 +126,7 @@ def _write_common(a, run, scattered):
     run.prefetch_lines = a.prefetch_lines
     run.activation = a.activation
     run.scratch = scattered.tile - tile_bytes
-    run.finish, run.whole, run.clips = a.finish, a.whole, a.clips
-    run.step_channels, run.share = a.step_channels, a.share
-    run.tile_rows, run.tile_pixels, run.tile_row, run.tile_width = a.tile_rows, a.tile_pixels, a.tile_row, a.tile_width
+    run.part = a.part
     if scattered.all:
         run.dst = scattered.tile
         run.dst_row = a.tile_pixels * width_bytes

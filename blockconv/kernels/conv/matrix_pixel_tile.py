@@ -49,10 +49,7 @@ class MatrixPixelSpec(NamedTuple):
     pixels: of a row.
     blocks: of pixels that are reduced together.
     src_unit: bytes from a window's unit of channels to the next.
-    step: elements of a pixel that a step multiplies.
-    act: as in `finish_tile`.
-    dot, shifted: as in `TileSpec`.
-    dst, rounding: as in `Tile`.
+    step, act, dot, dst, rounding, shifted, cut: as in `TileSpec`.
     """
 
     element: int
@@ -66,6 +63,7 @@ class MatrixPixelSpec(NamedTuple):
     dst: int
     rounding: int
     shifted: int
+    cut: int = 0
 
     @property
     def all_blocks(self) -> int:
@@ -133,7 +131,7 @@ def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     for i in range(spec.blocks):
         for k in vectors:
             call_unit(b, "llvm.x86.tilezero", registers.acc(i, k))
-    with each_step(b, run) as step:
+    with each_step(b, run, bool(spec.cut)) as step:
         x, w = _step(b, spec, run, step)
         prefetch_next(b, run, step)
         for i in range(spec.blocks):
@@ -153,7 +151,7 @@ def _emulate(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
     v = Vectors(b, ElementType.of(spec.element), COLUMNS)
     with counted(b, const(spec.channels)) as channel:
         accs = v.slots(spec.blocks, v.zero)
-        with each_step(b, run) as step:
+        with each_step(b, run, bool(spec.cut)) as step:
             x, w = _step(b, spec, run, step)
             w = w + channel * (spec.step * WORD)
             with counted(b, const(spec.step)) as unit:
@@ -215,7 +213,6 @@ class _Finish:
             written=spec.pixels - pixel,
             activation=run.activation,
             scratch=run.scratch + spec.channels * spec.line,
-            clips=run.clips > 0,
         )
         finish(b, tile, COLUMNS, spec.act, out, accs)
 

@@ -6,8 +6,8 @@ at even distances: pixels of every window are so spaced, and weights for dot pro
 step of the reduction is then a tap of up to 64 bytes of channels, or a row of taps of fewer. A tile loads it once for
 two by two such blocks of accumulators, or for four blocks of pixels: eight registers hold no more.
 
-Accumulators go through memory to the kernel that stores them (`finish_tile`). Without such a unit, dot products of
-vectors emulate it, for tests.
+Accumulators go to the epilogue through memory, some pixels at a time. Without such a unit, dot products of vectors
+emulate it, for tests.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from blockconv import jit
-from blockconv.core.types import ElementType
-from blockconv.jit.ir import I8, I64, call_kernel, call_llvm, const, counted, emit_prefetch, emitted, pointer
+from blockconv.jit.ir import I8, I64, call_llvm, const, counted, emit_prefetch, emitted, pointer
+from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
-from blockconv.kernels.common.tile import LINE
+from blockconv.kernels.common.epilogue import finish
+from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
+from blockconv.kernels.common.tile import LINE, Output, prefetch_residual
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
-from blockconv.kernels.common.vectors import Vectors
 
 REGISTERS = 8
 LINES, LINE_BYTES = 16, 64  # of a register, at the most
 COLUMNS = 16  # output channels of a block of accumulators
 WORD = 4  # bytes of an accumulator, and of channels that are multiplied at once
+MOST = 14  # vectors of accumulators that are finished together, in the vector registers
 INSTRUCTIONS = {dot.number: f"llvm.x86.{name}" for name, dot in MATRIX_DOTS.items() if "emulated" not in name}
 
 
@@ -138,41 +140,30 @@ def release():
 # ---------------------------------------------------------------- a tile
 
 
-class MatrixTileSpec(NamedTuple):
-    """The compile-time parameters of a microkernel; the first are those of `TileSpec`, of vectors of 16 lanes.
-
-    step: elements of all taps of a step.
-    gap: as in `conv.blocking.TileShape`.
-    """
-
-    element: int
-    rows: int
-    pixels: int
-    vectors: int
-    step: int
-    dot: int
-    gap: int
-
-
 @jit.kernel
-def matrix_tile(spec: MatrixTileSpec):
-    """Reduce tiles and have them stored: see `kernel_of_tiles`."""
+def matrix_tile(spec: TileSpec):
+    """Reduce tiles and store them: see `kernel_of_tiles`.
+
+    spec: of vectors of 16 lanes; its `step` counts the elements of all taps of a step.
+    """
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(builder: Any, run: TileRecord, record: Any, spec: MatrixTileSpec) -> None:
-    """Reduce a tile, and call what stores it."""
+def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None:
+    """Reduce and store a tile."""
+    out = fill(Output, run)
+    prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
     if spec.dot in INSTRUCTIONS:
         _Reduction(builder, spec, run).reduce()
     else:
         _emulate(builder, spec, run)
-    call_kernel.emit(builder, run.finish, record, run.dst, run.scratch, const(0))
+    _finish(builder, spec, run, out)
 
 
 class _Reduction:
     """The reduction of a tile, which leaves the accumulators in the scratch, [row][pixel][output channel]."""
 
-    def __init__(self, builder: Any, spec: MatrixTileSpec, run: TileRecord) -> None:
+    def __init__(self, builder: Any, spec: TileSpec, run: TileRecord) -> None:
         self.b, self.spec, self.run = builder, spec, run
         self.blocks = row_blocks(spec.rows, spec.pixels, spec.gap)
         self.registers = Registers(len(self.blocks), spec.vectors)
@@ -183,7 +174,7 @@ class _Reduction:
         for i, _ in enumerate(self.blocks):
             for k in vectors:  # each line is the bias
                 load_register(b, registers.acc(i, k), run.bia + k * COLUMNS * WORD, const(0))
-        with each_step(b, run) as step:
+        with each_step(b, run, bool(self.spec.cut)) as step:
             x = source_of(b, run, step)
             w = run.wei + step * (self.spec.step * self.width_bytes)
             prefetch_next(b, run, step)
@@ -223,14 +214,14 @@ def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
         emit_prefetch(b, at + line * LINE)
 
 
-def _emulate(builder: Any, spec: MatrixTileSpec, run: TileRecord) -> None:
+def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
     """The same as `_Reduction`, by dot products of vectors."""
-    b, v = builder, Vectors(builder, ElementType.of(spec.element), COLUMNS)
+    b, v = builder, spec.tile.code(builder)
     for row in range(spec.rows):
         with counted(b, const(spec.pixels)) as pixel:
             accs = [v.slots(1, v.load(run.bia + k * v.bytes))[0] for k in range(spec.vectors)]
             src = run.src + (row * run.src_row + pixel * run.src_pixel)
-            with each_step(b, run) as step:
+            with each_step(b, run, bool(spec.cut)) as step:
                 x = source_of(b, run._replace(src=src), step)
                 with counted(b, const(spec.step)) as element:
                     line = step * spec.step + element
@@ -243,3 +234,54 @@ def _emulate(builder: Any, spec: MatrixTileSpec, run: TileRecord) -> None:
             at = run.scratch + at * (spec.vectors * v.bytes)
             for k, slot in enumerate(accs):
                 v.store(b.load(slot), at + k * v.bytes)
+
+
+def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
+    """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time."""
+    b, planes = builder, spec.store_width == 1
+    vectors = 1 if planes else spec.vectors
+    most = LINES if planes else MOST // vectors
+    pixels = max(k for k in range(1, most + 1) if spec.pixels % k == 0)
+    part = _Part(b, spec, spec._replace(rows=1, pixels=pixels, vectors=vectors))
+    with counted(b, const(spec.rows)) as row, counted(b, const(spec.pixels // pixels)) as index:
+        pixel = index * pixels
+        to = row * out.dst_row + pixel * out.dst_pixel
+        first = row * (spec.pixels + spec.gap) + pixel
+        if vectors == spec.vectors:
+            part.finish(run, out, to, first, const(0))
+        else:
+            with counted(b, const(spec.vectors)) as vector:
+                part.finish(run, out, to, first, vector)
+
+
+class _Part(NamedTuple):
+    """The code that stores a part of a whole tile."""
+
+    b: Any
+    whole: TileSpec
+    part: TileSpec
+
+    def finish(self, run: TileRecord, out: Output, to: Any, pixel: Any, vector: Any) -> None:
+        """Store the part that begins with this pixel and vector of the tile, `to` bytes from the tile's first pixel.
+
+        An activation overwrites the part's accumulators with what it keeps in memory. Where they are not contiguous, it
+        writes to the place of a stored tile instead.
+        """
+        b, part, v = self.b, self.part, self.part.tile.code(self.b)
+        width, before, each = self.whole.vectors, vector * COLUMNS, vector * v.bytes
+        acc = run.scratch + pixel * (width * v.bytes) + each
+        accs = []
+        for p in range(part.pixels):
+            for k in range(part.vectors):
+                accs += v.slots(1, v.load(acc + (p * width + k) * v.bytes))
+        if part.vectors < width:
+            lines = self.whole.rows * (self.whole.pixels + self.whole.gap) - self.whole.gap
+            acc = run.scratch + lines * width * v.bytes
+        out = out._replace(
+            dst=out.dst + (to + before * out.dst_block),
+            valid=out.valid - before,
+            written=out.written - before,
+            scratch=acc,
+        )
+        accs = real_accumulators(b, part, (run.bia + each, run.scales + each), out.activation, accs)
+        finish(b, part.finished, part.store_width, part.act, out, accs, bool(part.has_parts))

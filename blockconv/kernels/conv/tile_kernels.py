@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blockconv import jit
-from blockconv.core.activation import ActivationKind
 from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.microkernel import PREFETCHING, TileSpec, conv_tile, finish_tile, finished_at_once
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, finish_part
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
-from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.conv import matrix_pixel_tile, matrix_tile
 from blockconv.kernels.conv.blocking import ConvBlocking
 from blockconv.kernels.conv.matrix_pixel_tile import MatrixPixelSpec
-from blockconv.kernels.conv.matrix_tile import MatrixTileSpec
 from blockconv.kernels.table import Epilogue
 
 
@@ -34,10 +31,10 @@ class Tiles(NamedTuple):
     has_parts: bool
     ahead: int
 
-    def kernel(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel that computes a tile."""
+    def kernel(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
+        """The kernel that computes a tile; each full step prefetches so many lines."""
         if not self.blocking.pixel_lanes:
-            return self.of_channels(epilogue)
+            return self.of_channels(epilogue, lines)
         return self.of_matrix_pixels(epilogue) if self.blocking.dot.is_matrix else self.of_pixels(epilogue)
 
     def register_sizes(self) -> list[int]:
@@ -79,7 +76,8 @@ class Tiles(NamedTuple):
             vectors=blocking.pixels // lanes,
             channels=blocking.width,
             lanes=lanes,
-            act=self.act(epilogue),
+            act=epilogue.activation,
+            cut=int(blocking.kept is not None),
         )
         return pixel_tile(spec)
 
@@ -92,57 +90,45 @@ class Tiles(NamedTuple):
             element=self.types.acc.code,
             channels=self.blocking.width,
             step=self.step,
-            act=self.act(epilogue),
+            act=epilogue.kind(self.types),
             dot=self.blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
             shifted=epilogue.shifted,
+            cut=int(self.blocking.kept is not None),
         )
         return matrix_pixel_tile.matrix_pixel_tile(spec)
 
-    def act(self, epilogue: Epilogue) -> int:
-        """The `ActivationKind` that a kernel is compiled for. Where one may clip, the record says whether it does."""
-        kind = epilogue.kind(self.types)
-        clips = kind == ActivationKind.NONE and self.stored.is_float
-        return ActivationKind.CLIP if clips else kind
-
-    def of_channels(self, epilogue: Epilogue) -> jit.Kernel:
+    def of_channels(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
         """The kernel of a tile whose vectors run along output channels."""
-        blocking, step = self.blocking, self.step
-        if blocking.dot.is_matrix:
-            how = fill(MatrixTileSpec, blocking, element=self.types.acc.code, step=step, dot=blocking.dot.number)
-            return matrix_tile.matrix_tile(how)
-        spec = fill(
+        if self.blocking.dot.is_matrix:
+            return matrix_tile.matrix_tile(self.spec(epilogue))
+        return conv_tile(self.spec(epilogue).prefetching(lines)._replace(parted=1))
+
+    def part(self, epilogue: Epilogue) -> jit.Kernel:
+        """The kernel that stores such a tile where it lacks channels."""
+        spec = self.spec(epilogue)
+        return finish_part(spec.finished, spec.store_width, spec.act, spec.has_parts)
+
+    def spec(self, epilogue: Epilogue) -> TileSpec:
+        """The tile whose vectors run along output channels."""
+        blocking, shared = self.blocking, self.blocking.shared
+        return fill(
             TileSpec,
+            self,
             blocking,
-            tile=self.tile(epilogue),
-            store_width=self.store_width,
-            loops=int(step > 1),
+            shared,
+            element=self.types.acc.code,
+            fma=int(self.isa.fma and self.types.acc.is_float),
+            step=self.step,
+            store_width=blocking.store_width or blocking.lanes,
+            act=epilogue.kind(self.types),
             dot=blocking.dot.number,
+            dst=self.converted,
+            rounding=self.rounding(epilogue),
             shifted=epilogue.shifted,
-            prefetches=int(step >= PREFETCHING),
-            ahead=self.ahead if step > 1 else 0,
-            src_channel=self.src_unit if blocking.has_panels_of_planes and step > 1 else 0,
+            k_blocked=int(blocking.k_blocks > 1),
+            ahead=self.ahead if blocking.step > 1 else 0,
+            src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
+            cut=int(blocking.kept is not None),
         )
-        return conv_tile(spec.of_pixels())
-
-    @property
-    def store_width(self) -> int:
-        """Contiguous channels that a store writes; scattered tiles are stored as they are."""
-        return self.blocking.store_width or self.blocking.lanes
-
-    def tile(self, epilogue: Epilogue) -> Tile:
-        """The tile of accumulators, and how they are stored."""
-        acc, dst, rounding = self.types.acc, self.converted, self.rounding(epilogue)
-        fma = int(self.isa.fma and acc.is_float)
-        return Tile(acc.code, fma, *self.blocking.shape[:3], self.blocking.lanes, dst=dst, rounding=rounding)
-
-    def stores(self, epilogue: Epilogue) -> bool:
-        """Whether tiles that lack no channels store themselves."""
-        return not (self.has_parts or self.blocking.dot.is_matrix or epilogue.activation == ActivationKind.OTHER)
-
-    def finish(self, epilogue: Epilogue) -> jit.Kernel:
-        """The kernel that stores other tiles."""
-        at_once = finished_at_once(self.blocking.pixels, self.store_width, self.blocking.lanes)
-        tile = self.tile(epilogue)._replace(rows=1, pixels=at_once, vectors=1)
-        return finish_tile(tile, self.store_width, self.act(epilogue), self.has_parts, epilogue.shifted)

@@ -25,11 +25,7 @@ from blockconv.jit.ir import (
 from blockconv.kernels.common.floats import Floats
 from blockconv.kernels.common.geometry import ConvSizes, Geometry, image_at
 from blockconv.kernels.common.interleaved import taps_of_columns
-from blockconv.kernels.common.tile_record import (
-    TileRecord,
-    kernel_of_tiles,
-    source_of,
-)
+from blockconv.kernels.common.tile_record import TileRecord, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.conv.weights_packing import PackRecord
 
@@ -168,7 +164,7 @@ def columns_tile(at: ColumnsTileSpec):
     """Tiles of sums [row of taps][tap][input channel] by a vector of output channels.
 
     A pixel of the input is read once for all taps that it meets in neighbouring output pixels. Each lane of a
-    vector gets a channel of its own group. Sums are kept as those of a `conv_tile` between blocks.
+    vector gets a channel of its own group. Sums are kept as those of a `conv_tile` that is k_blocked.
     """
     held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
@@ -296,7 +292,7 @@ def _write_common(a, run, scratch):
     fill_memory(run.address, TileRecord.nbytes, 0)
     run.tiles, run.src_row, run.src_pixel = a.tiles, a.tap_row, a.itemsize
     run.src_next, run.src_last = a.src_next, a.src_last
-    run.runs, run.rows, run.bia, run.step_channels = 1, 1, scratch + a.zeros_at, 1
+    run.runs, run.rows, run.bia = 1, 1, scratch + a.zeros_at
 
 
 def _reduce(a, run, window, sums):

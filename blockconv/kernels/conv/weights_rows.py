@@ -35,7 +35,6 @@ from blockconv.kernels.common.geometry import geometry
 from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.request import Reason, Request, are_far
-from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.conv import weights_kernels as kernels
 from blockconv.kernels.conv.weights_blocking import CHUNK_STEPS, WeightsBlocking, weights_blocking
 from blockconv.kernels.conv.weights_kernels import Images, WeightsArguments
@@ -277,7 +276,9 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     """The microkernel, whose pixels are lines: neighbours in a packed window."""
     acc = request.types.acc
     fma = int(request.machine.isa.fma)
-    return conv_tile(TileSpec(Tile(acc.code, fma, 1, lines, at.vectors, at.lanes), at.lanes, dot=at.dot.number))
+    shape = (1, lines, at.vectors, at.lanes)
+    spec = TileSpec(acc.code, fma, *shape, 1, at.lanes, 0, *DENSE, dot=at.dot.number, k_blocked=1)
+    return conv_tile(spec)
 
 
 def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:

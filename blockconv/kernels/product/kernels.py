@@ -66,7 +66,6 @@ class ProductWords(ReductionWords):
     """A product of rows by panels, with the words that tiles of all rows and panels have in common."""
 
     tile = word("what computes tiles, by a `TileRecord`", "address of a kernel")
-    finish = word("what stores a tile that lacks columns", "address of a kernel")
     pixels = word("rows of a tile")
     width = word("columns of a tile")
     columns = word("columns of the product")
@@ -161,10 +160,6 @@ def multiply_rows(p, run, table, x, first, last):
     run.dst_block = p.dst_block
     run.is_first = 1
     run.is_last = 1
-    run.finish, run.whole = p.finish, p.width
-    run.step_channels, run.share = p.step_channels, p.share
-    run.tile_rows, run.tile_pixels, run.tile_width = 1, pixels, p.width
-    run.scratch = run.address + TileRecord.nbytes
     for k in range(first, last):
         exist = min(p.width, p.columns - k * p.width)
         run.wei = x.wei + k * p.panel_bytes

@@ -18,17 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockconv.core.activation import ActivationKind
 from blockconv.core.checks import Pair
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
 from blockconv.jit.records import fill
-from blockconv.kernels.common.microkernel import PREFETCHING, TileSpec, conv_tile, finish_tile, lines_ahead
+from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.tile import LINE, Tile
 from blockconv.kernels.common.tile_record import TileRecord
-from blockconv.kernels.common.unpacked import PARTS
 from blockconv.kernels.product import kernels
 from blockconv.kernels.product.blocking import (
     Matrices,
@@ -46,8 +44,7 @@ from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 FEW_ROWS = 8  # of a left matrix, at most: right matrices are read once, where they are
 FEW_BYTES = 1 << 14  # of the sums of such a task, at most: they stay in the first-level cache
-MOST_BYTES = 32 * 64  # of the accumulators of a tile
-RECORD = -(-(TileRecord.nbytes + MOST_BYTES) // 128) * 128
+RECORD = -(-TileRecord.nbytes // 128) * 128
 
 
 class Ends(NamedTuple):
@@ -71,20 +68,25 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
     """The words of a product. offsets: of its table in the op's, in bytes. columns: the stored ones."""
     last = (x.depth - 1) % x.lanes + 1 if x.depth else 0
     full = x.steps - (last < x.lanes)
-    lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
-    tile = Tile(x.element.code, int(fma), 1, x.pixels, x.vectors, x.lanes, dst=ends.dst.code * (ends.dst != x.element))
-    spec, part = (
-        TileSpec(tile, x.lanes, loops=1, prefetches=int(x.lanes >= PREFETCHING)),
-        tile._replace(pixels=min(x.pixels, PARTS), vectors=1),
+    spec = fill(
+        TileSpec,
+        x,
+        ends,
+        DENSE,
+        element=x.element.code,
+        fma=int(fma),
+        rows=1,
+        step=x.lanes,
+        store_width=x.lanes,
+        act=0,
+        dst=ends.dst.code if ends.dst != x.element else 0,
     )
+    lines = lines_ahead(x.panel_bytes, max(1, ends.tiles), max(1, full))
     return fill(
         kernels.ProductWords,
         x,
         ends,
-        tile=conv_tile(spec).address,
-        finish=finish_tile(part, x.lanes, ActivationKind.CLIP).address if columns % x.width else 0,
-        step_channels=x.lanes,
-        share=lines * (LINE // x.lanes),
+        tile=conv_tile(spec.prefetching(lines)).address,
         columns=columns,
         full_steps=full,
         tail_steps=x.steps - full,

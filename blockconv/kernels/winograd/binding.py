@@ -13,11 +13,12 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MULTIPLY_ADD
 from blockconv.kernels.common.gathering import is_beyond
 from blockconv.kernels.common.geometry import Geometry
+from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahead
 from blockconv.kernels.common.operands import SRC, conv_operands
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.tile import LINE, Tile
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
@@ -39,7 +40,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     has_tail = tail < at.elements(at.ic_block)
     parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
     tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
-    src_bytes, lines = types.src.nbytes(request.src.size(p.src_shape)), _prefetch_lines(p, at)
+    src_bytes = types.src.nbytes(request.src.size(p.src_shape))
     args = fill(
         WinogradArgs,
         conv_operands(epilogue.residual),
@@ -74,9 +75,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         window_rows=at.window.rows,
         window_cols=at.window.cols,
         window_leading=at.window.leading,
-        prefetch_lines=lines,
-        step_channels=at.elements(at.ic_block),
-        share=lines * (LINE // at.elements(at.ic_block)),
+        prefetch_lines=_prefetch_lines(p, at),
         prefetch_rows=at.form.side if is_beyond(request.machine, src_bytes) else 0,
         src_end=Buffer(SRC.index, src_bytes),
         src_parts=8 * len(tables[0]),
@@ -153,16 +152,17 @@ def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking, isa: Isa) -> 
 def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
     """The microkernel: a tile's pixels are Winograd's tiles, `vector` bytes apart.
 
-    Its reductions are short. Blocks of channels are apart; all tiles of a block are contiguous.
+    Its reductions are short: the lines that the next one begins with are prefetched by every turn. Blocks of channels
+    are apart; all tiles of a block are contiguous.
     """
-    fma = int(isa.fma and not at.form.exact)
+    fma, out_lanes = int(isa.fma and not at.form.exact), at.out_lanes
     if at.images:
-        tile = 1, at.tile_pixels, at.tile_channels, at.lanes, ActivationKind.CLIP, int(at.ic_block > 1)
+        tile = 1, at.tile_pixels, at.tile_channels, at.lanes, ActivationKind.NONE, at.ic_block
         return pixel_tile(PixelTileSpec(ELEMENT.code, fma, *tile, at.block_tiles * at.lanes * ITEMSIZE, at.width))
+    numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
     element, dot = (PRODUCT, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
-    whole, loops = Tile(element.code, fma, 1, at.tile_pixels, at.vectors, at.out_lanes), at.elements(at.ic_block) > 1
     ahead = min(LINE, at.src_lanes * at.itemsize)
-    return conv_tile(TileSpec(whole, at.out_lanes, loops=int(loops), dot=dot, prefetches=1, ahead=ahead))
+    return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, ahead=ahead))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:

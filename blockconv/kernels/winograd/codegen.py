@@ -16,7 +16,7 @@ from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, counted, emitted, pointer, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d
+from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
 
 ELEMENT = element("float32")  # what kernels of floats compute with
 TRANSFORMED, PRODUCT = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
@@ -137,29 +137,28 @@ class Taps(NamedTuple):
 
 
 @functools.cache
-def weight_transform(exact: bool, lanes: int, tap: int) -> Any:
-    """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart, by `weight_factors`.
+def weight_transform(form: Form, lanes: int, tap: int) -> Any:
+    """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart.
 
     Floats are transformed in float64, and rounded once; integers of 16 bits as they are.
     """
 
     @emitted
-    def transform(builder: Any, taps: Any, factors: Any, side: Any) -> None:
-        memory = Vectors(builder, TRANSFORMED if exact else ELEMENT, lanes)
-        v = memory if exact else Vectors(builder, element("float64"), lanes)
-        loaded = [memory.load(taps.src + k * tap) for k in range(TAPS * TAPS)]
-        given = loaded if exact else [builder.fpext(x, v.kind) for x in loaded]
+    def transform(builder: Any, taps: Any) -> None:
+        memory = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes)
+        v = memory if form.exact else Vectors(builder, element("float64"), lanes)
 
-        def value(number: Any, x: list[Any]) -> Any:
-            first, second, third = (v.broadcast(factors + number * (8 * TAPS) + 8 * t) * x[t] for t in range(TAPS))
-            return first + third + second
+        def load(at: Any) -> Any:
+            found = memory.load(at)
+            return found if form.exact else builder.fpext(found, v.kind)
 
-        with counted(builder, side) as row:
-            values = [value(row, given[column::TAPS]) for column in range(TAPS)]
-            with counted(builder, side) as column:
-                found = value(column, values)
-                at = taps.dst + (row * side + column) * taps.dst_position
-                memory.store(found if exact else builder.fptrunc(found, memory.kind), at)
+        def column(k: int) -> list[Any]:
+            places = [const((TAPS * row + k) * tap) for row in range(TAPS)]
+            return [load(taps.src + at) for at in places]
+
+        rows = transform_2d(v, weights_1d, form, column, TAPS)
+        stored = (value if form.exact else builder.fptrunc(value, memory.kind) for row in rows for value in row)
+        _store_positions(memory, stored, taps)
 
     return transform
 

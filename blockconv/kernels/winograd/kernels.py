@@ -35,7 +35,7 @@ from blockconv.kernels.winograd.codegen_finish import (
 )
 from blockconv.kernels.winograd.codegen_windows import Planes, copy_vectors, gather_planes
 from blockconv.kernels.winograd.source import tile_at
-from blockconv.kernels.winograd.transforms import TAPS
+from blockconv.kernels.winograd.transforms import TAPS, Form
 
 ITEMSIZE = ELEMENT.itemsize
 LEAST_PIXELS = 4  # of planes that are stored together, unless it is one
@@ -85,10 +85,9 @@ def winograd_multiply():
         run.dst_row = 0
         run.dst_pixel = products_tile
         run.dst_block = a.tile_block
-        run.residual, run.clips, run.tile_pixels = 0, 0, 0
-        run.is_first, run.is_last = 1, 1
-        run.step_channels, run.share = a.step_channels, a.share
-        run.valid, run.written, run.whole = channels, channels, channels
+        run.residual = 0
+        run.valid = channels
+        run.written = channels
         run.tiles = (tiles + pixels - 1) // pixels
         run.src_next = pixels * vector
         run.src_last = (tiles - pixels) * vector
@@ -324,7 +323,7 @@ def winograd(exact):
 
 
 @jit.kernel
-def winograd_weights(vectors, lanes, turned=0):
+def winograd_weights(m, stride, vectors, lanes, turned=0):
     """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels.
 
     turned: 0; 1: taps are in reverse order; 2: and output channels are contiguous.
@@ -332,7 +331,7 @@ def winograd_weights(vectors, lanes, turned=0):
     pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
     tap_bytes, begin = taps * ITEMSIZE, (taps - 1) * pixel if turned else 0
     tap = -pixel if turned else pixel
-    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(False, lanes, tap)
+    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(Form(m, stride), lanes, tap)
     copy = copy_vectors(taps, lanes)
 
     def kernel(args, first, last, scratch):
@@ -352,16 +351,16 @@ def winograd_weights(vectors, lanes, turned=0):
                 else:
                     gather(Planes(src, a.oc_step, 0, taps, exist, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
-                transform(Taps(scratch + begin, dst, a.position), a.factors, a.side)
+                transform(Taps(scratch + begin, dst, a.position))
 
     return kernel
 
 
 @jit.kernel
-def winograd_pair_weights(vectors, lanes):
+def winograd_pair_weights(m, vectors, lanes):
     """Transform weights of integers; a task is a pair of input channels of a block of a group's output channels."""
     width, vector = vectors * lanes * ITEMSIZE, lanes * ITEMSIZE
-    transform, taps = weight_transform(True, 2 * lanes, width), TAPS * TAPS
+    transform, taps = weight_transform(Form(m, 1, exact=True), 2 * lanes, width), TAPS * TAPS
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)
@@ -369,6 +368,6 @@ def winograd_pair_weights(vectors, lanes):
         for task in range(first, last):
             src, dst = a.src + task * (taps * width), a.dst + task // pairs * a.ocb + task % pairs * width
             for v in range(vectors):
-                transform(Taps(src + v * vector, dst + v * vector, a.position), a.factors, a.side)
+                transform(Taps(src + v * vector, dst + v * vector, a.position))
 
     return kernel

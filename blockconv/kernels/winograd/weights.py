@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.request import Request
@@ -14,22 +12,20 @@ from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, blocking
 from blockconv.kernels.winograd.costs import weight_seconds
-from blockconv.kernels.winograd.transforms import TAPS, Form, weight_factors
+from blockconv.kernels.winograd.transforms import TAPS, Form
 from blockconv.machine.machine import Machine
-from blockconv.runtime import OWN_TABLE, Buffer, Launch
+from blockconv.runtime import Buffer, Launch
 
 
 def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Launch:
     """turned: whether input and output channels are exchanged, and taps in reverse order, in the weights that are read.
     is_last: whether output channels are contiguous in these.
     """
-    p, at = problem, _blocking(form, machine, problem)
+    p, m, at = problem, form.m, _blocking(form, machine, problem)
     ic, oc, each = p.ic // p.g, p.oc // p.g, TAPS * TAPS * ITEMSIZE
     args = WinogradWeightsArgs(
         src=Buffer(0),
         dst=Buffer(1),
-        factors=OWN_TABLE,
-        side=form.wei_side,
         position=at.wei_position(p),
         ocb=at.wei_ocb(p),
         groups=p.g,
@@ -39,14 +35,11 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
         oc_step=ITEMSIZE if is_last else each if turned else ic * each,
         tap_step=oc * ITEMSIZE,
     )
-    factors = np.array(weight_factors(form))
     if form.exact:
-        kernel = kernels.winograd_pair_weights(at.vectors, at.out_lanes)
-        tasks, table = p.g * at.ocbs * at.elements(p.ic // p.g), factors.astype(np.int64).reshape(-1)
-        return Launch(kernel, args, tasks, 16, table=table)
-    kernel, scratch = kernels.winograd_weights(at.vectors, at.out_lanes, *(1 + is_last,) * turned), TAPS * TAPS
-    table = factors.view(np.int64).reshape(-1)
-    return Launch(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, scratch * at.out_lanes * ITEMSIZE, table)
+        kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
+        return Launch(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
+    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes, *(1 + is_last,) * turned)
+    return Launch(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
 
 
 def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:

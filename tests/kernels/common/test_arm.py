@@ -14,9 +14,9 @@ from blockconv.core.types import element
 from blockconv.jit import compiler
 from blockconv.jit.families import KernelFamily
 from blockconv.kernels.common.dot import tiles_of_registers
+from blockconv.kernels.common.interleaved import DENSE
 from blockconv.kernels.common.microkernel import TileSpec, conv_tile
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
-from blockconv.kernels.common.tile import Tile
 
 NEON = MACHINES["neon, 1 MiB"]
 FLOAT32, LANES = element("float32").code, 4
@@ -53,11 +53,10 @@ def loop_of_products(text: str) -> list[str]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("vectors", "pixels"), tiles_of_registers(NEON.isa, True))
-@pytest.mark.parametrize("prefetches", [0, 1])
-def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, prefetches: int) -> None:
+@pytest.mark.parametrize("step", [4, 16])
+def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels: int, step: int) -> None:
     """Each product is one instruction, which broadcasts the source's scalar itself, and nothing is spilled."""
-    tile = Tile(FLOAT32, 1, 1, pixels, vectors, LANES)
-    spec = TileSpec(tile, LANES, loops=1, prefetches=prefetches)
+    spec = TileSpec(FLOAT32, 1, 1, pixels, vectors, LANES, step, LANES, 0, *DENSE)
     loop = loop_of_products(assembly(neoverse, conv_tile, spec))
     products = [line for line in loop if line.startswith("fmla")]
     assert len(products) == vectors * pixels
@@ -68,7 +67,7 @@ def test_tiles_of_channels_are_in_registers(neoverse: Any, vectors: int, pixels:
 
 @pytest.mark.parametrize(("vectors", "channels"), [(2, 13), (3, 8), (4, 6), (6, 4)])
 def test_tiles_of_pixels_are_in_registers(neoverse: Any, vectors: int, channels: int) -> None:
-    spec = PixelTileSpec(FLOAT32, 1, 1, vectors, channels, LANES, 0, 1, 4 * LANES * vectors)
+    spec = PixelTileSpec(FLOAT32, 1, 1, vectors, channels, LANES, 0, 16, 4 * LANES * vectors)
     loop = loop_of_products(assembly(neoverse, pixel_tile, spec))
     assert sum(line.startswith("fmla") for line in loop) == vectors * channels
     assert not any("[sp" in line for line in loop)

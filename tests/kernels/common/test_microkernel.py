@@ -1,28 +1,23 @@
-"""What a tile's kernel is compiled for: a number of pixels, and not how they are rows."""
+"""What a tile's kernel is compiled for: what its turns prefetch, and no number that it does not have."""
 
 from __future__ import annotations
 
-import pytest
-
 from blockconv.core import target
-from blockconv.kernels.common.microkernel import TileSpec, addressed_together
-from blockconv.kernels.common.tile import Tile
+from blockconv.kernels.common.interleaved import DENSE
+from blockconv.kernels.common.microkernel import TileSpec, lines_ahead
+from blockconv.kernels.common.tile import LINE
 
-LANES = target.isa().vector_bytes // 4
-
-
-def spec(rows: int, pixels: int, store_width: int = LANES) -> TileSpec:
-    return TileSpec(Tile(4, int(target.isa().fma), rows, pixels, 2, LANES), store_width, loops=1)
+LANES, STEP = target.isa().vector_bytes // 4, 16
+TILE = TileSpec(4, int(target.isa().fma), 1, 4, 4, LANES, STEP, LANES, 0, *DENSE)
 
 
-@pytest.mark.parametrize(("rows", "pixels"), [(1, 6), (2, 3), (3, 2), (6, 1), (2, 2), (4, 1), (2, 6), (4, 3), (12, 1)])
-def test_tiles_of_as_many_pixels_are_one_kernel(rows: int, pixels: int) -> None:
-    """But tiles that store planes, whose pixels have to be neighbours."""
-    assert spec(rows, pixels).of_pixels() == spec(1, rows * pixels)
-    assert spec(rows, pixels, 1).of_pixels() == spec(rows, pixels, 1)
+def test_a_turn_prefetches_one_line_where_that_is_enough_for_a_step_and_else_what_it_reads():
+    turns = STEP // TILE.unrolled
+    assert [TILE.prefetching(lines).burst for lines in (1, turns, turns + 1, 4 * STEP)] == [0, 0, 1, 1]
+    block = STEP * TILE.vectors * LANES * 4  # bytes of a step's weights
+    assert TILE.prefetching(lines_ahead(10 * block, block // LINE, 10)).burst == 0, "as many tiles as lines of a step"
 
 
-def test_tiles_whose_pixels_are_at_other_distances_in_each_group_have_kernels_of_their_own():
-    """Pixels are addressed from one of each group, so a row may not end inside one."""
-    uneven = spec(2, addressed_together(28) + 1)
-    assert uneven.of_pixels() == uneven
+def test_tiles_that_prefetch_their_own_weights_or_none_are_one_kernel_for_any_number_of_lines():
+    for tile in (TILE._replace(pixels=1), TILE._replace(step=1)):
+        assert tile.prefetching(1) == tile.prefetching(100) == tile
