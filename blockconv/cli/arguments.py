@@ -1,7 +1,5 @@
 """The common part of the commands: a parser, and the arguments of a network: a model and its input shapes."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`blockconv cache`: list and remove compiled kernels on disk."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

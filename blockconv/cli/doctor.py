@@ -1,7 +1,5 @@
 """A report on this machine: threads, instruction set, caches, versions."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

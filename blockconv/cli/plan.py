@@ -1,7 +1,5 @@
 """`blockconv plan` chooses, explains and draws the layouts of a network. `blockconv tune` measures."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """`blockconv run`: run a network on a picture, in fixed layouts and in the chosen plan, and compare."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Checks of shapes, element types and zero points of arrays."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Sequence

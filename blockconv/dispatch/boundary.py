@@ -3,8 +3,6 @@
 All public functions share these checks, so the same mistake has the same message everywhere.
 """
 
-from __future__ import annotations
-
 import marshal
 import sys
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Every time is the time of many tiles less the time of few, so neither a call its
 A tile's step is the slope over the length of the reduction. Its end is the time that remains at length zero.
 """
 
-from __future__ import annotations
-
 import functools
 import platform
 import time

@@ -1,7 +1,5 @@
 """Parts of a machine's profile: bandwidths, the cost of a launch, and pools."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

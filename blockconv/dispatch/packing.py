@@ -1,7 +1,5 @@
 """Weights and bias in the form that a kernel asks for: a reorder, like any other, and what is computed from it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any, NamedTuple

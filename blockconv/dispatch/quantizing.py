@@ -5,8 +5,6 @@ The sum of (x - zero_point) * w is the sum of x * w, less zero_point times the s
 so zero points cost nothing where products are added. (A window's border holds the zero point, and adds nothing.)
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The programs of reorders."""
 
-from __future__ import annotations
-
 import functools
 
 from blockconv.core.checks import Shape

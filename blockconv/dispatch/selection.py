@@ -1,7 +1,5 @@
 """Which kernel solves a problem: what every row decides, a primitive with its cost or the reason why not."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,6 @@
 """Measurements on this machine: how far it is from the predictions of rows, and the times of kernels, which are
 kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

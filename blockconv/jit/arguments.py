@@ -63,14 +63,14 @@ class Word:
         self.name, self.first = "", 0  # the field's name, and its first word in the block
         self.size: int | None = 1  # in words; None: as many as there are
 
-    def __get__(self, values: Arguments | None, owner: type) -> Any:
+    def __get__(self, values: Arguments | None, owner: type):
         return self if values is None else values[self.first]
 
-    def value(self, values: Arguments) -> Any:
+    def value(self, values: Arguments):
         """The field, of a block's words."""
         return values[self.first]
 
-    def words(self, value: Any) -> Iterable[Any]:
+    def words(self, value) -> Iterable[Any]:
         """The words that stand for this value of the field. Raises TypeError."""
         kind: Any = type(value)
         if _is_whole(kind):
@@ -107,15 +107,15 @@ class Blocks(Word):
         self.each = block.nbytes // WORD
         self.size = None if count is None else count * self.each
 
-    def __get__(self, values: Arguments | None, owner: type) -> Any:
+    def __get__(self, values: Arguments | None, owner: type):
         return self if values is None else self.value(values)
 
-    def value(self, values: Arguments) -> Any:
+    def value(self, values: Arguments):
         end = len(values) if self.size is None else self.first + self.size
         held = tuple(_made(self.block, values[at : at + self.each]) for at in range(self.first, end, self.each))
         return held if self.many else held[0]
 
-    def words(self, value: Any) -> Iterable[Any]:
+    def words(self, value) -> Iterable[Any]:
         given = tuple(value) if self.many else (value,)
         if any(type(one) is not self.block for one in given) or self.count not in (None, len(given)):
             wanted = f"{self.block.__name__}(...)"
@@ -129,7 +129,7 @@ class Blocks(Word):
             yield from field.lines(first + self.first, f"{prefix}{self.name}{'[0]' if self.many else ''}.")
 
 
-def word(meaning: str, unit: str = "", default: int | None = None) -> Any:
+def word(meaning: str, unit: str = "", default: int | None = None):
     """Declare a word of a block.
 
     meaning: what it is. unit: what it counts, where it has one: bytes, elements, channels, rows, an address, the
@@ -138,12 +138,12 @@ def word(meaning: str, unit: str = "", default: int | None = None) -> Any:
     return Word(meaning, unit, default)
 
 
-def group(block: type[Arguments], meaning: str = "") -> Any:
+def group(block: type[Arguments], meaning: str = ""):
     """Declare words that are a block themselves: ``a.src.row``, and in Python ``src=Geometry(row=...)``."""
     return Blocks(block, meaning, 1, many=False)
 
 
-def table(block: type[Arguments], count: int | None = None, meaning: str = "") -> Any:
+def table(block: type[Arguments], count: int | None = None, meaning: str = ""):
     """Declare `count` blocks of one kind: ``a.loops[k].size``, and in Python ``loops=[Loop(size=...), ...]``.
 
     count: or None for as many as Python gives, at the end of a block. (A kernel has to be told how many there are.)
@@ -157,7 +157,7 @@ def table(block: type[Arguments], count: int | None = None, meaning: str = "") -
 class _Fields(dict[str, Any]):
     """The body of a class, in which a field stands once."""
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value) -> None:
         if isinstance(value, Word) and name in self:
             raise TypeError(f"word {name!r} is declared twice")
         super().__setitem__(name, value)
@@ -169,7 +169,7 @@ class _Block(type):
     fields: dict[str, Word]
 
     @classmethod
-    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> _Fields:
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options) -> _Fields:
         return _Fields()
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Block:
@@ -182,7 +182,7 @@ class _Block(type):
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body, **own})
         if own:
             made._lay_out(own)
-        return made  # type: ignore[no-any-return]
+        return made
 
 
 _RESERVED = frozenset({"address", "defaults", "describe", "fields", "is_open", "load", "nbytes", "view_at"})
@@ -219,7 +219,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
             cls.nbytes += WORD * (field.size or 0)
         cls.defaults = {name: field.default for name, field in cls.fields.items() if field.default is not None}
 
-    def __new__(cls: type[_A], *address: Any, **words: Any) -> _A:
+    def __new__(cls: type[_A], *address, **words) -> _A:
         if address:
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
         if words.keys() != cls.fields.keys():
@@ -245,7 +245,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         """The fields' values by name, to make a longer block of: ``Longer(**block._asdict(), more=1)``."""
         return {name: field.value(self) for name, field in self.fields.items()}
 
-    def _replace(self: _A, **words: Any) -> _A:
+    def _replace(self: _A, **words) -> _A:
         """The same with other values of some fields."""
         return type(self)(**{**self._asdict(), **words})
 
@@ -256,12 +256,12 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         return (), self._asdict()
 
     @classmethod
-    def view_at(cls, address: Any) -> BlockView:
+    def view_at(cls, address) -> BlockView:
         """The block at an address, in a kernel."""
         return BlockView(cls, address)
 
     @classmethod
-    def load(cls: type[_A], builder: Any, address: Any, held: bool = False) -> _A:
+    def load(cls: type[_A], builder, address, held: bool = False) -> _A:
         """Load all words of the block at `address` (LLVM's i64); they are the values, by name, of what is returned.
 
         held: nobody writes to the block while a kernel runs, so that what is made of it need not be made again.
@@ -303,7 +303,7 @@ def _no_word(block: type[Arguments], name: str) -> str:
 class BlockView(Compound):
     """A block at an address, in a kernel."""
 
-    def __init__(self, block: type[Arguments], address: Any) -> None:
+    def __init__(self, block: type[Arguments], address) -> None:
         self.block, self.address = block, address
 
     def parts(self) -> list[Any]:
@@ -312,11 +312,11 @@ class BlockView(Compound):
     def of(self, parts: Iterator[Any]) -> BlockView:
         return BlockView(self.block, next(parts))
 
-    def emitted(self) -> Any:
+    def emitted(self):
         """The address, which `emitted` code takes."""
         return self.address
 
-    def get(self, builder: Any, name: str) -> Any:
+    def get(self, builder, name: str):
         """The address, a word, or a view of a block inside."""
         if name == "address":
             return self.address
@@ -326,14 +326,14 @@ class BlockView(Compound):
             return BlockView(field.block, builder.add(self.address, first) if field.first else self.address)
         return builder.load(_at(builder, self.address, field.first), align=8)
 
-    def set(self, builder: Any, name: str, value: Any) -> None:
+    def set(self, builder, name: str, value) -> None:
         """Write a word."""
         field = _field(self.block, name)
         if isinstance(field, Blocks):
             raise TypeError(f"{self.block.__name__}: {name!r} is no word that can be written")
         builder.store(value, _at(builder, self.address, field.first), align=8)
 
-    def item(self, builder: Any, index: Any) -> BlockView:
+    def item(self, builder, index) -> BlockView:
         """An element of the array of blocks that begins here."""
         return BlockView(self.block, builder.add(self.address, builder.mul(index, const(self.block.nbytes))))
 
@@ -341,7 +341,7 @@ class BlockView(Compound):
 class HeldBlock(Compound):
     """A block in registers: its address, and its words."""
 
-    def __init__(self, block: type[Arguments], address: Any, words: Iterable[Any]) -> None:
+    def __init__(self, block: type[Arguments], address, words: Iterable[Any]) -> None:
         self.block, self.address, self.words = block, address, list(words)
 
     def parts(self) -> list[Any]:
@@ -350,11 +350,11 @@ class HeldBlock(Compound):
     def of(self, parts: Iterator[Any]) -> HeldBlock:
         return HeldBlock(self.block, next(parts), [next(parts) for _ in self.words])
 
-    def emitted(self) -> Any:
+    def emitted(self):
         """The block of LLVM's values, which `emitted` code takes."""
         return _made(self.block, self.words)
 
-    def get(self, builder: Any, name: str) -> Any:
+    def get(self, builder, name: str):
         """The address, a word, or a block inside."""
         if name == "address":
             return self.address
@@ -368,7 +368,7 @@ class HeldBlock(Compound):
 
 
 @functools.partial(emitted, whole=True)
-def held(builder: Any, view: Any) -> Any:
+def held(builder, view):
     """The block of a view, in registers."""
     return HeldBlock(view.block, view.address, view.block.load(builder, view.address))
 
@@ -379,5 +379,5 @@ def _field(block: type[Arguments], name: str) -> Word:
     return block.fields[name]
 
 
-def _at(builder: Any, address: Any, first: int) -> Any:
+def _at(builder, address, first: int):
     return builder.gep(pointer(builder, address, I64), [const(first)])

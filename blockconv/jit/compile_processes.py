@@ -5,8 +5,6 @@ imports neither from the current directory nor from where the environment says, 
 loads blockconv itself from this process's own files. It hands compiled kernels over through the disk cache.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -6,12 +6,9 @@ LLVM's ORC links object code, fresh or from disk, into a library for each kernel
 because it becomes slower with each module that was ever added.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -33,7 +30,7 @@ llvm.initialize_native_asmparser()  # dot products of Arm are assembly
 class Code:
     """A kernel's object code, and the optimised module that it was made of."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module) -> None:
         self._module = module
         self.object: bytes = _machine().emit_object(module)
 
@@ -47,7 +44,7 @@ class Code:
 
 
 @functools.cache
-def _machine() -> Any:
+def _machine():
     """The machine that LLVM makes code for: Numba's target without SSE4A.
 
     LLVM uses SSE4A to shuffle bytes if some are undefined. Its instructions leave the upper halves of vectors as they
@@ -64,7 +61,7 @@ def _machine() -> Any:
     )
 
 
-def _optimise(module: Any, unroll: bool) -> None:
+def _optimise(module, unroll: bool) -> None:
     options = llvm.create_pipeline_tuning_options()
     options.speed_level = 3
     options.loop_vectorization, options.slp_vectorization, options.loop_unrolling = True, False, unroll
@@ -108,7 +105,7 @@ def lower(name: str, body: Callable[[int, int, int, int], None]) -> str:
 
 
 @functools.cache
-def _linker() -> Any:
+def _linker():
     return llvm.create_lljit_compiler()
 
 

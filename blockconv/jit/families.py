@@ -9,8 +9,6 @@ processes (numba#8085), and its keys do not see edits in a helper module. Readin
 costs the set-up of the whole type system (0.1 s).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -20,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from blockconv.core import target
 from blockconv.core.errors import UnsupportedError
@@ -67,7 +65,7 @@ class KernelFamily:
         self._build, self._unroll = build, unroll
         self._kernels: dict[tuple[int, ...], Kernel] = {}
 
-    def __call__(self, *given: Any) -> Kernel:
+    def __call__(self, *given) -> Kernel:
         params = tuple(integers_of(given))
         found = self._kernels.get(params)
         if found is None:
@@ -80,14 +78,14 @@ class KernelFamily:
                 self._kernels[params] = found
         return found
 
-    def name(self, *params: Any) -> str:
+    def name(self, *params) -> str:
         return "__".join([self._build.__name__, "_".join(map(str, integers_of(params)))]).rstrip("_")
 
-    def entry(self, *params: Any) -> str:
+    def entry(self, *params) -> str:
         """The name in the disk cache: builders of one name in two modules have entries of their own."""
         return f"{self._build.__module__}.{self.name(*params)}"
 
-    def compile(self, *params: Any) -> Kernel:
+    def compile(self, *params) -> Kernel:
         """Compile now, past every cache, and keep the result on disk."""
         name = self.name(*params)
         if target.numba_setting("DISABLE_JIT"):

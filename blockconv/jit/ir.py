@@ -4,8 +4,6 @@ Kernels see memory as int64 addresses: no arrays, no reference counts, nothing t
 allocate, raise or need the GIL. Parameters of type int are known while a kernel is built.
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import sys
@@ -24,19 +22,19 @@ def const(value: int) -> ir.Constant:
     return ir.Constant(I64, value)
 
 
-def pointer(builder: Any, address: Any, to: Any) -> Any:
+def pointer(builder, address, to):
     """`address` (i64) as a pointer to the LLVM type `to`."""
     return builder.inttoptr(address, to.as_pointer())
 
 
-def call_llvm(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
+def call_llvm(builder, name: str, result, args: list[Any]):
     """Call an LLVM intrinsic or C function by name (`declare_intrinsic` knows no vector types)."""
     signature = ir.FunctionType(result, [a.type for a in args])
     function = builder.module.globals.get(name) or ir.Function(builder.module, signature, name)
     return builder.call(function, args)
 
 
-def opaque(builder: Any, value: Any) -> Any:
+def opaque(builder, value):
     """The same i64 or vector, as a value that the optimiser knows nothing about.
 
     LLVM hoists multiples of a loop-invariant stride out of the loop, and spills them if they are many: a load for each
@@ -55,7 +53,7 @@ def opaque(builder: Any, value: Any) -> Any:
 # ---------------------------------------------------------------- code of our own
 
 
-def emitted(emit: Callable[..., Any], whole: bool = False) -> Any:
+def emitted(emit: Callable[..., Any], whole: bool = False):
     """Decorator of ``emit(builder, *arguments)``, which emits LLVM IR where a kernel calls it, and gives a value.
 
     The arguments are values of LLVM, or NamedTuples of them; a view of a block is its address, and a held one a block
@@ -67,7 +65,7 @@ def emitted(emit: Callable[..., Any], whole: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def counted(builder: Any, stop: Any, start: Any = None, step: Any = None) -> Iterator[Any]:
+def counted(builder, stop, start=None, step=None) -> Iterator[Any]:
     """A loop whose index goes from `start` (0) up to `stop`, which it does not reach, by `step` (1). Yields the index.
 
     The body is what is emitted within `with`.
@@ -91,19 +89,19 @@ def counted(builder: Any, stop: Any, start: Any = None, step: Any = None) -> Ite
 
 
 @emitted
-def load_i64(builder: Any, address: Any, index: Any) -> Any:
+def load_i64(builder, address, index):
     """The int64 at ``address + 8 * index``."""
     return builder.load(builder.gep(pointer(builder, address, I64), [index]), align=8)
 
 
 @emitted
-def store_i64(builder: Any, address: Any, index: Any, value: Any) -> None:
+def store_i64(builder, address, index, value) -> None:
     """Write the int64 at ``address + 8 * index``."""
     builder.store(value, builder.gep(pointer(builder, address, I64), [index]), align=8)
 
 
 @emitted
-def load_bits(builder: Any, address: Any, nbytes: int) -> Any:
+def load_bits(builder, address, nbytes: int):
     """The `nbytes` bytes at `address`, zero-extended to an int64."""
     kind = ir.IntType(8 * nbytes)
     value = builder.load(pointer(builder, address, kind), align=1)
@@ -111,31 +109,31 @@ def load_bits(builder: Any, address: Any, nbytes: int) -> Any:
 
 
 @emitted
-def store_bits(builder: Any, address: Any, value: Any, nbytes: int) -> None:
+def store_bits(builder, address, value, nbytes: int) -> None:
     """Write the low `nbytes` bytes of `value` at `address`."""
     kind = ir.IntType(8 * nbytes)
     builder.store(value if kind == I64 else builder.trunc(value, kind), pointer(builder, address, kind), align=1)
 
 
-def _float_of(nbytes: int) -> Any:
+def _float_of(nbytes: int):
     return ir.FloatType() if nbytes == 4 else ir.DoubleType()
 
 
 @emitted
-def load_f(builder: Any, address: Any, nbytes: int) -> Any:
+def load_f(builder, address, nbytes: int):
     """The float of `nbytes` (4 or 8) bytes at `address`, as a float of that size."""
     return builder.load(pointer(builder, address, _float_of(nbytes)), align=4)
 
 
 @emitted
-def store_f(builder: Any, address: Any, value: Any, nbytes: int) -> None:
+def store_f(builder, address, value, nbytes: int) -> None:
     """Write `value` as a float of `nbytes` (4 or 8) bytes."""
     value = floating(builder, value, _float_of(nbytes))
     builder.store(value, pointer(builder, address, value.type), align=4)
 
 
 @emitted
-def as_float64(builder: Any, bits: Any) -> Any:
+def as_float64(builder, bits):
     """The float64 of these bits: how an argument block holds one."""
     return builder.bitcast(bits, ir.DoubleType())
 
@@ -144,13 +142,13 @@ def as_float64(builder: Any, bits: Any) -> Any:
 
 
 @emitted
-def fetch_add(builder: Any, address: Any, value: Any) -> Any:
+def fetch_add(builder, address, value):
     """Atomically add to the int64 at `address`; the old value (acquire-release)."""
     return builder.atomic_rmw("add", pointer(builder, address, I64), value, "acq_rel")
 
 
 @emitted
-def load_acquire(builder: Any, address: Any) -> Any:
+def load_acquire(builder, address):
     """The int64 at `address`, and all that was released before it was written."""
     return builder.load_atomic(pointer(builder, address, I64), "acquire", 8)
 
@@ -158,7 +156,7 @@ def load_acquire(builder: Any, address: Any) -> Any:
 NEXT, NEAREST = 2, 3  # the second-level cache and the first-level one, as LLVM's `prefetch` has them
 
 
-def emit_prefetch(builder: Any, address: Any, cache: int = NEXT) -> None:
+def emit_prefetch(builder, address, cache: int = NEXT) -> None:
     """Prefetch a line that will be read."""
     at = pointer(builder, address, I8)
     hints = [ir.Constant(I32, k) for k in (0, cache, 1)]  # to read, the cache, data
@@ -166,13 +164,13 @@ def emit_prefetch(builder: Any, address: Any, cache: int = NEXT) -> None:
 
 
 @emitted
-def prefetch(builder: Any, address: Any) -> None:
+def prefetch(builder, address) -> None:
     """Prefetch a line that will be read into the second-level cache."""
     emit_prefetch(builder, address)
 
 
 @emitted
-def spin_pause(builder: Any) -> None:
+def spin_pause(builder) -> None:
     """The processor's hint for a spinning loop."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
@@ -182,13 +180,13 @@ def spin_pause(builder: Any) -> None:
 
 
 @emitted
-def yield_processor(builder: Any) -> None:
+def yield_processor(builder) -> None:
     """Let the operating system run another thread."""
     call_llvm(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", I32, [])
 
 
 @emitted
-def call_kernel(builder: Any, address: Any, args: Any, first: Any, last: Any, scratch: Any) -> None:
+def call_kernel(builder, address, args, first, last, scratch) -> None:
     """Call the kernel at `address`."""
     function = ir.FunctionType(ir.VoidType(), [I64] * 4)
     builder.call(builder.inttoptr(address, function.as_pointer()), [args, first, last, scratch])
@@ -197,16 +195,16 @@ def call_kernel(builder: Any, address: Any, args: Any, first: Any, last: Any, sc
 # ---------------------------------------------------------------- vectors of integers (bits are moved, never rounded)
 
 
-def vector(itemsize: int, lanes: int) -> Any:
+def vector(itemsize: int, lanes: int):
     return ir.VectorType(ir.IntType(8 * itemsize), lanes)
 
 
-def shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+def shuffle(builder, a, b, lanes: list[int]):
     mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
     return builder.shuffle_vector(a, b, mask)
 
 
-def picked(builder: Any, kind: Any, elements: Sequence[int], part: Callable[[int], Any]) -> Any:
+def picked(builder, kind, elements: Sequence[int], part: Callable[[int], Any]):
     """A vector of some elements, in ascending order, of vectors that follow one another. Other lanes hold anything.
 
     part(k): vector number `k` of these, for each that has one of the elements.
@@ -223,13 +221,13 @@ def every_pixel(lanes: int, inner: int, stride: int, first: int = 0) -> list[int
     return [(k // inner * stride + first) * inner + k % inner for k in range(lanes // inner * inner)]
 
 
-def splat(builder: Any, value: Any, lanes: int) -> Any:
+def splat(builder, value, lanes: int):
     kind = ir.VectorType(value.type, lanes)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
     return shuffle(builder, one, one, [0] * lanes)
 
 
-def store_vector(builder: Any, value: Any, address: Any, streaming: bool = False) -> None:
+def store_vector(builder, value, address, streaming: bool = False) -> None:
     """Store; `streaming` needs an address that is a multiple of the vector, and passes the caches by."""
     align = value.type.count * value.type.element.width // 8 if streaming else 1
     store = builder.store(value, pointer(builder, address, value.type), align=align)
@@ -237,7 +235,7 @@ def store_vector(builder: Any, value: Any, address: Any, streaming: bool = False
         store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
 
 
-def join(builder: Any, pieces: list[Any]) -> Any:
+def join(builder, pieces: list[Any]):
     """One vector of the lanes of all `pieces` (a power of two of them) in order."""
     while len(pieces) > 1:
         lanes = list(range(2 * pieces[0].type.count))
@@ -245,7 +243,7 @@ def join(builder: Any, pieces: list[Any]) -> Any:
     return pieces[0]
 
 
-def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: int = 1) -> list[Any]:
+def transpose(builder, vectors: list[Any], rows: int, columns: int, width: int = 1) -> list[Any]:
     """The rows x columns matrix that `vectors` hold in row-major order, transposed, held in the same way.
 
     width: lanes of each of its elements. A perfect shuffle (zip the first half with the second) rotates the bits of an
@@ -271,7 +269,7 @@ def transpose(builder: Any, vectors: list[Any], rows: int, columns: int, width: 
 
 
 @emitted
-def stack_memory(builder: Any, nbytes: int) -> Any:
+def stack_memory(builder, nbytes: int):
     """The address of so many bytes of the stack, aligned to a cache line. They hold nothing yet."""
     with builder.goto_entry_block():
         slot = builder.alloca(ir.ArrayType(I8, nbytes))
@@ -280,34 +278,34 @@ def stack_memory(builder: Any, nbytes: int) -> Any:
 
 
 @emitted
-def copy_memory(builder: Any, dst: Any, src: Any, size: Any) -> None:
+def copy_memory(builder, dst, src, size) -> None:
     """Copy `size` bytes that do not overlap: C's memcpy."""
     to, at = (pointer(builder, address, I8) for address in (dst, src))
     call_llvm(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, at, size, ir.Constant(ir.IntType(1), 0)])
 
 
 @emitted
-def fill_memory(builder: Any, dst: Any, size: Any, fill: Any) -> None:
+def fill_memory(builder, dst, size, fill) -> None:
     """Set `size` bytes to the low byte of `fill`: C's memset."""
     to, byte = pointer(builder, dst, I8), builder.trunc(fill, I8)
     call_llvm(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, byte, size, ir.Constant(ir.IntType(1), 0)])
 
 
 @emitted
-def move(builder: Any, dst: Any, src: Any, nbytes: int, stream: int) -> None:
+def move(builder, dst, src, nbytes: int, stream: int) -> None:
     """Copy `nbytes` (a power of two up to 64) bytes."""
     value = builder.load(pointer(builder, src, vector(1, nbytes)), align=1)
     store_vector(builder, value, dst, bool(stream))
 
 
 @emitted
-def store_repeated(builder: Any, dst: Any, value: Any, nbytes: int) -> None:
+def store_repeated(builder, dst, value, nbytes: int) -> None:
     """Write `nbytes` bytes: the low four bytes of `value`, repeated."""
     store_vector(builder, splat(builder, builder.trunc(value, I32), nbytes // 4), dst)
 
 
 @emitted
-def move_part(builder: Any, dst: Any, src: Any, lanes: int, itemsize: int, count: Any) -> None:
+def move_part(builder, dst, src, lanes: int, itemsize: int, count) -> None:
     """Copy `count` of so many elements of 4 or 8 bytes, and zeros in place of the others, which are not read."""
     kind, iota = vector(itemsize, lanes), ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
     exists = builder.icmp_signed("<", iota, splat(builder, builder.trunc(count, I32), lanes))

@@ -9,8 +9,6 @@ The first process that adds an entry removes fingerprints that no process has us
 fingerprint's directory says when it was last used.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

@@ -8,8 +8,6 @@ Windows opens no directories, and its files have no owner of this kind. There pa
 no other user may write to a user's profile.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -7,8 +7,6 @@ A field is declared once, and records that share fields are made of one another:
 - `fill` makes any record of those that have its fields, so that nothing copies ``name=x.name``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -19,14 +17,14 @@ from typing import Any, TypeVar
 _R = TypeVar("_R")
 
 
-def fields_of(kind: Any) -> tuple[str, ...]:
+def fields_of(kind) -> tuple[str, ...]:
     """The names of the fields of a named tuple, a dataclass or a block of arguments; () for another type."""
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     return tuple(getattr(kind, "_fields", ()) or getattr(kind, "fields", ()))
 
 
-def fill(made: type[_R], *records: Any, **given: Any) -> _R:
+def fill(made: type[_R], *records, **given) -> _R:
     """Make a record: each field is given, or one of the records has it under its name.
 
     Properties of records count too. Raises TypeError for a name that several records have, and as `made` does for one
@@ -67,7 +65,7 @@ def integers_of(params: Iterable[Any]) -> Iterator[int]:
             yield int(param)
 
 
-def parameters_of(build: Any, integers: Iterable[int]) -> Iterator[Any]:
+def parameters_of(build, integers: Iterable[int]) -> Iterator[Any]:
     """The parameters of a builder: records where it is annotated so, else integers."""
     left, hints = iter(integers), typing.get_type_hints(build)
     for name in build.__code__.co_varnames[: build.__code__.co_argcount]:
@@ -78,7 +76,7 @@ def parameters_of(build: Any, integers: Iterable[int]) -> Iterator[Any]:
     yield from left
 
 
-def _taken(kind: Any, left: Iterator[int]) -> Any:
+def _taken(kind, left: Iterator[int]):
     names = fields_of(kind)
     if not names:
         return kind(next(left))

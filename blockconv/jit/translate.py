@@ -10,8 +10,6 @@ All that is private to Numba and that blockconv uses is here; nothing else impor
 imports neither.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import operator
@@ -66,7 +64,7 @@ def _blocks(function: types.FunctionType) -> dict[int, Any]:
 class _Call:
     """One call of a function, whose code is emitted."""
 
-    def __init__(self, builder: Any, function: types.FunctionType, given: tuple[Any, ...], named: Any) -> None:
+    def __init__(self, builder, function: types.FunctionType, given: tuple[Any, ...], named) -> None:
         self.b, self.function, self.blocks = builder, function, _blocks(function)
         bound = inspect.signature(function).bind(*given, **named)
         bound.apply_defaults()
@@ -108,7 +106,7 @@ class _Call:
                     found[inst.target.name] = found.get(inst.target.name, 0) + 1
         return found
 
-    def is_known(self, node: Any) -> bool:
+    def is_known(self, node) -> bool:
         """Whether an expression's value follows from `values`, without any code."""
         if isinstance(node, numba_ir.Var):
             return node.name in self.values
@@ -121,7 +119,7 @@ class _Call:
 
     # ------------------------------------------------------------ statements
 
-    def emit(self) -> Any:
+    def emit(self):
         """Emit the call's code, and give what it returns."""
         b, result, last = self.b, None, None
         returns = [k for k in self.reached if isinstance(self.blocks[k].body[-1], numba_ir.Return)]
@@ -148,13 +146,13 @@ class _Call:
         b.position_at_end(end or last)
         return self.variable("return") if end else result
 
-    def target(self, label: int) -> Any:
+    def target(self, label: int):
         """LLVM's block of a label."""
         if label not in self.targets:
             self.targets[label] = self.b.append_basic_block()
         return self.targets[label]
 
-    def statement(self, inst: Any) -> None:
+    def statement(self, inst) -> None:
         b = self.b
         if isinstance(inst, numba_ir.Assign):
             self.assign(inst.target.name, self.value(inst.value), self.assigned[inst.target.name] > 1)
@@ -173,7 +171,7 @@ class _Call:
 
     # ------------------------------------------------------------ variables
 
-    def assign(self, name: str, value: Any, repeatedly: bool) -> None:
+    def assign(self, name: str, value, repeatedly: bool) -> None:
         if not repeatedly:
             self.values[name] = value
             return
@@ -187,13 +185,13 @@ class _Call:
         for (slot, _), part in zip(slots, parts, strict=True):
             self.b.store(part, slot)
 
-    def variable(self, name: str) -> Any:
+    def variable(self, name: str):
         value, slots = self.values[name], self.slots.get(name)
         return rebuilt(value, (self.b.load(slot) for slot, _ in slots)) if slots else value
 
     # ------------------------------------------------------------ expressions
 
-    def value(self, node: Any) -> Any:
+    def value(self, node):
         if isinstance(node, numba_ir.Var):
             return self.variable(node.name)
         if isinstance(node, numba_ir.Expr):
@@ -211,7 +209,7 @@ class _Call:
             value = self.function.__globals__.get(node.name, value)
         return ir.Constant(FLOAT, float(value)) if isinstance(value, np.float32) else value
 
-    def binop_(self, node: Any) -> Any:
+    def binop_(self, node):
         operation = node.immutable_fn if node.op == "inplace_binop" else node.fn
         a, b = self.variable(node.lhs.name), self.variable(node.rhs.name)
         if operation in (operator.is_, operator.is_not) or isinstance(b, tuple):
@@ -222,54 +220,54 @@ class _Call:
 
     inplace_binop_ = binop_
 
-    def unary_(self, node: Any) -> Any:
+    def unary_(self, node):
         a = self.variable(node.value.name)
         return node.fn(a) if is_known(a) else unary(self.b, node.fn.__name__, a)
 
-    def call_(self, node: Any) -> Any:
+    def call_(self, node):
         given = tuple(self.variable(var.name) for var in node.args)
         if node.vararg is not None:
             given += self.variable(node.vararg.name)
         return call(self.b, self.variable(node.func.name), given, {name: self.variable(v.name) for name, v in node.kws})
 
-    def getattr_(self, node: Any) -> Any:
+    def getattr_(self, node):
         value = self.variable(node.value.name)
         return value.get(self.b, node.attr) if isinstance(value, Compound) else getattr(value, node.attr)
 
-    def getitem_(self, node: Any) -> Any:
+    def getitem_(self, node):
         return item(self.b, self.variable(node.value.name), self.variable(node.index.name))
 
-    def static_getitem_(self, node: Any) -> Any:
+    def static_getitem_(self, node):
         return item(self.b, self.variable(node.value.name), node.index)
 
-    def build_tuple_(self, node: Any) -> Any:
+    def build_tuple_(self, node):
         return tuple(self.variable(var.name) for var in node.items)
 
-    def getiter_(self, node: Any) -> Any:
+    def getiter_(self, node):
         return RangeLoop(self.b, self.variable(node.value.name))
 
-    def iternext_(self, node: Any) -> Any:
+    def iternext_(self, node):
         return self.variable(node.value.name).next(self.b)
 
-    def pair_first_(self, node: Any) -> Any:
+    def pair_first_(self, node):
         return self.variable(node.value.name)[0]
 
-    def pair_second_(self, node: Any) -> Any:
+    def pair_second_(self, node):
         return self.variable(node.value.name)[1]
 
-    def cast_(self, node: Any) -> Any:
+    def cast_(self, node):
         return self.variable(node.value.name)
 
     exhaust_iter_ = cast_
 
 
-def emit(builder: Any, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def emit(builder, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Emit the code of a kernel's body."""
     lowered.builder = builder
     call(builder, body, arguments, {})
 
 
-def call(builder: Any, callee: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def call(builder, callee, given: tuple[Any, ...], named: dict[str, Any]):
     """Emit the code of a call, and give its value."""
     if isinstance(callee, Emitted):
         return callee.call(builder, given, named)

@@ -46,14 +46,14 @@ class Compound:
     item: Any
 
 
-def is_known(value: Any) -> bool:
+def is_known(value) -> bool:
     """Whether a value is known while the kernel is built."""
     if isinstance(value, tuple):
         return all(map(is_known, value))
     return not isinstance(value, (ir.Value, Compound))
 
 
-def integer(builder: Any, value: Any) -> Any:
+def integer(builder, value):
     """An integer, or a truth value, as an i64; anything else as it is."""
     if isinstance(value, (bool, int)):
         return ir.Constant(I64, int(value))
@@ -62,34 +62,34 @@ def integer(builder: Any, value: Any) -> Any:
     return value
 
 
-def _of_llvm(builder: Any, value: Any) -> Any:
+def _of_llvm(builder, value):
     """A number as a value of LLVM."""
     return ir.Constant(DOUBLE, value) if isinstance(value, float) else integer(builder, value)
 
 
-def _emitted(builder: Any, value: Any) -> Any:
+def _emitted(builder, value):
     """A value as `emitted` code takes it."""
     if isinstance(value, tuple):
         return _tuple_like(value, [_emitted(builder, one) for one in value])
     return value.emitted() if isinstance(value, Compound) else _of_llvm(builder, value)
 
 
-def _tuple_like(value: tuple[Any, ...], elements: list[Any]) -> Any:
+def _tuple_like(value: tuple[Any, ...], elements: list[Any]):
     """A tuple, or a NamedTuple, of these elements."""
     return type(value)(*elements) if hasattr(value, "_fields") else tuple(elements)
 
 
-def parts_of(builder: Any, value: Any) -> list[Any]:
+def parts_of(builder, value) -> list[Any]:
     """The values of LLVM that a variable of this value holds."""
     if isinstance(value, tuple):
         return [part for one in value for part in parts_of(builder, one)]
     if isinstance(value, Compound):
-        return value.parts()  # type: ignore[no-any-return]
+        return value.parts()
     value = _of_llvm(builder, value)
     return [value] if isinstance(value, ir.Value) else []
 
 
-def rebuilt(value: Any, parts: Iterator[Any]) -> Any:
+def rebuilt(value, parts: Iterator[Any]):
     """A value like this one, of other values of LLVM."""
     if isinstance(value, tuple):
         return _tuple_like(value, [rebuilt(one, parts) for one in value])
@@ -98,7 +98,7 @@ def rebuilt(value: Any, parts: Iterator[Any]) -> Any:
     return next(parts) if isinstance(value, (bool, int, float, ir.Value)) else value
 
 
-def floating(builder: Any, value: Any, kind: Any = DOUBLE) -> Any:
+def floating(builder, value, kind=DOUBLE):
     """A number as a float of LLVM's type `kind`."""
     if is_known(value):
         return ir.Constant(kind, float(value))
@@ -109,14 +109,14 @@ def floating(builder: Any, value: Any, kind: Any = DOUBLE) -> Any:
     return (builder.fpext if kind == DOUBLE else builder.fptrunc)(value, kind)
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value) -> bool:
     """Whether it is a float, or a vector of them."""
     if isinstance(value, ir.Value):
         return getattr(value.type, "element", value.type) in (DOUBLE, FLOAT)
     return isinstance(value, float)
 
 
-def _like(value: Any, kind: Any) -> Any:
+def _like(value, kind):
     """A number as it is, or a known one as a constant of LLVM's type `kind`: of vectors in every lane."""
     if isinstance(value, ir.Value):
         return value
@@ -125,7 +125,7 @@ def _like(value: Any, kind: Any) -> Any:
     return ir.Constant(kind, [value] * lanes if lanes else value)
 
 
-def _alike(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+def _alike(builder, a, b) -> tuple[Any, Any]:
     """Convert two numbers to one type: a vector's or a narrow integer's, else i64, float32 or float64."""
     for one in (a, b):
         kind = one.type if isinstance(one, ir.Value) else I64
@@ -143,7 +143,7 @@ _NAMES = {"lshift": "shl", "rshift": "ashr", "ftruediv": "fdiv"}  # LLVM's, wher
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
-def binary(builder: Any, name: str, a: Any, b: Any) -> Any:
+def binary(builder, name: str, a, b):
     """The operation `name` of Python's module `operator`; Python does it if both numbers are known."""
     if is_known((a, b)):
         return getattr(operator, name)(a, b)
@@ -165,7 +165,7 @@ def binary(builder: Any, name: str, a: Any, b: Any) -> Any:
     return emit(a, b)
 
 
-def _divided(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
+def _divided(builder, a, b) -> tuple[Any, Any]:
     """The quotient of two integers, rounded down, and what remains; zeros for a divisor of 0."""
     if isinstance(b, int) and b > 0 and not b & (b - 1):
         return builder.ashr(a, ir.Constant(I64, b.bit_length() - 1)), builder.and_(a, ir.Constant(I64, b - 1))
@@ -180,7 +180,7 @@ def _divided(builder: Any, a: Any, b: Any) -> tuple[Any, Any]:
     return builder.select(is_zero, zero, down), builder.select(is_zero, zero, rest)
 
 
-def unary(builder: Any, name: str, a: Any) -> Any:
+def unary(builder, name: str, a):
     if name == "not_":
         return builder.not_(truth(builder, a))
     if name == "neg" and _is_float(a):
@@ -190,7 +190,7 @@ def unary(builder: Any, name: str, a: Any) -> Any:
     raise TypeError(f"a kernel has no {name} of {a.type}")
 
 
-def truth(builder: Any, value: Any) -> Any:
+def truth(builder, value):
     """Whether a number is not 0, as an i1."""
     return value if value.type == I1 else binary(builder, "ne", value, 0)
 
@@ -221,7 +221,7 @@ ir.Value.__invert__ = lambda value: lowered.builder.not_(value)
 # ---------------------------------------------------------------- what else kernels do
 
 
-def _least(builder: Any, name: str, *values: Any) -> Any:
+def _least(builder, name: str, *values):
     """The least of some numbers ("lt"), or the greatest ("gt")."""
     found, *others = values[0] if isinstance(values[0], tuple) else values
     for one in others:
@@ -230,7 +230,7 @@ def _least(builder: Any, name: str, *values: Any) -> Any:
     return found
 
 
-def item(builder: Any, value: Any, index: Any) -> Any:
+def item(builder, value, index):
     """An element of a tuple, or of an array of blocks."""
     if isinstance(value, Compound):
         return value.item(builder, integer(builder, index))
@@ -243,7 +243,7 @@ def item(builder: Any, value: Any, index: Any) -> Any:
     return found
 
 
-def _call_llvm(builder: Any, name: str, x: Any) -> Any:
+def _call_llvm(builder, name: str, x):
     return builder.call(builder.module.declare_intrinsic(name, [x.type]), [x])
 
 
@@ -255,14 +255,14 @@ class _Range(NamedTuple):
     step: Any = 1
 
     @classmethod
-    def of(cls, builder: Any, *given: Any) -> _Range:
+    def of(cls, builder, *given) -> _Range:
         return cls(*given) if given[1:] else cls(0, *given)
 
 
 class RangeLoop(Compound):
     """A loop over a range, or over a tuple. It counts down: LLVM then sees how often it runs."""
 
-    def __init__(self, builder: Any, over: Any) -> None:
+    def __init__(self, builder, over) -> None:
         self.elements = None if isinstance(over, _Range) else over
         start, stop, self.step = _Range(0, len(over)) if self.elements else over
         code = functools.partial(binary, builder)
@@ -281,7 +281,7 @@ class RangeLoop(Compound):
     def of(self, parts: Iterator[Any]) -> RangeLoop:
         return self
 
-    def next(self, builder: Any) -> tuple[Any, Any]:
+    def next(self, builder) -> tuple[Any, Any]:
         """The next element, and whether there is one."""
         at, left = builder.load(self.at), builder.load(self.left)
         builder.store(binary(builder, "add", at, self.step), self.at)
@@ -313,7 +313,7 @@ class Emitted:
     def __init__(self, emit: Callable[..., Any], whole: bool = False) -> None:
         self.emit, self.whole, self.signature, self.__doc__ = emit, whole, inspect.signature(emit), emit.__doc__
 
-    def call(self, builder: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self, builder, given: tuple[Any, ...], named: dict[str, Any]):
         """Emit it, with these arguments."""
         bound = self.signature.bind(builder, *given, **named)
         for name, value in [] if self.whole else [*bound.arguments.items()][1:]:
@@ -328,7 +328,7 @@ class Emitted:
 # ---------------------------------------------------------------- slots
 
 
-def alloca_once(builder: Any, kind: Any, count: int = 1, value: Any = None) -> Any:
+def alloca_once(builder, kind, count: int = 1, value=None):
     """The address of `count` values of a type on the stack, where the function has them once, however often this runs.
 
     value: of the first from here on. It is zero when the function starts.

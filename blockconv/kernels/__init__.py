@@ -3,8 +3,6 @@
 A new kernel is a row here; tests, benchmarks, the dispatcher and `explain` find it by itself.
 """
 
-from __future__ import annotations
-
 from blockconv.kernels.axis import rows as axis
 from blockconv.kernels.backward_data import backward_data_row
 from blockconv.kernels.conv import rows as conv

@@ -14,8 +14,6 @@ one, are computed so.
 Buffers: as the forward op's, and the workspace.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import NamedTuple

@@ -38,7 +38,7 @@ class Parts(NamedTuple):
     first: range
 
     @staticmethod
-    def of(problem: Any, src: Layout, dst: Layout, whole: bool) -> Parts:
+    def of(problem, src: Layout, dst: Layout, whole: bool) -> Parts:
         """As few parts as there can be.
 
         whole: one part, for a kernel that takes the images of a block and their channels as one long pixel. It computes
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
         return Parts.by(problem, src, dst, math.gcd(problem.n, *cut) if cut else problem.n)
 
     @staticmethod
-    def by(problem: Any, src: Layout, dst: Layout, images: int) -> Parts:
+    def by(problem, src: Layout, dst: Layout, images: int) -> Parts:
         """Parts of so many images, which divide all."""
         part = problem.of_images(images)
         first = range(0, problem.n, max(1, images))

@@ -11,11 +11,8 @@ byte, one image of N columns, whatever loops are around its channels. So a tile 
 would read all weights again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
@@ -28,7 +25,7 @@ def has_h_inside_w(layout: Layout) -> bool:
     return layout.ndim == 4 and layout.outer.index(_H) > layout.outer.index(_W)
 
 
-def runs_down(problem: Any, layout: Layout) -> bool:
+def runs_down(problem, layout: Layout) -> bool:
     """Whether the pixels of a column are nearer to each other than those of a row; a line of pixels is a row."""
     high, wide = max(problem.ih, problem.oh) > 1, max(problem.iw, problem.ow) > 1
     return high if high != wide else has_h_inside_w(layout)
@@ -51,7 +48,7 @@ def _exchanged(layout: Layout, a: str, b: str) -> Layout:
 
 
 @functools.lru_cache(maxsize=4096)
-def transposed_problem(problem: Any) -> Any:
+def transposed_problem(problem):
     """The problem of the transposed image: sizes, kernels, strides, padding and dilations along h are those along w."""
     given = {field.name for field in dataclasses.fields(problem) if field.init}
     pairs = [(f"{x}h{end}", f"{x}w{end}") for x in "iokspd" for end in ("", "_r")]
@@ -63,7 +60,7 @@ _OUTERMOST = "ac"  # the letters of the axes of size 1 in the image of columns: 
 _EXCHANGED = str.maketrans("ad", "da")
 
 
-def has_images_of_one_pixel(problem: Any, src: Layout, dst: Layout) -> bool:
+def has_images_of_one_pixel(problem, src: Layout, dst: Layout) -> bool:
     """Whether a convolution multiplies rows of channels, and its layouts have no blocks of images."""
     sizes = problem.ih, problem.iw, problem.kh, problem.kw, problem.oh, problem.ow
     unpadded = not problem.ph and not problem.pw
@@ -71,7 +68,7 @@ def has_images_of_one_pixel(problem: Any, src: Layout, dst: Layout) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def columns_problem(problem: Any) -> Any:
+def columns_problem(problem):
     """The problem of one image, whose columns are the images. One pixel of each image of an anchor counts."""
     along = {f"{name}{x}": value for x in "hw" for name, value in (("k", 1), ("s", 1), ("d", 1), ("p", 0))}
     return dataclasses.replace(problem, n=1, ih=1, iw=problem.n, ph_r=0, pw_r=0, **along)
@@ -85,7 +82,7 @@ def columns_layout(layout: Layout) -> Layout:
     return Layout(_OUTERMOST + rest + layout.tag[layout.ndim :])
 
 
-def exchanged_problem(problem: Any) -> Conv2dProblem:
+def exchanged_problem(problem) -> Conv2dProblem:
     """A forward problem with the channels, groups and taps of the convolutions of stride 1 that compute a gradient."""
     p = problem
     return Conv2dProblem(p.n, p.oc, p.ih, p.iw, p.ic, p.kh, p.kw, ph=p.kh * p.dh, pw=p.kw * p.dw, g=p.g)

@@ -72,7 +72,7 @@ class WeightForm(NamedTuple):
     pieces: tuple[TapsPiece, ...] = ()
     kept: tuple[tuple[TapRange, TapRange], ...] = ()
 
-    def bias_elements(self, problem: Any) -> int:
+    def bias_elements(self, problem) -> int:
         """Elements of a problem's packed bias."""
         if self.pieces:
             return sum(-(-of.form.bias_elements(of.problem) // ALIGNED) * ALIGNED for of in self.pieces)
@@ -80,11 +80,11 @@ class WeightForm(NamedTuple):
             return len(self.order(problem))
         return -(-problem.g // self.sharing) * self.bias * max(1, len(self.kept))
 
-    def packed_bytes(self, problem: Any, itemsize: int) -> int:
+    def packed_bytes(self, problem, itemsize: int) -> int:
         """Bytes of a problem's weights in this layout."""
         return itemsize * self.layout.size(problem.grouped_wei_shape)
 
-    def read_bytes(self, problem: Any, itemsize: int) -> int:
+    def read_bytes(self, problem, itemsize: int) -> int:
         """Bytes of the weights that the kernel reads."""
         if self.pieces:
             return sum(-(-of.form.read_bytes(of.problem, itemsize) // ALIGNED) * ALIGNED for of in self.pieces)
@@ -209,7 +209,7 @@ class Row:
         """Whether the kernel is for these element types."""
         return self.dtypes is None or str(types) in self.dtypes
 
-    def decide(self, request: Request, **options: Any) -> Primitive | Reason:
+    def decide(self, request: Request, **options) -> Primitive | Reason:
         """The kernel for a request, or why it does not take it. Whether and how a kernel runs is decided here alone."""
         if not self.takes(request.types):
             return f"does not take {request.types}"
@@ -223,7 +223,7 @@ class Row:
         return inner if isinstance(inner, Reason) else again.primitive(inner)
 
     def prepare(
-        self, problem: Any, src: Layout, dst: Layout, types: Types, threads: int = 1, anchor: Any = None, **options: Any
+        self, problem, src: Layout, dst: Layout, types: Types, threads: int = 1, anchor=None, **options
     ) -> Primitive:
         """The kernel for a problem on this machine. Raises UnsupportedError if the kernel does not take it.
 
@@ -235,7 +235,7 @@ class Row:
             raise UnsupportedError(f"{self.name} from {src} to {dst}, {types}: {found}")
         return found
 
-    def rejects(self, problem: Any, src: Layout, dst: Layout, types: Types) -> Reason | None:
+    def rejects(self, problem, src: Layout, dst: Layout, types: Types) -> Reason | None:
         """Why the kernel does not take a problem on this machine; None if it does."""
         found = self.decide(Request(problem, src, dst, types))
         return found if isinstance(found, Reason) else None
@@ -258,14 +258,14 @@ class Row:
         given = options.get("quantizations")
         fill = given[-1].zero_point if given and given[-1] else 0
 
-        def part(whole: Any) -> Any:
+        def part(whole):
             found = self._parts(whole, src, dst)
             return whole if found is None else found.problem
 
         back = of_parts(parts, request, fill, CONV if self.op in CONVOLUTIONS else None)
         return Rewritten(request.changed(part, parts.src, parts.dst), back, last=True)
 
-    def _parts(self, problem: Any, src: Layout, dst: Layout) -> Parts | None:
+    def _parts(self, problem, src: Layout, dst: Layout) -> Parts | None:
         """The parts that a problem over blocks of images is solved in."""
         if src.blocks[0] * dst.blocks[0] == 1:
             return None
@@ -277,7 +277,7 @@ class Row:
         return Parts.of(problem, src, dst, whole=True)
 
 
-def of_parts(parts: Parts, request: Request, fill: int, operands: Any) -> Callable[[Primitive], Primitive]:
+def of_parts(parts: Parts, request: Request, fill: int, operands) -> Callable[[Primitive], Primitive]:
     """From a part's primitive to the whole's. fill, operands: as `Parts.launches` has them."""
     return lambda part: replace(
         part,
@@ -308,7 +308,7 @@ def _with_transposed_taps(primitive: Primitive) -> Primitive:
     return primitive if form is None else replace(primitive, weights=_transposed_form(form))
 
 
-def _of_reached_taps(whole: Any, primitive: Primitive) -> Primitive:
+def _of_reached_taps(whole, primitive: Primitive) -> Primitive:
     """The primitive of the whole problem, whose weights are those of `reached_problem`."""
     (row, _), (col, _) = reached_taps(whole)
     form = primitive.form
@@ -340,7 +340,7 @@ def same_layout_row(
     seconds(request): predicted. launches(request, **options): bound.
     """
 
-    def make(request: Request, **options: Any) -> Primitive | Reason:
+    def make(request: Request, **options) -> Primitive | Reason:
         return why_not(request) or Primitive(lambda: seconds(request), lambda: launches(request, **options))
 
     return Row(name, op, make, frozenset(dtypes), whole_blocks=True)

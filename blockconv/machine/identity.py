@@ -1,7 +1,5 @@
 """The name of a processor, which tells models apart in records, profiles and folders of results."""
 
-from __future__ import annotations
-
 import platform
 import re
 

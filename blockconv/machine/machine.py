@@ -1,7 +1,5 @@
 """A machine as a value: what blockings, choices and prices depend on. It is handed down, and never looked up."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Networks and plans in files: a zip of JSON and arrays, which holds no code."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools

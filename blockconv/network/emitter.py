@@ -4,8 +4,6 @@ It holds values, nodes and constants. It infers the shape and the element type o
 node that is to blame. It computes an op at once if all operands are constants.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

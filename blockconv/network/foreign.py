@@ -10,8 +10,6 @@ A runner is a module, which is imported when a network needs it. It has
 - `computed(node, inputs)`: the output of a `Foreign` by itself.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections import Counter
 from collections.abc import Iterable, Sequence

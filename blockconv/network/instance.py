@@ -1,7 +1,5 @@
 """A plan for one size of inputs, and its instances: what each call that is in flight has for itself."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

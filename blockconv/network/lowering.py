@@ -1,7 +1,5 @@
 """Formulas that front ends share: what ops of models become, as ops of a network."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Memory of tensors: layouts that give the same bytes, offsets in an arena."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 from collections.abc import Sequence

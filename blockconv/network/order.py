@@ -1,7 +1,5 @@
 """The order in which things that read each other's values can run."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar

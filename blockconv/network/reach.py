@@ -5,8 +5,6 @@ where a network enlarges images. Ops that read all pixels (a global average, att
 record says what it reads (`Op.reads`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from fractions import Fraction

@@ -4,8 +4,6 @@ A node such as NonMaxSuppression or NonZero ends a network. It and all that depe
 ONNX model that reads outputs of the network.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Pixels are rows of channels, so one index gathers all channels of a pixel. A pix
 zeros: so no NaN of another pixel reaches the result.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

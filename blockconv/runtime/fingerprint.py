@@ -6,8 +6,6 @@ write of a whole span is seen at the next call, and a write of a part after `MOS
 one of the lines.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable, Iterable

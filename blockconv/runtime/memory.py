@@ -1,7 +1,5 @@
 """Memory that kernels work on: aligned arrays, their addresses, and each thread's own scratch."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable

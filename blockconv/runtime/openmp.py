@@ -4,8 +4,6 @@ PyTorch's operations run on the threads of an OpenMP runtime, which spin for som
 processors that the next call needs. Whoever calls PyTorch and blockconv in turns wants one pool for both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

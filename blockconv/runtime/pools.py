@@ -5,8 +5,6 @@ where PyTorch is in the process, calls run on its own pool. It may be imported a
 it is there: a lookup in `sys.modules`, until it is.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The loop's entry point is a symbol that Numba keeps to itself. Where it cannot be had, threads of Python's serve.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

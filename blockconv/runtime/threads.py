@@ -1,7 +1,5 @@
 """How many threads a call uses."""
 
-from __future__ import annotations
-
 from blockconv.core import target
 from blockconv.core.checks import whole
 from blockconv.core.errors import ArgumentError

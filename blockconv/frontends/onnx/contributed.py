@@ -3,8 +3,6 @@
 Its quantizer writes some (see `quantized`). Others are fused ops in the models that it saves.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping

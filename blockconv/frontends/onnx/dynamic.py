@@ -5,8 +5,6 @@ becomes a `DynamicConv2d` with the quantization found. Its sums are int32, as ON
 (`passes.dynamic`) makes the multiplications by scales part of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

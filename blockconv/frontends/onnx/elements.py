@@ -1,7 +1,5 @@
 """Translators of ONNX's ops on booleans, integers and indices that flow. See `ops`."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, get_args
 

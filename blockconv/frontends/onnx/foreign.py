@@ -4,8 +4,6 @@ A foreign node's inputs and outputs are arrays of numbers whose shapes are known
 sequences, optionals, sparse tensors) stays inside: a node that reads it brings the nodes along that make it.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

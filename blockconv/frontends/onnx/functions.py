@@ -1,7 +1,5 @@
 """Functions of a model, which are checked and inlined. Functions by which ONNX defines ops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

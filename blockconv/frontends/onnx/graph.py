@@ -1,7 +1,5 @@
 """The graph of an ONNX model, without its weights, as a network."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Translators of products of matrices, which are convolutions of 1x1. See `ops`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ A translator takes a `Call` and returns the value, or values, that the node give
 has no op for the node. A node whose operands are all constants is computed at once (`Scope.compute`).
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable, Iterable

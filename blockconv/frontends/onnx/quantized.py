@@ -4,8 +4,6 @@ An op of integers becomes what it is defined by: Dequantize of its inputs, the f
 turn these into one integer op (`passes.integers`), as they do for models that are written this way.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

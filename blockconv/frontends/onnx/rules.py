@@ -4,8 +4,6 @@ The definitions come from the installed onnx package (`onnx.defs`), at the versi
 judged as ONNX Runtime and ONNX's checker judge it. An op that changed between versions is judged by the right one.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping

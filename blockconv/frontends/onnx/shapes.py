@@ -1,7 +1,5 @@
 """Translators of ONNX's ops that move elements, or say how many there are. See `ops`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Translators of convolutions and pools. See `ops`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The ops of PyTorch that reach `ops` whole, and the decompositions of the others."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

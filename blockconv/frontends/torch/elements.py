@@ -1,7 +1,5 @@
 """Translators of ATen's ops on numbers of any type: arithmetic, masks, indices that flow, and ops along an axis."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Translators of ATen's products of matrices and of attention. See `ops`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ the list of values, that the node gives; None stands for an output that blockcon
 `Unsupported` for what blockconv has no op for.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Translators of ATen's ops that move elements: reshapes, slices, indices, copies and padding. See `ops`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

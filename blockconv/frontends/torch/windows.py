@@ -1,7 +1,5 @@
 """Translators of ATen's ops on images: convolutions, pools, resizing, windows and shuffles. See `ops`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

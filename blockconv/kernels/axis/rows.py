@@ -4,8 +4,6 @@ Buffers: source, destination (softmax's may be the source). For 8-bit integers t
 `quantizations`, of source and destination. It computes as if the source were dequantized and the result quantized.
 """
 
-from __future__ import annotations
-
 from blockconv.core.types import BYTES, FLOATS, element
 from blockconv.kernels.axis.kernels import LrnArgs, lrn, softmax
 from blockconv.kernels.common.axis import Quantizations, cost, walked_axis

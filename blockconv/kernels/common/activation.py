@@ -1,7 +1,5 @@
 """Activations in kernels: how they are told which one, and its code, by `core.activation`'s definitions."""
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ def _arguments(number: int, first: int, second: int) -> ActivationArguments:
     return ActivationArguments(number=number, first=first, second=second)
 
 
-def activate(v: Vectors, x: Any, number: Any, parameters: list[Any]) -> Any:
+def activate(v: Vectors, x, number, parameters: list[Any]):
     """The activation of this number at run time on the vector `x`; unknown numbers leave it as it is."""
     start = v.b.block
     done = v.b.append_basic_block("activated")
@@ -56,7 +54,7 @@ def activate(v: Vectors, x: Any, number: Any, parameters: list[Any]) -> Any:
     return phi
 
 
-def parameters_at(v: Vectors, act: Any) -> Iterator[Any]:
+def parameters_at(v: Vectors, act) -> Iterator[Any]:
     """The two parameters of the activation whose `ActivationArguments` are at the address `act`, as elements."""
     for name in ("first", "second"):
         at = act + 8 * ActivationArguments.fields[name].first
@@ -65,7 +63,7 @@ def parameters_at(v: Vectors, act: Any) -> Iterator[Any]:
 
 
 @emitted
-def activate_scalar(builder: Any, value: Any, address: Any, kind: Any) -> Any:
+def activate_scalar(builder, value, address, kind):
     """The activation of one float, as it is described at `address`; kind: an `ActivationKind`, at run time."""
     v = Vectors(builder, ElementType.of(8 if value.type == ir.DoubleType() else 4), 1)
     low, high = parameters_at(v, address)

@@ -1,7 +1,5 @@
 """From a request to the argument block of `axis_walk`: each result needs all elements of an axis."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -77,7 +75,7 @@ class WalkedAxis(NamedTuple):
         """Bytes of the body's memory for an element of the axis."""
         return self.element.computed.itemsize * (self.lanes if self.across else 1)
 
-    def launch(self, kernel: Kernel, own: int = 0, made: type[AxisArgs] = AxisArgs, **words: Any) -> Launch:
+    def launch(self, kernel: Kernel, own: int = 0, made: type[AxisArgs] = AxisArgs, **words) -> Launch:
         """The launch of an axis's kernel. own: bytes of the body's memory. words: of a block that is `made` of more."""
         a, nbytes = self.args, self.args.size * self.element.itemsize
         gathered = -(-nbytes // LINE) * LINE * a.gathered

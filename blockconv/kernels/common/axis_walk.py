@@ -11,8 +11,6 @@ often as it likes (`AxisWalk.each`, `AxisWalk.folded`). It is written once, and 
 Results of channels that do not exist are zeros, whatever the source has there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -121,12 +119,12 @@ class AxisWalk:
         if self.across and after is not None:
             after()
 
-    def _along(self, offset: Any, beside: Any, size: Any, body: Callable[[At], None], after: Any) -> None:
+    def _along(self, offset, beside, size, body: Callable[[At], None], after) -> None:
         """The same for a contiguous extent."""
         b, v, most = self.b, self.v, const(PARTIAL * self.v.lanes)
 
-        def part(start: Any, count: Any) -> None:
-            def vector(at: Any, mask: Any | None) -> None:
+        def part(start, count) -> None:
+            def vector(at, mask: Any | None) -> None:
                 element = beside + v.in_computed(start + at)
                 body(At(offset + (start + at), element, element, mask))
 
@@ -174,19 +172,19 @@ class AxisWalk:
         self.each(add, after)
         return [self._all_lanes(b.load(slot), v.add) for slot in totals]
 
-    def _or(self, value: Any, at: At, other: float) -> Any:
+    def _or(self, value, at: At, other: float):
         """`other` in lanes that do not exist, where lanes are combined."""
         return value if self.across or at.mask is None else self.b.select(at.mask, value, self.v.c(other))
 
-    def _all_lanes(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    def _all_lanes(self, value, combine: Callable[[Any, Any], Any]):
         return value if self.across else self.v.fold(value, combine)
 
-    def parameter(self, address: Any, at: At) -> Any:
+    def parameter(self, address, at: At):
         """The numbers of an array with one for each element of the axis."""
         first, v = address + at.beside, self.v.computed
         return v.broadcast(first) if self.across else v.load(first, at.mask)
 
-    def add_to_parameter(self, value: Any, address: Any, at: At) -> None:
+    def add_to_parameter(self, value, address, at: At) -> None:
         """Add to the numbers of such an array; across positions, the sum of all."""
         first, v = address + at.beside, self.v.computed
         if self.across:
@@ -195,7 +193,7 @@ class AxisWalk:
         else:
             v.store(v.load(first, at.mask) + value, first, at.mask)
 
-    def put_statistic(self, value: Any, address: Any) -> None:
+    def put_statistic(self, value, address) -> None:
         """Store a number of each position, in memory order, in an array of the computed type."""
         v = self.v.computed
         at = address + self.run.number * v.itemsize
@@ -204,14 +202,14 @@ class AxisWalk:
         else:
             v.store_first(value, at, 1)
 
-    def statistic(self, address: Any) -> Any:
+    def statistic(self, address):
         """The number that `put_statistic` stored, in every lane that it belongs to."""
         v = self.v.computed
         at = address + self.run.number * v.itemsize
         return v.load(at, self.mask) if self.across else v.broadcast(at)
 
 
-def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]) -> Any:
+def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[AxisWalk], None]):
     """walk(args, first, last, scratch): the body for these tasks. It may be a kernel's.
 
     Along an axis a task is a position. Across, it is up to a vector of contiguous positions. Scratch: a gathered
@@ -220,7 +218,7 @@ def axis_walk(element: ElementType, lanes: int, direction: int, body: Callable[[
     itemsize, across, in_blocks = element.itemsize, direction == ACROSS, direction == ALONG_BLOCKS
 
     @emitted
-    def run(builder: Any, x: AxisRun) -> None:
+    def run(builder, x: AxisRun) -> None:
         words = x.args + 8 * AxisArgs.fields["integers"].first
         ends = read_and_written(builder, element, element, lanes, words)
         if not across:

@@ -1,7 +1,5 @@
 """Elements that become others on their way from one array to another, by vectors and one by one."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from blockconv.core.types import BITS, ElementType
@@ -51,15 +49,13 @@ class ConversionArguments(Arguments):
     dst = group(QuantizationArguments, "in the destination")
 
 
-def conversion_words(types: tuple[ElementType, ElementType], given: Any) -> ConversionArguments:
+def conversion_words(types: tuple[ElementType, ElementType], given) -> ConversionArguments:
     """The arguments of a source and a destination of these types. given: the quantization of each; None for floats."""
     src, dst = map(quantization_words, given, types)
     return ConversionArguments(src=src, dst=dst)
 
 
-def read_and_written(
-    builder: Any, src: ElementType, dst: ElementType, lanes: int, address: Any
-) -> tuple[Floats, Floats]:
+def read_and_written(builder, src: ElementType, dst: ElementType, lanes: int, address) -> tuple[Floats, Floats]:
     """Code over the elements of a source, and over those of a destination.
 
     address: of their `ConversionArguments`, which integers need.
@@ -83,7 +79,7 @@ class ConvertedExtents(NamedTuple):
 
 
 @emitted
-def convert_extents(builder: Any, moved: Moved, lanes: int, one_vector: int, x: ConvertedExtents) -> None:
+def convert_extents(builder, moved: Moved, lanes: int, one_vector: int, x: ConvertedExtents) -> None:
     """Convert `ConvertedExtents` by vectors of `lanes`: one for an extent, or more.
 
     The last vector of an extent is moved back to be whole. Shorter extents are converted element by element.
@@ -92,12 +88,12 @@ def convert_extents(builder: Any, moved: Moved, lanes: int, one_vector: int, x: 
         return
     vectors, one = (read_and_written(builder, *moved.types, n, x.conversion) for n in (lanes, 1))
 
-    def at(ends: tuple[Floats, Floats], k: Any, src: Any, dst: Any) -> None:
+    def at(ends: tuple[Floats, Floats], k, src, dst) -> None:
         v, out = ends
         value = v.load(src + k * v.itemsize)
         out.store(value, dst + k * out.itemsize)
 
-    def extent(src: Any, dst: Any) -> None:
+    def extent(src, dst) -> None:
         with builder.if_else(x.size >= lanes) as (long, short):
             with long:
                 with counted(builder, builder.sdiv(x.size, const(lanes))) as part:

@@ -11,8 +11,6 @@ Where a processor has a unit that multiplies matrices (AMX), an instruction does
 output channels at once (`matrix_tile.py`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -132,7 +130,7 @@ def name_of(dot: Dot) -> str:
     return _AS_LONG.get(found, found)
 
 
-def multiply_accumulate(v: Vectors, number: int, x: Any, w: Any, acc: Any) -> Any:
+def multiply_accumulate(v: Vectors, number: int, x, w, acc):
     """acc + x * w: the products of all channels of each lane's element are added. number: a `Dot`'s.
 
     The instruction of a `Dot` has to be one of the target's: LLVM ends the process where it is not.
@@ -146,7 +144,7 @@ class InFirstLane(NamedTuple):
     vector: Any
 
 
-def source_element(v: Vectors, number: int, address: Any) -> Any:
+def source_element(v: Vectors, number: int, address):
     """The element of the source at an address, as `multiply_accumulate` takes it against each vector of weights."""
     if number not in BY_ELEMENT:
         return v.broadcast(address)
@@ -164,7 +162,7 @@ def _of_arm(number: int) -> Callable[..., Any]:
     extension, whole, broadcast = BY_ELEMENT[number]
     full, element = ("8h", "2h") if extension == "bf16" else ("16b", "4b")
 
-    def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    def emit(v: Vectors, x, w, acc):
         """In assembly: LLVM ends the process for an intrinsic that its target is not known to have."""
         if isinstance(x, InFirstLane):
             operands, x = f"{broadcast} $0.4s, $1.{full}, $2.{element}[0]", x.vector
@@ -177,7 +175,7 @@ def _of_arm(number: int) -> Callable[..., Any]:
 
 
 def _vnni(name: str) -> Callable[..., Any]:
-    def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    def emit(v: Vectors, x, w, acc):
         return call_llvm(v.b, f"llvm.x86.avx512.{name}.{8 * v.bytes}", v.kind, [acc, x, w])  # AVX-VNNI's too
 
     return emit
@@ -186,7 +184,7 @@ def _vnni(name: str) -> Callable[..., Any]:
 _PAIRS = {16: "llvm.x86.sse2.pmadd.wd", 32: "llvm.x86.avx2.pmadd.wd", 64: "llvm.x86.avx512.pmaddw.d.512"}
 
 
-def _vpmaddwd(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+def _vpmaddwd(v: Vectors, x, w, acc):
     pairs = ir.VectorType(ir.IntType(16), 2 * v.lanes)
     products = call_llvm(v.b, _PAIRS[v.bytes], v.kind, [v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
     return acc + products
@@ -199,7 +197,7 @@ _BYTE_PAIRS = {
 }
 
 
-def _vpmaddubsw(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+def _vpmaddubsw(v: Vectors, x, w, acc):
     """Two sums of two products, each an int16, and their sum. Exact where weights are narrow, or channels of 4 bits."""
     bytes_, pairs = (ir.VectorType(ir.IntType(32 // count), count * v.lanes) for count in (4, 2))
     sums = call_llvm(v.b, _BYTE_PAIRS[v.bytes], pairs, [v.b.bitcast(x, bytes_), v.b.bitcast(w, bytes_)])
@@ -210,10 +208,10 @@ def _vpmaddubsw(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
 def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
     bits = 32 // channels
 
-    def emit(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+    def emit(v: Vectors, x, w, acc):
         b = v.b
 
-        def channel(value: Any, k: int, unsigned: bool) -> Any:
+        def channel(value, k: int, unsigned: bool):
             above = value << 32 - bits * (k + 1)
             return (b.lshr if unsigned else b.ashr)(above, v.c(32 - bits))
 
@@ -224,13 +222,13 @@ def _emulated(channels: int, is_unsigned: bool) -> Callable[..., Any]:
     return emit
 
 
-def _vdpbf16ps(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+def _vdpbf16ps(v: Vectors, x, w, acc):
     pairs = ir.VectorType(ir.IntType(32), v.lanes)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{8 * v.bytes}"
     return call_llvm(v.b, name, v.kind, [acc, v.b.bitcast(x, pairs), v.b.bitcast(w, pairs)])
 
 
-def _vdpbf16ps_emulated(v: Vectors, x: Any, w: Any, acc: Any) -> Any:
+def _vdpbf16ps_emulated(v: Vectors, x, w, acc):
     """The upper channel's product is added first. Denormal numbers count, which the instruction takes for zeros."""
     ints = Vectors(v.b, element("int32"), v.lanes)
     x, w = (v.b.bitcast(value, ints.kind) for value in (x, w))

@@ -8,8 +8,6 @@ accumulators come as float32 (`requantize.py`), and are stored as such, or as in
 stored as 16-bit floats stay float32 until then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -40,7 +38,7 @@ MASKED_STORES = 64
 
 
 def finish(
-    builder: Any,
+    builder,
     tile: Tile,
     store_width: int,
     act: int,
@@ -72,7 +70,7 @@ class TileEpilogue:
     """The code that finishes a tile; `masked` where not all of its channels exist, or not all are written."""
 
     def __init__(
-        self, builder: Any, tile: Tile, store_width: int, act: int, out: Output, has_parts: bool, masked: bool
+        self, builder, tile: Tile, store_width: int, act: int, out: Output, has_parts: bool, masked: bool
     ) -> None:
         self.b, self.v, self.out = builder, tile.code(builder), out
         self.tile, self.parts = tile.in_order, tile.unpacked or 1  # of a vector that is stored
@@ -149,7 +147,7 @@ class TileEpilogue:
             return [in_order(self.b, group) for group in groups]
         return [quantized_parts(self.v, self.args, group, *self.how) for group in groups]
 
-    def read(self, value: Any) -> Any:
+    def read(self, value):
         """A stored vector, in the computed type."""
         if self.half:
             return widened(self.v, self.half, value)
@@ -186,14 +184,14 @@ class TileEpilogue:
 
     # ------------------------------------------------------------ destinations with contiguous channels
 
-    def stores(self, i: int, base: Any) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
+    def stores(self, i: int, base) -> Iterator[tuple[int, Callable[[], tuple[Any, Any | None]]]]:
         """The stores of a row's vector number `i`: each one's first lane, and a function for its address and limit."""
         p, vector = divmod(i, self.tile.vectors)
         at = base + p * self.out.dst_pixel
         for k in range(0, self.tile.lanes, self.store_width):
             yield k, functools.partial(self.store_at, at, (vector * self.tile.lanes + k) // self.store_width)
 
-    def store_at(self, pixel: Any, j: int) -> tuple[Any, Any | None]:
+    def store_at(self, pixel, j: int) -> tuple[Any, Any | None]:
         """(address, how many lanes from there on are written; None: all of it) of store number `j` of a pixel.
 
         If no lane is in bounds, the address is the pixel's own. A fully masked store to an unmapped page behind the
@@ -206,11 +204,11 @@ class TileEpilogue:
         is_any = limit > 0
         return pixel + self.b.select(is_any, offset, const(0)), limit
 
-    def store_channels(self, values: list[Any], base: Any, row: int) -> None:
+    def store_channels(self, values: list[Any], base, row: int) -> None:
         """Store the vectors of a row."""
         self.store_vectors(values, base, row, 0)
 
-    def store_vectors(self, values: list[Any], base: Any, row: int, first: int) -> None:
+    def store_vectors(self, values: list[Any], base, row: int, first: int) -> None:
         """Store vectors of a row from number `first` on."""
         if self.masked:
             values = [self.with_zero_tail(x, (first + i) % self.tile.vectors) for i, x in enumerate(values)]
@@ -226,7 +224,7 @@ class TileEpilogue:
         exist = self.tile.row * (self.tile.rows - row if self.tile.dense else 1) - i * self.tile.lanes
         return min(self.store_width, exist) if self.tile.row else self.store_width
 
-    def with_zero_tail(self, value: Any, vector: int) -> Any:
+    def with_zero_tail(self, value, vector: int):
         """`value` with the channels past the valid ones as zero (a zero weight times infinity is not zero)."""
         before = 0 if self.tile.period else vector * self.tile.lanes
         mask = self.stored.below(self.out.valid - before, self.tile.period)
@@ -252,21 +250,21 @@ class TileEpilogue:
                 for slot, value in zip(slots, values, strict=True):
                     self.b.store(self.with_residual(self.b.load(slot), value), slot)
 
-    def residual_row(self, row: int) -> Any:
+    def residual_row(self, row: int):
         """The address of a row's first residual."""
         return self.out.dst + self.out.residual + row * self.out.dst_row
 
-    def with_residual(self, x: Any, value: Any) -> Any:
+    def with_residual(self, x, value):
         """The sum of a vector and a stored residual."""
         if self.args and Rounding.SUMS in self.rounding:
             x = rounded_sum(self.v, self.args, x)
         return x + self.read(value)
 
-    def load_row(self, base: Any, row: int) -> list[Any]:
+    def load_row(self, base, row: int) -> list[Any]:
         """The addends of a row's vectors, in their stored form."""
         return self.load_vectors(base, row, 0, self.tile.pixels * self.tile.vectors * self.parts)
 
-    def load_vectors(self, base: Any, row: int, first: int, count: int) -> list[Any]:
+    def load_vectors(self, base, row: int, first: int, count: int) -> list[Any]:
         """The residual of `count` accumulators of a row, from number `first` on."""
         stored = range(first // self.parts, (first + count) // self.parts)
         if self.store_width == 1:
@@ -279,7 +277,7 @@ class TileEpilogue:
 
     # ------------------------------------------------------------ planes (NCHW)
 
-    def each_plane(self, values: list[Any], base: Any, act: Callable[..., list[Any]]) -> list[Any]:
+    def each_plane(self, values: list[Any], base, act: Callable[..., list[Any]]) -> list[Any]:
         """For each vector of channels and at most `lanes` neighbouring pixels, call `act` on these."""
         tile, out = self.tile, [None] * len(values)
         for v in range(tile.vectors):
@@ -296,7 +294,7 @@ class TileEpilogue:
                     out[p * tile.vectors + v] = value
         return out
 
-    def planes(self, base: Any, limit: Any | None) -> Iterator[tuple[Any, Any | None]]:
+    def planes(self, base, limit: Any | None) -> Iterator[tuple[Any, Any | None]]:
         """(address, whether it is in bounds; None: it is) of each channel's plane; those past `limit` are not.
 
         These have the first one's address (see `store_at`).
@@ -309,13 +307,13 @@ class TileEpilogue:
                 in_bounds = c < limit
                 yield self.b.select(in_bounds, address, base), in_bounds
 
-    def plane_mask(self, pixels: int, in_bounds: Any | None) -> Any:
+    def plane_mask(self, pixels: int, in_bounds: Any | None):
         """The mask of a plane's pixels that exist."""
         bools = ir.VectorType(ir.IntType(1), self.tile.lanes)
         exist = ir.Constant(bools, [int(p < pixels) for p in range(self.tile.lanes)])
         return exist if in_bounds is None else self.b.select(in_bounds, exist, ir.Constant(bools, None))
 
-    def finish_planes(self, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+    def finish_planes(self, pixels: list[Any], base, limit: Any | None) -> list[Any]:
         """Transpose pixels into planes and store them; add a residual and clip before, unless that is done."""
         b, v, lanes = self.b, self.stored, self.tile.lanes
         padded = pixels + [ir.Constant(v.kind, ir.Undefined)] * (lanes - len(pixels))
@@ -337,7 +335,7 @@ class TileEpilogue:
                     v.store_first(b.load(slot), at, len(pixels))
         return pixels
 
-    def load_planes(self, pixels: list[Any], base: Any, limit: Any | None) -> list[Any]:
+    def load_planes(self, pixels: list[Any], base, limit: Any | None) -> list[Any]:
         v, slots = self.stored, []
         for at, in_bounds in self.planes(base, limit):
             slots += v.slots(1, v.zero)
@@ -349,6 +347,6 @@ class TileEpilogue:
         planes = [self.b.load(slot) for slot in slots]
         return transpose(self.b, planes, self.tile.lanes, self.tile.lanes)[: len(pixels)]
 
-    def where(self, condition: Any | None) -> Any:
+    def where(self, condition: Any | None):
         """Code that runs where the condition holds; always, without one."""
         return contextlib.nullcontext() if condition is None else self.b.if_then(condition)

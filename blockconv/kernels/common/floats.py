@@ -1,7 +1,5 @@
 """Vectors of floats that kernels compute in float32 or float64, whatever their type in memory is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +17,14 @@ class Floats(Vectors):
     vectors of the type that is computed with.
     """
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int, words: Any = None) -> None:
+    def __init__(self, builder, element: ElementType, lanes: int, words=None) -> None:
         super().__init__(builder, element.computed, lanes)
         self.memory, self.computed = Vectors(builder, element, lanes), Vectors(builder, element.computed, lanes)
         self.is_narrow, self.words = element != element.computed, words
         self.elements = None if element.is_float else Elements(builder, element, lanes, words)
         self.itemsize, self.bytes = self.memory.itemsize, self.memory.bytes
 
-    def load(self, address: Any, mask: Any | None = None, other: float | None = None, lanes: int | None = None) -> Any:
+    def load(self, address, mask: Any | None = None, other: float | None = None, lanes: int | None = None):
         if not self.is_narrow:
             return super().load(address, mask, other, lanes)
         value = self.widened(self.memory.load(address, mask, lanes=lanes))
@@ -34,19 +32,19 @@ class Floats(Vectors):
             return value
         return self.b.select(mask, value, Vectors(self.b, self.type, value.type.count).c(other))
 
-    def gathered(self, addresses: Sequence[Any]) -> Any:
+    def gathered(self, addresses: Sequence[Any]):
         return self.widened(self.memory.gathered(addresses))
 
-    def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
+    def store(self, value, address, mask: Any | None = None) -> None:
         self.memory.store(self.rounded(value), address, mask)
 
-    def in_computed(self, offset: Any) -> Any:
+    def in_computed(self, offset):
         return offset * (self.type.itemsize // self.itemsize)
 
-    def widened(self, value: Any) -> Any:
+    def widened(self, value):
         return self._elements(value.type.count).dequantized(value) if self.is_narrow else value
 
-    def rounded(self, value: Any) -> Any:
+    def rounded(self, value):
         return self._elements(value.type.count).quantized(value) if self.is_narrow else value
 
     def _elements(self, lanes: int) -> Elements:
@@ -56,14 +54,14 @@ class Floats(Vectors):
         return Elements(self.b, self.memory.type, lanes, self.words)
 
 
-def widener(kind: ElementType, lanes: int) -> Any:
+def widener(kind: ElementType, lanes: int):
     """widen(src, dst, count): code that copies elements in memory to an array of the computed type."""
 
     @emitted
-    def widen(builder: Any, src: Any, dst: Any, count: Any) -> None:
+    def widen(builder, src, dst, count) -> None:
         v = Floats(builder, kind, lanes)
 
-        def vector(at: Any, mask: Any | None) -> None:
+        def vector(at, mask: Any | None) -> None:
             v.computed.store(v.load(src + at, mask), dst + v.in_computed(at), mask)
 
         v.each(count, vector)
@@ -71,14 +69,14 @@ def widener(kind: ElementType, lanes: int) -> Any:
     return widen
 
 
-def narrower(kind: ElementType, lanes: int) -> Any:
+def narrower(kind: ElementType, lanes: int):
     """narrow(src, dst, count): the inverse of `widener`'s."""
 
     @emitted
-    def narrow(builder: Any, src: Any, dst: Any, count: Any) -> None:
+    def narrow(builder, src, dst, count) -> None:
         v = Floats(builder, kind, lanes)
 
-        def vector(at: Any, mask: Any | None) -> None:
+        def vector(at, mask: Any | None) -> None:
             v.store(v.computed.load(src + v.in_computed(at), mask), dst + at, mask)
 
         v.each(count, vector)

@@ -6,8 +6,6 @@ depthwise 3x3 of 1024 channels at 28x28 took 3.1 times as long as in blocks of 1
 of its pixels into contiguous memory (`copies.gather_window`).
 """
 
-from __future__ import annotations
-
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import ElementType

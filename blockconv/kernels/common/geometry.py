@@ -1,9 +1,7 @@
 """The memory order of an activation, as the strides that kernels take."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
@@ -99,7 +97,7 @@ class WindowAxis(NamedTuple):
     dilation: int
 
 
-def window_axis(problem: Any, x: str) -> WindowAxis:
+def window_axis(problem, x: str) -> WindowAxis:
     """The axis "h" or "w"."""
     names = (f"i{x}", f"o{x}", f"k{x}", f"s{x}", f"p{x}", f"p{x}_r", f"d{x}")
     return WindowAxis(*(int(getattr(problem, name)) for name in names))

@@ -5,10 +5,6 @@ large numbers become infinite, and a NaN stays one. bfloat16 is the upper half o
 where the target says so (`Isa.f16`), and else the same in integers, bit for bit, but for a NaN's payload.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from llvmlite import ir
 
 from blockconv.core import target
@@ -19,7 +15,7 @@ from blockconv.kernels.common.vectors import Vectors
 _I16 = ir.IntType(16)
 
 
-def widened(v: Vectors, half: ElementType, bits: Any) -> Any:
+def widened(v: Vectors, half: ElementType, bits):
     """The float32 of vectors `v` that these are: a vector of the bits, as integers, of type `half`."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
     if half.kind == BRAIN:
@@ -29,7 +25,7 @@ def widened(v: Vectors, half: ElementType, bits: Any) -> Any:
     return _widened_in_integers(v, b.zext(bits, wide))
 
 
-def rounded(v: Vectors, half: ElementType, x: Any, flushes: bool = False) -> Any:
+def rounded(v: Vectors, half: ElementType, x, flushes: bool = False):
     """float32 of vectors `v` rounded to type `half`: the bits, as a vector of integers.
 
     flushes: denormal numbers may become zeros, as they do by the instruction that AVX512-BF16 has for bfloat16.
@@ -50,7 +46,7 @@ def _each(v: Vectors, value: int) -> ir.Constant:
     return ir.Constant(ir.VectorType(I32, v.lanes), [value] * v.lanes)
 
 
-def _rounded_to_brain(v: Vectors, bits: Any) -> Any:
+def _rounded_to_brain(v: Vectors, bits):
     b = v.b
     upper = b.lshr(bits, _each(v, 16))
     even = (upper & _each(v, 1)) + _each(v, 0x7FFF)
@@ -66,7 +62,7 @@ _TOO_LARGE = (127 + 16) << 23  # 2^16; a number below that rounds up to it gets 
 _INFINITE = 0x7F800000
 
 
-def _widened_in_integers(v: Vectors, bits: Any) -> Any:
+def _widened_in_integers(v: Vectors, bits):
     b = v.b
     sign = (bits & _each(v, 0x8000)) << _each(v, 16)
     size = bits & _each(v, 0x7FFF)
@@ -80,7 +76,7 @@ def _widened_in_integers(v: Vectors, bits: Any) -> Any:
     return b.bitcast(made | sign, v.kind)
 
 
-def _rounded_in_integers(v: Vectors, bits: Any) -> Any:
+def _rounded_in_integers(v: Vectors, bits):
     b = v.b
     sign = b.lshr(bits & _each(v, 1 << 31), _each(v, 16))
     size = bits & _each(v, (1 << 31) - 1)

@@ -6,8 +6,6 @@ pixel's channels: one load and one shuffle. A loaded pixel serves all taps of a 
 three taps in a row there are three multiply-adds to a shuffle.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -51,7 +49,7 @@ class Shared(NamedTuple):
 DENSE = Shared(groups=1, group_ic=0, group_oc=0, pitch=0, taps=1, tap_step=0, px_step=0)
 
 
-def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run: Any, cut: bool) -> list[Any]:
+def reduce_shared(v: Vectors, tile: Tile, shared: Shared, dot: int, run, cut: bool) -> list[Any]:
     """The accumulators of a tile of one vector, in the order [row][pixel].
 
     The weights are [channel][step][tap of the step][output channel]. run: a `TileRecord` of LLVM's values. dot: the
@@ -92,7 +90,7 @@ class _Step(NamedTuple):
     channel: int
     dot: int
 
-    def reduce(self, src: Any, src_row: Any, wei: Any, accs: list[Any]) -> None:
+    def reduce(self, src, src_row, wei, accs: list[Any]) -> None:
         v, b, shared = self.v, self.v.b, self.shared
         tap_bytes = shared.width * v.itemsize
         weights = [self.weights(wei + t * tap_bytes) for t in range(shared.taps)]
@@ -105,7 +103,7 @@ class _Step(NamedTuple):
                     slot = accs[row * self.tile.pixels + p]
                     b.store(multiply_accumulate(v, self.dot, x, weights[t], b.load(slot)), slot)
 
-    def weights(self, address: Any) -> Any:
+    def weights(self, address):
         """A vector of weights; lanes past the last group's are not read."""
         lanes = self.v.lanes
         if self.shared.width == lanes:
@@ -113,7 +111,7 @@ class _Step(NamedTuple):
         exist = [int(lane < self.shared.width) for lane in range(lanes)]
         return self.v.load(address, ir.Constant(ir.VectorType(ir.IntType(1), lanes), exist))
 
-    def spread(self, address: Any) -> Any:
+    def spread(self, address):
         """This channel of each lane's group, of the source pixel at `address`."""
         shared = self.shared
         pixel = self.v.load(address, lanes=shared.pitch)

@@ -1,9 +1,5 @@
 """Planes of a workspace that are interleaved into the rows of a destination: columns of a stride, computed apart."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from blockconv import jit
 from blockconv.core.types import ElementType
 from blockconv.jit.arguments import Arguments, word
@@ -46,7 +42,7 @@ def interleave_rows(itemsize, lanes):
     bits = ElementType(f"{itemsize} bytes", "bits", itemsize)
 
     @emitted
-    def two(builder: Any, dst: Any, a: Any, b: Any, count: Any) -> None:
+    def two(builder, dst, a, b, count) -> None:
         done, width = const(0), lanes
         while width > 1:
             v = Vectors(builder, bits, width)

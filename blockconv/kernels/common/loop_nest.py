@@ -7,8 +7,6 @@ In a reorder the blocks of both layouts cut a dimension into digits (C = 4·c1 +
 (Springer et al., ARRAY'17) and oneDNN's reorders do the same.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable

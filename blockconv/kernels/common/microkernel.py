@@ -157,7 +157,7 @@ def conv_tile(spec: TileSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec), kept)
 
 
-def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None:
+def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile, or a block of its reduction."""
     out = fill(Output, run)
     if spec.k_blocked:
@@ -172,7 +172,7 @@ def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None
     _finish(builder, spec, run, record, out, accs)
 
 
-def _finish(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Output, accs: list[Any]) -> None:
+def _finish(builder, spec: TileSpec, run: TileRecord, record, out: Output, accs: list[Any]) -> None:
     """Store a tile that is reduced."""
     b, tile = builder, spec.finished
     accs = real_accumulators(b, spec, (run.bia, run.scales), out.activation, accs)
@@ -204,7 +204,7 @@ def finish_part(tile: Tile, store_width, act, has_parts):
     return kernel
 
 
-def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, record: Any, out: Output) -> None:
+def _reduce_block(builder, spec: TileSpec, run: TileRecord, record, out: Output) -> None:
     """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
     v = spec.tile.code(builder)
     is_last = builder.icmp_signed("!=", run.is_last, const(0))
@@ -223,7 +223,7 @@ def _reduce_block(builder: Any, spec: TileSpec, run: TileRecord, record: Any, ou
                 v.store(builder.load(slot), run.sums + k * v.bytes)
 
 
-def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: Any, accs: list[Any]) -> list[Any]:
+def real_accumulators(builder, spec: TileSpec, at: tuple[Any, Any], args, accs: list[Any]) -> list[Any]:
     """Accumulators ready to be finished: integers that are stored as another type become real numbers.
 
     at: `bia` and `scales` of a `TileRecord`. args: the address of the `EpilogueArguments`.
@@ -231,7 +231,7 @@ def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: A
     if not spec.dst or ElementType.of(spec.element).is_float:
         return accs
 
-    def each(f: Vectors, address: Any) -> list[Any]:
+    def each(f: Vectors, address) -> list[Any]:
         return [f.load(address + k * f.bytes) for k in range(spec.vectors)]
 
     return dequantized(spec.tile.code(builder), accs, at, each, spec.shifted, args)
@@ -240,14 +240,14 @@ def real_accumulators(builder: Any, spec: TileSpec, at: tuple[Any, Any], args: A
 # ---------------------------------------------------------------- the reduction
 
 
-def _accumulators(builder: Any, spec: TileSpec, run: TileRecord) -> list[Any]:
+def _accumulators(builder, spec: TileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, as yet the bias: stack slots, which LLVM keeps in registers, by [row][pixel][vector]."""
     v = spec.tile.code(builder)
     bias = [v.load(run.bia + k * v.bytes) for k in range(spec.vectors)]
     return [slot for _ in range(spec.rows * spec.pixels) for value in bias for slot in v.slots(1, value)]
 
 
-def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
+def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Add the products of all of the record's steps to the accumulators."""
     v = spec.tile.code(builder)
     # Pixels that are addressed from one of them: each takes a register for its distance.
@@ -255,7 +255,7 @@ def _reduce(builder: Any, spec: TileSpec, run: TileRecord, accs: list[Any]) -> N
     # Else LLVM adds the stride for each pixel, and of a dot product's many sums it stores one and loads it at once.
     to_pixel = [opaque(builder, k * run.src_pixel) for k in range(each + 1)]
 
-    def channel(x: Any, w: Any) -> None:
+    def channel(x, w) -> None:
         """One channel at one tap: every pixel's scalar against every weight vector."""
         weights = [v.load(w + k * v.bytes) for k in range(spec.vectors)]
         slots = iter(accs)
@@ -309,7 +309,7 @@ class Reduction(NamedTuple):
             tail = each_step(b, run, self.cut, run.runs * run.run_steps, run.tail_steps)
             self.steps(tail, run.tail_channels, 1)
 
-    def steps(self, numbers: AbstractContextManager[Any], channels: Any, unrolled: int) -> None:
+    def steps(self, numbers: AbstractContextManager[Any], channels, unrolled: int) -> None:
         """Reduce over the steps of these numbers, with `channels` channels each, so many of them in a turn."""
         b, run, channel_bytes = self.b, self.run, self.channel_bytes
         with numbers as step:
@@ -335,7 +335,7 @@ class Reduction(NamedTuple):
                     self.prefetch_streamed(at)
                     self.channel(src, at)
 
-    def prefetch_next(self, step: Any) -> None:
+    def prefetch_next(self, step) -> None:
         """Prefetch the next step's source into the first-level cache.
 
         No processor prefetches it by itself where it is not contiguous with this step's, as with blocks of few pixels.
@@ -350,12 +350,12 @@ class Reduction(NamedTuple):
         for pixel in self.ahead:
             emit_prefetch(b, x + pixel * run.src_pixel, NEAREST)
 
-    def prefetch_streamed(self, w: Any) -> None:
+    def prefetch_streamed(self, w) -> None:
         """Prefetch weights that are multiplied soon; processors run farther ahead with one stream than with two."""
         for line in range(0, self.channel_bytes if self.streamed else 0, LINE):
             emit_prefetch(self.b, w + (STREAMED + line))
 
-    def prefetch_share(self, step: Any, channel: Any, count: int) -> None:
+    def prefetch_share(self, step, channel, count: int) -> None:
         """Prefetch the share of `count` channels in their step's lines: as many bytes as they read, at the most.
 
         All lines of a step at once would take every fill buffer of the first-level cache. The next channels' weights,

@@ -1,9 +1,5 @@
 """Single elements of any number type inside kernels: floats are float64 there, integers int64, booleans 0 or 1."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from llvmlite import ir
 
 from blockconv.core.types import SIGNED, ElementType
@@ -15,7 +11,7 @@ _FIRST = ir.Constant(I32, 0)
 
 
 @emitted
-def number_at(builder: Any, element: ElementType, address: Any) -> Any:
+def number_at(builder, element: ElementType, address):
     """The number at an address."""
     v = Vectors(builder, element, 1)
     value = builder.load(pointer(builder, address, v.element), align=1)
@@ -30,7 +26,7 @@ def number_at(builder: Any, element: ElementType, address: Any) -> Any:
 
 
 @emitted
-def put_number(builder: Any, element: ElementType, address: Any, value: Any) -> None:
+def put_number(builder, element: ElementType, address, value) -> None:
     """Store a number: floats are rounded, and integers keep their lower bits."""
     v = Vectors(builder, element, 1)
     if not element.is_float:

@@ -7,8 +7,6 @@ Where the pixels of a row are contiguous in each channel (NCHW, CHWN), nothing i
 vectors.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -53,7 +51,7 @@ def pixel_tile(spec: PixelTileSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(builder: Any, run: TileRecord, record: Any, spec: PixelTileSpec) -> None:
+def _compute(builder, run: TileRecord, record, spec: PixelTileSpec) -> None:
     """Reduce and store a tile."""
     accs = _reduce(builder, spec, run)
     whole = run.valid >= spec.channels
@@ -64,13 +62,13 @@ def _compute(builder: Any, run: TileRecord, record: Any, spec: PixelTileSpec) ->
             _finish_one_by_one(builder, spec, run, accs)
 
 
-def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
+def _reduce(builder, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
     """The accumulators, stack slots that LLVM keeps in registers, in the order [row][channel][vector]."""
     v = spec.tile(spec.channels).code(builder)
     biases = [v.broadcast(run.bia + k * v.itemsize) for k in range(spec.channels)]
     accs = [slot for _ in range(spec.rows) for bias in biases for slot in v.slots(spec.vectors, bias)]
 
-    def channel(x: Any, w: Any) -> None:
+    def channel(x, w) -> None:
         """One channel at one tap: every vector of pixels against every output channel's weight."""
         pixels = []
         for row in range(spec.rows):
@@ -88,7 +86,7 @@ def _reduce(builder: Any, spec: PixelTileSpec, run: TileRecord) -> list[Any]:
     return accs
 
 
-def _finish(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any], channels: int, first: Any) -> None:
+def _finish(builder, spec: PixelTileSpec, run: TileRecord, accs: list[Any], channels: int, first) -> None:
     """Store the accumulators of so many channels, from number `first` on."""
     tile = spec.tile(channels)
     out = Output(
@@ -105,7 +103,7 @@ def _finish(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any],
     finish(builder, tile, spec.lanes, spec.act, out, accs)
 
 
-def _finish_one_by_one(builder: Any, spec: PixelTileSpec, run: TileRecord, accs: list[Any]) -> None:
+def _finish_one_by_one(builder, spec: PixelTileSpec, run: TileRecord, accs: list[Any]) -> None:
     """Store the channels that exist, where not all of a tile's do: each is stored from the scratch by the same code."""
     v = spec.tile(1).code(builder)
     each = spec.rows * spec.vectors

@@ -17,8 +17,6 @@ Ops between convolutions compute with dequantized values, like ONNX. They subtra
 scale, do the op in float32, divide by the destination's scale and round to even (`Elements`).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -99,13 +97,13 @@ def quantization_words(given: Quantization | None, type: ElementType) -> Quantiz
     )
 
 
-def float_of(builder: Any, lanes: int) -> Vectors:
+def float_of(builder, lanes: int) -> Vectors:
     """Vectors of float32, whose multiplications and additions round one by one."""
     return Vectors(builder, FLOAT32, lanes)
 
 
 def dequantized(
-    v: Vectors, accs: list[Any], at: tuple[Any, Any], each: Callable[[Vectors, Any], list[Any]], shifted: int, args: Any
+    v: Vectors, accs: list[Any], at: tuple[Any, Any], each: Callable[[Vectors, Any], list[Any]], shifted: int, args
 ) -> list[Any]:
     """Accumulators as float32, times the scales of their output channels.
 
@@ -126,7 +124,7 @@ def dequantized(
     return made
 
 
-def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any:
+def dequantized_residual(v: Vectors, args: EpilogueArguments, value):
     """A residual's vector of bytes as float32, times its scale."""
     b, wide = v.b, ir.VectorType(I32, v.lanes)
     # The float of a byte plus 2^23 has the byte as the lowest of its mantissa. Differences of such floats are exact.
@@ -137,16 +135,16 @@ def dequantized_residual(v: Vectors, args: EpilogueArguments, value: Any) -> Any
     return difference * _splat_float(v, args.residual_scale)
 
 
-def rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
+def rounded_sum(v: Vectors, args: EpilogueArguments, x):
     """Multiples of the sums' own scale, as float32: bounded, rounded to whole ones, half to even, times that scale."""
     return _rounded_sum(v, args, x) * _splat_float(v, args.sum_scale)
 
 
-def _rounded_sum(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
+def _rounded_sum(v: Vectors, args: EpilogueArguments, x):
     return _whole(v, _between(v, x, args.sum_low, args.sum_high))
 
 
-def _whole(v: Vectors, x: Any) -> Any:
+def _whole(v: Vectors, x):
     """Floats of up to 2^22 rounded to whole ones, half to even, as floats."""
     if target.isa().vector_bytes > 16:  # an instruction that came with such vectors, or before
         return call_llvm(v.b, f"llvm.nearbyint.{v.suffix()}", v.kind, [x])
@@ -160,14 +158,12 @@ _TO_WHOLE = 1.5 * 2**23
 _BELOW_HALF = 0.5 - 2**-25  # the float32 below a half, which added to one rounds half away from zero
 
 
-def times_inverse(v: Vectors, args: EpilogueArguments, x: Any) -> Any:
+def times_inverse(v: Vectors, args: EpilogueArguments, x):
     """float32 as multiples of the destination's scale."""
     return x * _splat_float(v, args.inverse)
 
 
-def quantized(
-    v: Vectors, args: EpilogueArguments | QuantizationArguments, x: Any, away: bool, kind: ir.IntType = I8
-) -> Any:
+def quantized(v: Vectors, args: EpilogueArguments | QuantizationArguments, x, away: bool, kind: ir.IntType = I8):
     """Multiples of the destination's scale, from float32 to 8-bit integers. Values out of range are clamped, and a NaN
     becomes the least integer.
 
@@ -182,7 +178,7 @@ def quantized(
     return b.trunc(whole, ir.VectorType(kind, v.lanes)) + _splat(v, b.trunc(args.zero_point, kind))
 
 
-def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool) -> Any:
+def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away: bool, fits: bool):
     """`quantized` of four parts (`unpacked.py`), as one vector of bytes in order.
 
     fits: whether each is sure to fit a 32-bit integer. Packing saturates, so the bytes are bounded, not the floats. A
@@ -196,7 +192,7 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     flip = b.select(bound < ir.Constant(I64, 0), ir.Constant(I64, 128), ir.Constant(I64, 0))
     offset = b.trunc(args.zero_point + flip, ir.IntType(16))
 
-    def whole(x: Any) -> Any:
+    def whole(x):
         return _whole_away(v, x) if away else nearest(b, x)
 
     low, high = _splat_float(v, args.low), _splat_float(v, args.high)
@@ -224,7 +220,7 @@ def quantized_together(
     return made + [quantized(v, args, x, away, kind) for x in values[whole:]]
 
 
-def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled: Any) -> Any:
+def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled):
     """Multiples of the destination's scale, between its bounds; a NaN is the least.
 
     Rounding keeps the order, so that it is the same to bound before and after.
@@ -232,24 +228,24 @@ def _bounded(v: Vectors, args: EpilogueArguments | QuantizationArguments, scaled
     return _between(v, scaled, args.low, args.high)
 
 
-def _between(v: Vectors, x: Any, low: Any, high: Any) -> Any:
+def _between(v: Vectors, x, low, high):
     """float32 between two bounds, the bits of a float64 each; a NaN is the lower one."""
     x, high = v.larger(x, _splat_float(v, low)), _splat_float(v, high)
     return v.b.select(x < high, x, high)
 
 
-def _whole_away(v: Vectors, x: Any) -> Any:
+def _whole_away(v: Vectors, x):
     """Floats rounded to integers of 32 bits, a half away from zero."""
     half = call_llvm(v.b, f"llvm.copysign.{v.suffix()}", v.kind, [v.c(_BELOW_HALF), x])
     return v.b.fptosi(x + half, ir.VectorType(I32, v.lanes))
 
 
-def _splat(v: Vectors, scalar: Any) -> Any:
+def _splat(v: Vectors, scalar):
     """An integer in every lane."""
     return Vectors(v.b, element(f"int{scalar.type.width}"), v.lanes).splat(scalar)
 
 
-def _splat_float(v: Vectors, bits: Any) -> Any:
+def _splat_float(v: Vectors, bits):
     """The float64 of these bits, which is a float32, in every lane."""
     return v.splat(v.b.fptrunc(v.b.bitcast(bits, ir.DoubleType()), v.element))
 
@@ -257,7 +253,7 @@ def _splat_float(v: Vectors, bits: Any) -> Any:
 _SAFE = 2.0**96  # scales between this and its inverse: no product of theirs that counts is too small or too large
 
 
-def _inverse(v: Vectors, bits: Any) -> Any:
+def _inverse(v: Vectors, bits):
     """1 / the float64 of these bits, which is a float32, rounded to a float32, in every lane; NaN if it is not safe."""
     b, scale = v.b, v.b.fptrunc(v.b.bitcast(bits, ir.DoubleType()), v.element)
     bounds = scale > v.element(1 / _SAFE), scale < v.element(_SAFE)
@@ -272,7 +268,7 @@ class Elements:
         `QuantizationArguments`, for integers. `real` computes.
     """
 
-    def __init__(self, builder: Any, type: ElementType, lanes: int, address: Any = None) -> None:
+    def __init__(self, builder, type: ElementType, lanes: int, address=None) -> None:
         self.b, self.type = builder, type
         self.real = float_of(builder, lanes)
         if not type.is_float:
@@ -281,30 +277,30 @@ class Elements:
             self.inverse = _inverse(self.real, self.words.scale)
             self.zero_point = _splat(self.real, builder.trunc(self.words.zero_point, I32))
 
-    def dequantized(self, x: Any) -> Any:
+    def dequantized(self, x):
         """A vector of elements as float32."""
         if self.type.is_half:
             return widened(self.real, self.type, x)
         return x if self.type.is_float else self.scaled(self.difference(x))
 
-    def difference(self, x: Any) -> Any:
+    def difference(self, x):
         """A vector of integers less their zero point, as int32."""
         wide = ir.VectorType(I32, self.real.lanes)
         if self.type.itemsize < 4:
             x = (self.b.sext if self.type.kind == SIGNED else self.b.zext)(x, wide)
         return x - self.zero_point
 
-    def scaled(self, difference: Any) -> Any:
+    def scaled(self, difference):
         """The real numbers of integers less their zero point, or of sums of these."""
         return self.b.sitofp(difference, self.real.kind) * self.scale
 
-    def quantized(self, x: Any) -> Any:
+    def quantized(self, x):
         """float32 as a vector of elements: divided by the scale, and half rounded to even; see `quantized`."""
         if self.type.is_half:
             return rounded(self.real, self.type, x)
         return x if self.type.is_float else self.rounded(self.divided(x))
 
-    def divided(self, x: Any) -> Any:
+    def divided(self, x):
         """float32 divided by the scale, rounded once.
 
         A division takes as long as ten multiplications. The difference between the quotient and the product with the
@@ -324,6 +320,6 @@ class Elements:
             b.store(x / self.scale, found)
         return b.load(found)
 
-    def rounded(self, x: Any) -> Any:
+    def rounded(self, x):
         """Multiples of the scale, as float32, as a vector of elements: half rounded to even, plus the zero point."""
         return quantized(self.real, self.words, x, away=False)

@@ -49,7 +49,7 @@ class Request:
         """The same request for another number of threads."""
         return self if threads == self.threads else replace(self, threads=threads)
 
-    def of(self, problem: Any, src: Layout, dst: Layout) -> Request:
+    def of(self, problem, src: Layout, dst: Layout) -> Request:
         """The same request for another problem, and its layouts; it is its own anchor, if there was one."""
         return replace(self, problem=problem, src=src, dst=dst, anchor=None if self.anchor is None else problem)
 

@@ -1,7 +1,5 @@
 """Requirements on layouts by ops whose destination has the source's layout."""
 
-from __future__ import annotations
-
 from blockconv.kernels.common.request import Reason, Request
 
 

@@ -4,13 +4,11 @@ A tap that adds `weight * 0` changes no sum if the weight is finite (`Types.has_
 axis, "h" or "w", of a problem or of a `Space`, which name sizes alike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
 import operator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TapRange = tuple[int, int]  # the first tap, and past the last
 # The least part of the taps that is profitable to leave out. Tiles that leave out taps have longer loops, which costs 3
@@ -18,7 +16,7 @@ TapRange = tuple[int, int]  # the first tap, and past the last
 LEAST = 1 / 20
 
 
-def tap_ranges(at: Any, x: str, extent: int) -> tuple[TapRange, ...]:
+def tap_ranges(at, x: str, extent: int) -> tuple[TapRange, ...]:
     """The range of each tile of `extent` outputs along an axis; the last tile is moved back to end with the image."""
     runs = _tap_runs(_axis(at, x), extent)
     return tuple(itertools.chain.from_iterable(itertools.repeat(taps, count) for taps, count in runs))
@@ -38,7 +36,7 @@ class _Axis(NamedTuple):
 _FIELDS = {x: operator.attrgetter(*(name + x for name in _Axis._fields)) for x in "hw"}
 
 
-def _axis(at: Any, x: str) -> _Axis:
+def _axis(at, x: str) -> _Axis:
     return _Axis(*_FIELDS[x](at))
 
 
@@ -71,7 +69,7 @@ def _tap_runs(axis: _Axis, extent: int) -> tuple[tuple[TapRange, int], ...]:
     return (*((found, 1) for found in front), *whole, *((found, 1) for found in back))
 
 
-def kept_along(at: Any, x: str, extent: int) -> tuple[tuple[TapRange, ...], float]:
+def kept_along(at, x: str, extent: int) -> tuple[tuple[TapRange, ...], float]:
     """The ranges of tiles of `extent` outputs along an axis that occur, in order, and the taps of one on average."""
     return _kept_along(_axis(at, x), extent)
 
@@ -84,7 +82,7 @@ def _kept_along(axis: _Axis, extent: int) -> tuple[tuple[TapRange, ...], float]:
 
 
 @functools.lru_cache(maxsize=4096)
-def reached_taps(problem: Any) -> tuple[TapRange, TapRange]:
+def reached_taps(problem) -> tuple[TapRange, TapRange]:
     """The rows and the columns of taps that some output finds inside the image: at least one of each.
 
     Padding before the image stays at least zero.
@@ -102,7 +100,7 @@ def reached_taps(problem: Any) -> tuple[TapRange, TapRange]:
 
 
 @functools.lru_cache(maxsize=4096)
-def reached_problem(problem: Any) -> Any:
+def reached_problem(problem):
     """The same convolution with `reached_taps` alone: less padding, and the same destination."""
     changed: dict[str, int] = {}
     for x, (low, high) in zip("hw", reached_taps(problem), strict=True):
@@ -129,7 +127,7 @@ class Kept(NamedTuple):
         return tuple(itertools.product(self.rows, self.cols))
 
 
-def kept_taps(at: Any, finite: bool, rows: int, pixels: int, each: int = 1) -> Kept:
+def kept_taps(at, finite: bool, rows: int, pixels: int, each: int = 1) -> Kept:
     """The part of a `Space` that tiles of so many rows and columns reduce.
 
     finite: whether weights are known to be (`Types.has_finite_weights`).

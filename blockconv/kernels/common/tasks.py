@@ -1,7 +1,5 @@
 """How tasks are made of work: how many share output channels, and how many a worker takes at a time."""
 
-from __future__ import annotations
-
 import functools
 
 TASK_BYTES = 16 * 1024  # work that is taken at a time, where there is plenty: half of a first-level cache

@@ -48,7 +48,7 @@ class Tile(NamedTuple):
         """Lanes of a pixel."""
         return self.vectors * self.lanes
 
-    def code(self, builder: Any) -> Vectors:
+    def code(self, builder) -> Vectors:
         return Vectors(builder, ElementType.of(self.element), self.lanes, bool(self.fma))
 
     @property
@@ -58,7 +58,7 @@ class Tile(NamedTuple):
             return self
         return self._replace(lanes=self.lanes * self.unpacked, vectors=self.vectors // self.unpacked, unpacked=0)
 
-    def stored(self, builder: Any) -> Vectors:
+    def stored(self, builder) -> Vectors:
         """Code over the stored vectors."""
         tile = self.in_order
         return Vectors(builder, ElementType.of(self.dst), tile.lanes) if self.dst else tile.code(builder)
@@ -89,7 +89,7 @@ class Output(NamedTuple):
     scratch: Any
 
 
-def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
+def prefetch_residual(builder, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
     """Prefetch the residual, to be called before the arithmetic that takes as long as its lines do to come.
 
     Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
@@ -107,7 +107,7 @@ def prefetch_residual(builder: Any, tile: Tile, store_width: int, out: Output, h
                     emit_prefetch(builder, at + to_store(builder, out, j, has_parts))
 
 
-def to_store(builder: Any, out: Output, j: int, has_parts: bool) -> Any:
+def to_store(builder, out: Output, j: int, has_parts: bool):
     """From a pixel to what its store number `j` writes, in bytes."""
     if not has_parts:
         return j * out.dst_block

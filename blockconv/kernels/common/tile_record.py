@@ -1,7 +1,5 @@
 """The arguments of microkernels, and the loop over the tiles of a row, which is the same for all of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -63,7 +61,7 @@ class TileRecord(ReductionWords):
 
 
 @contextlib.contextmanager
-def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any = None) -> Iterator[Any]:
+def each_step(b, run: TileRecord, cut: bool, start=None, count=None) -> Iterator[Any]:
     """A loop over the steps of a reduction, which gives their numbers. Default: over those of all runs.
 
     cut: whether tiles leave out taps. If not, all steps are one row of one run: a single loop, which takes fewer
@@ -88,7 +86,7 @@ def each_step(b: Any, run: TileRecord, cut: bool, start: Any = None, count: Any 
         b.store(begin + b.select(is_last, to_next_run, run.row_steps), first)
 
 
-def source_of(b: Any, run: TileRecord, step: Any) -> Any:
+def source_of(b, run: TileRecord, step):
     """The address that a step of the reduction reads, for the tile's first pixel."""
     return run.src + b.load(b.gep(pointer(b, run.offsets, I64), [step]))
 
@@ -105,7 +103,7 @@ def kernel_of_tiles(compute: Callable[[Any, TileRecord, Any], None], kept: int =
         run = TileRecord.load(builder, record)
         lines = run.prefetch_lines * (run.runs * run.run_steps * LINE)
 
-        def further(number: Any, each: Any, last: Any) -> Any:
+        def further(number, each, last):
             distance = number * each
             return builder.select(distance < last, distance, last)
 

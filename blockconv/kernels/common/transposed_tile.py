@@ -7,8 +7,6 @@ Where the two sides are of different types, or their integers stand for differen
 between loads and stores: those of a tile where they are narrower, so that fewer registers are transposed.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from blockconv.jit.ir import I64, const, emitted, join, pointer, shuffle, store_vector, transpose, vector
@@ -77,7 +75,7 @@ class TileAddresses(NamedTuple):
 
 
 @emitted
-def transpose_tile(builder: Any, shape: TransposeShape, t: TileAddresses) -> None:
+def transpose_tile(builder, shape: TransposeShape, t: TileAddresses) -> None:
     """Transpose a `TileAddresses`: `a` rows of `b` contiguous elements become `b` rows of `a`."""
     moved, (a, b, va, ub, flags) = shape.moved, shape[2:]
     lanes, stream = max(a, b), bool(flags & STREAM)
@@ -111,7 +109,7 @@ def transpose_tile(builder: Any, shape: TransposeShape, t: TileAddresses) -> Non
         store(value, at, is_copied and (is_copied, t.lines + LINE))
 
 
-def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tuple[Any, Any]:
+def _accesses(builder, moved: Moved, conversion, stream: bool) -> tuple[Any, Any]:
     """load(address, lanes), and store(vector, address, filled) of vectors of the narrower type, as bits.
 
     filled: (whether it is not, the address of the fill values), or None.
@@ -120,19 +118,19 @@ def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tupl
     by_lanes = {lanes: read_and_written(builder, *moved.types, lanes, conversion) for lanes in widths}
     narrows = moved.dst_bytes <= moved.src_bytes
 
-    def converted(value: Any, lanes: int) -> Any:
+    def converted(value, lanes: int):
         v, out = by_lanes[lanes]
         return builder.bitcast(out.rounded(v.widened(value)), vector(moved.dst_bytes, lanes))
 
-    def bits(itemsize: int, address: Any, lanes: int) -> Any:
+    def bits(itemsize: int, address, lanes: int):
         return builder.load(pointer(builder, address, vector(itemsize, lanes)), align=1)
 
-    def load(address: Any, lanes: int) -> Any:
+    def load(address, lanes: int):
         if by_lanes and narrows:
             return converted(by_lanes[lanes][0].memory.load(address), lanes)
         return bits(moved.src_bytes, address, lanes)
 
-    def store(value: Any, address: Any, filled: tuple[Any, Any] | None) -> None:
+    def store(value, address, filled: tuple[Any, Any] | None) -> None:
         lanes = value.type.count
         if by_lanes and not narrows:
             value = converted(value, lanes)
@@ -143,9 +141,7 @@ def _accesses(builder: Any, moved: Moved, conversion: Any, stream: bool) -> tupl
     return load, store
 
 
-def _row_addresses(
-    builder: Any, base: Any, strides: tuple[Any, Any], inner: int, rows: int, limit: Any, other: Any
-) -> list[Any]:
+def _row_addresses(builder, base, strides: tuple[Any, Any], inner: int, rows: int, limit, other) -> list[Any]:
     """The addresses of `rows` rows in two loops, `inner` of them in the inner one; past the limit, `other`."""
     addresses = []
     for r in range(rows):
@@ -156,7 +152,7 @@ def _row_addresses(
     return addresses
 
 
-def _tabled_addresses(builder: Any, base: Any, table: Any, rows: int) -> list[Any]:
+def _tabled_addresses(builder, base, table, rows: int) -> list[Any]:
     """The addresses of `rows` rows, whose offsets stand at the address `table`."""
     words = pointer(builder, table, I64)
     return [base + builder.load(builder.gep(words, [const(r)])) for r in range(rows)]

@@ -9,8 +9,6 @@ Two integers of 4 bits in a byte, the first in its lower bits, become one a byte
 them where channels that share a byte are neighbours in one block, so that a byte belongs to one pixel.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +35,7 @@ def unpacked_order(lanes: int) -> tuple[int, ...]:
     return tuple(UNIT * k + each * j + i for j in range(PARTS) for k in range(units) for i in range(each))
 
 
-def interleaved(builder: Any, rows: Sequence[Any], itemsize: int) -> list[Any]:
+def interleaved(builder, rows: Sequence[Any], itemsize: int) -> list[Any]:
     """The four vectors of 32-bit lanes whose elements are one of each row's: all of four rows of bytes, or of two.
 
     rows: vectors of bytes. itemsize: of what a lane holds; 2, bytes of two rows that are widened without a sign.
@@ -52,7 +50,7 @@ def interleaved(builder: Any, rows: Sequence[Any], itemsize: int) -> list[Any]:
     return [builder.bitcast(part, wide) for part in found]
 
 
-def unpacked(builder: Any, a: Any, b: Any, itemsize: int) -> list[Any]:
+def unpacked(builder, a, b, itemsize: int) -> list[Any]:
     """The low and the high elements of each 16 bytes of `a`, each followed by its neighbour of `b`."""
     lanes, each = a.type.count // itemsize, UNIT // itemsize
     kind = ir.VectorType(ir.IntType(8 * itemsize), lanes)
@@ -64,14 +62,14 @@ def unpacked(builder: Any, a: Any, b: Any, itemsize: int) -> list[Any]:
     return found
 
 
-def in_order(builder: Any, parts: Sequence[Any]) -> Any:
+def in_order(builder, parts: Sequence[Any]):
     """One vector of the elements of all parts, in order."""
     wide = join(builder, list(parts))
     order = unpacked_order(wide.type.count)
     return shuffle(builder, wide, wide, [order.index(k) for k in range(len(order))])
 
 
-def split(builder: Any, value: Any) -> list[Any]:
+def split(builder, value) -> list[Any]:
     """The four parts of a vector whose elements are in order."""
     order = unpacked_order(value.type.count)
     each = len(order) // PARTS
@@ -81,7 +79,7 @@ def split(builder: Any, value: Any) -> list[Any]:
 _SHUFFLES = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}
 
 
-def shuffled_bytes(builder: Any, value: Any, indices: Any) -> Any:
+def shuffled_bytes(builder, value, indices):
     """In each 16 bytes, the bytes of `value` that the last four bits of indices name; 0 where an index is negative."""
     return call_llvm(builder, _SHUFFLES[value.type.count], value.type, [value, indices])
 
@@ -94,7 +92,7 @@ _NARROW = {
 UNPACKED_LANES = frozenset(_NARROW)  # of vectors of 32 bits that can be packed
 
 
-def nearest(builder: Any, x: Any) -> Any:
+def nearest(builder, x):
     """float32 rounded to 32-bit integers, half to even. Values out of range, and NaN, become the least integer."""
     kind = ir.VectorType(I32, x.type.count)
     if x.type.count == 16:
@@ -103,7 +101,7 @@ def nearest(builder: Any, x: Any) -> Any:
     return call_llvm(builder, {4: "llvm.x86.sse2.cvtps2dq", 8: "llvm.x86.avx.cvt.ps2dq.256"}[x.type.count], kind, [x])
 
 
-def packed(builder: Any, parts: Sequence[Any], offset: Any) -> Any:
+def packed(builder, parts: Sequence[Any], offset):
     """The integers of four parts plus `offset` (i16), as bytes in order; sums are clamped to 0 and 255."""
     each = parts[0].type.count
     words, bytes_ = ir.VectorType(ir.IntType(16), 2 * each), ir.VectorType(I8, 4 * each)
@@ -129,7 +127,7 @@ def why_not_packed(layout: Layout, channels: int, groups: int) -> str | None:
     return None
 
 
-def unpacked_pairs(builder: Any, pairs: Any) -> Any:
+def unpacked_pairs(builder, pairs):
     """The integers of a vector of bytes, twice as many, one a byte; without a sign."""
     wide = ir.VectorType(ir.IntType(16), pairs.type.count)
     both = builder.zext(pairs, wide)
@@ -138,7 +136,7 @@ def unpacked_pairs(builder: Any, pairs: Any) -> Any:
     return builder.bitcast(both, ir.VectorType(I8, 2 * pairs.type.count))
 
 
-def packed_pairs(builder: Any, values: Any) -> Any:
+def packed_pairs(builder, values):
     """Bytes of the lowest bits of an even number of lanes, the first of a pair in its lower bits."""
     bits = values.type.element.width
     wide = ir.VectorType(ir.IntType(2 * bits), values.type.count // 2)

@@ -19,7 +19,7 @@ from blockconv.kernels.common.unpacked import packed_pairs, unpacked_pairs
 EXPM1_BY_X = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0)
 
 
-def llvm_type(element: ElementType) -> Any:
+def llvm_type(element: ElementType):
     """LLVM's type of an element; integers have no sign there, and floats of 16 bits are bits (`halves.py`)."""
     floats = {4: ir.FloatType(), 8: ir.DoubleType()}
     if element.is_float and not element.is_half:
@@ -27,13 +27,13 @@ def llvm_type(element: ElementType) -> Any:
     return ir.IntType(8 * element.itemsize)
 
 
-def lanes_below(builder: Any, lanes: int, limit: Any, period: int = 0) -> Any:
+def lanes_below(builder, lanes: int, limit, period: int = 0):
     """A mask: lane, or lane modulo `period`, < limit (i64)."""
     iota = ir.Constant(ir.VectorType(I32, lanes), [k % (period or lanes) for k in range(lanes)])
     return iota < splat(builder, builder.trunc(limit, I32), lanes)
 
 
-def lanes_inside(builder: Any, lanes: int, first: Any, size: Any, ahead: int = 0) -> Any:
+def lanes_inside(builder, lanes: int, first, size, ahead: int = 0):
     """A mask: 0 <= first + ahead + lane < size (i64s)."""
     numbers = ir.Constant(ir.VectorType(I32, lanes), [ahead + lane for lane in range(lanes)])
     first, size = (splat(builder, builder.trunc(value, I32), lanes) for value in (first, size))
@@ -56,7 +56,7 @@ class Vectors:
     `element` is LLVM's type of one, `kind` its type of a vector.
     """
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int, fma: bool = False) -> None:
+    def __init__(self, builder, element: ElementType, lanes: int, fma: bool = False) -> None:
         self.b, self.type, self.lanes, self.fma = builder, element, lanes, fma
         self.itemsize, self.bytes = element.itemsize, lanes * element.itemsize
         self.element = llvm_type(element)
@@ -72,15 +72,15 @@ class Vectors:
         """Code over as many elements as they are computed with."""
         return self
 
-    def in_computed(self, offset: Any) -> Any:
+    def in_computed(self, offset):
         """An offset in memory, in bytes, as the offset of the same elements in the computed type."""
         return offset
 
-    def widened(self, value: Any) -> Any:
+    def widened(self, value):
         """A vector as memory has it, in the computed type."""
         return value
 
-    def rounded(self, value: Any) -> Any:
+    def rounded(self, value):
         """A vector of the computed type, as memory has it."""
         return value
 
@@ -91,7 +91,7 @@ class Vectors:
 
     # ------------------------------------------------------------ memory
 
-    def load(self, address: Any, mask: Any | None = None, other: float | None = None, lanes: int | None = None) -> Any:
+    def load(self, address, mask: Any | None = None, other: float | None = None, lanes: int | None = None):
         """The vector at `address`, or one of so many lanes. Lanes that the mask lacks are not read, and are `other`."""
         kind = self.kind if lanes is None else ir.VectorType(self.element, lanes)
         at = pointer(self.b, address, kind)
@@ -101,18 +101,18 @@ class Vectors:
         given = [at, ir.Constant(I32, self.itemsize), mask, rest]
         return call_llvm(self.b, f"llvm.masked.load.{self.suffix(kind.count)}.p0", kind, given)
 
-    def load_parts(self, address: Any, part: int, step: Any) -> Any:
+    def load_parts(self, address, part: int, step):
         """A vector whose parts, of `part` lanes each, are `step` bytes (i64) apart in memory."""
         parts = [self.load(address, lanes=part)]
         for k in range(1, self.lanes // part):
             parts.append(self.load(address + step * k, lanes=part))
         return join(self.b, parts)
 
-    def gathered(self, addresses: Sequence[Any]) -> Any:
+    def gathered(self, addresses: Sequence[Any]):
         """A vector of equal parts, which are loaded from these addresses."""
         return join(self.b, [self.load(at, lanes=self.lanes // len(addresses)) for at in addresses])
 
-    def store(self, value: Any, address: Any, mask: Any | None = None) -> None:
+    def store(self, value, address, mask: Any | None = None) -> None:
         """Store a vector; lanes that the mask lacks are not written."""
         at = pointer(self.b, address, value.type)
         if mask is None:
@@ -121,7 +121,7 @@ class Vectors:
             given = [value, at, ir.Constant(I32, self.itemsize), mask]
             call_llvm(self.b, f"llvm.masked.store.{self.suffix(value.type.count)}.p0", ir.VoidType(), given)
 
-    def load_first(self, address: Any, count: int) -> Any:
+    def load_first(self, address, count: int):
         """The first `count` lanes from `address`, and nothing beyond; the others are undefined."""
         made = ir.Constant(self.kind, ir.Undefined)
         for first, size in _powers(count):
@@ -132,13 +132,13 @@ class Vectors:
             made = shuffle(self.b, made, wide, chosen)
         return made
 
-    def store_first(self, value: Any, address: Any, count: int) -> None:
+    def store_first(self, value, address, count: int) -> None:
         """Store the first `count` lanes, without a mask."""
         for first, size in _powers(count):
             part = shuffle(self.b, value, value, list(range(first, first + size)))
             self.store(part, address + first * self.itemsize)
 
-    def load_lanes(self, address: Any, limit: Any | None, count: int, lanes: int) -> Any:
+    def load_lanes(self, address, limit: Any | None, count: int, lanes: int):
         """The first `count` of so many lanes, the others undefined; of all of them, the first `limit` (i64).
 
         Integers that are stored two a byte are one a lane, and pairs are read together.
@@ -152,7 +152,7 @@ class Vectors:
             return self.load(address, self.below(const(count)))
         return self.load_first(address, count)
 
-    def store_lanes(self, value: Any, address: Any, limit: Any | None, count: int) -> None:
+    def store_lanes(self, value, address, limit: Any | None, count: int) -> None:
         """Store what `load_lanes` loads, of a vector of as many lanes."""
         if self.type.is_packed:
             value, limit = packed_pairs(self.b, value), None if limit is None else limit >> 1
@@ -167,7 +167,7 @@ class Vectors:
         else:
             self.store_below(value, address, limit)
 
-    def store_below(self, value: Any, address: Any, limit: Any) -> None:
+    def store_below(self, value, address, limit) -> None:
         """Store the first `limit` lanes (i64) of a vector; all, where it has fewer.
 
         Without AVX-512 by halves: a masked store of AVX2 takes an AMD processor some 20 cycles, and elsewhere it is a
@@ -190,15 +190,15 @@ class Vectors:
                     value = b.select(is_stored, second, first)
                     address = address + b.select(is_stored, const(lanes * self.itemsize), const(0))
 
-    def broadcast(self, address: Any) -> Any:
+    def broadcast(self, address):
         """The element at `address` in every lane."""
         return self.splat(self.b.load(pointer(self.b, address, self.element), align=self.itemsize))
 
-    def below(self, count: Any, period: int = 0) -> Any:
+    def below(self, count, period: int = 0):
         """The mask of the first `count` lanes (i64), or of the first of each `period`."""
         return lanes_below(self.b, self.lanes, count, period)
 
-    def permuted(self, value: Any, indices: Any) -> Any:
+    def permuted(self, value, indices):
         """The lanes of `value` that the integers at an address name. (LLVM makes one instruction of it.)"""
         kind = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
         named = self.b.load(pointer(self.b, indices, kind), align=self.itemsize)
@@ -208,13 +208,13 @@ class Vectors:
             out = self.b.insert_element(out, self.b.extract_element(value, self.b.extract_element(named, at)), at)
         return out
 
-    def with_zero_bits(self, value: Any, mask: Any) -> Any:
+    def with_zero_bits(self, value, mask):
         """`value` with zero bits where the bits at the address `mask` are zero."""
         bits = ir.VectorType(ir.IntType(8 * self.itemsize), self.lanes)
         keep = self.b.load(pointer(self.b, mask, bits), align=1)
         return self.b.bitcast(self.b.bitcast(value, bits) & keep, self.kind)
 
-    def periodic(self, address: Any, period: Any) -> Any:
+    def periodic(self, address, period):
         """The elements at an address that repeat after so many (i64), a divisor of the lanes."""
         b, (slot,) = self.b, self.slots(1, self.zero)
 
@@ -231,7 +231,7 @@ class Vectors:
         case(1)
         return b.load(slot)
 
-    def repeated(self, address: Any, count: int) -> list[Any]:
+    def repeated(self, address, count: int) -> list[Any]:
         """The vectors of the `count` elements at an address, again and again, until they begin anew with a vector."""
         if count == 1:
             return [self.broadcast(address)]
@@ -240,7 +240,7 @@ class Vectors:
         parts = [[k % count for k in range(first, first + self.lanes)] for first in range(0, lanes, self.lanes)]
         return [shuffle(self.b, given, given, part) for part in parts]
 
-    def each(self, count: Any, body: Callable[..., None], unroll: int = 1) -> None:
+    def each(self, count, body: Callable[..., None], unroll: int = 1) -> None:
         """body(byte offset, mask) for the vectors of `count` elements; the mask is None where all lanes exist.
 
         unroll: vectors at a time, as long as there are so many: body(byte offset, None, which of these).
@@ -262,14 +262,14 @@ class Vectors:
         with self.b.if_then(rest > 0):
             body(first + done * self.itemsize, self.below(rest))
 
-    def slots(self, count: int, first: Any) -> list[Any]:
+    def slots(self, count: int, first) -> list[Any]:
         """Accumulators that begin as `first`: stack slots, which LLVM keeps in registers."""
         made = [alloca_once(self.b, self.kind) for _ in range(count)]
         for slot in made:
             self.b.store(first, slot)
         return made
 
-    def total(self, slots: list[Any]) -> Any:
+    def total(self, slots: list[Any]):
         """The sum of accumulators, two by two."""
         sums = [self.b.load(slot) for slot in slots]
         while len(sums) > 1:
@@ -278,41 +278,41 @@ class Vectors:
 
     # ------------------------------------------------------------ arithmetic
 
-    def c(self, value: float) -> Any:
+    def c(self, value: float):
         """A constant in every lane."""
         return ir.Constant(self.kind, [int(value) if isinstance(self.element, ir.IntType) else value] * self.lanes)
 
     @property
-    def zero(self) -> Any:
+    def zero(self):
         return ir.Constant(self.kind, None)
 
-    def splat(self, scalar: Any) -> Any:
+    def splat(self, scalar):
         return splat(self.b, scalar, self.lanes)
 
-    def splat_float64(self, value: Any) -> Any:
+    def splat_float64(self, value):
         """A float64 in every lane, rounded to the vector's type."""
         return self.splat(value if self.type.itemsize == 8 else self.b.fptrunc(value, self.element))
 
-    def or_zero(self, value: Any, other: float) -> Any:
+    def or_zero(self, value, other: float):
         """A vector of floats, or zeros where it is `other`."""
         return self.b.select(self.b.fcmp_ordered("==", value, self.c(other)), self.zero, value)
 
-    def add(self, x: Any, y: Any) -> Any:
+    def add(self, x, y):
         return x + y
 
-    def sub(self, x: Any, y: Any) -> Any:
+    def sub(self, x, y):
         return x - y
 
-    def mul(self, x: Any, y: Any) -> Any:
+    def mul(self, x, y):
         return x * y
 
-    def multiply_add(self, x: Any, y: Any, acc: Any) -> Any:
+    def multiply_add(self, x, y, acc):
         """x * y + acc."""
         if self.fma:
             return call_llvm(self.b, f"llvm.fma.{self.suffix()}", self.kind, [x, y, acc])
         return x * y + acc
 
-    def add_multiple(self, acc: Any | None, factor: float, x: Any) -> Any:
+    def add_multiple(self, acc: Any | None, factor: float, x):
         """acc + factor * x, or factor * x where there is no `acc`; multiples of 1 and -1 are added as they are."""
         if acc is None:
             return x if factor == 1 else factor * x
@@ -322,47 +322,47 @@ class Vectors:
             return acc - x
         return self.multiply_add(self.c(factor), x, acc)
 
-    def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]) -> Any:
+    def sum_of_multiples(self, factors: Sequence[float], values: Sequence[Any]):
         """The sum of each factor times its value; terms that need no multiplication come first."""
         acc = None
         for factor, x in sorted(zip(factors, values, strict=True), key=lambda pair: pair[0] != 1):
             acc = self.add_multiple(acc, factor, x)
         return acc
 
-    def clip(self, x: Any, low: Any, high: Any) -> Any:
+    def clip(self, x, low, high):
         """`x` between two vectors. Compared so that a NaN stays (x86's max and min do it in this operand order)."""
         x = self.b.select(x < low, low, x)
         return self.b.select(x > high, high, x)
 
-    def compared(self, sign: str, x: Any, y: Any) -> Any:
+    def compared(self, sign: str, x, y):
         """Where x < y, or as `sign` says; false where one is NaN."""
         if self.type.is_float:
             return self.b.fcmp_ordered(sign, x, y)
         return (self.b.icmp_signed if self.type.kind == SIGNED else self.b.icmp_unsigned)(sign, x, y)
 
-    def extreme(self, sign: str, x: Any, y: Any) -> Any:
+    def extreme(self, sign: str, x, y):
         """x where x > y, or x < y, as `sign` says; else y. A NaN of either stays."""
         more = self.compared(sign, x, y)
         if self.type.is_float:
             more = more | self.b.fcmp_unordered("uno", x, x)
         return self.b.select(more, x, y)
 
-    def larger(self, x: Any, y: Any) -> Any:
+    def larger(self, x, y):
         """The larger of each lane; `y` where one is NaN."""
         return self.b.select(x > y, x, y)
 
-    def magnitude(self, x: Any) -> Any:
+    def magnitude(self, x):
         """|x|."""
         return self.intrinsic("fabs", x)
 
-    def sqrt(self, x: Any) -> Any:
+    def sqrt(self, x):
         return self.intrinsic("sqrt", x)
 
-    def intrinsic(self, name: str, *given: Any) -> Any:
+    def intrinsic(self, name: str, *given):
         """LLVM's function `name` of each lane of its arguments."""
         return call_llvm(self.b, f"llvm.{name}.{self.suffix()}", self.kind, list(given))
 
-    def fold(self, x: Any, combine: Callable[[Any, Any], Any], period: int = 1) -> Any:
+    def fold(self, x, combine: Callable[[Any, Any], Any], period: int = 1):
         """All lanes of `x` that are a multiple of `period` apart combined, in every one of these lanes."""
         half = self.lanes // 2
         while half >= period:
@@ -370,14 +370,14 @@ class Vectors:
             half //= 2
         return x
 
-    def polynomial(self, x: Any, coefficients: Sequence[float]) -> Any:
+    def polynomial(self, x, coefficients: Sequence[float]):
         """By Horner's rule; the coefficient of the highest power comes first."""
         value = self.c(coefficients[0])
         for k in coefficients[1:]:
             value = value * x + k
         return value
 
-    def each_lane(self, function: str, *given: Any) -> Any:
+    def each_lane(self, function: str, *given):
         """A function of the C library on each lane of its arguments."""
         out = ir.Constant(self.kind, ir.Undefined)
         for lane in range(self.lanes):
@@ -386,7 +386,7 @@ class Vectors:
             out = self.b.insert_element(out, value, at)
         return out
 
-    def exp(self, x: Any) -> Any:
+    def exp(self, x):
         """e^x; in float32 infinity above 88.4, and not below e^-87."""
         b = self.b
         if self.itemsize == 8:
@@ -403,7 +403,7 @@ class Vectors:
         power = b.bitcast(biased << ir.Constant(ints, [23] * self.lanes), self.kind)
         return b.select(is_nan, x, value * power)
 
-    def expm1(self, x: Any) -> Any:
+    def expm1(self, x):
         """e^x - 1, also where the difference would lose all digits; float32 to 5e-7 of each value."""
         if self.itemsize == 8:
             return self.each_lane("expm1", x)
@@ -411,20 +411,20 @@ class Vectors:
         far = self.exp(x) + -1.0
         return self.b.select(x * x < math.log(2) ** 2 / 4, near, far)
 
-    def exp_to_zero(self, x: Any) -> Any:
+    def exp_to_zero(self, x):
         """e^x for x up to 0; zero where float32 has nothing near it."""
         value = self.exp(x)
         if self.itemsize == 8:
             return value
         return self.b.select(x < -87.3, self.c(0.0), value)
 
-    def log(self, x: Any) -> Any:
+    def log(self, x):
         return self.each_lane("log" if self.itemsize == 8 else "logf", x)
 
-    def sigmoid(self, x: Any) -> Any:
+    def sigmoid(self, x):
         return 1.0 / (1.0 + self.exp(-x))
 
-    def erf(self, x: Any) -> Any:
+    def erf(self, x):
         """float32 by Abramowitz and Stegun 7.1.26 (1.5e-7 absolute), float64 by the C library."""
         if self.itemsize == 8:
             return self.each_lane("erf", x)

@@ -19,8 +19,6 @@ bytes become unsigned, bytes become 16 bits wide, or 16-bit floats become float3
 channels (`Dot`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The blocking of direct convolution: the tile, the pixels of a task, how tasks share output channels."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -1,9 +1,7 @@
 """Code that packs windows: padding, lines of pixels with the channels that a vector's groups need, and bytes."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 
@@ -30,7 +28,7 @@ _FLOATS = {4: element("float32"), 8: element("float64")}  # by their size
 
 
 @functools.cache
-def pixel_filler(pixel: int, filled: bool) -> Any:
+def pixel_filler(pixel: int, filled: bool):
     """fill(dst, count, word) for pixels of so many bytes: with the four bytes of `word`, or, unless `filled`, zeros."""
 
     @emitted
@@ -48,11 +46,11 @@ def pixel_filler(pixel: int, filled: bool) -> Any:
     return fill if filled else zero
 
 
-def zero_filler(lanes: int, itemsize: int) -> Any:
+def zero_filler(lanes: int, itemsize: int):
     """zero(dst, count): zeros for so many elements, by vectors and the first lanes of one."""
 
     @emitted
-    def zero_below(builder: Any, dst: Any, count: Any) -> None:
+    def zero_below(builder, dst, count) -> None:
         v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)
         v.store_below(ir.Constant(v.kind, None), dst, count)
 
@@ -63,7 +61,7 @@ def zero_filler(lanes: int, itemsize: int) -> Any:
     return zero
 
 
-def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> Any:
+def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int):
     """transpose_planes(dst, src, plane, last, count): `lanes` pixels of planes, `plane` bytes apart, to [pixel][pitch].
 
     Planes past number `last` do not exist: nothing reads what takes their place. Pixels past `count` become zero.
@@ -87,7 +85,7 @@ def _plane_transposer(channels: int, pitch: int, lanes: int, itemsize: int) -> A
 
 
 @functools.cache
-def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -> Any:
+def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int):
     """pack_line for pixels of `channels` channels, `cb` at a time contiguous in the source."""
     extent, pixel, extents = cb * itemsize, pitch * itemsize, channels // cb
     transpose_planes = _plane_transposer(channels, pitch, lanes, itemsize)
@@ -110,7 +108,7 @@ def line_packer(channels: int, cb: int, pitch: int, lanes: int, itemsize: int) -
     return pack_line
 
 
-def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int) -> Any:
+def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int):
     """transpose_pixels(dst, plane, src, step, valid, stored, exist): pixels of channels become planes.
 
     channels: of a pixel that are contiguous, `lanes` at most. touching: whether the next pixel's channels follow.
@@ -120,25 +118,23 @@ def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int) -
     """
 
     @emitted
-    def transpose_pixels(
-        builder: Any, dst: Any, plane: Any, src: Any, step: Any, valid: Any, stored: Any, exist: Any
-    ) -> None:
+    def transpose_pixels(builder, dst, plane, src, step, valid, stored, exist) -> None:
         v = Vectors(builder, element(f"int{8 * itemsize}"), lanes)  # bits are moved
 
-        def limited(index: int, count: Any, limit: Any) -> Any:
+        def limited(index: int, count, limit):
             return builder.select(const(index) < count, limit, const(0))
 
-        def moved(load: Any, store: Any, each: int) -> None:
+        def moved(load, store, each: int) -> None:
             """each: channels of a load."""
             held = [load(k) for k in range(lanes * channels // each)]
             joined = [join(builder, held[k : k + lanes // each]) for k in range(0, len(held), lanes // each)]
             for c, value in enumerate(transpose(builder, joined, lanes, channels)):
                 store(c, value, dst + c * plane)
 
-        def pixel(p: int) -> Any:
+        def pixel(p: int):
             return src + p * step
 
-        def part(p: int) -> Any:
+        def part(p: int):
             mask = lanes_below(builder, channels, limited(p, valid, exist))
             return v.load(pixel(p), mask, lanes=channels)
 
@@ -160,7 +156,7 @@ def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int) -
 
 
 @functools.cache
-def byte_converter(itemsize: int, signed: int, lanes: int) -> Any:
+def byte_converter(itemsize: int, signed: int, lanes: int):
     """convert(dst, src): see `convert_window`, of one vector."""
 
     @emitted
@@ -178,7 +174,7 @@ def byte_converter(itemsize: int, signed: int, lanes: int) -> Any:
 
 
 @functools.cache
-def nibble_unpacker(itemsize: int, signed: int, flipped: int, lanes: int) -> Any:
+def nibble_unpacker(itemsize: int, signed: int, flipped: int, lanes: int):
     """unpack(dst, src): see `unpack_window`, of one vector."""
 
     @emitted
@@ -198,7 +194,7 @@ def nibble_unpacker(itemsize: int, signed: int, flipped: int, lanes: int) -> Any
 
 
 @functools.cache
-def half_widener(code: int, lanes: int) -> Any:
+def half_widener(code: int, lanes: int):
     """widen(dst, src): a vector of floats of 16 bits, of the type of this code, as float32."""
 
     @emitted
@@ -224,7 +220,7 @@ def moved(planes, by):
     return ChannelAddresses(planes.first + by, planes.second + by, planes.third + by, planes.fourth + by, planes.others)
 
 
-def _vectors_interleaver(unit: int, lanes: int, by_parts: bool) -> Any:
+def _vectors_interleaver(unit: int, lanes: int, by_parts: bool):
     """interleave(planes, dst): of so many neighbouring pixels the unit's channels, [pixel][channel].
 
     by_parts: vectors are unpacked within parts of 16 bytes. Planes are shuffled before, so that the result is in the
@@ -254,7 +250,7 @@ def _vectors_interleaver(unit: int, lanes: int, by_parts: bool) -> Any:
 
 
 @functools.cache
-def interleaver(unit: int, vector_bytes: int = 0) -> Any:
+def interleaver(unit: int, vector_bytes: int = 0):
     """interleave(planes, dst, count, step): of pixels, `step` bytes apart, a unit of channels, [pixel][channel].
 
     unit: 4 bytes, or 2 of 16 bits, of which the second is zero if it does not exist. vector_bytes: of whole vectors,
@@ -295,7 +291,7 @@ def interleaver(unit: int, vector_bytes: int = 0) -> Any:
 
 
 @functools.cache
-def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool) -> Any:
+def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool):
     """move(dst, src, first, end): the first of every `stride` elements at `src`, a vector of them.
 
     Elements at `src` before number `first` and from number `end` on are not read: zeros take their place. is_whole: all
@@ -304,7 +300,7 @@ def strided_mover(stride: int, lanes: int, itemsize: int, is_whole: bool) -> Any
     steps = range(0, lanes * stride, stride)
 
     @emitted
-    def move_strided(builder: Any, dst: Any, src: Any, first: Any, end: Any) -> None:
+    def move_strided(builder, dst, src, first, end) -> None:
         v = Vectors(builder, _FLOATS[itemsize], lanes)
         moved = ir.Constant(v.kind, ir.Undefined)
         for start in sorted({step // lanes * lanes for step in steps}):

@@ -3,8 +3,6 @@
 And panels of planes: whether each tile's pixels are packed channel by channel, and what that takes and saves.
 """
 
-from __future__ import annotations
-
 from blockconv.core.checks import Pair
 from blockconv.core.target import Isa
 from blockconv.kernels.common.geometry import Geometry

@@ -5,8 +5,6 @@ whole groups as a vector holds are one group of the tiles: ResNeXt's 4 channels 
 that are contiguous in fours. An element of the source is then as many channels as a multiply-accumulate takes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

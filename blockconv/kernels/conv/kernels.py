@@ -6,8 +6,6 @@ problem compiles the microkernel of its tile, and seldom more. Kernels that pack
 addresses of the arguments and of their record.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from blockconv import jit

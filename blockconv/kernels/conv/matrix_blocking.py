@@ -5,8 +5,6 @@ The fewest possible steps share the channels evenly. Few channels leave most of 
 then: the pixels of a window's row touch, and so do their channels.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 For planes, whose neighbouring pixels are packed as neighbours, all of a task's at once: each plane's in one go.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -9,8 +9,6 @@ A tile is a whole row of a task's pixels, in blocks of 16. The last block is sto
 registers hold are reduced and stored before the next; where too few are left, some are computed again.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -104,7 +102,7 @@ def matrix_pixel_tile(spec: MatrixPixelSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(b: Any, run: TileRecord, record: Any, spec: MatrixPixelSpec) -> None:
+def _compute(b, run: TileRecord, record, spec: MatrixPixelSpec) -> None:
     """Reduce and store a tile. Accumulators go through the scratch, [output channel][block][pixel]."""
     reduce = _reduce if spec.dot in INSTRUCTIONS else _emulate
     last = const(spec.all_blocks - spec.blocks)
@@ -118,13 +116,13 @@ def _compute(b: Any, run: TileRecord, record: Any, spec: MatrixPixelSpec) -> Non
         _Finish(b, spec, run, first).all_channels()
 
 
-def _step(b: Any, spec: MatrixPixelSpec, run: TileRecord, step: Any) -> tuple[Any, Any]:
+def _step(b, spec: MatrixPixelSpec, run: TileRecord, step) -> tuple[Any, Any]:
     """The addresses of a step's source and weights."""
     x = source_of(b, run, step)
     return x, run.wei + step * (spec.channels * spec.step * WORD)
 
 
-def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
+def _reduce(b, spec: MatrixPixelSpec, run: TileRecord) -> None:
     registers, vectors = spec.registers, range(spec.channels // LINES)
     instruction = INSTRUCTIONS[spec.dot]
     instruction, line = _EXCHANGED.get(instruction, instruction), const(spec.step * WORD)
@@ -146,7 +144,7 @@ def _reduce(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
             store_register(b, registers.acc(i, k), at, const(spec.line))
 
 
-def _emulate(b: Any, spec: MatrixPixelSpec, run: TileRecord) -> None:
+def _emulate(b, spec: MatrixPixelSpec, run: TileRecord) -> None:
     """The same as `_reduce`, by dot products of vectors."""
     v = Vectors(b, ElementType.of(spec.element), COLUMNS)
     with counted(b, const(spec.channels)) as channel:
@@ -171,7 +169,7 @@ class _Finish:
     first: the number of the first block.
     """
 
-    def __init__(self, builder: Any, spec: MatrixPixelSpec, run: TileRecord, first: Any) -> None:
+    def __init__(self, builder, spec: MatrixPixelSpec, run: TileRecord, first) -> None:
         self.b, self.spec, self.run, self.first = builder, spec, run, first
 
     def all_channels(self) -> None:
@@ -185,12 +183,12 @@ class _Finish:
         with counted(b, exist - done) as index:
             self.each_block(done + index, 1)
 
-    def each_block(self, channel: Any, channels: int) -> None:
+    def each_block(self, channel, channels: int) -> None:
         """Store so many channels from this one on, of each block of pixels."""
         with counted(self.b, const(self.spec.blocks)) as index:
             self.block(channel, channels, index)
 
-    def block(self, channel: Any, channels: int, number: Any) -> None:
+    def block(self, channel, channels: int, number) -> None:
         """Store so many channels of the block of this number."""
         b, spec, run, tile = self.b, self.spec, self.run, self.spec.finished(channels)
         v = Vectors(b, ElementType.of(spec.element), COLUMNS)
@@ -216,7 +214,7 @@ class _Finish:
         )
         finish(b, tile, COLUMNS, spec.act, out, accs)
 
-    def each(self, v: Vectors, first: Any, channel: Any, channels: int) -> list[Any]:
+    def each(self, v: Vectors, first, channel, channels: int) -> list[Any]:
         """A word for each of so many output channels from this one on, broadcast to every lane."""
         at = first + channel * WORD
         return [v.broadcast(at + k * WORD) for k in range(channels)]

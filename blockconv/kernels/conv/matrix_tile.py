@@ -10,8 +10,6 @@ Accumulators go to the epilogue through memory, some pixels at a time. Without s
 emulate it, for tests.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -149,7 +147,7 @@ def matrix_tile(spec: TileSpec):
     return kernel_of_tiles(functools.partial(_compute, spec=spec))
 
 
-def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None:
+def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile."""
     out = fill(Output, run)
     prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
@@ -163,7 +161,7 @@ def _compute(builder: Any, run: TileRecord, record: Any, spec: TileSpec) -> None
 class _Reduction:
     """The reduction of a tile, which leaves the accumulators in the scratch, [row][pixel][output channel]."""
 
-    def __init__(self, builder: Any, spec: TileSpec, run: TileRecord) -> None:
+    def __init__(self, builder, spec: TileSpec, run: TileRecord) -> None:
         self.b, self.spec, self.run = builder, spec, run
         self.blocks = row_blocks(spec.rows, spec.pixels, spec.gap)
         self.registers = Registers(len(self.blocks), spec.vectors)
@@ -193,28 +191,28 @@ class _Reduction:
                 store_register(b, registers.acc(i, k), at, const(self.width_bytes))
 
 
-def call_unit(b: Any, name: str, *args: Any) -> None:
+def call_unit(b, name: str, *args) -> None:
     """An instruction of the unit; registers are given by their numbers."""
     call_llvm(b, name, ir.VoidType(), [ir.Constant(I8, x) if isinstance(x, int) else x for x in args])
 
 
-def load_register(b: Any, register: int, at: Any, line: Any) -> None:
+def load_register(b, register: int, at, line) -> None:
     """Load lines that are so many bytes apart."""
     call_unit(b, "llvm.x86.tileloadd64", register, pointer(b, at, I8), line)
 
 
-def store_register(b: Any, register: int, at: Any, line: Any) -> None:
+def store_register(b, register: int, at, line) -> None:
     call_unit(b, "llvm.x86.tilestored64", register, pointer(b, at, I8), line)
 
 
-def prefetch_next(b: Any, run: TileRecord, step: Any) -> None:
+def prefetch_next(b, run: TileRecord, step) -> None:
     """Prefetch a step's share of the memory that is read after the tile."""
     at = run.prefetch + step * run.prefetch_lines * LINE
     with counted(b, run.prefetch_lines) as line:
         emit_prefetch(b, at + line * LINE)
 
 
-def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
+def _emulate(builder, spec: TileSpec, run: TileRecord) -> None:
     """The same as `_Reduction`, by dot products of vectors."""
     b, v = builder, spec.tile.code(builder)
     for row in range(spec.rows):
@@ -236,7 +234,7 @@ def _emulate(builder: Any, spec: TileSpec, run: TileRecord) -> None:
                 v.store(b.load(slot), at + k * v.bytes)
 
 
-def _finish(builder: Any, spec: TileSpec, run: TileRecord, out: Output) -> None:
+def _finish(builder, spec: TileSpec, run: TileRecord, out: Output) -> None:
     """Store the accumulators from the scratch, some pixels of a row and some of their vectors at a time."""
     b, planes = builder, spec.store_width == 1
     vectors = 1 if planes else spec.vectors
@@ -261,7 +259,7 @@ class _Part(NamedTuple):
     whole: TileSpec
     part: TileSpec
 
-    def finish(self, run: TileRecord, out: Output, to: Any, pixel: Any, vector: Any) -> None:
+    def finish(self, run: TileRecord, out: Output, to, pixel, vector) -> None:
         """Store the part that begins with this pixel and vector of the tile, `to` bytes from the tile's first pixel.
 
         An activation overwrites the part's accumulators with what it keeps in memory. Where they are not contiguous, it

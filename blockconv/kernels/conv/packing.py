@@ -1,8 +1,6 @@
 """The kernels that pack the windows of convolution by tiles; each is called with the addresses of `TilesArguments` and
 of a `WindowRecord`."""
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.ir import copy_memory, move, move_part, store_bits
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks

@@ -1,7 +1,5 @@
 """The kernel that packs windows for matrices, with a pixel's channels contiguous."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from blockconv import jit

@@ -9,8 +9,6 @@ Few output channels leave most lanes of a vector of channels idle, in every layo
 layouts without planes too: packing transposes windows, and tiles are scattered.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

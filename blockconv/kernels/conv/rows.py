@@ -16,8 +16,6 @@ Along pixels: from and to planes (`pixel_blocking`), with the roles of source an
 Options of `make`: tile, of direct convolution, a `TileShape` in place of the chosen one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A problem's pixels as the axes that tiles run along; regions of them with the same taps inside read no padding."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass, replace

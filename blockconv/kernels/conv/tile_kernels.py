@@ -1,7 +1,5 @@
 """Which kernel computes the tiles of a convolution, and what it is compiled for."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from blockconv import jit

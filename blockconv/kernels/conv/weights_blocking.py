@@ -1,7 +1,5 @@
 """How the gradient of a convolution's weights is cut: the tile, the channels of a task, chunks of pixels, splits."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The kernels of the gradient of a convolution's weights; see `blockconv.kernels.conv.weights_rows`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -169,7 +167,7 @@ def columns_tile(at: ColumnsTileSpec):
     held = ElementType.of(at.acc)
     count = at.rows * at.taps * at.channels
 
-    def compute(builder: Any, run: TileRecord, record: Any) -> None:
+    def compute(builder, run: TileRecord, record) -> None:
         b, v = builder, Vectors(builder, held, at.lanes, bool(at.fma))
         accs = v.slots(count, v.zero)
         with b.if_then(b.icmp_signed("==", run.is_first, const(0))):
@@ -191,7 +189,7 @@ def columns_tile(at: ColumnsTileSpec):
     return kernel_of_tiles(compute, count * at.lanes * held.itemsize)
 
 
-def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad: Any, accs: list[Any]) -> None:
+def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, Any], grad, accs: list[Any]) -> None:
     """Add the products of neighbouring output pixels. src: the first one's first tap, bytes to the next row of taps."""
     b, grads = v.b, [v.load(grad + p * at.grad * v.itemsize) for p in range(pixels)]
     columns = taps_of_columns(pixels, at.taps, at.px_step, at.tap_step)
@@ -206,7 +204,7 @@ def _add_pixels(v: Vectors, at: ColumnsTileSpec, pixels: int, src: tuple[Any, An
                     b.store(v.multiply_add(x, grads[p], b.load(slot)), slot)
 
 
-def _spreader(v: Vectors, at: ColumnsTileSpec, pixel: Any) -> Callable[[int], Any]:
+def _spreader(v: Vectors, at: ColumnsTileSpec, pixel) -> Callable[[int], Any]:
     """spread(c): channel `c` of each lane's group, of a packed pixel. Vectors are read past its end."""
     b = v.b
     if at.groups == 1:
@@ -422,11 +420,11 @@ class Weights(NamedTuple):
     rows: int
 
 
-def _gatherer(acc: ElementType, dst: ElementType, lanes: int) -> Any:
+def _gatherer(acc: ElementType, dst: ElementType, lanes: int):
     """gather(weights, count, channels): moves so many weights, or a vector of them, of as many output channels."""
 
     @emitted
-    def gather(builder: Any, w: Weights, count: Any, channels: Any) -> None:
+    def gather(builder, w: Weights, count, channels) -> None:
         held, v = Floats(builder, acc, lanes), Floats(builder, dst, lanes)
         full = const(lanes)
         last = count - 1
@@ -459,7 +457,7 @@ def add_splits(acc, lanes):
     itemsize = held.itemsize
 
     @emitted
-    def add(builder: Any, dst: Any, src: Any, size: Any) -> None:
+    def add(builder, dst, src, size) -> None:
         v = Vectors(builder, held, lanes)
         with counted(builder, builder.udiv(size, const(v.bytes))) as loop:
             at = loop * v.bytes

@@ -1,7 +1,5 @@
 """Packing of pixels for the gradient of a convolution's weights; see `blockconv.kernels.conv.weights_kernels`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from blockconv import jit
@@ -83,14 +81,14 @@ def pack_channels(src, packed, lanes, contiguous, unit):
     return kernel
 
 
-def _row_pairer(lanes: int) -> Any:
+def _row_pairer(lanes: int):
     """pair_row(dst, record): makes pairs of the pixels of a packed row. The first of a pair is lower in memory."""
 
     @emitted
-    def pair(builder: Any, dst: Any, first: Any, second: Any, count: Any) -> None:
+    def pair(builder, dst, first, second, count) -> None:
         b, v, halves = builder, Vectors(builder, element("int32"), lanes), Vectors(builder, element("bfloat16"), lanes)
 
-        def body(at: Any, mask: Any) -> None:
+        def body(at, mask) -> None:
             offset = b.lshr(at, const(1))
             lower, upper = (b.zext(halves.load(of + offset, mask), v.kind) for of in (first, second))
             v.store(lower | upper << v.c(16), dst + at, mask)
@@ -111,7 +109,7 @@ def _row_pairer(lanes: int) -> Any:
     return pair_row
 
 
-def _held_and_packed(builder: Any, held: ElementType, packed: ElementType, lanes: int) -> tuple[Vectors, Vectors]:
+def _held_and_packed(builder, held: ElementType, packed: ElementType, lanes: int) -> tuple[Vectors, Vectors]:
     """Code for elements in memory, and for packed ones: floats of the type of computation, or the same bits."""
     if packed == held:
         return Vectors(builder, held, lanes), Vectors(builder, held, lanes)
@@ -119,7 +117,7 @@ def _held_and_packed(builder: Any, held: ElementType, packed: ElementType, lanes
     return floats, floats.computed
 
 
-def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: int, unit: int) -> Any:
+def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: int, unit: int):
     """pack_row(dst, image, record, cols, step): columns of a row that exist, `step` bytes apart in the image."""
     src_bytes, itemsize = held.itemsize, packed.itemsize
     one, run, vector = _mover(held, packed, 1), _mover(held, packed, lanes), _vector_mover(held, packed, lanes)
@@ -179,14 +177,14 @@ def _row_packer(held: ElementType, packed: ElementType, lanes: int, contiguous: 
     return pack_row
 
 
-def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> Any:
+def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int):
     """join_blocks(dst, pixel, src, block, step, cols): a vector of each of `cols` pixels, of blocks of `unit` channels.
 
     pixel, step: bytes from a pixel to the next in the destination, and in the source. block: from a block to the next.
     """
 
     @emitted
-    def join_blocks(builder: Any, dst: Any, pixel: Any, src: Any, block: Any, step: Any, cols: Any) -> None:
+    def join_blocks(builder, dst, pixel, src, block, step, cols) -> None:
         b, each, (v, to) = builder, max(1, unit), _held_and_packed(builder, held, packed, lanes)
         with counted(b, cols if unit else const(0)) as loop:
             at = src + loop * step
@@ -195,11 +193,11 @@ def _joiner(held: ElementType, packed: ElementType, lanes: int, unit: int) -> An
     return join_blocks
 
 
-def _vector_mover(held: ElementType, packed: ElementType, lanes: int, count: int = 1) -> Any:
+def _vector_mover(held: ElementType, packed: ElementType, lanes: int, count: int = 1):
     """move(dst, src): so many vectors, all of whose lanes exist."""
 
     @emitted
-    def move(builder: Any, dst: Any, src: Any) -> None:
+    def move(builder, dst, src) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
         values = [v.load(src + k * v.bytes) for k in range(count)]
         for k, value in enumerate(values):
@@ -208,11 +206,11 @@ def _vector_mover(held: ElementType, packed: ElementType, lanes: int, count: int
     return move
 
 
-def _mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
+def _mover(held: ElementType, packed: ElementType, lanes: int):
     """move(dst, src, count, stored): moves a vector. `count` lanes exist, `stored` are stored, the others as zero."""
 
     @emitted
-    def move(builder: Any, dst: Any, src: Any, count: Any, stored: Any) -> None:
+    def move(builder, dst, src, count, stored) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
         whole = count >= lanes
         with builder.if_else(whole) as (all_lanes, some):
@@ -224,7 +222,7 @@ def _mover(held: ElementType, packed: ElementType, lanes: int) -> Any:
     return move
 
 
-def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -> Any:
+def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int):
     """transpose_block(dst, pixel, src, plane, pixels, channels, stored): planes of pixels to pixels of channels.
 
     each: 1, or 2 for every second pixel; nothing past the last is read. pixel, plane: bytes from a pixel to the next in
@@ -233,19 +231,17 @@ def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -
     """
 
     @emitted
-    def transpose_block(
-        builder: Any, dst: Any, pixel: Any, src: Any, plane: Any, pixels: Any, channels: Any, stored: Any
-    ) -> None:
+    def transpose_block(builder, dst, pixel, src, plane, pixels, channels, stored) -> None:
         v, to = _held_and_packed(builder, held, packed, lanes)
         full = const(lanes)
         whole = (pixels >= full) & (channels >= full)
 
-        def moved(load: Any, store: Any) -> None:
+        def moved(load, store) -> None:
             vectors = [load(k, src + k * plane) for k in range(lanes)]
             for p, value in enumerate(transpose(builder, vectors, lanes, lanes)):
                 store(p, value, dst + p * pixel)
 
-        def loaded(at: Any, count: Any | None) -> Any:
+        def loaded(at, count: Any | None):
             """So many pixels of a plane, a vector, or all of its lanes."""
             if each == 1:
                 return v.load(at) if count is None else v.load(at, to.below(count))
@@ -259,7 +255,7 @@ def _transposer(held: ElementType, packed: ElementType, lanes: int, each: int) -
             chosen = [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)]
             return shuffle(builder, *both, chosen)
 
-        def limited(index: int, count: Any, lanes_of_it: Any) -> Any:
+        def limited(index: int, count, lanes_of_it):
             exists = index < count
             return builder.select(exists, lanes_of_it, const(0))
 

@@ -19,8 +19,6 @@ Buffers: input, gradient of the output, gradient of the weights, gradient of the
 Options of `make`: weights, the layout of the gradient over (O, I/G, H, W); bias, whether the bias's gradient is wanted.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -272,7 +270,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 128) * 128
 
 
-def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
+def _tile(request: Request, at: WeightsBlocking, lines: int):
     """The microkernel, whose pixels are lines: neighbours in a packed window."""
     acc = request.types.acc
     fma = int(request.machine.isa.fma)
@@ -281,7 +279,7 @@ def _tile(request: Request, at: WeightsBlocking, lines: int) -> Any:
     return conv_tile(spec)
 
 
-def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False) -> Any:
+def _columns_tile(request: Request, at: WeightsBlocking, of_ones: bool = False):
     """The microkernel of a block of one vector; of_ones: the kernel that sums the gradient alone."""
     p, fma = request.problem, int(request.machine.isa.fma)
     spec = kernels.ColumnsTileSpec(

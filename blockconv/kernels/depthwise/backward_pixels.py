@@ -16,8 +16,6 @@ and these are interleaved and stored. A step computes the `sh` rows of the input
 gradient reach, so each of these is loaded once for all. Buffers: those of the forward op.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -156,20 +154,20 @@ class _Code:
     zeros: the address of what is read in place of rows outside an array.
     """
 
-    def __init__(self, builder: Any, spec: PixelsSpec, a: Any, zeros: Any) -> None:
+    def __init__(self, builder, spec: PixelsSpec, a, zeros) -> None:
         self.b, self.spec, self.a, self.zeros = builder, spec, a, zeros
         self.v = Floats(builder, ElementType.of(spec.src), spec.lanes)
         self.sums = Vectors(builder, self.v.type, spec.lanes, bool(spec.fma))
 
-    def below(self, pixels: Any) -> Any:
+    def below(self, pixels):
         """The mask of a vector's first pixels."""
         return self.v.below(pixels * self.spec.unit)
 
-    def between(self, begin: Any, end: Any) -> Any:
+    def between(self, begin, end):
         """The mask of a vector's pixels from number `begin` to `end`."""
         return ~self.below(begin) & self.below(end)
 
-    def read(self, address: Any, mask: Any | None) -> Any:
+    def read(self, address, mask: Any | None):
         """A vector; zeros where there is a mask that lacks them."""
         return self.v.load(address) if mask is None else self.v.load(address, mask, 0.0)
 
@@ -194,7 +192,7 @@ class _Column(NamedTuple):
 class _WeightsCode(_Code):
     """The code of a vector of channels, in one function: what it holds in registers is stored once, at the end."""
 
-    def __init__(self, builder: Any, spec: PixelsSpec, a: DepthwiseWeightsArguments, zeros: Any) -> None:
+    def __init__(self, builder, spec: PixelsSpec, a: DepthwiseWeightsArguments, zeros) -> None:
         super().__init__(builder, spec, a, zeros)
         self.accs = self.sums.slots(spec.sums, self.sums.zero)
 
@@ -202,7 +200,7 @@ class _WeightsCode(_Code):
         """Begin a column: `grads` are the rows of the gradient of a step, of the one before, ..."""
         self.grads = self.sums.slots(self.spec.grad_rows, self.sums.zero)
 
-    def step(self, at: _Column, oh: Any, has_mask: bool, has_border: bool) -> None:
+    def step(self, at: _Column, oh, has_mask: bool, has_border: bool) -> None:
         """A row of the gradient, and the rows of the input that no row before it reaches.
 
         has_border: rows may be outside the image, or not be reduced.
@@ -234,7 +232,7 @@ class _WeightsCode(_Code):
         if spec.bias:
             b.store(b.load(self.accs[-1]) + grad, self.accs[-1])
 
-    def values(self, at: _Column, line: Any, has_mask: bool) -> list[Any]:
+    def values(self, at: _Column, line, has_mask: bool) -> list[Any]:
         """The vector that each tap of a row reads."""
         spec, loaded = self.spec, dict[int, list[Any]]()
         for (base, start), mask in at.masks.items():
@@ -243,7 +241,7 @@ class _WeightsCode(_Code):
         taps = [divmod(w * spec.dw, spec.sw) for w in range(spec.kw)]
         return [chosen(self.b, loaded[base * spec.sw], spec.unit, phase) for base, phase in taps]
 
-    def column(self, col: Any, src: Any, grad: Any, first: Any, last: Any) -> _Column:
+    def column(self, col, src, grad, first, last) -> _Column:
         b, a, spec = self.b, self.a, self.spec
         left, valid = col * spec.sw - a.pw, a.ow - col
         masks = {}
@@ -256,7 +254,7 @@ class _WeightsCode(_Code):
         src, grad = src + col * (a.sw * a.source.col), grad + col * a.gradient.col
         return _Column(src, grad, first, last, self.below(valid), masks)
 
-    def fold(self, to: Any) -> None:
+    def fold(self, to) -> None:
         """Store the sums of the pixels of each vector, [tap][channel]."""
         b, v, spec = self.b, self.sums, self.spec
         vectors = [b.load(slot) for slot in self.accs]
@@ -332,28 +330,26 @@ class DepthwiseDataArguments(ConvOperands, ConvSizes):
 class _DataCode(_Code):
     """The code of one plane: a block of channels of an image. wei, bia: the addresses of its own."""
 
-    def __init__(
-        self, builder: Any, spec: PixelsSpec, a: DepthwiseDataArguments, zeros: Any, wei: Any, bia: Any
-    ) -> None:
+    def __init__(self, builder, spec: PixelsSpec, a: DepthwiseDataArguments, zeros, wei, bia) -> None:
         super().__init__(builder, spec, a, zeros)
         self.stored, self.wei = Floats(builder, ElementType.of(spec.dst), spec.lanes), wei
         self.bias = self.repeated(bia)
         self.parameters = list(parameters_at(self.sums, a.activation)) if spec.activation else []
         self.held = [self.weight(k) for k in range(spec.kh * spec.kw)] if spec.holds else []
 
-    def repeated(self, address: Any) -> Any:
+    def repeated(self, address):
         """The values of a block's channels, for each pixel of a vector."""
         return self.sums.repeated(address, self.spec.unit)[0]
 
-    def weight(self, tap: int) -> Any:
+    def weight(self, tap: int):
         return self.repeated(self.wei + tap * self.spec.unit * self.sums.itemsize)
 
-    def masks(self, at: Any) -> dict[int, Any]:
+    def masks(self, at) -> dict[int, Any]:
         """The masks of the vectors that steps load, by the column from `at` on that a vector begins with."""
         starts = {k: (at + k) for k in {*self.spec.cols.values()}}
         return {k: self.between(-start, self.a.ow - start) for k, start in starts.items()}
 
-    def step(self, src: Any, dst: Any, oh: Any, ih: Any, masks: dict[int, Any] | None, left: Any | None) -> None:
+    def step(self, src, dst, oh, ih, masks: dict[int, Any] | None, left: Any | None) -> None:
         """The rows `ih` and on of the input, at `dst`: a vector of each remainder.
 
         oh, src: the row of the output's gradient, and its pixel, from which rows and columns of taps count. left:
@@ -379,7 +375,7 @@ class _DataCode(_Code):
             with b.if_then(number < a.ih):
                 self.store(self.interleaved(found), dst + number * a.destination.row, left)
 
-    def activated(self, value: Any) -> Any:
+    def activated(self, value):
         v, kind = self.sums, self.spec.activation
         if kind == ActivationKind.CLIP:
             return v.clip(value, *map(v.splat, self.parameters))
@@ -395,7 +391,7 @@ class _DataCode(_Code):
             found.append(picked(self.b, kind, at, vectors.__getitem__))
         return found
 
-    def store(self, values: list[Any], dst: Any, left: Any | None) -> None:
+    def store(self, values: list[Any], dst, left: Any | None) -> None:
         for k, value in enumerate(values):
             rest = () if left is None else (self.below(left - k * self.spec.pixels),)
             self.stored.store(value, dst + k * self.stored.bytes, *rest)

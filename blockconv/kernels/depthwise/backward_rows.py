@@ -4,8 +4,6 @@
 Buffers and options of the first two: as in `kernels.conv.weights_rows`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

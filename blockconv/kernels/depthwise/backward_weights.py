@@ -8,10 +8,8 @@ A task is a share of the gradient's rows (a split), and some of the vectors. Ano
 their order. How many there are follows from the problem.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import ElementType
@@ -59,12 +57,12 @@ class GradientRow(NamedTuple):
     valid: int
 
 
-def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: bool, whole: bool) -> Any:
+def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: bool, whole: bool):
     """add(a, row): adds a row's products to the sums. shape: rows and columns of taps, lanes. whole: all lanes."""
     kh, kw, lanes = shape
 
     @emitted
-    def add(builder: Any, a: DepthwiseWeightsArguments, x: GradientRow) -> None:
+    def add(builder, a: DepthwiseWeightsArguments, x: GradientRow) -> None:
         b, v = builder, Floats(builder, type, lanes)
         row, tap, col = a.dh * a.source.row, a.dw * a.source.col, a.sw * a.source.col
         held_sums = Vectors(b, type.computed, lanes, fma)
@@ -74,7 +72,7 @@ def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
         for k, slot in enumerate(accs):
             b.store(held_sums.load(x.sums + k * held_sums.bytes), slot)
 
-        def column(ow: Any, guarded: bool, rows: range, bias: bool) -> None:
+        def column(ow, guarded: bool, rows: range, bias: bool) -> None:
             grad = v.load(x.grad + ow * a.gradient.col, exist, other)
             # One pointer that moves: else each tap has its own, and most of these are spilled.
             at, iw = opaque(b, x.src + ow * col), ow * a.sw - a.pw
@@ -111,7 +109,7 @@ def _row_adder(type: ElementType, fma: bool, shape: tuple[int, int, int], bias: 
     return add
 
 
-def _between(builder: Any, value: Any, first: Any, end: Any) -> Any:
+def _between(builder, value, first, end):
     return (value >= first) & (value < end)
 
 

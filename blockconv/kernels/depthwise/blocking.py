@@ -1,7 +1,5 @@
 """The blocking of depthwise convolution: the axis of vectors, the tile, the tasks."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace

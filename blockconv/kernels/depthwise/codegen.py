@@ -201,14 +201,14 @@ class DepthwiseTileRun(NamedTuple):
     out: Output
 
 
-def step_of(builder: Any, step: Any) -> Any:
+def step_of(builder, step):
     """A step from one address to the next. Addresses are computed where they are used: before a loop, they would be
     kept in registers that the accumulators need. Multiples of a constant are part of the instructions.
     """
     return step if isinstance(step, ir.Constant) else opaque(builder, step)
 
 
-def times(value: Any, count: int) -> Any:
+def times(value, count: int):
     """value * count, which adds no instruction where the count is 0 or 1."""
     if count <= 1:
         return value if count else const(0)
@@ -218,7 +218,7 @@ def times(value: Any, count: int) -> Any:
 class FloatTile:
     """The code of one tile of floats. `accs` are the accumulators."""
 
-    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: DepthwiseTileRun) -> None:
+    def __init__(self, builder, spec: DepthwiseTileSpec, run: DepthwiseTileRun) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
         self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
         self.v = self.read_as = spec.tile.code(builder)
@@ -248,14 +248,14 @@ class FloatTile:
 
     # ------------------------------------------------------------ weights
 
-    def repeated(self, value: Any) -> Any:
+    def repeated(self, value):
         """A vector of one period in every period of a vector."""
         spec = self.spec
         if spec.period == spec.lanes:
             return value
         return shuffle(self.b, value, value, [k % spec.period for k in range(spec.lanes)])
 
-    def weight(self, address: Any) -> Any:
+    def weight(self, address):
         """One tap's weights, for every lane."""
         if self.spec.period == 1:
             return self.v.broadcast(address)
@@ -263,7 +263,7 @@ class FloatTile:
 
     # ------------------------------------------------------------ the reduction
 
-    def position(self, tap: Any, q: int) -> tuple[Any, Any]:
+    def position(self, tap, q: int) -> tuple[Any, Any]:
         """The position of tap `tap` of output `q` on the loop axis: from the first output's first tap, and of all."""
         ahead = tap * self.loop.dilation + times(self.loop.stride, q)
         return ahead, self.loop.first + ahead
@@ -292,7 +292,7 @@ class FloatTile:
             with others:
                 self.reduce_variant(first + 1)
 
-    def reduce(self, variant: Any) -> None:
+    def reduce(self, variant) -> None:
         """Taps of the unrolled axis are known."""
         b, spec, (*edges, mask) = self.b, self.spec, variant
         with counted(b, self.loop.taps) as taps:
@@ -314,7 +314,7 @@ class FloatTile:
                     with outside:
                         self.feed_zeros(weights, slots)
 
-    def feed(self, edges: tuple[bool, bool], loader: Loader, base: Any, weights: list[Any], slots: list[Any]) -> None:
+    def feed(self, edges: tuple[bool, bool], loader: Loader, base, weights: list[Any], slots: list[Any]) -> None:
         """One tap of the loop axis: each source vector is loaded once, and multiplied into all outputs that read it."""
         b, readers = self.b, self.spec.readers
         for position, at in self.positions(edges, [base], [self.unrolled.src_step]):
@@ -357,7 +357,7 @@ class FloatTile:
         numbers = [parts * self.spec.accumulator(q, p) for p in range(self.spec.unrolled)]
         return [self.accs[first : first + parts] for first in numbers]
 
-    def parts(self, address: Any) -> list[Any]:
+    def parts(self, address) -> list[Any]:
         """The parts of a vector of weights."""
         return [self.weight(address)]
 
@@ -369,7 +369,7 @@ class FloatTile:
         for slot, part, weight in zip(slots, x, weights, strict=True):
             self.b.store(multiply_accumulate(self.v, self.spec.dot, part, weight, self.b.load(slot)), slot)
 
-    def row(self, tap: Any, q: int) -> tuple[Any, Any, Loader]:
+    def row(self, tap, q: int) -> tuple[Any, Any, Loader]:
         """(address of the first position, bytes to the next, loader) of a tap of the loop axis."""
         b, run, step, (ahead, position) = self.b, self.run, self.unrolled.src_step, self.position(tap, q)
         at = run.src + ahead * self.loop.src_step
@@ -397,7 +397,7 @@ class FloatTile:
                         found.append(loader.load(at))
                     self.accumulate(slots, self.joined(found), weights)
 
-    def pixels(self, position: Any, masked: bool) -> list[Any | None]:
+    def pixels(self, position, masked: bool) -> list[Any | None]:
         """The masks of vectors along pixels from `position` on: which elements are in the image."""
         lanes, size = self.spec.lanes, self.loop.size
         return [
@@ -408,7 +408,7 @@ class FloatTile:
 # ---------------------------------------------------------------- loads
 
 
-def chosen(builder: Any, parts: list[Any], inner: int, phase: int = 0) -> Any:
+def chosen(builder, parts: list[Any], inner: int, phase: int = 0):
     """Every n-th pixel of `inner` elements of the n neighbouring vectors, from number `phase` on."""
     kind = parts[0].type
     return picked(builder, kind, every_pixel(kind.count, inner, len(parts), phase), parts.__getitem__)
@@ -425,7 +425,7 @@ class Loader:
         self,
         v: Vectors,
         spec: DepthwiseTileSpec,
-        run: Any,
+        run,
         masks: list[Any | None] | None = None,
         border: Any | None = None,
     ) -> None:
@@ -433,7 +433,7 @@ class Loader:
         self.v = Vectors(v.b, spec.half, spec.lanes) if spec.half else v
         self.masks = masks or [v.below(run.src_valid) if spec.masked else None]
 
-    def load(self, address: Any) -> Any:
+    def load(self, address):
         """The vector whose first element is at `address`."""
         v, spec = self.v, self.spec
         # To load a part of a vector takes no longer than to load it all, and less than to permute it afterwards.
@@ -444,7 +444,7 @@ class Loader:
         value = v.permuted(value, self.run.permutation) if spec.permute else value
         return widened(self.wide, spec.half, value) if spec.half else value
 
-    def load_whole(self, address: Any) -> Any:
+    def load_whole(self, address):
         """The vectors from `address` on, and of these, as one, the pixels that are taken."""
         v, parts = self.v, []
         for j, mask in enumerate(self.masks):

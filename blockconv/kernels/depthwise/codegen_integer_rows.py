@@ -6,8 +6,6 @@ bytes gives what all lanes read at these taps. Padding comes from zeros of the s
 vector that hold it. The elements read from a row serve every row of the window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,7 +37,7 @@ def rows_tile(builder, spec, run, columns):
 class IntegerRowsTile(IntegerTile):
     """The code of one tile. Nothing is read at run time but addresses and the zero point."""
 
-    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, columns: Columns) -> None:
+    def __init__(self, builder, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
         self.columns = columns
         super().__init__(builder, spec, run)
 
@@ -53,11 +51,11 @@ class IntegerRowsTile(IntegerTile):
     def vectors(self) -> int:
         return self.columns.vectors(self.spec.unrolled, self.v.lanes)
 
-    def lanes(self, v: Vectors, address: Any) -> list[Any]:
+    def lanes(self, v: Vectors, address) -> list[Any]:
         """Values at an address, one for each channel of a block, which all vectors repeat."""
         return v.repeated(address, self.spec.period)
 
-    def reduce(self, variant: Any) -> None:
+    def reduce(self, variant) -> None:
         spec, columns, groups = self.spec, self.columns, -(-self.columns.taps // self.dot.channels)
         weights: dict[tuple[int, int], Any] = {}
         readers: dict[Wanted, list[tuple[int, Any]]] = {}
@@ -126,7 +124,7 @@ class SourceBytes:
             else:
                 self.spans.append((begin, end))
 
-    def picked(self, wanted: Wanted) -> Any:
+    def picked(self, wanted: Wanted):
         begin, end = reach(wanted)
         if permutes_bytes(target.isa()) and 0 < end - begin < self.bytes.lanes:
             spans = [span for span in self.spans if span[0] <= begin and end <= span[1]]
@@ -141,7 +139,7 @@ class SourceBytes:
         taken = [*range(middle), *range(lanes + middle, 2 * lanes)]
         return shuffle(self.b, self.picked(low), self.picked(high), taken)
 
-    def of_span(self, wanted: Wanted, begin: int, end: int) -> Any:
+    def of_span(self, wanted: Wanted, begin: int, end: int):
         """From one vector."""
         b, v, past = self.b, self.bytes, end - begin
         if (begin, end) not in self.known:
@@ -156,7 +154,7 @@ class SourceBytes:
         where = {BORDER: past, ZERO: v.lanes, ANY: 0}
         return shuffle(b, self.known[begin, end], v.zero, [where[at] if at < 0 else at - begin for at in wanted])
 
-    def of_units(self, units: list[Wanted]) -> Any:
+    def of_units(self, units: list[Wanted]):
         """Each 16 bytes from 16 bytes of the source."""
         b, v, wanted = self.b, self.bytes, [at for unit in units for at in unit]
         starts = self.starts([reach(unit) for unit in units])
@@ -182,7 +180,7 @@ class SourceBytes:
         some = max(taken.values())
         return [taken[k] if taken[k] >= 0 else some if some >= 0 else least for k in range(len(reaches))]
 
-    def unit(self, start: int) -> Any:
+    def unit(self, start: int):
         """16 bytes, as two integers: shuffles of these and of bytes LLVM keeps apart, each an instruction."""
         if start not in self.known:
             kind = ir.VectorType(I64, 2)

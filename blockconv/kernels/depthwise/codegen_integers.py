@@ -12,8 +12,6 @@ Positions outside are read from memory that holds it, along both axes. Where vec
 are set to it. Without masks of bytes, rows are packed with it (`depthwise_packed`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir
@@ -41,7 +39,7 @@ def repeats(period: int, lanes: int) -> bool:
 class IntegerTile(FloatTile):
     """The code of one tile of bytes, as `FloatTile` is of floats."""
 
-    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any) -> None:
+    def __init__(self, builder, spec: DepthwiseTileSpec, run) -> None:
         self.b, self.spec, self.run, self.loop, self.unrolled = builder, spec, run, run.loop, run.unrolled
         self.out = run.out._replace(dst_pixel=step_of(builder, run.out.dst_pixel))
         self.v, self.bytes = spec.tile.code(builder), Vectors(builder, element("uint8"), spec.lanes)
@@ -66,7 +64,7 @@ class IntegerTile(FloatTile):
         at = self.run.bia, self.run.scales
         return dequantized(self.v, self.accs, at, self.lanes, self.spec.shifted, self.out.activation)
 
-    def lanes(self, v: Vectors, address: Any) -> list[Any]:
+    def lanes(self, v: Vectors, address) -> list[Any]:
         """The parts of a vector of values at an address: one for each lane, or each channel of a block."""
         b, period = self.b, self.spec.period
         if not repeats(period, self.spec.lanes):
@@ -82,7 +80,7 @@ class IntegerTile(FloatTile):
 
     # ------------------------------------------------------------ the reduction
 
-    def reduce(self, variant: Any) -> None:
+    def reduce(self, variant) -> None:
         spec, taken, (*edges, _) = self.spec, self.taken, variant
         full, rest = divmod(spec.joined, taken)
         if full == 1:
@@ -93,7 +91,7 @@ class IntegerTile(FloatTile):
         if rest:
             self.group(edges, const(full), rest)
 
-    def group(self, edges: tuple[bool, bool], number: Any, taps: int) -> None:
+    def group(self, edges: tuple[bool, bool], number, taps: int) -> None:
         """A group of so many taps of the loop axis."""
         _b, spec = self.b, self.spec
         wei = self.run.wei + number * self.loop.wei_step
@@ -102,10 +100,10 @@ class IntegerTile(FloatTile):
             rows = [self.row(first + k, q) for k in range(taps)]
             self.feed_rows(edges, rows, wei, self.slots(q))
 
-    def parts(self, address: Any) -> list[Any]:
+    def parts(self, address) -> list[Any]:
         return self.lanes(self.v, address)
 
-    def row(self, tap: Any, q: int) -> tuple[Any, Any, Loader]:
+    def row(self, tap, q: int) -> tuple[Any, Any, Loader]:
         """As of floats.
 
         Packed rows of pixels are in phases, one for each pixel of a stride; `size` is the bytes of one, and `src_step`
@@ -120,7 +118,7 @@ class IntegerTile(FloatTile):
         return at, self.unrolled.src_step, Loader(self.bytes, self.spec, self.run)
 
     def feed_rows(
-        self, edges: tuple[bool, bool], rows: list[tuple[Any, Any, Loader]], wei: Any, slots: list[list[Any]]
+        self, edges: tuple[bool, bool], rows: list[tuple[Any, Any, Loader]], wei, slots: list[list[Any]]
     ) -> None:
         """One group of taps: each position is read once, and multiplied into all outputs that read it."""
         b, readers, outside = self.b, self.spec.readers, None
@@ -151,7 +149,7 @@ class IntegerTile(FloatTile):
             found.append(b.bitcast(shuffle(b, self.operand(x), self.bytes.zero, taken), self.v.kind))
         return found
 
-    def operand(self, x: Any) -> Any:
+    def operand(self, x):
         """Bytes of the source as the dot product takes them: unsigned, unless it is of signed bytes."""
         return x if self.flip is None else opaque(self.b, x ^ self.flip)
 

@@ -23,7 +23,7 @@ from blockconv.kernels.depthwise.columns import Columns, Edge
 class RowsTile(FloatTile):
     """The code of one tile. Along the loop axis, the columns, nothing is read at run time but the weights' step."""
 
-    def __init__(self, builder: Any, spec: DepthwiseTileSpec, run: Any, columns: Columns) -> None:
+    def __init__(self, builder, spec: DepthwiseTileSpec, run, columns: Columns) -> None:
         super().__init__(builder, spec, run)
         self.columns, self.src = columns, Loader(self.v, spec, run, [None]).v
         self.out = self.out._replace(dst_row=const(columns.dst_row))
@@ -47,7 +47,7 @@ class RowsTile(FloatTile):
                 b.store(shuffle(b, value, value, order), slot)
         return self.accs
 
-    def reduce(self, variant: Any) -> None:
+    def reduce(self, variant) -> None:
         for taps in self.columns.groups(self.spec.taps, self.spec.lanes, target.isa().registers):
             self.reduce_taps(variant, taps)
 
@@ -70,7 +70,7 @@ class RowsTile(FloatTile):
                         slot = self.accs[spec.accumulator(q, p)]
                         b.store(self.v.multiply_add(x, weights[tap, t], b.load(slot)), slot)
 
-    def vector(self, row: SourceRow, tap: int, q: int) -> Any:
+    def vector(self, row: SourceRow, tap: int, q: int):
         """The source of output vector `q` at a tap of a row, in the type of the computation."""
         found = row.vector(tap, q)
         found = self.src.permuted(found, self.run.permutation) if self.spec.permute else found
@@ -90,12 +90,12 @@ class RowPart(NamedTuple):
 class SourceRow:
     """The code that loads one row of the source, as `src` has its elements."""
 
-    def __init__(self, tile: RowsTile, address: Any) -> None:
+    def __init__(self, tile: RowsTile, address) -> None:
         self.v, self.columns, self.address = tile.src, tile.columns, address
         self.known: dict[Any, Any] = {}
         self.pairs: dict[int, Any] = {}  # vectors that pixels are picked from, by their first element
 
-    def vector(self, tap: int, q: int) -> Any:
+    def vector(self, tap: int, q: int):
         """The source of output vector `q` at a tap."""
         lanes, columns = self.v.lanes, self.columns
         wanted = [columns.element(k, tap) for k in range(q * lanes, (q + 1) * lanes)]
@@ -113,7 +113,7 @@ class SourceRow:
         holding = [k for k in numbers if read & {*columns.phase_elements(phase, k, lanes)}]
         return self.picked([self.phase(phase, k) for k in holding], wanted)
 
-    def picked_in_units(self, tap: int, q: int) -> Any:
+    def picked_in_units(self, tap: int, q: int):
         """The source of output vector `q`, in the order of `Columns.unit_lane`: every second pixel of two vectors."""
         lanes, columns, pixel = self.v.lanes, self.columns, self.columns.pixel
         first, phase = columns.pair(tap)
@@ -139,7 +139,7 @@ class SourceRow:
             self.known[phase, k] = RowPart(found, self.picked(parts, found))
         return self.known[phase, k]
 
-    def contiguous(self, wanted: list[int | None]) -> Any:
+    def contiguous(self, wanted: list[int | None]):
         """Elements that follow one another."""
         v, lanes, size = self.v, self.v.lanes, self.columns.src
         begin = next(at - lane for lane, at in enumerate(wanted) if at is not None)
@@ -164,7 +164,7 @@ class SourceRow:
             self.known[begin] = RowPart(elements, found)
         return self.known[begin]
 
-    def picked(self, parts: list[RowPart], wanted: list[int | None]) -> Any:
+    def picked(self, parts: list[RowPart], wanted: list[int | None]):
         """The wanted elements of these vectors: zero for None; anything for an element that no vector has."""
         lanes, vectors = self.v.lanes, [part.value for part in parts]
         found = {at: k * lanes + lane for k, part in enumerate(parts) for lane, at in enumerate(part.elements)}
@@ -174,7 +174,7 @@ class SourceRow:
         at = [found.get(element, lane) for lane, element in enumerate(wanted)]
         return picked(self.v.b, self.v.kind, at, vectors.__getitem__)
 
-    def at(self, element: int) -> Any:
+    def at(self, element: int):
         return self.address + element * self.v.itemsize if element else self.address
 
 
@@ -184,6 +184,6 @@ def has_masks(v: Vectors) -> bool:
     return isa == "avx512" or (isa == "avx2" and v.itemsize >= 4)
 
 
-def mask(lanes: list[bool]) -> Any:
+def mask(lanes: list[bool]):
     """A mask that is known."""
     return ir.Constant(ir.VectorType(ir.IntType(1), len(lanes)), [int(lane) for lane in lanes])

@@ -1,7 +1,5 @@
 """The columns of a tile of whole rows: what each element of the destination reads of the source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

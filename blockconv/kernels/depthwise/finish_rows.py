@@ -5,8 +5,6 @@ several. Without masks of bytes a whole vector is stored, whose idle lanes the n
 is moved back to be whole.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from blockconv.core import target
@@ -19,7 +17,7 @@ from blockconv.kernels.depthwise.codegen import DepthwiseTileSpec
 from blockconv.kernels.depthwise.columns import Columns
 
 
-def finish_rows(builder: Any, spec: DepthwiseTileSpec, columns: Columns, out: Any, accs: list[Any]) -> None:
+def finish_rows(builder, spec: DepthwiseTileSpec, columns: Columns, out, accs: list[Any]) -> None:
     """Store the accumulators, stack slots, in the order of the lanes."""
     full = out.valid >= spec.period
     with builder.if_else(full, likely=True) as (whole, part):
@@ -40,9 +38,7 @@ class LaneExtent(NamedTuple):
 class _RowsEpilogue(TileEpilogue):
     """The code that finishes a tile. A unit is what one store writes."""
 
-    def __init__(
-        self, builder: Any, spec: DepthwiseTileSpec, columns: Columns, out: Any, count: int, masked: bool
-    ) -> None:
+    def __init__(self, builder, spec: DepthwiseTileSpec, columns: Columns, out, count: int, masked: bool) -> None:
         tile = spec.finished._replace(rows=1, pixels=1, vectors=count, unpacked=0, period=spec.period)
         super().__init__(builder, tile, tile.lanes, spec.act, out, has_parts=False, masked=masked)
         self.columns, self.rows, lanes = columns, spec.unrolled, tile.lanes
@@ -71,7 +67,7 @@ class _RowsEpilogue(TileEpilogue):
         """Rows share vectors, so that a part is of several rows."""
         return False
 
-    def at(self, base: Any, element: int) -> Any:
+    def at(self, base, element: int):
         """The address of an element of the tile."""
         row, output = divmod(element, self.columns.dst)
         return base + (row * self.columns.dst_row + output * self.unit.itemsize)
@@ -95,7 +91,7 @@ class _RowsEpilogue(TileEpilogue):
             self.is_dense and target.isa().name != "avx512" and extent.first + lanes <= self.rows * self.columns.dst
         )
 
-    def store_channels(self, values: list[Any], base: Any, row: int) -> None:
+    def store_channels(self, values: list[Any], base, row: int) -> None:
         total, lanes = self.rows * self.columns.dst, self.unit.lanes
         if self.masked:
             values = [self.with_zero_tail(value, 0) for value in values]
@@ -109,19 +105,19 @@ class _RowsEpilogue(TileEpilogue):
             else:
                 self.unit.store_lanes(value, self.at(base, extent.first), None, len(extent.lanes))
 
-    def squeezed(self, value: Any, taken: list[int]) -> Any:
+    def squeezed(self, value, taken: list[int]):
         """These lanes of a unit first."""
         if taken == list(range(len(taken))):
             return value
         return shuffle(self.b, value, value, taken + list(range(len(taken), self.unit.lanes)))
 
-    def last(self, values: list[Any]) -> Any:
+    def last(self, values: list[Any]):
         """The last elements of the tile."""
         lanes = self.unit.lanes
         end = [(extent.unit, lane) for extent in self.extents for lane in extent.lanes][-lanes:]
         return picked(self.b, self.unit.kind, [unit * lanes + lane for unit, lane in end], values.__getitem__)
 
-    def load_row(self, base: Any, row: int) -> list[Any]:
+    def load_row(self, base, row: int) -> list[Any]:
         """The residual, as vectors of as many lanes as accumulators have."""
         lanes, each = self.unit.lanes, self.tile.lanes
         units = [self.unit.zero] * -(-self.tile.vectors * each // lanes)

@@ -1,9 +1,7 @@
 """Depthwise convolution's kernels: the loops over tasks and tiles."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import element
@@ -278,7 +276,7 @@ ALL = 1 << 40  # positions: none is outside
 
 
 @functools.cache
-def _separator(lanes: int, columns: int, inner: int) -> Any:
+def _separator(lanes: int, columns: int, inner: int):
     """separate(dst, src, phase): of `columns` vectors of pixels, the first of each stride, the second, and so on."""
 
     @emitted
@@ -291,7 +289,7 @@ def _separator(lanes: int, columns: int, inner: int) -> Any:
     return separate
 
 
-def _row_packer(shape: DepthwiseTileSpec) -> Any:
+def _row_packer(shape: DepthwiseTileSpec):
     """pack_rows(a, scratch, src, ih, rows, fill): a window, whose first row, number `ih` of an image, is at `src`."""
     lanes, columns = shape.lanes, shape.columns
     separate = _separator(lanes, columns, shape.inner)

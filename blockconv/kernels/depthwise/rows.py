@@ -15,8 +15,6 @@ writes. So no kernel knows of blocks or of the channel multiplier: output channe
 Buffers: source, packed weights, bias, destination, residual (or the destination), activation parameters.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Kernels that find a quantization, quantize by it, and prepare a convolution for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -33,16 +31,16 @@ class DynamicArgs(Arguments):
 
 
 @emitted
-def write_range(builder: Any, lanes: int, src: Any, count: Any, dst: Any) -> None:
+def write_range(builder, lanes: int, src, count, dst) -> None:
     """Write the least and the greatest of `count` float32, and of 0; a NaN is neither."""
     b, v = builder, float_of(builder, lanes)
 
-    def smaller(x: Any, y: Any) -> Any:
+    def smaller(x, y):
         return b.select(x < y, x, y)
 
     ends = [(v.slots(UNROLL, v.zero), combine) for combine in (smaller, v.larger)]
 
-    def vector(offset: Any, mask: Any | None, k: int = 0) -> None:
+    def vector(offset, mask: Any | None, k: int = 0) -> None:
         x = v.load(src + offset, mask)  # lanes that do not exist are 0
         for slots, combine in ends:
             b.store(combine(x, b.load(slots[k])), slots[k])

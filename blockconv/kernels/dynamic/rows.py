@@ -10,10 +10,6 @@ Buffers: find_quantization: source, destination (scale and zero point), `RANGES_
 source, scale and zero point, destination.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from blockconv.core.types import Types
 from blockconv.kernels.common.conversion import ConversionArguments
 from blockconv.kernels.common.operands import ACT, BIA
@@ -53,7 +49,7 @@ def _find_ops(request: Request) -> list[Launch]:
     ]
 
 
-def _find(request: Request, **options: Any) -> Primitive:
+def _find(request: Request, **options) -> Primitive:
     nbytes = ITEMSIZE * request.src.size(request.problem.src_shape)
     return Primitive(
         lambda: request.seconds(nbytes, 0, launches=2), lambda: _find_ops(request), workspace=(RANGES_BYTES,)

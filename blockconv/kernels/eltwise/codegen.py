@@ -4,8 +4,6 @@ Floats of 16 bits are float32 between load and store. 8-bit integers that stand 
 and the result is quantized. Booleans are bytes, 0 or 1.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, get_args
@@ -105,7 +103,7 @@ class Extents(NamedTuple):
 class _Side:
     """Code over the elements of the destination or of an operand: in memory, and as they are computed with."""
 
-    def __init__(self, builder: Any, form: EltwiseForm, type: ElementType, place: Place, quantization: Any) -> None:
+    def __init__(self, builder, form: EltwiseForm, type: ElementType, place: Place, quantization) -> None:
         is_converted = form.computed(type) != type
         self.v = Floats(builder, type, form.lanes, quantization) if is_converted else Vectors(builder, type, form.lanes)
         self.memory, self.place, self.begin = self.v.memory, place, place.at
@@ -115,11 +113,11 @@ class _Side:
             cut = zero_point if type.itemsize == 8 else builder.trunc(zero_point, self.memory.element)
             self.padding = self.memory.splat(cut)
 
-    def go(self, row: Any) -> None:
+    def go(self, row) -> None:
         """To an extent."""
         self.begin = self.memory.b.add(self.place.at, self.memory.b.mul(row, self.place.step))
 
-    def at(self, address: Any, index: Any) -> Any:
+    def at(self, address, index):
         return self.memory.b.add(address, self.memory.b.mul(index, const(self.memory.itemsize)))
 
     def read(self, way: int) -> Callable[[Any, Any, Any | None], Any]:
@@ -131,7 +129,7 @@ class _Side:
             return lambda index, turn, mask: self.v.load(self.at(self.begin, turn), mask)
         return lambda index, turn, mask: self.v.load(self.at(self.begin, index), mask)
 
-    def masked(self, x: Any, mask: Any) -> Any:
+    def masked(self, x, mask):
         """A vector for memory where the bits at the address `mask` are not zero; elsewhere zero, or the zero point."""
         v = self.memory
         if self.padding is None:
@@ -141,7 +139,7 @@ class _Side:
 
 
 @emitted
-def eltwise_extents(builder: Any, form: EltwiseForm, masked: int, x: Extents) -> None:
+def eltwise_extents(builder, form: EltwiseForm, masked: int, x: Extents) -> None:
     """dst = act(op(operands)) over `Extents`. masked: the result is zero, or its zero point, by the mask."""
     ways, types = (form.first, form.second, form.third), (form.written, *form.operands)
     unroll = 2 if masked or form.act >= ActivationKind.OTHER else AT_ONCE
@@ -158,7 +156,7 @@ def eltwise_extents(builder: Any, form: EltwiseForm, masked: int, x: Extents) ->
             side.go(row)
         reads = [side.read(way) for side, way in zip(operands, ways, strict=False)]
 
-        def vector(last: Callable[[Any], Any], index: Any, mask: Any | None, k: int | None = None) -> None:
+        def vector(last: Callable[[Any], Any], index, mask: Any | None, k: int | None = None) -> None:
             first = builder.load(turns)
             turn = first + (k or 0) * form.lanes
             if k is None or k == unroll - 1:
@@ -178,7 +176,7 @@ def eltwise_extents(builder: Any, form: EltwiseForm, masked: int, x: Extents) ->
 # ---------------------------------------------------------------- expressions
 
 
-def _result(op: str, v: Vectors, made: Vectors, given: list[Any]) -> Any:
+def _result(op: str, v: Vectors, made: Vectors, given: list[Any]):
     """The vector of results, of `made`. v: code over the operands."""
     b, type, (x, *others) = v.b, v.type, given
     if op in ("activation", "lookup"):
@@ -202,14 +200,14 @@ def _result(op: str, v: Vectors, made: Vectors, given: list[Any]) -> Any:
     return simple[op](x, y)
 
 
-def _is_true(b: Any, x: Any) -> Any:
+def _is_true(b, x):
     """Whether elements are not zero; a NaN is not."""
     zero = ir.Constant(x.type, None)
     is_float = isinstance(x.type.element, (ir.FloatType, ir.DoubleType))
     return b.fcmp_unordered("!=", x, zero) if is_float else b.icmp_signed("!=", x, zero)
 
 
-def _divided(op: str, v: Vectors, x: Any, y: Any) -> Any:
+def _divided(op: str, v: Vectors, x, y):
     """Integers divided towards zero, or the remainder with the divisor's sign. By zero it is 0.
 
     A processor stops at a division by zero, and of the least integer by -1, so neither is made.
@@ -231,7 +229,7 @@ def _divided(op: str, v: Vectors, x: Any, y: Any) -> Any:
     return b.select(by_zero | turned, none, rest)
 
 
-def _converted(v: Vectors, made: Vectors, x: Any) -> Any:
+def _converted(v: Vectors, made: Vectors, x):
     """Elements converted to another type. Floats beyond an integer's bounds become the bound; a NaN becomes 0."""
     b, src, dst = v.b, v.type, made.type
     if dst.kind == BITS:  # booleans
@@ -273,7 +271,7 @@ def _lasts(dst: _Side, form: EltwiseForm, x: Extents) -> Iterator[Callable[[Any]
                         yield lambda x, d=definition: d.code(v, x, *parameters[: len(d.parameters)])  # type: ignore[misc]
 
 
-def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
+def _lookup(v: Vectors, table) -> Callable[[Any], Any]:
     """lookup(x): for each byte of a vector, the one that it names of the 256 at an address.
 
     With VBMI two permutations name 128 each. A shuffle names 16. The eight shuffles of a half are chained: each holds
@@ -285,7 +283,7 @@ def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
         name = f"llvm.x86.avx512.vpermi2var.qi.{8 * v.bytes}"
         halves = [(parts[k], parts[k + 1]) for k in (0, 2)]
 
-        def permuted(x: Any) -> Any:
+        def permuted(x):
             low, high = (call_llvm(b, name, v.kind, [first, x, second]) for first, second in halves)
             return b.select(x < v.zero, high, low)
 
@@ -295,7 +293,7 @@ def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
     rows = [v.gathered([table + k] * (v.lanes // 16)) for k in range(0, 256, 16)]
     steps = [row if k % 8 == 0 else row ^ rows[k - 1] for k, row in enumerate(rows)]
 
-    def shuffled(x: Any) -> Any:
+    def shuffled(x):
         found = v.zero
         for half in (steps[:8], steps[8:]):
             at = x if half[0] is steps[0] else x ^ -128
@@ -307,7 +305,7 @@ def _lookup(v: Vectors, table: Any) -> Callable[[Any], Any]:
     return shuffled
 
 
-def _looked_up_one_by_one(v: Vectors, table: Any, x: Any) -> Any:
+def _looked_up_one_by_one(v: Vectors, table, x):
     found = ir.Constant(v.kind, ir.Undefined)
     for lane in range(v.lanes):
         at = ir.Constant(I32, lane)

@@ -14,10 +14,7 @@ is the integers' own: sums wrap around. Floats of 16 bits compute as float32, wh
 lookup: the option table is the result for each byte, and the last of quantizations has the padding's zero point.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -145,7 +142,7 @@ def _why_not(request: Request) -> Reason | None:
 
 
 def _row(op: str, *dtypes: str) -> Row:
-    def make(request: Request, **options: Any) -> Primitive | Reason:
+    def make(request: Request, **options) -> Primitive | Reason:
         reason = _why_not(request)
         if reason is not None:
             return reason

@@ -1,7 +1,5 @@
 """Kernels of row-major data, one element after the other: by indices, and along an axis."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from blockconv import jit

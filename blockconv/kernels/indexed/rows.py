@@ -6,8 +6,6 @@ Buffers: gather_at: data, indices, destination, report. scatter_at: data, indice
 top: source, destination. Types: the source's type is the data's, the weights' type is the indices'.
 """
 
-from __future__ import annotations
-
 import math
 
 from blockconv.core.checks import MOST_DIMENSIONS

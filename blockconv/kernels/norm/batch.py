@@ -12,8 +12,6 @@ counts as 0: the output is computed again, with the same bits.
 Chunks follow from the problem. Their sums are float32, and are added in float64 in their order.
 """
 
-from __future__ import annotations
-
 import math
 
 from blockconv import jit

@@ -7,8 +7,6 @@ Sums and terms are arrays by channel. A result is (x - mean) * slope + shift. A 
 gradient of the output times a factor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -76,7 +74,7 @@ class Groups(NamedTuple):
     epsilon: float
 
 
-def _array(v: Vectors, arrays: Any, room: Any, which: int) -> Any:
+def _array(v: Vectors, arrays, room, which: int):
     """The address of one of several arrays by channel, of the vectors' type."""
     return arrays + room * (which * v.itemsize)
 
@@ -87,18 +85,18 @@ class _Channels:
     wide: totals are float64.
     """
 
-    def __init__(self, v: Floats, s: Span, period: int, wide: bool, offset: Any, mask: Any) -> None:
+    def __init__(self, v: Floats, s: Span, period: int, wide: bool, offset, mask) -> None:
         self.v, self.s, self.period, self.mask = v, s, period, mask
         self.channel = const(0) if period else v.b.sdiv(offset, const(v.itemsize))
         self.totals = Vectors(v.b, element("float64") if wide else v.type, period or v.lanes)
 
-    def term(self, which: int) -> Any:
+    def term(self, which: int):
         """The vector of one of the terms."""
         v = self.v.computed
         first = _array(v, self.s.terms, self.s.room, which) + self.channel * v.itemsize
         return v.repeated(first, self.period)[0] if self.period else v.load(first, self.mask)
 
-    def add_to_total(self, which: int, value: Any) -> None:
+    def add_to_total(self, which: int, value) -> None:
         """Add a vector to a total."""
         v, b, totals = self.v, self.v.b, self.totals
         if self.period:
@@ -108,7 +106,7 @@ class _Channels:
         value = value if v.type.itemsize == totals.itemsize else b.fpext(value, totals.kind)
         totals.store(totals.load(at, self.mask) + value, at, self.mask)
 
-    def output(self) -> Any:
+    def output(self):
         """line(x): the result before its residual and its bounds."""
         mean, slope, shift = (self.term(which) for which in (MEANS, SLOPES, SHIFTS))
         return lambda x: (x - mean) * slope + shift
@@ -122,7 +120,7 @@ class _Channels:
 
 @emitted
 def span_sums(
-    builder: Any, kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool, s: Span
+    builder, kind: ElementType, lanes: int, period: int, what: str, wide: bool, bounded: bool, s: Span
 ) -> None:
     """Add a span's sums over pixels to the totals of each channel.
 
@@ -132,13 +130,13 @@ def span_sums(
     """
     b, v = builder, Floats(builder, kind, lanes)
 
-    def column(offset: Any, mask: Any | None) -> tuple[Any, Any]:
+    def column(offset, mask: Any | None) -> tuple[Any, Any]:
         channels = _Channels(v, s, period, wide, offset, mask)
         mean = None if what == "elements" else channels.term(MEANS)
         line, bounds = (channels.output(), channels.bounds()) if bounded else (None, None)
         sums = [v.slots(UNROLL, v.zero) for _ in range(2 if what in ("moments", "products") else 1)]
 
-        def step(at: Any, mask: Any | None, k: int = 0) -> None:
+        def step(at, mask: Any | None, k: int = 0) -> None:
             x = v.load(s.src + at, mask)
             apart = x if mean is None else x - mean
             values = [apart, apart * apart] if what == "moments" else [apart]
@@ -161,7 +159,7 @@ def span_sums(
     each_column(v, s, period, s.channels, column)
 
 
-def _inside(v: Floats, y: Any, bounds: Any, grad: Any) -> Any:
+def _inside(v: Floats, y, bounds, grad):
     """The gradient where an output is between its bounds, or is NaN; 0 elsewhere.
 
     Behind a fence, or LLVM makes a masked load of it, which waits for the output.
@@ -174,7 +172,7 @@ def _inside(v: Floats, y: Any, bounds: Any, grad: Any) -> Any:
 
 def span_results(
     kind: ElementType, lanes: int, period: int, ragged: bool, is_backward: bool, bounded: bool, residual: bool = False
-) -> Any:
+):
     """Code that writes a span's results, or the gradient of its source.
 
     ragged: channels may not exist; zeros are written. bounded: outputs are between bounds; where they are not, the
@@ -182,10 +180,10 @@ def span_results(
     """
 
     @emitted
-    def write(builder: Any, s: Span) -> None:
+    def write(builder, s: Span) -> None:
         b, v = builder, Floats(builder, kind, lanes)
 
-        def column(offset: Any, mask: Any | None) -> tuple[Any, Any]:
+        def column(offset, mask: Any | None) -> tuple[Any, Any]:
             channels = _Channels(v, s, period, False, offset, mask)
             line = channels.output() if bounded or not is_backward else None
             bounds = channels.bounds() if bounded else None
@@ -193,7 +191,7 @@ def span_results(
             mean, slope, shift, factor = (channels.term(which) if is_backward else None for which in terms)
             exist = v.below(s.channels - channels.channel, period) if ragged else None
 
-            def result(x: Any, at: Any, mask: Any | None) -> Any:
+            def result(x, at, mask: Any | None):
                 if is_backward:
                     grad = v.load(s.grad + at, mask)
                     grad = grad if line is None else _inside(v, line(x), bounds, grad)
@@ -202,7 +200,7 @@ def span_results(
                 y = y + v.load(s.residual + at, mask) if residual else y
                 return y if bounds is None else v.clip(y, *bounds)
 
-            def step(at: Any, mask: Any | None, k: int = 0) -> None:
+            def step(at, mask: Any | None, k: int = 0) -> None:
                 y = result(v.load(s.src + at, mask), at, mask)
                 v.store(y if exist is None else b.select(exist, y, v.zero), s.dst + at, mask)
 
@@ -213,7 +211,7 @@ def span_results(
     return write
 
 
-def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+def each_column(v: Floats, s, period: int, width, body: Callable[[Any, Any], tuple[Any, Any]]) -> None:
     """body(offset, mask): the code of a vector of channels: step(offset, mask, k) for each pixel, and finish().
 
     s: `pixels` and `stride` of a span. period: as of `span_sums`; all channels are one vector then. step's k is which
@@ -226,11 +224,11 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
         finish()
         return
 
-    def columns(offsets: list[Any], mask: Any) -> None:
+    def columns(offsets: list[Any], mask) -> None:
         bodies = [body(offset, mask) for offset in offsets]
         unroll = max(1, UNROLL // len(offsets))
 
-        def pixels(first: Any, count: int, stride: Any) -> None:
+        def pixels(first, count: int, stride) -> None:
             at = first * s.stride
             for k in range(count):
                 for offset, (step, _) in zip(offsets, bodies, strict=True):
@@ -256,12 +254,12 @@ def each_column(v: Floats, s: Any, period: int, width: Any, body: Callable[[Any,
 
 
 @emitted
-def group_means(builder: Any, element: ElementType, lanes: int, kept: bool, g: Groups) -> None:
+def group_means(builder, element: ElementType, lanes: int, kept: bool, g: Groups) -> None:
     """Write the mean of each group for its channels: of their sums, or as it was kept."""
     v = Vectors(builder, element.computed, lanes)
     means = _array(v, g.terms, g.room, MEANS)
 
-    def group(first: Any, statistic: Any) -> None:
+    def group(first, statistic) -> None:
         if kept:
             mean = v.broadcast(g.mean + statistic)
         else:
@@ -272,19 +270,19 @@ def group_means(builder: Any, element: ElementType, lanes: int, kept: bool, g: G
 
 
 @emitted
-def group_terms(builder: Any, element: ElementType, lanes: int, g: Groups) -> None:
+def group_terms(builder, element: ElementType, lanes: int, g: Groups) -> None:
     """Write scale / sqrt(variance + epsilon), and the bias, of each channel; sums are of squares then."""
     b, v = builder, Vectors(builder, element.computed, lanes)
     means, slopes, shifts = (_array(v, g.terms, g.room, which) for which in (MEANS, SLOPES, SHIFTS))
 
-    def group(first: Any, statistic: Any) -> None:
+    def group(first, statistic) -> None:
         variance = _group_total(v, g.totals + first, g.size) * v.splat_float64(g.share)
         inverse = 1.0 / v.sqrt(variance + v.splat_float64(g.epsilon))
         with b.if_then(b.icmp_signed("!=", g.mean, const(0))):
             v.store_first(v.broadcast(means + first), g.mean + statistic, 1)
             v.store_first(inverse, g.inverse + statistic, 1)
 
-        def channels(offset: Any, mask: Any | None) -> None:
+        def channels(offset, mask: Any | None) -> None:
             at = first + offset
             v.store(v.load(g.scale + at, mask) * inverse, slopes + at, mask)
             v.store(v.load(g.shift + at, mask), shifts + at, mask)
@@ -295,7 +293,7 @@ def group_terms(builder: Any, element: ElementType, lanes: int, g: Groups) -> No
 
 
 @emitted
-def group_gradients(builder: Any, element: ElementType, lanes: int, g: Groups, parts: Any) -> None:
+def group_gradients(builder, element: ElementType, lanes: int, g: Groups, parts) -> None:
     """Write the terms of a gradient, of its sums and products; `parts` are the gradients of bias and scale.
 
     With the scaled gradient's mean a and its mean product with x - mean b, the source's gradient is
@@ -306,11 +304,11 @@ def group_gradients(builder: Any, element: ElementType, lanes: int, g: Groups, p
     terms = [_array(v, g.terms, g.room, which) for which in (GRADIENT_SHIFTS, GRADIENT_SLOPES, FACTORS)]
     of_scale = _array(v, parts, g.room, 1)
 
-    def group(first: Any, statistic: Any) -> None:
+    def group(first, statistic) -> None:
         inverse = v.broadcast(g.inverse + statistic)
         totals = [v.slots(UNROLL, v.zero) for _ in range(2)]
 
-        def add(offset: Any, mask: Any | None, which: int = 0) -> None:
+        def add(offset, mask: Any | None, which: int = 0) -> None:
             at = first + offset
             scale = v.load(g.scale + at, mask)
             for k, (factor, to) in enumerate(((None, parts), (inverse, of_scale))):
@@ -325,7 +323,7 @@ def group_gradients(builder: Any, element: ElementType, lanes: int, g: Groups, p
         shift, slope = (-v.fold(v.total(each), v.add) * v.splat_float64(g.share) for each in totals)
         shift, slope = shift * inverse, slope * inverse * inverse * inverse
 
-        def write(offset: Any, mask: Any | None) -> None:
+        def write(offset, mask: Any | None) -> None:
             at = first + offset
             factor = v.load(g.scale + at, mask) * inverse
             for array, value in zip(terms, (shift, slope, factor), strict=True):
@@ -337,11 +335,11 @@ def group_gradients(builder: Any, element: ElementType, lanes: int, g: Groups, p
 
 
 @emitted
-def add_parts(builder: Any, kind: ElementType, lanes: int, totals: Any, parts: Any, count: Any) -> None:
+def add_parts(builder, kind: ElementType, lanes: int, totals, parts, count) -> None:
     """Add `count` numbers to as many float64."""
     b, v, wide = builder, Vectors(builder, kind.computed, lanes), Vectors(builder, element("float64"), lanes)
 
-    def vector(offset: Any, mask: Any | None) -> None:
+    def vector(offset, mask: Any | None) -> None:
         to = totals + offset * (wide.itemsize // v.itemsize)
         part = v.load(parts + offset, mask)
         part = part if v.itemsize == wide.itemsize else b.fpext(part, wide.kind)
@@ -356,7 +354,7 @@ def _each_group(v: Vectors, g: Groups, body: Callable[[Any, Any], None]) -> None
         body(n * g.size * v.itemsize, n * v.itemsize)
 
 
-def _group_total(v: Vectors, address: Any, size: Any) -> Any:
+def _group_total(v: Vectors, address, size):
     """The sum of so many contiguous elements, in every lane."""
     (slot,) = v.slots(1, v.zero)
     v.b.store(v.zero, slot)

@@ -4,8 +4,6 @@ Layer normalisation is a walk over the axis of channels. Groups of channels and 
 which keep sums by channel.
 """
 
-from __future__ import annotations
-
 from llvmlite import ir
 
 from blockconv import jit

@@ -19,8 +19,6 @@ Batch normalisation in training: see `batch`. Buffers of the forward op: source,
 gradient and destination have the computed type. The option `extra` is the parameter of `batch_apply`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

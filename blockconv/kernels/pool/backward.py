@@ -13,8 +13,6 @@ output's gradient with each lane repeated.
 Buffers: gradient of the output, gradient of the input, indices of maxima (strided like the output's gradient).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -133,7 +131,7 @@ class Band(NamedTuple):
 class _Adder(Floats):
     """Adds a vector to sums of the type that is computed with. whole: all of the lanes exist."""
 
-    def __init__(self, builder: Any, held: ElementType, lanes: int, is_max: bool, whole: bool, x: TapRun) -> None:
+    def __init__(self, builder, held: ElementType, lanes: int, is_max: bool, whole: bool, x: TapRun) -> None:
         super().__init__(builder, held, lanes)
         indices = Vectors(builder, element("int64"), lanes)
         self.exist = None if whole else self.computed.below(x.valid)
@@ -143,7 +141,7 @@ class _Adder(Floats):
         else:
             self.value = self.computed.mul(self.value, self.computed.splat_float64(x.share))
 
-    def tap(self, to: Any, position: Any) -> None:
+    def tap(self, to, position) -> None:
         """Add it at an address; of a maximum, where its index is the position."""
         sums, added = self.computed, self.value
         if self.where is not None:
@@ -353,11 +351,11 @@ def pool_scatter(src, lanes):
 
 
 @emitted
-def _add_row(b: Any, v: Vectors, dst: Any, src: Any, count: Any, factor: Any) -> None:
+def _add_row(b, v: Vectors, dst, src, count, factor) -> None:
     """Add a multiple of a row to sums."""
     share = v.splat_float64(factor)
 
-    def body(at: Any, mask: Any) -> None:
+    def body(at, mask) -> None:
         to = dst + at
         v.store(v.load(to, mask) + v.load(src + at, mask) * share, to, mask)
 
@@ -365,10 +363,10 @@ def _add_row(b: Any, v: Vectors, dst: Any, src: Any, count: Any, factor: Any) ->
 
 
 @emitted
-def _scale_row(b: Any, v: Vectors, dst: Any, factors: Any, count: Any) -> None:
+def _scale_row(b, v: Vectors, dst, factors, count) -> None:
     """Multiply sums by factors."""
 
-    def body(at: Any, mask: Any) -> None:
+    def body(at, mask) -> None:
         to = dst + at
         v.store(v.load(to, mask) * v.load(factors + at, mask), to, mask)
 
@@ -376,11 +374,11 @@ def _scale_row(b: Any, v: Vectors, dst: Any, factors: Any, count: Any) -> None:
 
 
 @emitted
-def _write_row(b: Any, v: Vectors, dst: Any, sums: Any, table: Any, slots: Any, cols: Any) -> None:
+def _write_row(b, v: Vectors, dst, sums, table, slots, cols) -> None:
     """Write a row: each vector of columns is the sum of `slots` permutations of sums, as a table says."""
     bytes_of_slot = const(8 + 2 * v.bytes)
 
-    def body(at: Any, mask: Any) -> None:
+    def body(at, mask) -> None:
         (total,) = v.slots(1, v.zero)
         first = b.udiv(at, const(v.bytes)) * slots * bytes_of_slot
         with counted(b, slots) as slot:
@@ -394,7 +392,7 @@ def _write_row(b: Any, v: Vectors, dst: Any, sums: Any, table: Any, slots: Any, 
 
 
 @emitted
-def _fill_row(b: Any, v: Vectors, dst: Any, src: Any, share: Any, factor: Any, count: Any) -> None:
+def _fill_row(b, v: Vectors, dst, src, share, factor, count) -> None:
     """The element at `src`, times two numbers, as so many."""
     value = v.broadcast(src) * v.splat_float64(share) * v.broadcast(factor)
     v.each(count, lambda at, mask: v.store(value, dst + at, mask))
@@ -467,12 +465,12 @@ class Repetition(NamedTuple):
 
 
 @emitted
-def _repeat(b: Any, v: Floats, columns: int, x: Repetition) -> None:
+def _repeat(b, v: Floats, columns: int, x: Repetition) -> None:
     """Write rows of averages' shares. columns: of each window."""
     sums = v.computed
     share = sums.splat_float64(x.share)
 
-    def body(at: Any, mask: Any) -> None:
+    def body(at, mask) -> None:
         value = v.load(x.src + at, mask) * share
         value = value * sums.load(x.factors + v.in_computed(at), mask)
         parts = [

@@ -1,7 +1,5 @@
 """The row of the gradients of pools: see `backward`, whose kernels it binds."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple
@@ -135,7 +133,7 @@ def _slots(request: Request) -> tuple[list[Any], int]:
     return [factors.view(np.int64), table], slots
 
 
-def _table(request: Request, runs: Any) -> tuple[Any, dict[str, int], int]:
+def _table(request: Request, runs) -> tuple[Any, dict[str, int], int]:
     """The table of a gradient, where its parts begin, and the slots of a vector of columns."""
     columns: list[Any] = [[], []]
     slots = 0
@@ -202,7 +200,7 @@ def _launch(request: Request) -> Launch:
     return Launch(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
 
 
-def _planes_follow(problem: Any, s: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
+def _planes_follow(problem, s: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
     """Whether each channel's plane is contiguous, and followed by the next channel's, and the next image's."""
     height, width = shape[2:]
     plane, is_dense = height * width * itemsize, s.col == itemsize and s.row == width * s.col

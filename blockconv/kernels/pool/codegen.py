@@ -4,8 +4,6 @@ Every function reduces vectors at run-time strides, in several accumulators, so 
 before it. `e` is the `Reducer` of a kernel. A tile or `LineSpec` holds what is known of a kernel, a `PoolRun` the rest.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -87,7 +85,7 @@ class PoolTile:
 
 
 @emitted
-def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRun) -> None:
+def reduce_tile(b, e: Reducer, tile: PoolTile, border: bool, rows: int, run: PoolRun) -> None:
     """A tile: the windows' rows are reduced into vectors of columns, then the columns of each window.
 
     Each column is loaded once, whatever the number of windows that it is in. Constant shuffles pick columns from
@@ -108,7 +106,7 @@ def reduce_tile(b: Any, e: Reducer, tile: PoolTile, border: bool, rows: int, run
         elif c < tile.left or c >= span - tile.right:
             inside[c] = lanes_inside(b, lanes, run.column, run.width, c * lanes)
 
-    def read(row: Any, v: int) -> Any:
+    def read(row, v: int):
         c = columns[v]
         at = e.after(run.src + row * run.row_step, c, run.step)
         if is_wide:
@@ -156,7 +154,7 @@ def reduce_window(e, vectors, unroll, run, cols, last):
 
 
 @emitted
-def for_columns(b: Any, e: Reducer, slots: _Vectors, vectors: int, at: Any, step: Any, last: Any) -> None:
+def for_columns(b, e: Reducer, slots: _Vectors, vectors: int, at, step, last) -> None:
     """Reduce the vectors of neighbouring columns into slots, one for each. last: bytes to a column's last vector."""
     for k, slot in enumerate(slots):
         c, v = divmod(k, vectors)
@@ -164,7 +162,7 @@ def for_columns(b: Any, e: Reducer, slots: _Vectors, vectors: int, at: Any, step
 
 
 @emitted
-def store_window(b: Any, e: Reducer, values: _Vectors, run: PoolRun, last: Any) -> None:
+def store_window(b, e: Reducer, values: _Vectors, run: PoolRun, last) -> None:
     """Store the vectors of a window. last: bytes to the last one."""
     for v, value in enumerate(values):
         offset = last if v + 1 == len(values) else const(v * e.memory.bytes)
@@ -191,14 +189,14 @@ class LineSpec:
 
 
 @emitted
-def reduce_line(b: Any, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
+def reduce_line(b, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
     """The rows of windows, which become a line of scratch, or the columns of windows, of the image or of a line."""
     used = e.memory.lanes if spec.stride == 1 else e.memory.lanes // spec.inner * spec.inner
     flags_kind = ir.VectorType(ir.IntType(8), e.lanes)
     count = run.count if spec.partial else None
     keep = e.below(count) if spec.partial and not spec.held else None
 
-    def read(tap: Any, v: int) -> Any:
+    def read(tap, v: int):
         at = e.after(run.src + tap * run.row_step, v, run.step)
         if spec.held:
             return e.read_pixels(at, spec.inner, spec.stride)
@@ -260,7 +258,7 @@ def reduce_plane(e, a, inner, at):
 
 
 @emitted
-def fold_planes(b: Any, e: Reducer, planes: int, src: Any, dst: Any, scale: Any) -> None:
+def fold_planes(b, e: Reducer, planes: int, src, dst, scale) -> None:
     """Vectors of some planes (a power of two), each folded onto its first lanes, which become one vector.
 
     Two vectors are folded at a time: their lower halves, side by side, with their upper halves.
@@ -320,7 +318,7 @@ def max_with_index(e, a, run, inner, stride, dilation):
 
 
 @emitted
-def indices(b: Any, e: Reducer, first: Any, inner: int, stride: int) -> Any:
+def indices(b, e: Reducer, first, inner: int, stride: int):
     """The index of each lane's window. first: the index of the first window. Vectors have indices of 32 bits."""
     kind = ir.VectorType(I64 if e.lanes == 1 else I32, e.lanes)
     columns = [lane // inner * stride if inner else 0 for lane in range(e.lanes)]
@@ -328,7 +326,7 @@ def indices(b: Any, e: Reducer, first: Any, inner: int, stride: int) -> Any:
 
 
 @emitted
-def columns_outside(b: Any, e: Reducer, column: Any, dilation: int) -> Any:
+def columns_outside(b, e: Reducer, column, dilation: int):
     """Columns of each window before the image. column: the number of its first one."""
     zero, apart = ir.Constant(column.type, None), ir.Constant(column.type, [dilation] * e.lanes)
     outside = ir.Constant(column.type, [dilation - 1] * e.lanes) - column
@@ -337,7 +335,7 @@ def columns_outside(b: Any, e: Reducer, column: Any, dilation: int) -> Any:
 
 
 @emitted
-def store_maxima(b: Any, e: Reducer, most: Any, where: Any, run: IndexRun) -> None:
+def store_maxima(b, e: Reducer, most, where, run: IndexRun) -> None:
     """Store maxima and their indices."""
     value, wide = e.in_memory(most), Vectors(b, element("int64"), e.lanes)
     if e.is_masked:

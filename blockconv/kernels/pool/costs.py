@@ -1,7 +1,5 @@
 """The predicted time of pooling: planes, rows, outputs and loads, each at its kernel's rate; or the bytes moved."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from blockconv.kernels.common.gathering import gathered_bytes, gathering_seconds

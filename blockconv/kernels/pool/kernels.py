@@ -8,8 +8,6 @@ itself. `kernels_lines` has the kernels that first reduce rows of windows into l
 the one that takes any two layouts.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ So large windows cost their height plus their width. The kernels that find maxim
 any layout to any other, are here too. Tasks and shared code are in `kernels`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from blockconv import jit

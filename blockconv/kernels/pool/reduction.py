@@ -7,8 +7,6 @@ to even. The divisor is the number of elements, times the destination's scale re
 bits are float32 as soon as they are read, in lines of scratch too, and are rounded as they are stored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,12 +68,12 @@ class PoolQuantization(Arguments):
     dst = group(QuantizationArguments, "of outputs")
 
 
-def quantization_at(builder: Any, address: Any, side: str) -> Any:
+def quantization_at(builder, address, side: str):
     """The address of one side's `QuantizationArguments`."""
     return address + 8 * PoolQuantization.fields[side].first
 
 
-def averaged(elements: Elements, total: Any, divisor: Any) -> Any:
+def averaged(elements: Elements, total, divisor):
     """Sums of integers less their zero point as integers of outputs: divided as float32, which rounds once."""
     return elements.rounded(elements.b.sitofp(total, elements.real.kind) / divisor)
 
@@ -86,7 +84,7 @@ class Reducer(Vectors):
     integers: the address of their `QuantizationArguments`, where integers are read or written.
     """
 
-    def __init__(self, builder: Any, reduction: PoolReduction, integers: Any = None) -> None:
+    def __init__(self, builder, reduction: PoolReduction, integers=None) -> None:
         self.memory = Vectors(builder, ElementType.of(reduction.element), reduction.lanes)
         self.is_packed = self.memory.type.is_packed
         super().__init__(builder, reduction.held, reduction.lanes * (2 if self.is_packed else 1))
@@ -104,7 +102,7 @@ class Reducer(Vectors):
         self._read = 0
 
     @property
-    def identity(self) -> Any:
+    def identity(self):
         """The scalar that changes no result: zero, or the least value."""
         if self.is_sum:
             return 0.0 if self.type.is_float else 0
@@ -113,22 +111,22 @@ class Reducer(Vectors):
         return -(1 << (8 * self.itemsize - 1)) if self.type.kind == "signed" else 0
 
     @property
-    def neutral(self) -> Any:
+    def neutral(self):
         """The vector that changes no result."""
         return self.c(self.identity)
 
-    def more(self, x: Any, y: Any) -> Any:
+    def more(self, x, y):
         """Where x > y, both vectors or both scalars; false where one is NaN."""
         if self.type.is_float:
             return self.b.fcmp_ordered(">", x, y)
         return (self.b.icmp_signed if self.type.kind == "signed" else self.b.icmp_unsigned)(">", x, y)
 
-    def is_taken(self, value: Any, most: Any) -> Any:
+    def is_taken(self, value, most):
         """Where a value takes the place of the maximum before it: where it is more, or NaN."""
         more = self.more(value, most)
         return more | self.b.fcmp_unordered("uno", value, value) if self.type.is_float else more
 
-    def combine(self, acc: Any, x: Any) -> Any:
+    def combine(self, acc, x):
         """`acc` with one value more."""
         if self.is_sum:
             return acc + x
@@ -138,7 +136,7 @@ class Reducer(Vectors):
             return larger
         return self.b.select(self.b.fcmp_unordered("uno", x, x), x, larger)
 
-    def store_padding(self, address: Any, zero_point: Any) -> None:
+    def store_padding(self, address, zero_point) -> None:
         """Store a vector of the image's elements that change no result: what is read where there is no column."""
         memory = self.memory
         if self.is_sum and not memory.type.is_float:
@@ -150,7 +148,7 @@ class Reducer(Vectors):
     def accumulators(self, count: int) -> _Vectors:
         return self.slots(count, self.neutral)
 
-    def accumulate(self, slot: Any, x: Any) -> None:
+    def accumulate(self, slot, x) -> None:
         self.b.store(self.combine(self.b.load(slot), x), slot)
 
     def loaded(self, slots: _Vectors) -> _Vectors:
@@ -161,14 +159,14 @@ class Reducer(Vectors):
         for k, slot in enumerate(slots):
             self.accumulate(totals[k % len(totals)], self.b.load(slot))
 
-    def feed(self, slots: _Vectors, address: Any, step: int, count: Any | None = None) -> None:
+    def feed(self, slots: _Vectors, address, step: int, count: Any | None = None) -> None:
         """Accumulate vectors `step` bytes apart, one in each slot; their first `count` elements, or all."""
         mask = None if count is None else self.below(count)
         values = [self.read(address + k * step, mask) for k in range(len(slots))]
         for slot, value in zip(slots, values, strict=True):
             self.accumulate(slot, value)
 
-    def reduced(self, vectors: int, known: int, count: Any, read: Callable[[Any, int], Any]) -> _Vectors:
+    def reduced(self, vectors: int, known: int, count, read: Callable[[Any, int], Any]) -> _Vectors:
         """`vectors` reductions of `count` steps; read(step, v) gives a value. known: `count`, if not 0; unrolled."""
         if known:
             values = [read(const(0), v) for v in range(vectors)]
@@ -199,7 +197,7 @@ class Reducer(Vectors):
         """
         self.sums = [] if self.is_sum or not self.type.is_float else self.slots(SUMS, self.c(0.0))
 
-    def met_nan(self) -> Any:
+    def met_nan(self):
         """Whether the values that were read since `watch` may have a NaN, which is rare; its effect ends."""
         if not self.sums:
             return False
@@ -211,7 +209,7 @@ class Reducer(Vectors):
         some = self.b.icmp_unsigned("!=", is_nan, bits(0))
         return call_llvm(self.b, "llvm.expect.i1", some.type, [some, some.type(0)])
 
-    def read(self, address: Any, mask: Any | None = None) -> Any:
+    def read(self, address, mask: Any | None = None):
         """The image's vector at `address`, for the guard to see. Lanes that the mask lacks change no result."""
         if not self.is_widened:
             return self.read_held(address, mask)
@@ -221,7 +219,7 @@ class Reducer(Vectors):
         value = self.image.dequantized(value) if self.is_half else self.image.difference(value)
         return self._seen(value if mask is None else self.b.select(mask, value, self.c(self.identity)))
 
-    def _unpacked(self, pairs: Any) -> Any:
+    def _unpacked(self, pairs):
         """Packed integers in the held type."""
         value = unpacked_pairs(self.b, pairs)
         if self.memory.type.kind == SIGNED:
@@ -229,11 +227,11 @@ class Reducer(Vectors):
             value = (value ^ sign) - sign
         return self.image.difference(value) if self.is_sum else value
 
-    def read_held(self, address: Any, mask: Any | None = None) -> Any:
+    def read_held(self, address, mask: Any | None = None):
         """The same of a vector in the scratch."""
         return self._seen(self.load(address, mask, self.identity))
 
-    def _seen(self, value: Any) -> Any:
+    def _seen(self, value):
         """A value that was read, which the guard adds up."""
         if self.sums:
             slot = self.sums[self._read % len(self.sums)]
@@ -241,21 +239,21 @@ class Reducer(Vectors):
             self.b.store(self.b.load(slot) + value, slot)
         return value
 
-    def read_pixels(self, address: Any, inner: int, stride: int) -> Any:
+    def read_pixels(self, address, inner: int, stride: int):
         """As many whole pixels of `inner` elements as a vector holds, each `stride` pixels after the one before it."""
         if stride == 1:
             return self.load(address)
         elements = every_pixel(self.lanes, inner, stride)
         return picked(self.b, self.kind, elements, lambda k: self.load(address + k * self.bytes))
 
-    def scale(self, address: Any, spread: bool = True) -> Any:
+    def scale(self, address, spread: bool = True):
         """The factor of sums, or the divisor of sums of integers; None for maxima. spread: one for all lanes."""
         if not self.is_sum:
             return None
         f = self if self.type.is_float else Vectors(self.b, element("float32"), self.lanes)
         return f.broadcast(address) if spread else f.load(address)
 
-    def store_result(self, value: Any, address: Any, scale: Any, mask: Any, count: Any | None = None) -> None:
+    def store_result(self, value, address, scale, mask, count: Any | None = None) -> None:
         """Store the results of windows. scale: the vector of factors or divisors of sums.
 
         mask: the address of zero bits for channels that do not exist. count: the elements that are stored, if not all.
@@ -274,19 +272,19 @@ class Reducer(Vectors):
             value = packed_pairs(self.b, value)
         memory.store(value, address, None if count is None else self.below(count))
 
-    def in_memory(self, value: Any) -> Any:
+    def in_memory(self, value):
         """Results as memory has them."""
         return self.outputs.quantized(value) if self.is_half else value
 
-    def after(self, address: Any, steps: int, step: Any) -> Any:
+    def after(self, address, steps: int, step):
         """The address `steps` times `step` bytes after another."""
         return address if steps == 0 else address + steps * step
 
-    def plus(self, address: Any, elements: int) -> Any:
+    def plus(self, address, elements: int):
         """The address so many elements of the image, or of outputs, after another."""
         return address + elements * self.memory.itemsize
 
-    def plus_held(self, address: Any, elements: int) -> Any:
+    def plus_held(self, address, elements: int):
         """The same for the held type in the scratch, and for scales."""
         return address + elements * self.itemsize
 

@@ -20,8 +20,6 @@ is bound, so no kernel clips, or counts the elements of an average. Buffers: sou
 destination's padding holds its zero point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

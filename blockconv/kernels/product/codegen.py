@@ -1,7 +1,5 @@
 """Matrices that are packed as a tile reads them, and softmax over rows of scores, as vector code."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,14 +31,14 @@ class Matrix(NamedTuple):
     blocks: int
 
 
-def matrix_packer(element: ElementType, lanes: int, turned: bool) -> Any:
+def matrix_packer(element: ElementType, lanes: int, turned: bool):
     """Code that packs a `Matrix`, or its transpose, in the type that is computed with."""
     return _turned(element, lanes) if turned else _straight(element, lanes)
 
 
-def _straight(element: ElementType, lanes: int) -> Any:
+def _straight(element: ElementType, lanes: int):
     @emitted
-    def pack(builder: Any, x: Matrix) -> None:
+    def pack(builder, x: Matrix) -> None:
         v = Floats(builder, element, lanes)
         with counted(builder, x.rows) as row, counted(builder, x.blocks) as block:
             src, dst = (at + row * by for at, by in ((x.src, x.stride), (x.dst, x.dst_row)))
@@ -57,14 +55,14 @@ def _straight(element: ElementType, lanes: int) -> Any:
     return pack
 
 
-def _turned(element: ElementType, lanes: int) -> Any:
+def _turned(element: ElementType, lanes: int):
     @emitted
-    def pack(builder: Any, x: Matrix) -> None:
+    def pack(builder, x: Matrix) -> None:
         """Squares of as many rows and columns as a vector has lanes, transposed in registers."""
         v = Floats(builder, element, lanes)
         squares = builder.sdiv(x.columns + (lanes - 1), const(lanes))
 
-        def square(src: Any, dst: Any, rows: Any | None, columns: Any) -> None:
+        def square(src, dst, rows: Any | None, columns) -> None:
             """rows, columns: how many exist; rows is None where all of both do."""
             loaded = []
             for k in range(lanes):
@@ -131,7 +129,7 @@ class _RowVectors(NamedTuple):
     rest: Any
     block: Any
 
-    def at(self, number: Any) -> Any:
+    def at(self, number):
         return self.base + number * self.block
 
     def each(self, body: Callable[[Any, Any, Any | None], None]) -> None:
@@ -142,14 +140,14 @@ class _RowVectors(NamedTuple):
             body(self.at(self.whole), self.whole, self.v.below(self.rest))
 
 
-def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bool, zero_rows: bool) -> Any:
+def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bool, zero_rows: bool):
     """Code that makes softmax(scale * score + mask) of `Scores`. masked: there is a mask, of this type.
 
     causal, zero_rows: as in `AttentionProblem`.
     """
 
     @emitted
-    def softmax(builder: Any, x: Scores) -> None:
+    def softmax(builder, x: Scores) -> None:
         v, given = Vectors(builder, element.computed, lanes), Floats(builder, element, lanes)
         scale = v.splat_float64(x.scale)
         most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
@@ -162,7 +160,7 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
             base = x.address + number * v.bytes
             row = _RowVectors(v, base, whole, limit - whole * lanes, x.block)
 
-            def find_most(at: Any, number: Any, mask: Any | None) -> None:
+            def find_most(at, number, mask: Any | None) -> None:
                 score = v.load(at) * scale
                 if masked:
                     offset = number * given.bytes
@@ -172,7 +170,7 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
                 v.store(score, at)
                 builder.store(v.larger(score, builder.load(most)), most)
 
-            def find_total(at: Any, number: Any, mask: Any | None) -> None:
+            def find_total(at, number, mask: Any | None) -> None:
                 power = v.exp_to_zero(v.load(at) - largest)
                 if mask is not None:
                     power = builder.select(mask, power, v.zero)

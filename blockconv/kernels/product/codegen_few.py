@@ -4,8 +4,6 @@ Rows and sums are [block of lanes][row][lane], of the type that is computed with
 product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,19 +33,19 @@ class FewRows(NamedTuple):
     sums: int
 
 
-def multiply_few_rows(element: ElementType, lanes: int, rows: int, turned: bool) -> Any:
+def multiply_few_rows(element: ElementType, lanes: int, rows: int, turned: bool):
     """Code that makes the sums of `FewRows`. turned: the rows of the matrix in memory are its columns."""
     emit = _along_depth if turned else _along_columns
 
     @emitted
-    def multiply(builder: Any, x: FewRows) -> None:
+    def multiply(builder, x: FewRows) -> None:
         f = Floats(builder, element, lanes)
         emit(f, Vectors(builder, element.computed, lanes, fma=target.isa().fma), rows, x)
 
     return multiply
 
 
-def _grouped(builder: Any, count: Any, most: int, body: Callable[[Any, int], None]) -> None:
+def _grouped(builder, count, most: int, body: Callable[[Any, int], None]) -> None:
     """body(first, size) for groups of `most`, then for each that is left."""
     groups = builder.sdiv(count, const(most))
     with counted(builder, groups) as n:
@@ -57,7 +55,7 @@ def _grouped(builder: Any, count: Any, most: int, body: Callable[[Any, int], Non
         body(done + n, 1)
 
 
-def _lane_at(v: Vectors, base: Any, index: Any, rows: int) -> Any:
+def _lane_at(v: Vectors, base, index, rows: int):
     """The address of the lane of this number in the first of `rows` rows."""
     block, lane = v.b.sdiv(index, const(v.lanes)), v.b.srem(index, const(v.lanes))
     offset = block * (rows * v.bytes) + lane * v.itemsize
@@ -68,19 +66,19 @@ def _along_columns(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     """Several rows of the matrix at a time, from end to end: each is one stream of reads. Sums stay in the cache."""
     b = v.b
 
-    def sums_at(offset: Any, row: int) -> Any:
+    def sums_at(offset, row: int):
         return x.sums + (f.in_computed(offset) * rows + row * v.bytes)
 
-    def clear(offset: Any, _: Any) -> None:
+    def clear(offset, _) -> None:
         for row in range(rows):
             v.store(v.zero, sums_at(offset, row))
 
-    def some(first: Any, count: int) -> None:
+    def some(first, count: int) -> None:
         at, wei = _lane_at(v, x.src, first, rows), x.wei + first * x.stride
         streams = [wei + k * x.stride for k in range(count)]
         factors = [[v.broadcast(at + (row * v.bytes + k * v.itemsize)) for k in range(count)] for row in range(rows)]
 
-        def vector(offset: Any, mask: Any) -> None:
+        def vector(offset, mask) -> None:
             loaded = [f.load(stream + offset, mask) for stream in streams]
             for row in range(rows):
                 total = v.load(sums_at(offset, row))
@@ -99,12 +97,12 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     b, most = v.b, target.isa().tile_registers // 2
     together = 1 << max(0, min(8, v.lanes, most // rows).bit_length() - 1)  # divides the lanes
 
-    def some(first: Any, count: int) -> None:
+    def some(first, count: int) -> None:
         wei = x.wei + first * x.stride
         streams = [wei + k * x.stride for k in range(count)]
         sums = [v.slots(count, v.zero) for _ in range(rows)]
 
-        def vector(offset: Any, mask: Any) -> None:
+        def vector(offset, mask) -> None:
             src = x.src + f.in_computed(offset) * rows
             left = [v.load(src + row * v.bytes) for row in range(rows)]
             for k, stream in enumerate(streams):
@@ -123,17 +121,17 @@ def _along_depth(f: Floats, v: Vectors, rows: int, x: FewRows) -> None:
     _grouped(b, x.columns, together, some)
 
 
-def store_few_rows(element: ElementType, lanes: int, rows: int) -> Any:
+def store_few_rows(element: ElementType, lanes: int, rows: int):
     """Code that stores sums in a destination, whose rows are `dst_row` bytes apart."""
 
     @emitted
-    def store(builder: Any, sums: Any, dst: Any, dst_row: Any, columns: Any) -> None:
+    def store(builder, sums, dst, dst_row, columns) -> None:
         f = Floats(builder, element, lanes)
         for row in range(rows):
             src = sums + row * f.computed.bytes
             to = dst + row * dst_row
 
-            def vector(offset: Any, mask: Any, src: Any = src, to: Any = to) -> None:
+            def vector(offset, mask, src=src, to=to) -> None:
                 at = src + f.in_computed(offset) * rows
                 f.store(f.computed.load(at), to + offset, mask)
 

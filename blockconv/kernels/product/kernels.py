@@ -1,8 +1,6 @@
 """The kernels of products whose operands all flow. See `blockconv.kernels.product.rows`."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blockconv import jit
 from blockconv.core.types import ElementType
@@ -170,7 +168,7 @@ def multiply_rows(p, run, table, x, first, last):
         call_kernel(p.tile, run.address, 0, 0, 0)
 
 
-def _row_packer(element: int, lanes: int, turned: bool) -> Any:
+def _row_packer(element: int, lanes: int, turned: bool):
     """pack(r, src, dst, count): pack so many rows, where `r` is the `RowWords`."""
     kind = ElementType.of(element)
     pack, row_bytes = matrix_packer(kind, lanes, turned), lanes * kind.computed.itemsize

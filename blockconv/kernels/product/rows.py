@@ -11,8 +11,6 @@ Buffers: matmul: a, b, result, memory for the panels. attention: a, b, c, perhap
 panels of b and of c.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A step of a recurrent layer as vector code: sums of products with the last hidden values, and the gates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,14 +34,14 @@ class RecurrentStep(NamedTuple):
     size: int
 
 
-def add_products(kind: ElementType, lanes: int, images: int) -> Any:
+def add_products(kind: ElementType, lanes: int, images: int):
     """Code for sums += x @ weight, of `rows` rows of weights in `blocks` blocks of columns (`COLUMNS`).
 
     images: so many vectors `x` and `sums`, each `apart` bytes after the last. A weight that is loaded serves them all.
     """
 
     @emitted
-    def add(builder: Any, sums: Any, x: Any, weight: Any, rows: Any, blocks: Any, apart: Any) -> None:
+    def add(builder, sums, x, weight, rows, blocks, apart) -> None:
         v = Vectors(builder, kind, lanes, fma=target.isa().fma)
         line, count = COLUMNS * v.itemsize, COLUMNS * v.itemsize // v.bytes
         starts = [apart * k for k in range(images)]
@@ -51,12 +49,12 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
             count //= 2
         slots = [[alloca_once(builder, v.kind) for _ in range(count)] for _ in range(images)]
 
-        def each(offsets: list[Any], to: Any) -> Iterator[tuple[Any, Any]]:
+        def each(offsets: list[Any], to) -> Iterator[tuple[Any, Any]]:
             for start, row in zip(starts, slots, strict=True):
                 for slot, offset in zip(row, offsets, strict=True):
                     yield slot, to + start + offset
 
-        def add_part(offsets: list[Any], to: Any, first: Any) -> None:
+        def add_part(offsets: list[Any], to, first) -> None:
             for slot, address in each(offsets, to):
                 builder.store(v.load(address), slot)
             with counted(builder, rows) as row:
@@ -82,38 +80,38 @@ def add_products(kind: ElementType, lanes: int, images: int) -> Any:
 class _Gates:
     """Code over vectors of hidden values at an offset in bytes of memory."""
 
-    def __init__(self, builder: Any, element: ElementType, lanes: int, step: RecurrentStep) -> None:
+    def __init__(self, builder, element: ElementType, lanes: int, step: RecurrentStep) -> None:
         self.f, self.b, self.step = Floats(builder, element, lanes), builder, step
         self.v = self.f.computed
 
-    def scratch(self, address: Any, offset: Any, gate: int = 0) -> Any:
+    def scratch(self, address, offset, gate: int = 0):
         """Where the vector of a gate is in an array of the scratch."""
         start = self.step.size * (gate * self.v.itemsize)
         return address + start + self.f.in_computed(offset)
 
-    def input(self, gate: int, offset: Any, mask: Any) -> Any:
+    def input(self, gate: int, offset, mask):
         start = self.step.size * (gate * self.f.itemsize)
         return self.f.load(self.step.src + start + offset, mask)
 
-    def gate(self, gate: int, offset: Any, mask: Any) -> Any:
+    def gate(self, gate: int, offset, mask):
         """The sigmoid of a gate's input and sums, from 0 to 1."""
         sums = self.v.load(self.scratch(self.step.sums, offset, gate), mask)
         return self.v.sigmoid(self.input(gate, offset, mask) + sums)
 
-    def tanh(self, x: Any) -> Any:
+    def tanh(self, x):
         code = ACTIVATIONS["tanh"].code
         assert code is not None
         return code(self.v, x)
 
 
-def reset_hidden(element: ElementType, lanes: int) -> Any:
+def reset_hidden(element: ElementType, lanes: int):
     """Code that writes the hidden values, times a GRU's reset gate, to `cell`."""
 
     @emitted
-    def reset(builder: Any, step: RecurrentStep) -> None:
+    def reset(builder, step: RecurrentStep) -> None:
         g = _Gates(builder, element, lanes, step)
 
-        def vector(offset: Any, mask: Any) -> None:
+        def vector(offset, mask) -> None:
             hidden = g.v.load(g.scratch(step.hidden, offset), mask)
             g.v.store(g.v.mul(g.gate(1, offset, mask), hidden), g.scratch(step.cell, offset), mask)
 
@@ -122,15 +120,15 @@ def reset_hidden(element: ElementType, lanes: int) -> Any:
     return reset
 
 
-def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool) -> Any:
+def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool):
     """Code that makes the hidden values of a step, and an LSTM's cells. resets_sums: see `RecurrentProblem`."""
 
     @emitted
-    def make(builder: Any, step: RecurrentStep) -> None:
+    def make(builder, step: RecurrentStep) -> None:
         g = _Gates(builder, element, lanes, step)
         v = g.v
 
-        def lstm(offset: Any, mask: Any) -> Any:
+        def lstm(offset, mask):
             at = g.scratch(step.cell, offset)
             last = g.input(3, offset, mask) + v.load(g.scratch(step.sums, offset, 3), mask)
             kept = g.gate(2, offset, mask) * v.load(at, mask)
@@ -138,14 +136,14 @@ def update(element: ElementType, lanes: int, is_lstm: bool, resets_sums: bool) -
             v.store(cell, at, mask)
             return g.gate(1, offset, mask) * g.tanh(cell)
 
-        def gru(offset: Any, mask: Any) -> Any:
+        def gru(offset, mask):
             sums = v.load(g.scratch(step.last, offset), mask)
             sums = g.gate(1, offset, mask) * sums if resets_sums else sums
             new, kept = g.tanh(g.input(2, offset, mask) + sums), g.gate(0, offset, mask)
             hidden = v.load(g.scratch(step.hidden, offset), mask)
             return (1.0 - kept) * new + kept * hidden
 
-        def vector(offset: Any, mask: Any) -> None:
+        def vector(offset, mask) -> None:
             hidden = (lstm if is_lstm else gru)(offset, mask)
             v.store(hidden, g.scratch(step.hidden, offset), mask)
             g.f.store(hidden, step.dst + offset, mask)

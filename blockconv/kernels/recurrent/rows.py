@@ -7,8 +7,6 @@ Buffers: source, first states, weights, biases, the weights of reset hidden valu
 sums), destination. Weights and biases are of the type that is computed with.
 """
 
-from __future__ import annotations
-
 from blockconv.core.checks import Pair
 from blockconv.core.eltwise_problem import COLUMNS, RecurrentProblem
 from blockconv.core.types import FLOATS

@@ -1,7 +1,5 @@
 """Sums of rows, or their products, maxima and minima, as vector code. Integers wrap around."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -32,7 +30,7 @@ def summed_type(element: ElementType) -> ElementType:
     return element.computed if element.is_float else element
 
 
-def _numbers(builder: Any, element: ElementType, lanes: int) -> Vectors:
+def _numbers(builder, element: ElementType, lanes: int) -> Vectors:
     return (Floats if element.is_float else Vectors)(builder, element, lanes)
 
 
@@ -42,7 +40,7 @@ def _combine(v: Vectors, how: int) -> Callable[[Any, Any], Any]:
 
 
 @emitted
-def begin_sums(builder: Any, element: ElementType, lanes: int, how: int, at: Any, count: Any) -> None:
+def begin_sums(builder, element: ElementType, lanes: int, how: int, at, count) -> None:
     """Write the initial values of `count` contiguous sums, whole vectors of the computed type."""
     v = Vectors(builder, summed_type(element), lanes)
     first = v.c(Combine.first(how, element))
@@ -69,7 +67,7 @@ def rows_at_once(vectors: int) -> int:
 
 
 @emitted
-def sum_of_rows(builder: Any, element: ElementType, lanes: int, vectors: int, how: int, s: Summands) -> None:
+def sum_of_rows(builder, element: ElementType, lanes: int, vectors: int, how: int, s: Summands) -> None:
     """Add `Summands` of up to so many vectors, or combine them as `how` says, a `Combine`."""
     v = _numbers(builder, element, lanes)
     with builder.if_else(s.size >= vectors * lanes) as (whole, partly):
@@ -85,7 +83,7 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
     unrolled = rows_at_once(vectors)
     slots = v.slots(unrolled * vectors, v.c(first_value))
 
-    def add(first: Any, rows: int, stride: Any) -> None:
+    def add(first, rows: int, stride) -> None:
         at = s.src + first * stride
         for k in range(rows * vectors):
             row, vector = divmod(k, vectors)
@@ -111,23 +109,23 @@ def _add(v: Vectors, s: Summands, masks: list[Any], how: int) -> None:
         v.computed.store(combine(v.computed.load(total), sums[0]), total)
 
 
-def divide(element: ElementType, lanes: int, period: int, how: int) -> Any:
+def divide(element: ElementType, lanes: int, period: int, how: int):
     """Code that writes `count` contiguous sums divided by a float64. how: a `Combine`.
 
     period: if not 0, the sums are `period` ones, each of the lanes of a vector that are so many apart.
     """
 
     @emitted
-    def quotients(builder: Any, src: Any, by: Any, dst: Any, count: Any) -> None:
+    def quotients(builder, src, by, dst, count) -> None:
         v = _numbers(builder, element, lanes)
 
-        def divided(sums: Any, lanes: list[int] | None = None) -> Any:
+        def divided(sums, lanes: list[int] | None = None):
             if not element.is_float:
                 return sums
             divisor = v.splat_float64(by)
             return sums / (shuffle(builder, divisor, divisor, lanes) if lanes else divisor)
 
-        def vector(offset: Any, mask: Any) -> None:
+        def vector(offset, mask) -> None:
             sums = v.computed.load(src + v.in_computed(offset))
             v.store(divided(sums), dst + offset, mask)
 

@@ -1,7 +1,5 @@
 """How a reorder's loop nest is cut into tasks: strips of contiguous extents, or of tiles to transpose."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Eight of them at a time, as the bytes of 64 bits.
 """
 
-from __future__ import annotations
-
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits

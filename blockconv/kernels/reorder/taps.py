@@ -6,8 +6,6 @@ each tap where its convolution has it. In row-major weights all taps of a pair o
 channels are transposed in registers. In channels_last weights the channels of a vector are contiguous.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

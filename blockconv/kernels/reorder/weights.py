@@ -4,8 +4,6 @@ In any layout, an offset is a sum of one number for each index. So two tables of
 layout of (O, I/G, H, W) to any layout of (G, O/G, I/G, H, W).
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

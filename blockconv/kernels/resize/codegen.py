@@ -1,7 +1,5 @@
 """Blends of contiguous elements, and of the columns of a row, as vector code."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +12,7 @@ from blockconv.kernels.common.conversion import read_and_written
 from blockconv.kernels.common.vectors import Vectors
 
 
-def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
+def blend(src: ElementType, dst: ElementType, lanes: int):
     """Code for dst = a * (1 - weight) + b * weight over `count` contiguous elements; weight is a float64.
 
     src, dst: the types that are read and written; one may be wider. integers: the address of the `ConversionArguments`,
@@ -22,12 +20,12 @@ def blend(src: ElementType, dst: ElementType, lanes: int) -> Any:
     """
 
     @emitted
-    def mix(builder: Any, a: Any, b: Any, weight: Any, to: Any, count: Any, integers: Any) -> None:
+    def mix(builder, a, b, weight, to, count, integers) -> None:
         v, out = read_and_written(builder, src, dst, lanes, integers)
         one = weight.type(1.0) - weight
         first, second = (v.splat_float64(x) for x in (one, weight))
 
-        def vector(offset: Any, mask: Any | None) -> None:
+        def vector(offset, mask: Any | None) -> None:
             x = v.load(a + offset, mask) * first
             y = v.load(b + offset, mask) * second
             out.store(x + y, to + _as_bytes_of(out, v, offset), mask)
@@ -41,24 +39,24 @@ UNROLLED = 4  # vectors of sums that share one read of a tap's offset and weight
 WEIGHT = 16  # bytes: an offset and a weight
 
 
-def sums_of_rows(src: ElementType, dst: ElementType, lanes: int) -> Any:
+def sums_of_rows(src: ElementType, dst: ElementType, lanes: int):
     """Code for dst = the sum of `taps` times `count` contiguous elements, each at its offset and with its `Weight`.
 
     src, dst, integers: as in `blend`.
     """
 
     @emitted
-    def rows(builder: Any, base: Any, weights: Any, taps: Any, dst_: Any, count: Any, integers: Any) -> None:
+    def rows(builder, base, weights, taps, dst_, count, integers) -> None:
         _sums(builder, *read_and_written(builder, src, dst, lanes, integers), taps)(base, weights, dst_, count)
 
     return rows
 
 
-def _sums(builder: Any, v: Any, out: Any, taps: Any) -> Callable[[Any, Any, Any, Any], None]:
+def _sums(builder, v, out, taps) -> Callable[[Any, Any, Any, Any], None]:
     """sums(base, weights, to, count): the code of `sums_of_rows`."""
 
-    def sums(base: Any, weights: Any, to: Any, count: Any) -> None:
-        def vectors(offset: Any, mask: Any | None, number: int = 1) -> None:
+    def sums(base, weights, to, count) -> None:
+        def vectors(offset, mask: Any | None, number: int = 1) -> None:
             made = v.slots(number, v.zero)
             with counted(builder, taps) as n:
                 at = weights + n * WEIGHT
@@ -94,7 +92,7 @@ class SummedRow(NamedTuple):
     count: Any
 
 
-def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, near: int) -> Any:
+def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, near: int):
     """Code that makes a `SummedRow` from a row of the source.
 
     src, dst, integers: as in `blend`.
@@ -106,7 +104,7 @@ def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, n
     size = head + lanes * src.itemsize
 
     @emitted
-    def columns(builder: Any, line: Any, entries: Any, taps: Any, row: SummedRow, integers: Any) -> None:
+    def columns(builder, line, entries, taps, row: SummedRow, integers) -> None:
         ow = row.ow
         v, out = read_and_written(builder, src, dst, lanes, integers)
         if not part:
@@ -137,7 +135,7 @@ def sums_of_columns(src: ElementType, dst: ElementType, lanes: int, part: int, n
     return columns
 
 
-def _as_bytes_of(to: Vectors, of: Vectors, offset: Any) -> Any:
+def _as_bytes_of(to: Vectors, of: Vectors, offset):
     """An offset in bytes, in an array of other elements that has as many before it."""
     if to.itemsize < of.itemsize:
         return of.b.udiv(offset, const(of.itemsize // to.itemsize))
@@ -154,7 +152,7 @@ def near_bytes(vector: int) -> int:
     return 16 + 2 * vector
 
 
-def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int, near: int) -> Any:
+def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inner: int, linear: int, near: int):
     """Code that makes the `count` pixels of a row of results from a row of the source, as its `Tap`s say.
 
     element, dst_element: the types that are read and written; one may be wider where the code blends.
@@ -166,17 +164,17 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
     pixels = pixels_of_a_vector(lanes, inner)
 
     @emitted
-    def columns(builder: Any, src: Any, taps: Any, dst: Any, count: Any, integers: Any) -> None:
+    def columns(builder, src, taps, dst, count, integers) -> None:
         ends = functools.partial(_ends, builder, element, dst_element, linear, integers)
         v, out = ends(lanes)
         done = const(0)
 
-        def addresses(at: Any) -> list[Any]:
+        def addresses(at) -> list[Any]:
             """The pixels whose offsets are the first words at an address: one, or two that are blended."""
             words = pointer(builder, at, I64)
             return [src + builder.load(builder.gep(words, [const(k)])) for k in range(1 + linear)]
 
-        def sources(column: Any) -> tuple[list[Any], Any]:
+        def sources(column) -> tuple[list[Any], Any]:
             """The addresses of the pixels that one is made of, and of their `Tap`."""
             at = taps + column * TAP
             return addresses(at), at
@@ -215,9 +213,7 @@ def make_columns(element: ElementType, dst_element: ElementType, lanes: int, inn
     return columns
 
 
-def _ends(
-    builder: Any, src: ElementType, dst: ElementType, linear: int, integers: Any, lanes: int
-) -> tuple[Vectors, Vectors]:
+def _ends(builder, src: ElementType, dst: ElementType, linear: int, integers, lanes: int) -> tuple[Vectors, Vectors]:
     """Code over the elements that are read, and over the written ones. Copies move bits."""
     if linear:
         return read_and_written(builder, src, dst, lanes, integers)
@@ -228,18 +224,18 @@ def _ends(
 TAP = 24  # bytes: two offsets and a weight
 
 
-def _weights(v: Vectors, tap: Any) -> list[Any]:
+def _weights(v: Vectors, tap) -> list[Any]:
     """The weights of the first and of the second pixel, scalars."""
     second = v.b.load(pointer(v.b, tap + 16, ir.DoubleType()))
     both = second.type(1.0) - second, second
     return [x if v.itemsize == 8 else v.b.fptrunc(x, v.element) for x in both]
 
 
-def _column(v: Vectors, out: Vectors, sources: list[Any], weights: list[Any], to: Any) -> Callable[[Any, Any], None]:
+def _column(v: Vectors, out: Vectors, sources: list[Any], weights: list[Any], to) -> Callable[[Any, Any], None]:
     """body(offset, mask) for a vector of a pixel."""
     factors = [v.splat(x) for x in weights]
 
-    def vector(offset: Any, mask: Any) -> None:
+    def vector(offset, mask) -> None:
         values = [v.load(source + offset, mask) for source in sources]
         if factors:
             x, y = (value * factor for value, factor in zip(values, factors, strict=True))

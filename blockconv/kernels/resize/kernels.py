@@ -1,7 +1,5 @@
 """Resampling's kernels: rows of results from one, two or more rows of the source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from blockconv import jit

@@ -22,8 +22,6 @@ Nearest copies integers, if both are the same. Blending is as if the source was 
 The destination's padding holds the zero point.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal, NamedTuple

@@ -9,8 +9,6 @@ work (`_tile`). A last tile of pixels, or of a block's channels, is moved back t
 Buffers: source, destination.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -15,8 +15,6 @@ Arrays of other than four dimensions are row-major. Neighbouring axes that are c
 remaining axes are (N, C, H, W) for the copy.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Winograd's op: the argument block, tables and kernels of a problem that is cut."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from blockconv import jit

@@ -1,7 +1,5 @@
 """How a Winograd convolution is cut into tasks: blocks of tiles, chunks of output channels, scratch."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ addresses and strides in bytes. `blockconv.kernels.winograd.transforms` has the 
 Sources of bytes become integers of 16 bits, which hold all that their transform can be: ten times ten times 255.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -22,12 +20,12 @@ ELEMENT = element("float32")  # what kernels of floats compute with
 TRANSFORMED, PRODUCT = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
 
 
-def multiples(builder: Any, start: Any, step: Any, count: int) -> list[Any]:
+def multiples(builder, start, step, count: int) -> list[Any]:
     """start, start + step, ..."""
     return [start, *(start + step * k for k in range(1, count))]
 
 
-def _table(builder: Any, address: Any, count: int) -> list[Any]:
+def _table(builder, address, count: int) -> list[Any]:
     """So many int64s at an address."""
     first = pointer(builder, address, I64)
     return [builder.load(builder.gep(first, [const(k)]), align=8) for k in range(count)]
@@ -48,7 +46,7 @@ class SourceTile(NamedTuple):
 
 
 @functools.cache
-def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int, src: int) -> Any:
+def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int, src: int):
     """Code that transforms `lanes` channels of a `SourceTile`.
 
     src: the code of its elements' type, float32, one of floats of 16 bits, which become float32, or one of bytes, which
@@ -57,14 +55,14 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
     """
 
     @emitted
-    def transform(builder: Any, tile: Any) -> None:
+    def transform(builder, tile) -> None:
         type = ElementType.of(src)
         memory = Vectors(builder, type, lanes, bool(fma))
         v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, bool(fma))
         rows = multiples(builder, tile.src, tile.src_row, form.side)
         parts = _table(builder, tile.src_parts, lanes // load_width) if has_parts else [const(0)]
 
-        def load(at: Any) -> Any:
+        def load(at):
             found = memory.gathered([at + part for part in parts])
             if type.is_half:
                 return widened(v, type, found)
@@ -98,17 +96,17 @@ class SharedProducts(NamedTuple):
 
 
 @functools.cache
-def multiply_shared(lanes: int, fma: int, channels: int) -> Any:
+def multiply_shared(lanes: int, fma: int, channels: int):
     """Code that computes `SharedProducts` of groups of so many channels; their weights stay in registers."""
 
     @emitted
-    def multiply(builder: Any, run: Any) -> None:
+    def multiply(builder, run) -> None:
         v = Vectors(builder, ELEMENT, lanes, bool(fma))
         row = channels * v.itemsize
         rows = [run.wei + k * row for k in range(channels)]
         weights = [v.load_parts(at, channels, run.wei_group) for at in rows]
 
-        def each_groups(at: Any, k: int) -> Any:
+        def each_groups(at, k: int):
             """Channel k of each lane's group; a broadcast load if there is a single group."""
             if channels == lanes:
                 return v.broadcast(at + k * v.itemsize)
@@ -137,18 +135,18 @@ class Taps(NamedTuple):
 
 
 @functools.cache
-def weight_transform(form: Form, lanes: int, tap: int) -> Any:
+def weight_transform(form: Form, lanes: int, tap: int):
     """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart.
 
     Floats are transformed in float64, and rounded once; integers of 16 bits as they are.
     """
 
     @emitted
-    def transform(builder: Any, taps: Any) -> None:
+    def transform(builder, taps) -> None:
         memory = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes)
         v = memory if form.exact else Vectors(builder, element("float64"), lanes)
 
-        def load(at: Any) -> Any:
+        def load(at):
             found = memory.load(at)
             return found if form.exact else builder.fpext(found, v.kind)
 
@@ -163,7 +161,7 @@ def weight_transform(form: Form, lanes: int, tap: int) -> Any:
     return transform
 
 
-def _store_positions(v: Vectors, values: Iterable[Any], to: Any) -> None:
+def _store_positions(v: Vectors, values: Iterable[Any], to) -> None:
     """The positions of a transform, in order: `to` has the address of the first, and how far the next is."""
     dst = to.dst
     for value in values:

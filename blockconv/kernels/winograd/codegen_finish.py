@@ -5,8 +5,6 @@ and `unit`² times too large. A multiplication with an inverse modulo 2^32 divid
 the right divides by the even part. So a pixel is exact as long as the even part times it is an int32.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -80,7 +78,7 @@ def row_tiles(m: int) -> int:
 
 
 @functools.cache
-def destination_transform(how: Finish) -> Any:
+def destination_transform(how: Finish):
     """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it; not to planes.
 
     `rows` x `cols` of the tile's pixels are in the image. The output's scratch holds two tiles.
@@ -89,7 +87,7 @@ def destination_transform(how: Finish) -> Any:
     whole_tile, one_pixel = (how.tile(size, size) for size in (m, 1))
 
     @emitted
-    def transform(builder: Any, products: Any, rows: Any, cols: Any, out: Any) -> None:
+    def transform(builder, products, rows, cols, out) -> None:
         v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
         whole = out.valid >= how.channels  # else, too, pixel by pixel: less code
         for size in (rows, cols):
@@ -113,11 +111,11 @@ def destination_transform(how: Finish) -> Any:
 
 
 @functools.cache
-def destination_to_patch(how: Finish) -> Any:
+def destination_to_patch(how: Finish):
     """Code that transforms `Products` to m rows of m pixels with their bias, vectors from `dst` on."""
 
     @emitted
-    def transform(builder: Any, products: Any, dst: Any, dst_row: Any) -> None:
+    def transform(builder, products, dst, dst_row) -> None:
         v = how.tile(1, 1).code(builder)
         rows = multiples(builder, dst, dst_row, how.form.m)
         for k, slot in enumerate(_pixels(builder, how, products)):
@@ -128,12 +126,12 @@ def destination_to_patch(how: Finish) -> Any:
 
 
 @functools.cache
-def finish_pixels(pixels: int, how: Finish) -> Any:
+def finish_pixels(pixels: int, how: Finish):
     """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them to planes."""
     tile = how.tile(1, pixels)
 
     @emitted
-    def finish_them(builder: Any, src: Any, out: Any) -> None:
+    def finish_them(builder, src, out) -> None:
         v = tile.code(builder)
         values = (v.load(src + k * v.bytes) for k in range(pixels))
         finish(builder, tile, 1, how.act, out, _in_slots(v, values))
@@ -141,7 +139,7 @@ def finish_pixels(pixels: int, how: Finish) -> Any:
     return finish_them
 
 
-def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
+def _pixels(builder, how: Finish, products) -> list[Any]:
     """A tile's pixels with their bias, row by row, in stack slots; real numbers where integers become others."""
     v = Vectors(builder, how.products, how.lanes, bool(how.fma))
     pixels = _in_slots(v, _biased(v, how, products))
@@ -151,7 +149,7 @@ def _pixels(builder: Any, how: Finish, products: Any) -> list[Any]:
     return dequantized(v, pixels, at, lambda f, address: [f.load(address)], how.shifted, products.activation)
 
 
-def _biased(v: Vectors, how: Finish, products: Any) -> Iterator[Any]:
+def _biased(v: Vectors, how: Finish, products) -> Iterator[Any]:
     """A tile's pixels with their bias, row by row."""
     form, bias = how.form, v.broadcast(products.bia) if how.period else v.load(products.bia)
     side = form.side
@@ -165,7 +163,7 @@ def _biased(v: Vectors, how: Finish, products: Any) -> Iterator[Any]:
             yield _divided(v, value, form.unit**2) + bias
 
 
-def _divided(v: Vectors, value: Any, unit: int) -> Any:
+def _divided(v: Vectors, value, unit: int):
     """A multiple of `unit` modulo 2^32, as int32, divided by it; exact where the quotient times `even` is an int32."""
     even = unit & -unit
     if unit > even:

@@ -1,7 +1,5 @@
 """How rows of pixels become vectors of channels, as LLVM vector IR: planes, and blocks of few channels, transposed."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -23,14 +21,14 @@ class ChannelBlocks(NamedTuple):
 
 
 @functools.cache
-def gather_blocks(width: int, pixels: int, lanes: int, type: int) -> Any:
+def gather_blocks(width: int, pixels: int, lanes: int, type: int):
     """Code that gathers so many pixels of blocks of `width` channels: vectors of channels, one behind the other.
 
     type: the code of their elements' type.
     """
 
     @emitted
-    def gather(builder: Any, blocks: Any) -> None:
+    def gather(builder, blocks) -> None:
         v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, width * pixels))
         rows = [row.load(_block(builder, blocks.src, blocks.src_block, k, blocks.valid)) for k in range(lanes // width)]
         _store_pixels(v, rows, blocks.dst, pixels, width)
@@ -51,7 +49,7 @@ class Planes(NamedTuple):
 
 
 @functools.cache
-def gather_planes(pixels: int, lanes: int, type: int) -> Any:
+def gather_planes(pixels: int, lanes: int, type: int):
     """Code that gathers so many pixels of `Planes`: a vector of channels each, one behind the other.
 
     type: the code of their elements' type. Pixels behind the row become zero, as do channels that do not exist; neither
@@ -59,7 +57,7 @@ def gather_planes(pixels: int, lanes: int, type: int) -> Any:
     """
 
     @emitted
-    def gather(builder: Any, planes: Any) -> None:
+    def gather(builder, planes) -> None:
         v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, _power(pixels)))
         in_bounds = row.below(planes.pixels)
         nowhere = in_bounds.type(None)
@@ -74,12 +72,12 @@ def gather_planes(pixels: int, lanes: int, type: int) -> Any:
 
 
 @functools.cache
-def copy_vectors(count: int, lanes: int) -> Any:
+def copy_vectors(count: int, lanes: int):
     """Code that copies so many vectors of float32, `step` bytes apart, one behind the other. Channels that do not exist
     become zero."""
 
     @emitted
-    def copy(builder: Any, src: Any, step: Any, exist: Any, dst: Any) -> None:
+    def copy(builder, src, step, exist, dst) -> None:
         v = Vectors(builder, element("float32"), lanes)
         mask = v.below(exist)
         for k in range(count):
@@ -90,7 +88,7 @@ def copy_vectors(count: int, lanes: int) -> Any:
 
 
 @functools.cache
-def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
+def gather_few_planes(pixels: int, lanes: int, type: int):
     """`gather_planes` of elements that may have no masks. Missing channels repeat the last one.
 
     Pixels behind the row are the border's. A vector is read from where the row begins, or further left if the array
@@ -98,7 +96,7 @@ def gather_few_planes(pixels: int, lanes: int, type: int) -> Any:
     """
 
     @emitted
-    def gather(builder: Any, planes: Any) -> None:
+    def gather(builder, planes) -> None:
         v, row = (Vectors(builder, ElementType.of(type), count) for count in (lanes, _power(pixels)))
         last, wide = planes.src_end - row.bytes, 2 * row.bytes
         kept = builder.ptrtoint(alloca_once(builder, ir.ArrayType(ir.IntType(8), lanes * wide)), I64)
@@ -119,20 +117,20 @@ def _power(pixels: int) -> int:
     return 1 << (pixels - 1).bit_length()
 
 
-def _block(builder: Any, src: Any, step: Any, k: int, valid: Any) -> Any:
+def _block(builder, src, step, k: int, valid):
     """The address of block k; the last existing block's if k does not exist."""
     exists = k < valid
     return src + step * builder.select(exists, const(k), valid - 1)
 
 
-def _store_pixels(v: Vectors, rows: list[Any], dst: Any, pixels: int, width: int = 1) -> None:
+def _store_pixels(v: Vectors, rows: list[Any], dst, pixels: int, width: int = 1) -> None:
     """The first pixels of rows of `width` channels each, which together are as many as a vector has lanes."""
     vectors, columns = _regrouped(v.b, rows, v.lanes), rows[0].type.count // width
     for k, value in enumerate(transpose(v.b, vectors, len(rows), columns, width)[:pixels]):
         v.store(value, dst + k * v.bytes)
 
 
-def _regrouped(builder: Any, rows: list[Any], lanes: int) -> list[Any]:
+def _regrouped(builder, rows: list[Any], lanes: int) -> list[Any]:
     """Rows of a matrix as vectors of `lanes`: several in each, or each in several."""
     columns = rows[0].type.count
     if columns <= lanes:

@@ -1,7 +1,5 @@
 """The predicted time of a Winograd convolution."""
 
-from __future__ import annotations
-
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.dot import name_of

@@ -34,12 +34,9 @@ every pixel of its output channel. Values near the largest of float32 overflow e
 Buffers: as direct convolution's. Source, weights, bias (zero-padded), destination, residual, activation parameters.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import replace
-from typing import Any
 
 from blockconv.core.types import HALVES, INT8, LIGHT
 from blockconv.kernels.common.dot import WIDENED
@@ -119,7 +116,7 @@ _ERROR = {(2, 1): 6e-8, (4, 1): 2.4e-7, (6, 1): 1.4e-6, (2, 2): 6e-8, (4, 2): 1.
 _DIRECT_ERROR = 1.5e-7
 
 
-def _errors(m: int, problem: Any) -> tuple[float, float]:
+def _errors(m: int, problem) -> tuple[float, float]:
     """See `Row.error`."""
     channels = math.sqrt(problem.ic // problem.g)
     return _ERROR[m, problem.sh] * channels, _DIRECT_ERROR * channels

@@ -14,8 +14,6 @@ the second alone, which needs no transform: 2m + 1 products instead of 3m (25 in
 The odd pixels share one transformed tap, so the weights have (m + 2)² positions with either stride.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

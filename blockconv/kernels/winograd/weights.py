@@ -1,7 +1,5 @@
 """How Winograd convolution wants its weights: transformed, in the order in which they are multiplied."""
 
-from __future__ import annotations
-
 import functools
 
 from blockconv.core.layout import Layout

@@ -1,7 +1,5 @@
 """Ops along an axis, over channels or over pixels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -3,8 +3,6 @@
 The quantization found is a value like others: a float32 array of the scale and the zero point of uint8.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Ops of each element by itself, or of each channel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """An op that another library computes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Ops by indices that flow, and ops that go along one axis element by element: of row-major values of any type."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

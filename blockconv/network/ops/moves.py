@@ -1,7 +1,5 @@
 """Ops that move elements and compute nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Normalisation to mean 0 and variance 1."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products of values that all flow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

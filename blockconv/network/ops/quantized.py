@@ -3,8 +3,6 @@
 Real numbers are float32 here, and so are the steps from integers to integers, in the order of `core.quantization`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Convolutions and pools."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Sequence

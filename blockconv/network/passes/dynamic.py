@@ -3,8 +3,6 @@
 ONNX multiplies them by the found scale times the weights' scale, in an op of its own.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple

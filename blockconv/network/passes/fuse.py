@@ -5,8 +5,6 @@ that earlier ones leave. Their rules never merge a value that has other readers,
 folded in float64 and rounded once, unless their type cannot hold the result.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from typing import Any, NamedTuple

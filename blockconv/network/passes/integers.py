@@ -6,8 +6,6 @@ dequantized values becomes a convolution of integers. An op that has integer ker
 integers itself. Other ops run in float32 between the two (`dequantized`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ op runs on the same numbers as 8-bit integers, between two conversions. Its resu
 bits, which equals one clip to 4 bits.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ states. They are converted where they enter and leave; if a convolution makes an
 stay float32, as accumulators are, and so do scales and shifts of channels.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rules for products of values that flow: they read transposed operands in place, and attention becomes one op."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

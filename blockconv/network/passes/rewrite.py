@@ -1,7 +1,5 @@
 """Rewriting a network by rules, until none applies. A rule looks at one node and at the producers of its inputs."""
 
-from __future__ import annotations
-
 import builtins
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

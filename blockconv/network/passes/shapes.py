@@ -3,8 +3,6 @@
 This happens once, when the plan's sizes are known, so that no kernel, price or schedule has these cases.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules that reduce the many spellings of an op to one, and drop ops that change nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Ops that networks spell by smaller ones: Gelu by Erf and by Tanh, layer and RMS norms by squares and roots."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Ops between 3-D convolutions and pools run on the images of volumes: see `network.volumes`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

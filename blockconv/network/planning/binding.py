@@ -1,7 +1,5 @@
 """A chosen kernel bound to a node's buffers: its operands, then the memory that it needs beside them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

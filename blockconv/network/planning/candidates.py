@@ -3,8 +3,6 @@
 The op says what it requires of the kernel table (`network.ops.rule`). The table says the rest.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator

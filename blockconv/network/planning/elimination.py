@@ -13,8 +13,6 @@ Between the two the search branches on the values of a variable that was split, 
 budget of steps is spent.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The choice of layouts of one network: its problem, by what was asked for, and its solution."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence

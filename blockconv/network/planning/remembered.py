@@ -1,7 +1,5 @@
 """Choices and long searches are kept on disk by what they depend on, so that the next process has them at once."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -4,8 +4,6 @@ Layouts and kernels are the anchor's, node by node; no layouts are searched. Ker
 (`Request.anchor`), so that few are compiled for all sizes. The choice depends on the sizes and the anchor alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The accuracy of a quantized network, layer by layer."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

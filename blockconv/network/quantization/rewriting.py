@@ -1,7 +1,5 @@
 """A network of floats, with Quantize and Dequantize around what has kernels of integers; passes do the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """A plan as data: one record, the source of its text, its page and its JSON."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict

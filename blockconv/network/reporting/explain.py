@@ -1,7 +1,5 @@
 """A plan explained in words: kernels with layouts and times, the other candidates, each reorder's reason."""
 
-from __future__ import annotations
-
 import textwrap
 
 from blockconv.core import text

@@ -1,7 +1,5 @@
 """A plan as one self-contained page of HTML: what it is, other plans beside it, and every call of it, drawn."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -4,8 +4,6 @@ Plans are chosen by what they cost on one thread, so that neither the choice nor
 the threads. People want to know about the threads that ran: predictions here are theirs, and choose nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
