@@ -1,24 +1,32 @@
 """A release of a tag, in the folder release/.
 
     python .ci/release.py build v0.2.0     dist/ (source distribution and wheel), SHA256SUMS, notes.md
+    python .ci/release.py build v0.2.0 resnet50   the same, with the kernels of stated networks in the wheel's pack
     python .ci/release.py publish v0.2.0   these on the project's page of releases, by `gh`
 
 `build` refuses a tag that is not the version of the package, the citation and a section of the changelog with a date.
+
+The wheel has a pack of kernels: of each of the harness's networks, in each of LAYOUTS, for each of TARGETS.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE = ROOT / "release"
+TARGETS = ["haswell", "skylake-avx512", "icelake-server", "sapphirerapids", "znver4", "znver5", "neoverse-n1"]
+LAYOUTS = ["auto", "NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4"]
+NETWORKS = "from bench.networks import NETWORKS; print(*NETWORKS)"
 
 
 def read(name: str) -> str:
@@ -57,7 +65,24 @@ def checksums(folder: Path) -> str:
     )
 
 
-def build(tag: str) -> None:
+def pack(python: Path, place: Path, networks: Sequence[str]) -> None:
+    """A pack in the sources at `place`, made by the package that is installed in an environment."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(*arguments: str | Path) -> str:
+        return subprocess.run([python, *arguments], check=True, env=variables, stdout=subprocess.PIPE, text=True).stdout
+
+    models = [place.parent / f"{name}.onnx" for name in networks or run("-c", NETWORKS).split()]
+    for model in models:
+        run("-m", "bench.networks", model.stem, model)
+    packs = place / "blockconv" / "data" / "packs"
+    packs.mkdir()
+    options = "--target", *TARGETS, "--layouts", *LAYOUTS, "--output", packs / "networks.pack"
+    run("-m", "blockconv", "pack", *options)  # for README's first command
+    print(run("-m", "blockconv", "pack", *models, *options), end="")
+
+
+def build(tag: str, *networks: str) -> None:
     found = faults(tag, read("CHANGELOG.md"), read("blockconv/_version.py"), read("CITATION.cff"))
     if found:
         sys.exit("\n".join(found))
@@ -71,7 +96,11 @@ def build(tag: str) -> None:
         code = f"from setuptools import build_meta; build_meta.build_sdist({str(dist)!r})"
         subprocess.run([python, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         (archive,) = dist.iterdir()
-        wheel = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist, archive]
+        shutil.unpack_archive(archive, folder, filter="data")
+        sources = Path(folder, archive.name.removesuffix(".tar.gz"))
+        subprocess.run([*pip, "install", "--quiet", f"{sources}[onnx]"], check=True)
+        pack(python, sources, networks)
+        wheel = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist, sources]
         subprocess.run([*pip, *wheel], check=True)
     for left in (ROOT / "build", *ROOT.glob("*.egg-info")):
         shutil.rmtree(left, ignore_errors=True)
@@ -87,4 +116,4 @@ def publish(tag: str) -> None:
 
 
 if __name__ == "__main__":
-    {"build": build, "publish": publish}[sys.argv[1]](sys.argv[2])
+    {"build": build, "publish": publish}[sys.argv[1]](*sys.argv[2:])

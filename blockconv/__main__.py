@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from blockconv import runtime
 from blockconv._version import __version__
 from blockconv.cli import cache as cache_command
 from blockconv.cli import doctor, output
+from blockconv.cli import pack as pack_command
 from blockconv.cli import plan as plan_command
 from blockconv.cli import run as compare_plans
 from blockconv.cli.arguments import Parser
@@ -60,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
 
     cache_command.add_cache(added("cache", "list or remove the compiled kernels on disk"))
 
+    pack_command.add_pack(added("pack", "compile the kernels of networks for other machines, into one file"))
+
     command = added("doctor", "show what blockconv found on this machine")
+    command.add_argument("model", nargs="?", type=Path, help="an ONNX model, whose kernels are looked for")
     command.set_defaults(run=_doctor)
     return parser
 
@@ -116,7 +121,7 @@ def _ops(options: argparse.Namespace, console: Console) -> int:
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:
-    for section, facts in doctor.findings().items():
+    for section, facts in doctor.findings(options.model).items():
         table = Table(title=section, title_justify="left", show_header=False, box=None, pad_edge=False)
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")

@@ -205,7 +205,7 @@ BOUNDARIES = {
     "blockconv.dispatch.measuring_memory", "blockconv.dispatch.packing", "blockconv.dispatch.quantizing",
     "blockconv.frontends.onnx.contributed",
     "blockconv.kernels.common.request", "blockconv.network.planning.planned", "blockconv.network.reporting.data",
-    "blockconv.network.reporting.page", "blockconv.onnxruntime.session", "blockconv.cli.doctor",
+    "blockconv.network.reporting.page", "blockconv.onnxruntime.session", "blockconv.cli.doctor", "blockconv.cli.pack",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Who adds more than is left raises the limit in a commit of its own, which gives the reason.
-LINES_OF_THE_PACKAGE = 66_391
+LINES_OF_THE_PACKAGE = 66_390
 LINES_OF_A_FUNCTION, PARAMETERS, AS_WRITTEN = 60, 8, 10
 
 # What PyTorch's functions take, their callers may give; those that pass it on take it too. So with the options of
@@ -36,18 +36,18 @@ PUBLIC = {
 
 # Tokens of code by folder. A folder that needs more takes them from another, whose code goes: the total only falls.
 BUDGET = {
-    ".": 2_662, "_pyinstaller": 53, "api": 19_390, "cli": 4_483, "core": 27_348, "dispatch": 17_439,
-    "eager": 0, "frontends": 11, "frontends/onnx": 45_259, "frontends/torch": 44_202, "jit": 15_763,
-    "kernels": 6_132, "kernels/common": 33_545, "kernels/conv": 45_672, "kernels/depthwise": 31_107,
-    "kernels/dynamic": 1_704, "kernels/eltwise": 4_737, "kernels/indexed": 2_565, "kernels/axis": 1_201,
-    "kernels/norm": 10_187, "kernels/pointwise": 0, "kernels/pool": 25_066, "kernels/product": 10_274,
-    "kernels/recurrent": 2_683, "kernels/reduce": 3_308, "kernels/reorder": 9_712, "kernels/resize": 6_624,
-    "kernels/shuffle": 1_300, "kernels/strided_copy": 4_536, "kernels/winograd": 16_419,
-    "machine": 3_372, "network": 99_953, "onnxruntime": 5_752, "runtime": 5_642, "torch": 238,
+    ".": 2_694, "_pyinstaller": 53, "api": 18_902, "cli": 5_767, "core": 27_463, "dispatch": 17_439,
+    "eager": 0, "frontends": 11, "frontends/onnx": 45_124, "frontends/torch": 44_187, "jit": 17_292,
+    "kernels": 6_086, "kernels/common": 32_739, "kernels/conv": 45_426, "kernels/depthwise": 30_466,
+    "kernels/dynamic": 1_686, "kernels/eltwise": 4_679, "kernels/indexed": 2_565, "kernels/axis": 1_201,
+    "kernels/norm": 10_091, "kernels/pointwise": 0, "kernels/pool": 24_609, "kernels/product": 10_186,
+    "kernels/recurrent": 2_609, "kernels/reduce": 3_274, "kernels/reorder": 9_712, "kernels/resize": 6_526,
+    "kernels/shuffle": 1_300, "kernels/strided_copy": 4_536, "kernels/winograd": 16_291,
+    "machine": 3_403, "network": 99_822, "onnxruntime": 5_752, "runtime": 5_662, "torch": 238,
 }  # fmt: skip
-TOKENS_OF_THE_PACKAGE = 508_350
+TOKENS_OF_THE_PACKAGE = 507_791
 # Capitalised names that three modules or more import. A reader has to learn each of them.
-SHARED_NAMES = 230
+SHARED_NAMES = 221
 
 
 @functools.cache

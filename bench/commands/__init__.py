@@ -8,6 +8,7 @@ __all__ = ["COMMANDS"]
 COMMANDS = {
     "layers": "convolution layers, in every layout, beside the peers",
     "nets": "whole networks, planned in several ways, beside the peers",
+    "cold": "what a process costs before its first answer: CPU seconds and compiled kernels",
     "sizes": "networks at sizes that were not planned: what a first call costs, and the speed",
     "graphs": "real networks of a collection (GraphNet): what loads, is right, and how fast",
     "lab": "what layouts matter in networks, how well they are chosen, break-even",

@@ -1,15 +1,20 @@
 """A report on this machine: threads, instruction set, caches, versions."""
 
+import importlib
 import importlib.util
 import os
 import platform
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from blockconv import jit
 from blockconv._version import __version__
+from blockconv.cli.pack import kernels_of
 from blockconv.core import target
 from blockconv.core.errors import BlockconvError
+from blockconv.jit.compile_processes import workers
 from blockconv.machine.profile import selected
 from blockconv.runtime import get_num_threads, openmp, pools
 
@@ -32,15 +37,19 @@ VARIABLES = (
 )
 
 
-def findings() -> dict[str, dict[str, str]]:
-    """Sections of facts, by their names. Starts Numba's threading layer, and compiles nothing."""
-    return {
+def findings(model: Path | None = None) -> dict[str, dict[str, str]]:
+    """Sections of facts, by their names. Starts Numba's threading layer, and compiles nothing.
+
+    model: an ONNX file, whose kernels are listed too.
+    """
+    found = {
         "versions": _versions(),
         "threads": _threads(),
         "processor": _processor(),
         "machine profile, which costs and tiles go by": _profile(),
         "kernels": _kernels(),
     }
+    return found if model is None else {**found, f"kernels of {model}": _kernels_of(model)}
 
 
 def _versions() -> dict[str, str]:
@@ -110,7 +119,9 @@ def _processor() -> dict[str, str]:
         "vectors": f"{isa.name}: {isa.registers} registers of {8 * isa.vector_bytes} bits, {multiply}",
         "dot products": _dot_products(isa),
         "features": " ".join(sorted(target.target_features())) or "none beyond the architecture's own",
-        "second-level cache": f"{target.second_level_cache() / 2**20:g} MiB a core",
+        "second-level cache": f"{target.second_level_cache() / 2**20:g} MiB a core"
+        if target.caches_are_known()
+        else "unknown: the machine profile's counts",
     }
 
 
@@ -133,4 +144,31 @@ def _kernels() -> dict[str, str]:
     cache = jit.disk_cache()
     kept = next((kept for kept in cache.contents() if kept.fingerprint == cache.fingerprint), None)
     entries = "none" if kept is None else f"{kept.entries}, {kept.nbytes:,} bytes"
-    return {"kept in": str(cache.directory), "entries": entries}
+    known = jit.packs.found(jit.cache.source_digest())
+    return {
+        "kept in": str(cache.directory),
+        "entries": entries,
+        **({"not kept in": "; ".join(cache.refused)} if cache.refused else {}),
+        "packs": "; ".join(f"{pack.label}, {len(pack.names)} kernels" for pack in known.used) or "none",
+        **({"packs not used": "; ".join(known.refused)} if known.refused else {}),
+    }
+
+
+SECONDS = 0.25  # of CPU time to compile a kernel, on processors of 2021
+
+
+def _kernels_of(model: Path) -> dict[str, str]:
+    """Where the kernels of a model are that a plan with default options needs."""
+    with workers() as pool:
+        wanted, _ = pool.submit(kernels_of, model, True).result()
+    cache = jit.disk_cache()
+    entries = {getattr(importlib.import_module(module), name).entry(*params) for module, name, params in wanted}
+    kept = set(filter(replace(cache, below=()).holds, entries))
+    packed = set(filter(cache.holds, entries - kept))
+    left = len(entries) - len(kept) - len(packed)
+    return {
+        "needed": str(len(entries)),
+        "in the cache": str(len(kept)),
+        "in packs, or caches that are only read": str(len(packed)),
+        "to be compiled at the first call": f"{left}, about {left * SECONDS:.0f} s of CPU time" if left else "0",
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,49 @@ def read_fact(path: str | Path) -> str:
     return ""
 
 
-X86 = platform.machine().lower() in ("x86_64", "amd64")
+_triple = ""  # of the machine that this process makes kernels for, where it runs none
+
+
+def make_for(triple: str) -> None:
+    """Make kernels for machines of this triple from now on. This process then runs none: it lists and compiles them.
+
+    ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` say which processor. For a process of its own, before its first plan.
+    """
+    global _triple
+    _triple = triple
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def is_elsewhere() -> bool:
+    """Whether kernels are made for another machine, so that none may run here."""
+    return bool(_triple)
+
+
+def triple() -> str:
+    """LLVM's name of the architecture and system that kernels are made for, as "x86_64-unknown-linux-gnu"."""
+    return _triple or _process_triple()
+
+
+_process_triple = functools.cache(llvm.get_process_triple)
+
+
+COMPILE = "BLOCKCONV_COMPILE"
+
+
+def may_compile() -> bool:
+    """Whether this process may compile kernels: ``BLOCKCONV_COMPILE=never`` forbids it."""
+    return os.environ.get(COMPILE) != "never"
+
+
+def is_x86() -> bool:
+    """Whether kernels are made for x86-64."""
+    return triple().startswith("x86_64")
+
+
+def is_arm64() -> bool:
+    """Whether kernels are made for Arm's 64-bit architecture."""
+    return triple().startswith(("aarch64", "arm64"))
 
 
 @dataclass(frozen=True)
@@ -133,7 +174,7 @@ def host_features() -> frozenset[str]:
 def target_features() -> frozenset[str]:
     """The CPU features that Numba compiles for, by LLVM's names."""
     told = frozenset(part[1:] for part in feature_text().split(",") if part.startswith("+"))
-    return told if X86 or numba_setting("CPU_FEATURES") is not None else told | _dot_products_of_arm()
+    return told if is_x86() or numba_setting("CPU_FEATURES") is not None else told | _dot_products_of_arm()
 
 
 # By LLVM's names: the entry of Linux's auxiliary vector, the bit in it, and Apple's name.
@@ -177,8 +218,8 @@ def isa() -> Isa:
         return Isa("avx512", 64, 32, True, halves, *has_dots, f16=True, ssse3=True, **more)
     if {"avx2", "fma"} <= features:
         return Isa("avx2", 32, 16, True, vnni="avxvnni" in features, f16="f16c" in features, ssse3=True)
-    if not X86:
-        is_64 = platform.machine().lower() in ("aarch64", "arm64")
+    if not is_x86():
+        is_64 = is_arm64()
         more = {name: is_64 and name in features for name in _ARM_DOTS}
         return Isa("neon", 16, 32, True, f16=is_64, **more)
     ssse3 = not features.isdisjoint({"ssse3", "sse4.1", "sse4.2", "avx"})  # each implies the ones before it
@@ -198,7 +239,7 @@ def _may_use_amx() -> bool:
     """Whether AMX is there: its registers are the process's once the system has granted them."""
     if not targets_amx() or not sys.platform.startswith("linux"):
         return False
-    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0)
+    return is_elsewhere() or bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0)
 
 
 def affinity() -> int:
@@ -277,6 +318,11 @@ def first_level_cache() -> int:
 def second_level_cache() -> int:
     """Bytes of a core's second-level cache; 1 MiB where the system does not tell."""
     return _cache_fact(2, "size") or 1 << 20
+
+
+def caches_are_known() -> bool:
+    """Whether the system tells the sizes of caches."""
+    return _cache_fact(2, "size") > 0
 
 
 @functools.cache

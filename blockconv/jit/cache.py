@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llvmlite
-import llvmlite.binding as llvm
 
 from blockconv.core.errors import warn
-from blockconv.core.target import target_cpu, target_features
+from blockconv.core.target import target_cpu, target_features, triple
+from blockconv.jit import packs
 from blockconv.jit.kernel_cache import NOWHERE, KernelCache, find
 
 if TYPE_CHECKING:
@@ -99,16 +99,22 @@ def digest_of(files: Mapping[str, Traversable]) -> bytes:
 
 
 @functools.cache
+def source_digest() -> str:
+    """A digest of the code that makes kernels."""
+    return digest_of(sources()).hex()
+
+
+@functools.cache
 def _fingerprint() -> str:
     digest = hashlib.sha256()
     versions = (
         llvmlite.__version__,
         sys.implementation.cache_tag,
-        llvm.get_process_triple(),
+        triple(),
     )
     for text in (*versions, target_cpu(), *sorted(target_features())):
         digest.update(str(text).encode() + b"\0")
-    digest.update(digest_of(sources()))
+    digest.update(bytes.fromhex(source_digest()))
     return digest.hexdigest()[:20]
 
 
@@ -119,7 +125,7 @@ def disk_cache() -> KernelCache:
     It holds nothing where no file of the package tells one version of its kernels from another.
     """
     if modules():
-        return find(_fingerprint())
+        return find(_fingerprint(), packs.found(source_digest()).used)
     warn(
         "blockconv: this program was packed without the files of blockconv's modules, which tell versions of kernels "
         "apart. So it compiles its kernels each time it starts; add the files, as blockconv's hook for PyInstaller does"

@@ -1,24 +1,31 @@
 """Compiling many kernels in several processes at once, as one process compiles one at a time.
 
-Nothing else in blockconv starts a process, and only a Python starts one. A child is an isolated Python (`-I`): it
-imports neither from the current directory nor from where the environment says, but from where this process does. It
-loads blockconv itself from this process's own files. It hands compiled kernels over through the disk cache.
+There are two kinds: `compile_together` fills this machine's cache, and `workers` make kernels for any machine. Nothing
+else in blockconv starts a process.
+
+`compile_together` starts only a Python. A child is an isolated Python (`-I`): it imports neither from the current
+directory nor from where the environment says, but from where this process does. It loads blockconv itself from this
+process's own files. It hands compiled kernels over through the disk cache.
 """
 
+import contextlib
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from blockconv import jit
 from blockconv.core import target
 from blockconv.core.errors import failing, ignoring, warn
+from blockconv.jit.packs import Target
 
 FEWEST = 3  # kernels that are worth another process, which takes a second to start
 OTHERS = 2  # kernels that the caller compiles afterwards by itself: those that pack weights
@@ -48,7 +55,8 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
     kernel at its first use. tell: called every `WAIT` seconds while this process waits for children.
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
-    if count < 2 or not _is_python() or target.numba_setting("DISABLE_JIT") or not jit.disk_cache().usable():
+    may_compile = target.may_compile() and not target.numba_setting("DISABLE_JIT")
+    if count < 2 or not _is_python() or not may_compile or not jit.disk_cache().usable():
         return
     own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
     children: list[subprocess.Popen[bytes]] = []
@@ -68,6 +76,25 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
             f"blockconv: {len(failed)} of {len(children)} processes that help to compile kernels failed. This "
             f"process compiles the rest. The first error:\n{failed[0]}"
         )
+
+
+@contextlib.contextmanager
+def workers(at: Target | None = None) -> Iterator[ProcessPoolExecutor]:
+    """Processes that make kernels for a target, by default for this machine, and run none (`target.make_for`)."""
+    given = {}
+    if at is not None:
+        signed = ",".join(f"+{feature}" for feature in at.features.split())
+        given = {"NUMBA_CPU_NAME": at.cpu, "NUMBA_CPU_FEATURES": signed}
+    spawn, before = multiprocessing.get_context("spawn"), dict(os.environ)
+    with tempfile.TemporaryDirectory() as nothing:  # what plans remember on disk is of a machine that runs them
+        os.environ.update(given, BLOCKCONV_CACHE_DIR=nothing)
+        try:
+            triple = at.triple if at is not None else target.triple()
+            with ProcessPoolExecutor(target.affinity(), spawn, target.make_for, (triple,)) as pool:
+                yield pool
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 _PYTHON = re.compile(r"python[\d.]*[dtw]*(\.exe)?", re.IGNORECASE)

@@ -25,6 +25,7 @@ from blockconv.core.errors import UnsupportedError
 from blockconv.core.progress import Progress
 from blockconv.jit import cache
 from blockconv.jit.compiler import Code, generate, link
+from blockconv.jit.kernel_cache import warn_once
 from blockconv.jit.records import integers_of, parameters_of
 
 Build = Callable[..., Callable[[int, int, int, int], None]]  # of a kernel's Python body
@@ -69,6 +70,9 @@ class KernelFamily:
         params = tuple(integers_of(given))
         found = self._kernels.get(params)
         if found is None:
+            if target.is_elsewhere():
+                requested[self._build.__module__, self.__name__, params] = None
+                return Kernel(self.name(*params), 0)
             listed = getattr(_collected, "kernels", None)
             if listed is not None and not cache.disk_cache().holds(self.entry(*params)):
                 listed[self._build.__module__, self.__name__, params] = None
@@ -92,12 +96,23 @@ class KernelFamily:
             raise UnsupportedError(
                 f"kernel {name}: NUMBA_DISABLE_JIT is set, and kernels are LLVM code, with no Python twin"
             )
-        body = self._build(*parameters_of(self._build, integers_of(params)))
+        if not target.may_compile():
+            kept = cache.disk_cache()
+            raise UnsupportedError(
+                f"kernel {name}: {target.COMPILE}=never forbids to compile it, and neither {kept.base} nor a pack has "
+                f"it; `blockconv pack` makes packs of a network's kernels{''.join(f'. {why}' for why in kept.refused)}"
+            )
         with _lock, _told():
-            code = generate(name, body, self._unroll)
+            code = self.generate(*params)
             address = link(name, code.object)
+            warn_once(cache.disk_cache())
             cache.disk_cache().write(self.entry(*params), code.object)
         return Kernel(name, address, True, code)
+
+    def generate(self, *params) -> Code:
+        """The code of a kernel for the machine that kernels are made for, which may be another one."""
+        body = self._build(*parameters_of(self._build, integers_of(params)))
+        return generate(self.name(*params), body, self._unroll)
 
     def _load(self, params: tuple[int, ...]) -> Kernel | None:
         name = self.name(*params)
@@ -126,6 +141,7 @@ def unrolled_kernel(build: Build) -> KernelFamily:
 
 _collected = threading.local()
 Wanted = tuple[str, str, tuple[int, ...]]  # module, family, integers
+requested: dict[Wanted, None] = {}  # all kernels, where they are made for another machine
 
 
 @contextlib.contextmanager

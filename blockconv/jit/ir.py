@@ -5,14 +5,13 @@ allocate, raise or need the GIL. Parameters of type int are known while a kernel
 """
 
 import contextlib
-import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
 
-from blockconv.core.target import X86
+from blockconv.core.target import is_arm64, is_x86
 from blockconv.jit.values import Emitted, floating
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -43,7 +42,7 @@ def opaque(builder, value):
     A shuffle that reads only some 16 bytes of a bitwise operation's result sends LLVM's instruction selection into an
     endless loop: LLVM 22, with AVX-512 and the tuning for Intel. With an opaque vector there is no such loop.
     """
-    register = "r" if value.type == I64 else "v" if X86 else None
+    register = "r" if value.type == I64 else "v" if is_x86() else None
     if register is None:
         return value
     kind = ir.FunctionType(value.type, [value.type])
@@ -172,10 +171,9 @@ def prefetch(builder, address) -> None:
 @emitted
 def spin_pause(builder) -> None:
     """The processor's hint for a spinning loop."""
-    machine = platform.machine().lower()
-    if machine in ("x86_64", "amd64"):
+    if is_x86():
         call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
-    elif machine in ("aarch64", "arm64"):
+    elif is_arm64():
         call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
 
 

@@ -16,14 +16,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from blockconv.core.errors import ignoring
-from blockconv.jit.private_directory import PrivateDirectory, open_directory
+from blockconv.core.errors import failing, ignoring, warn
+from blockconv.jit.private_directory import OWNERS, PrivateDirectory, open_directory, require_above
 
 KEPT_DAYS = 30.0
 NOWHERE = Path(os.devnull).absolute()  # the base directory of a cache that holds nothing
@@ -47,11 +47,15 @@ class KernelCache:
 
     base: an absolute path.
     shared: anyone could have made `base` first, so this user has to own it too.
+    below: caches, and packs (`packs.Pack`), that are only read, for entries that this one lacks.
+    refused: why other directories, requested before this one, take no new entries.
     """
 
     base: Path
     fingerprint: str
     shared: bool = False
+    below: tuple[Any, ...] = ()
+    refused: tuple[str, ...] = ()
 
     @property
     def directory(self) -> Path:
@@ -62,8 +66,9 @@ class KernelCache:
         """An entry's data; None if there is none, or it is damaged, or others could have written it."""
         with ignoring(OSError), self._open() as directory:
             digest, _, data = directory.read(name).partition(b"\n")
-            return data if digest == self._digest(name, data) else None
-        return None
+            if digest == self._digest(name, data):
+                return data
+        return next((found for store in self.below if (found := store.read(name)) is not None), None)
 
     def write(self, name: str, data: bytes) -> None:
         """Make or replace an entry. A full or read-only disk costs the next process a compile, and nothing else."""
@@ -76,15 +81,21 @@ class KernelCache:
         with ignoring(OSError), self._open() as directory:
             directory.status(name)
             return True
-        return False
+        return any(store.holds(name) for store in self.below)
 
     def usable(self) -> bool:
-        """Make the directory if there is none, note that it is used, and say whether it is ours to read and write."""
-        with ignoring(OSError), self._open(create=True) as directory:
-            if directory.age() > DAY:
-                directory.touch()
-            return directory.writable()
-        return False
+        """Whether entries can be written; see `refusal`."""
+        return not self.refusal()
+
+    def refusal(self) -> str:
+        """Why no entry can be written; "" if entries can. Makes the directory if there is none, and notes the use."""
+        try:
+            with self._open(create=True) as directory:
+                if directory.age() > DAY:
+                    directory.touch()
+                return "" if directory.writable() else f"{self.directory}: this user may not write to it"
+        except failing(OSError) as error:
+            return f"{self.base}: {error}"
 
     def _digest(self, name: str, data: bytes) -> bytes:
         return hashlib.sha256(f"{self.fingerprint}\0{name}\0".encode() + data).hexdigest().encode()
@@ -156,21 +167,48 @@ def _prune_once(cache: KernelCache) -> None:
     cache.prune()
 
 
+@functools.cache
+def warn_once(cache: KernelCache) -> None:
+    """Warn if kernels that are compiled now are kept in another directory than was requested, or nowhere."""
+    if cache.refused:
+        where = "not kept, so each process compiles them" if cache.base == NOWHERE else f"kept in {cache.base}"
+        warn(f"blockconv: compiled kernels are {where}. {'; '.join(cache.refused)}")
+
+
 # ---------------------------------------------------------------- where it is
 
 
-def find(fingerprint: str) -> KernelCache:
-    """The first that can be used, in ``BLOCKCONV_CACHE_DIR``, else the user's cache; else in a temporary directory.
+def find(fingerprint: str, packs: Sequence[Any] = ()) -> KernelCache:
+    """The first that can be written to, in ``BLOCKCONV_CACHE_DIR``, else the user's cache; else in a temporary
+    directory.
 
     All of the user's processes share the temporary directory. If it cannot be used, this process makes one of its own
-    and removes it at its end. If no directory can be written to, the cache holds nothing.
+    and removes it at its end. If no directory can be written to, new entries are not kept. Below the cache are those
+    before it that can only be read, the system's (``/var/cache/blockconv``), and packs.
     """
+    below: list[Any] = [*_of_the_system(fingerprint)]
+    refused: list[str] = []
     for base, shared in ((_named, False), (_temporary, True), (_of_this_process, True)):
-        with ignoring(OSError, RuntimeError):
+        try:
             cache = KernelCache(Path(base()).absolute(), fingerprint, shared)
-            if cache.usable():
-                return cache
-    return KernelCache(NOWHERE, fingerprint)
+            if not (why := cache.refusal()):
+                return replace(cache, below=(*below, *packs), refused=tuple(refused))
+            refused.append(why)
+            require_above(cache.base)
+            below.insert(0, cache)
+        except failing(OSError, RuntimeError) as error:
+            refused.append(str(error))
+    return KernelCache(NOWHERE, fingerprint, below=(*below, *packs), refused=tuple(refused))
+
+
+def _of_the_system(fingerprint: str) -> Iterator[KernelCache]:
+    import platformdirs
+
+    base = Path(platformdirs.site_cache_dir("blockconv"))
+    with ignoring(OSError):
+        if OWNERS and base.is_dir():
+            require_above(base)
+            yield KernelCache(base, fingerprint)
 
 
 def _named() -> str:

@@ -1,4 +1,4 @@
-"""Directories that only their owner can have written to, and the files in them.
+"""Directories that only this user or root can have written to, and the files in them.
 
 Code that is read from a cache is run. Whoever may write to a directory above it can replace it at any moment, also
 between a check of a path and its use. So a path is opened first, without following a link at its end. Its descriptor is
@@ -34,12 +34,31 @@ SAFELY = _flag("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
 
 
 def _require(status: os.stat_result, directory: bool, path: object) -> None:
-    """Raise PermissionError unless it is a directory, or else a regular file, that only this user may write to."""
+    """Raise PermissionError unless it is a directory, or else a regular file, that only this user or root may write
+    to."""
     kind = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode)
-    ours = not OWNERS or (status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE)
+    ours = not OWNERS or (status.st_uid in (0, os.geteuid()) and not status.st_mode & OTHERS_WRITE)
     if not (kind and ours):
         what = "directory" if directory else "file"
-        raise PermissionError(errno.EPERM, f"is no {what} that this user alone may write to", str(path))
+        raise PermissionError(errno.EPERM, f"is no {what} that this user or root alone may write to", str(path))
+
+
+def require_above(path: Path) -> None:
+    """Raise PermissionError if another user could replace `path`, as owner or writer of a directory above it.
+
+    A directory with the sticky bit, such as /tmp, is safe: there only its owner replaces an entry.
+    """
+    for above in path.resolve().parents if OWNERS else ():
+        status = above.stat()
+        if not status.st_mode & stat.S_ISVTX:
+            _require(status, True, above)
+
+
+def read_trusted(path: Path) -> bytes:
+    """The bytes of a file that this user or root alone could have written or replaced; else an OSError."""
+    require_above(path)
+    with open_directory(path.parent, private=False) as directory:
+        return directory.read(path.name)
 
 
 @dataclass(frozen=True)

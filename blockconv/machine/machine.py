@@ -1,6 +1,7 @@
 """A machine as a value: what blockings, choices and prices depend on. It is handed down, and never looked up."""
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from blockconv.core import target
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
 from blockconv.core.target import Isa
-from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, MachineProfile, find, profile
+from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, VARIABLE, MachineProfile, find, profile
 
 QUANTIZED_CYCLES = 10.0  # to make an integer of each lane of a float32 vector; a division is most of it
 
@@ -111,11 +112,17 @@ def _blocks(channels: float, block: int) -> float:
 
 
 def host() -> Machine:
-    """This machine, with the instruction set that Numba compiles for and the profile that counts here."""
-    found = target.isa(), profile(), target.second_level_cache(), target.last_level_cache()
-    isa, known, *caches = found
+    """This machine, with the instruction set that Numba compiles for and the profile that counts here.
+
+    Its caches are the profile's where `BLOCKCONV_MACHINE` names one, so that choices are the same on every machine, and
+    where the system does not tell.
+    """
+    isa, known = target.isa(), profile()
+    caches = known.caches["L2"], known.caches["L3"]
+    if not os.environ.get(VARIABLE) and target.caches_are_known():
+        caches = target.second_level_cache(), target.last_level_cache()
     key = isa, id(known), *caches
-    return _HOSTS.get(key) or _HOSTS.setdefault(key, Machine(*found))
+    return _HOSTS.get(key) or _HOSTS.setdefault(key, Machine(isa, known, *caches))
 
 
 _HOSTS: dict[tuple[Any, ...], Machine] = {}  # a machine holds its profile, so no other has the profile's id

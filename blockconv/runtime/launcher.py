@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
+from blockconv.core.target import is_elsewhere
 from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import call_kernel, fetch_add, load_acquire, spin_pause, yield_processor
 from blockconv.runtime import pools
@@ -258,6 +259,8 @@ class Program:
         self.launches = tuple(launch for launch in launches if launch.tasks > 0)
         widest = max((-(-launch.tasks // launch.chunk) for launch in self.launches), default=0)
         self.width = widest if seconds == math.inf else min(widest, max(1, int(seconds / GRAIN)))
+        if is_elsewhere():
+            self.width = 0  # the calling thread runs it, and then nothing runs
         self.scratch = -(-max((launch.scratch for launch in self.launches), default=0) // 128) * 128  # of a worker
         self._idle: list[_Instance] = []
 
@@ -295,7 +298,7 @@ class Program:
 
 @functools.cache
 def _entry_alone() -> Callable[[int], object]:
-    return _CALL(launch_alone().address)
+    return _CALL(launch_alone().address) if not is_elsewhere() else lambda record: None
 
 
 _scratch = Scratch()

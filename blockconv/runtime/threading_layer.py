@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -113,6 +112,8 @@ def _running_layer() -> ThreadingLayer:
     most = target.numba_setting("NUMBA_NUM_THREADS")
     name, symbol = running(), llvm.address_of_symbol("numba_parallel_for")
     if name is None or not symbol:
+        from importlib.metadata import version  # which imports e-mail and sockets
+
         warn(
             f"blockconv: each call starts Python threads, which takes about 0.1 ms for each, because Numba "
             f"{version('numba')} hides its pool (it has no numba_parallel_for)"

@@ -255,7 +255,7 @@ def sent(name: str) -> bytes:
     return pickle.dumps((name, objects, [(y.strides, y) for y in wanted], inputs))
 
 
-NEHALEM = pytest.param("nehalem", marks=pytest.mark.skipif(not target.X86, reason="of x86-64"))
+NEHALEM = pytest.param("nehalem", marks=pytest.mark.skipif(not target.is_x86(), reason="of x86-64"))
 
 
 @pytest.mark.parametrize("machine", ["this", NEHALEM])

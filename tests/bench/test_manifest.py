@@ -23,7 +23,7 @@ from blockconv.core import target
 from blockconv.core.layout import Layout
 from blockconv.runtime import Buffer, Launch, Program, address_of
 
-pytestmark = pytest.mark.skipif(not target.X86, reason="of x86-64")
+pytestmark = pytest.mark.skipif(not target.is_x86(), reason="of x86-64")
 
 # ---------------------------------------------------------------- assembly
 

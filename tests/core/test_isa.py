@@ -10,7 +10,7 @@ import pytest
 
 from blockconv.core import target
 
-pytestmark = pytest.mark.skipif(not target.X86, reason="of x86-64")
+pytestmark = pytest.mark.skipif(not target.is_x86(), reason="of x86-64")
 
 # What .ci/run sets too, to run the tests of reorders as another machine.
 TARGETS = {

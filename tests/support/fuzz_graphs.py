@@ -20,7 +20,7 @@ __all__ = ["BLOCK", "MS", "OPS", "Case", "generate"]
 
 Array = np.ndarray[Any, Any]
 MS = "com.microsoft"
-BLOCK = 16 if not target.X86 or "avx512f" in target.host_features() else 8  # channels, in com.microsoft.nchwc
+BLOCK = 16 if not target.is_x86() or "avx512f" in target.host_features() else 8  # channels, in com.microsoft.nchwc
 FLOATS = {"float32": np.dtype("f4"), "float64": np.dtype("f8"), "float16": np.dtype("f2")} | {
     "bfloat16": np.dtype(ml_dtypes.bfloat16)
 }

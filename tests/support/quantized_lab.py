@@ -35,7 +35,7 @@ def has_dot(name: str) -> bool:
     isa = target.isa()
     some = {"vpdpbusd": isa.vnni, "vpdpwssd": isa.vnni, "vpmaddubsw": isa.ssse3, "sdot": isa.dotprod}
     some |= {"usdot": isa.i8mm, "vdpbf16ps": isa.is_x86 and isa.bf16, "bfdot": not isa.is_x86 and isa.bf16}
-    return "emulated" in name or some.get(name, target.X86)
+    return "emulated" in name or some.get(name, target.is_x86())
 
 
 @dataclass(frozen=True)

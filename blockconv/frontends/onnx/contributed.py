@@ -366,7 +366,7 @@ def channel_block(nodes: Iterable[Any], arrays: Mapping[str, Any]) -> int:
     """
     weights = (arrays.get(node.input[1]) for node in nodes if (node.domain, node.op_type) == (BLOCKED, "Conv"))
     whole = all(weight is None or weight.shape[0] % 16 == 0 for weight in weights)
-    return 16 if whole and (not target.X86 or "avx512f" in target.host_features()) else 8
+    return 16 if whole and (not target.is_x86() or "avx512f" in target.host_features()) else 8
 
 
 for _name in ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"):

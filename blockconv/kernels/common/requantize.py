@@ -184,7 +184,7 @@ def quantized_parts(v: Vectors, args: EpilogueArguments, parts: list[Any], away:
     fits: whether each is sure to fit a 32-bit integer. Packing saturates, so the bytes are bounded, not the floats. A
         NaN, or a value too low for a 32-bit integer, becomes the least 32-bit integer.
     """
-    if not target.X86:
+    if not target.is_x86():
         return in_order(v.b, [quantized(v, args, x, away) for x in parts])
     b = v.b
     # Packing makes unsigned bytes; values that may be negative have 128 added.
@@ -210,7 +210,7 @@ def quantized_together(
     v: Vectors, args: EpilogueArguments, values: list[Any], away: bool, fits: bool, kind: ir.IntType
 ) -> list[Any]:
     """`quantized` of vectors, four at a time where that takes fewer instructions. fits: as in `quantized_parts`."""
-    in_parts = target.X86 and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
+    in_parts = target.is_x86() and kind == I8 and v.lanes in UNPACKED_LANES and v.bytes <= target.isa().vector_bytes
     whole = len(values) // PARTS * PARTS if in_parts else 0
     made = []
     for first in range(0, whole, PARTS):

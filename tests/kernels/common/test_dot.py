@@ -186,7 +186,7 @@ def test_the_targets_features_say_whether_there_is_one(monkeypatch, features, vn
 )
 def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch, features, bf16, f16):
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
-    monkeypatch.setattr(target, "X86", True)
+    monkeypatch.setattr(target, "is_x86", lambda: True)
     found = target.isa.__wrapped__()
     assert (found.bf16, found.f16) == (bf16, f16)
 
@@ -196,7 +196,7 @@ def test_the_targets_features_say_what_it_has_for_floats_of_16_bits(monkeypatch,
 )
 def test_the_targets_features_say_whether_pairs_of_bytes_are_multiplied(monkeypatch, features, ssse3):
     monkeypatch.setattr(target, "target_features", lambda: frozenset(features))
-    monkeypatch.setattr(target, "X86", True)
+    monkeypatch.setattr(target, "is_x86", lambda: True)
     assert target.isa.__wrapped__().ssse3 == ssse3
 
 

@@ -43,7 +43,7 @@ ENDS_INSIDE = "g2mb1ic12ih7oc30kh3ph1"  # groups that end inside a block, but fi
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.sampled(3)
 def test_as_another_machine(name, run_python):
-    if not target.X86:
+    if not target.is_x86():
         pytest.skip("of x86 processors")
     if name == "avx512" and target.isa().name != "avx512":
         pytest.skip("this machine has no AVX-512")

@@ -161,7 +161,7 @@ def test_rows_that_share_vectors_are_read_and_written_inside_the_arrays(where):
         check(made_of(descriptor, k), src, dst, memory=Paged(where))
 
 
-@pytest.mark.skipif(not target.X86, reason="shuffles as x86 does")
+@pytest.mark.skipif(not target.is_x86(), reason="shuffles as x86 does")
 @pytest.mark.parametrize("on_machine", ["avx512, 1 MiB", "avx2, 1 MiB"], indirect=True)
 def test_whole_rows_of_every_kind_are_among_the_problems(on_machine):
     """Else the tests above would pass on less than they say."""
@@ -193,7 +193,7 @@ def test_what_is_not_taken_is_said():
     assert why == "needs several groups of one input channel, not 1 of 16"
 
 
-@pytest.mark.skipif(not target.X86, reason="names x86's instructions")
+@pytest.mark.skipif(not target.is_x86(), reason="names x86's instructions")
 def test_taps_are_multiplied_together_in_whole_vectors():
     made, layout = made_of(WIDE, 0), Layout("NHWC")
     (row,) = [row for row in rows(made, "NHWC", "NHWC") if row.name == ROW]
