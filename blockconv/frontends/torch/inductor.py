@@ -1,7 +1,5 @@
 """The ops that stay in PyTorch, compiled by Inductor: `options={"fallback": "inductor"}`. It needs a C++ compiler."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

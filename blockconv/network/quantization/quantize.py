@@ -1,5 +1,7 @@
 """`quantize`: an integer network from a float network and samples."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
