@@ -252,17 +252,19 @@ def test_packs_for_processors_that_are_not_here(run_python: Any, name: str, mode
     assert len(code) > 5
 
 
-# Root fills a cache. A user without a home or an entry in passwd runs on it. All file systems are read-only, /sys and
-# /tmp are empty. $1: an empty folder. What is below /root is mounted where this user may look for it.
+# Root fills a cache. A user without a home or an entry in passwd runs on it. All file systems are read-only, /sys is
+# empty, and so are /root and /tmp but for FOLDERS. $1: an empty folder elsewhere.
 CONTAINER = """
 set -e
-mkdir "$1/root" && mount --bind /root "$1/root" && mount -t tmpfs -o mode=755 none /root
-for folder in $FOLDERS; do case $folder in /root/*)
+for top in /root /tmp; do
+    mkdir "$1$top" && mount --bind "$top" "$1$top" && mount -t tmpfs -o mode=755 none "$top"
+done
+for folder in $FOLDERS; do case $folder in /root/* | /tmp/*)
     mkdir -p "$folder" && mount --bind "$1$folder" "$folder" && mount -o remount,bind,ro "$folder"
 esac done
-mount -t tmpfs none /sys && mount -o remount,ro /sys
-mount -t tmpfs none /tmp && mount -o remount,ro /tmp
-mount -o remount,ro /root && mount -o remount,bind,ro /
+mount -t tmpfs none /sys
+for top in /root /tmp /sys; do mount -o remount,ro "$top"; done
+mount -o remount,bind,ro /
 cd / && exec setpriv --reuid 54321 --regid 54321 --clear-groups "$PYTHON" -I -c "$CODE" "$MODEL"
 """
 MAY_NOT_WRITE = """
