@@ -118,4 +118,5 @@ def test_kernels_that_are_compiled_are_told_of_and_kept_ones_are_not(run_python:
     kept = re.escape(f"; they are kept in {tmp_path}")
     assert re.search(rf"^blockconv: compiling kernels: 0 of \d+ after \d+ s{kept}\n", network, re.MULTILINE)
     assert network.splitlines()[-1].startswith("blockconv: compiling kernels: finished after")
-    assert re.fullmatch(rf"blockconv: compiling kernels: 1 after \d+ s{kept}\n", call)
+    # A pause of a second between two of them begins another line, as on a machine that is busy.
+    assert re.fullmatch(rf"(blockconv: compiling kernels: 1 after \d+ s{kept}\n)+", call), call

@@ -5,8 +5,6 @@ each tensor. Nodes that run one after the other are one part: JSON of the calls,
 makes, and of the part's inputs and outputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -1,5 +1,7 @@
 """Planning by a user's own means: their planner, and their table of costs."""
 
+from __future__ import annotations
+
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
