@@ -113,9 +113,9 @@ def _network(name: str, folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def _process(code: str, cache: Path, variables: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
-    """What a process tells whose kernels are kept in a folder."""
+    """Run code in a process that keeps its kernels in a folder, and return what the code prints."""
     command = [sys.executable, "-c", BEGIN + code + END, json.dumps(given)]
-    # One process compiles all: those that help would use CPU time that is not its own.
+    # One processor: other processes would help to compile, and their CPU time would not count.
     one = {"NUMBA_NUM_THREADS": "1", "BLOCKCONV_CACHE_DIR": str(cache), **(variables or {})}
     prefix = ["taskset", "-c", "0"] if sys.platform == "linux" else []
     done = subprocess.run([*prefix, *command], env={**os.environ, **one}, check=True, stdout=subprocess.PIPE, text=True)

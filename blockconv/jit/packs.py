@@ -55,7 +55,7 @@ TARGETS = {each.cpu: each for each in _TARGETS}
 
 
 def record(digest: str) -> dict[str, Any]:
-    """What the kernels that this process makes depend on, beside their names. digest: of the generating code."""
+    """The facts that kernels of this process depend on, except their names. digest: of the generating code."""
     return {
         "abi": ABI,
         "digest": digest,
@@ -116,13 +116,13 @@ class Packs(NamedTuple):
 
 @functools.cache
 def found(digest: str) -> Packs:
-    """Those that `BLOCKCONV_PACKS` names, and then the package's own. Warns of a named one that cannot be used."""
+    """The packs of `BLOCKCONV_PACKS`, and then the package's own. Warns of a named one that cannot be used."""
     used: list[Pack] = []
     refused: list[str] = []
     for path, is_named in _files():
         try:
-            data = read_trusted(path) if is_named else path.read_bytes()
-            with zipfile.ZipFile(io.BytesIO(data)) as outer:
+            source = io.BytesIO(read_trusted(path)) if is_named else path  # of the package's own, one target is read
+            with zipfile.ZipFile(source) as outer:
                 made = json.loads(outer.read(RECORD))
                 reasons = {name: refusal(each, digest) for name, each in made.items()}
                 fitting = [name for name, reason in reasons.items() if not reason]
@@ -152,7 +152,7 @@ def _files() -> Iterator[tuple[Path, bool]]:
 # ---------------------------------------------------------------- making
 
 
-# What object code may take from the process: C's memory and mathematics, and the system's `sched_yield`.
+# Object code may call C's functions of memory and mathematics, and the system's `sched_yield`.
 SYMBOLS = re.compile(
     r"memcpy|memmove|memset|sched_yield|(cos|erfc?|exp|exp2|expm1|fmod|log|log10|log1p|log2|pow|sin|tanh|atan2)f?"
 )

@@ -63,7 +63,7 @@ def read_trusted(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class PrivateDirectory:
-    """An open directory. Every method raises OSError where the system does, or where a file is not this user's alone.
+    """An open directory. Every method raises OSError where the system does, or where others may write to a file.
 
     descriptor: None where there are no descriptors of directories, and paths are used instead.
     """
@@ -141,7 +141,7 @@ def open_directory(
     """Open a directory for as long as the context lasts.
 
     within: what `path`, a name, is relative to. private: it has to be a directory, not a link to one, that only this
-    user may write to, else PermissionError or another OSError is raised.
+    user or root may write to, else PermissionError or another OSError is raised.
     """
     whole = Path(path) if within is None else within.path / path
     if not BY_DESCRIPTOR:

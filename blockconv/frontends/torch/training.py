@@ -26,7 +26,7 @@ TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def place_ops(gm: Any) -> tuple[int, int, list[str]]:
-    """Put blockconv's ops in place of those that it has.
+    """Replace the ops of a graph that blockconv has by its own.
 
     Returns how many ops there are, how many of them are blockconv's, and a line for each kind of the others.
     """
