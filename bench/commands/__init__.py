@@ -24,6 +24,7 @@ COMMANDS = {
     "tiles": "a large image by tiles, on Dask's workers, and planned for many machines",
     "mixed": "convolutions in turns with PyTorch's operations, for each pool",
     "compare": "two result files; the status is 1 if anything got slower",
+    "pairs": "two trees of sources in turns: what a change of the code does to speed",
     "manifest": "rows, blockings, assembly and bits of every case; what changed",
     "machine": "this machine's record and what it can do at most",
 }
