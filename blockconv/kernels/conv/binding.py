@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
-from blockconv.core.types import SIGNED
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
@@ -327,7 +326,7 @@ class _Binding:
         blocking = self.blocking
         cb, itemsize = blocking.cb // self.src_each, self.src_itemsize
         if self.unpacks_pixels:
-            return packing.unpack_pixels(cb, *self.unpacking)
+            return packing.unpack_pixels(cb, *self.converting)
         if self.dot.is_matrix and blocking.pixel_lanes:
             return packing.pack_interleaved(packed_as_one(self.types, self.dot), self.isa.vector_bytes)
         if self.dot.is_matrix and self.packs_units:
@@ -379,10 +378,12 @@ class _Binding:
         return packing_planes.pack_phases(blocking.phases, self.at.sw, lanes, itemsize)
 
     @property
-    def unpacking(self) -> tuple[int, int, int, int]:
-        """The compile-time parameters of the kernels that unpack pairs: see `unpack_window`."""
-        signed, flipped = int(self.types.src.kind == SIGNED), int(self.dot.is_unsigned)
-        return self.dot.itemsize, signed, flipped, self.isa.vector_bytes // 2
+    def converting(self) -> tuple[int, int, int, int]:
+        """The compile-time parameters of `convert_window`."""
+        src, itemsize, size = self.types.src, self.dot.itemsize, self.isa.vector_bytes
+        if not src.is_packed:
+            return src.code, itemsize, 0, size // itemsize * 2 if src.is_half else size
+        return src.code, itemsize, int(self.dot.is_unsigned), size // 2
 
     @property
     def unpacks_pixels(self) -> bool:
@@ -394,11 +395,6 @@ class _Binding:
 
     def converter(self) -> int:
         """The address of the kernel that converts a packed window; 0 where there is nothing to convert."""
-        src, vector_bytes = self.types.src, self.isa.vector_bytes
         if self.blocking.in_place or self.unpacks_pixels or not is_converted(self.types, self.dot):
             return 0
-        if src.is_packed:
-            return packing.unpack_window(*self.unpacking).address
-        if src.is_half:
-            return packing.widen_window(src.code, vector_bytes // self.dot.itemsize).address
-        return packing.convert_window(self.dot.itemsize, src.kind == SIGNED, vector_bytes).address
+        return packing.convert_window(*self.converting).address

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from blockconv.core.types import ElementType, element
+from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import (
     I8,
     const,
@@ -156,53 +156,31 @@ def pixel_transposer(channels: int, touching: bool, lanes: int, itemsize: int):
 
 
 @functools.cache
-def byte_converter(itemsize: int, signed: int, lanes: int):
-    """convert(dst, src): see `convert_window`, of one vector."""
+def window_converter(code: int, itemsize: int, flipped: int, size: int):
+    """convert(dst, src): see `convert_window`, of a vector of so many bytes of the source."""
+    type = ElementType.of(code)
 
     @emitted
     def convert(builder, dst, src):
-        v = Vectors(builder, element("int8"), lanes)
+        if type.is_half:
+            v = Vectors(builder, element("float32"), size // 2)
+            v.store(widened(v, type, Vectors(builder, type, size // 2).load(src)), dst)
+            return
+        v, signed = Vectors(builder, element("int8"), size), type.kind == SIGNED
         value = v.load(src)
-        if itemsize == 1:
+        if type.is_packed:
+            value, v = unpacked_pairs(builder, value), Vectors(builder, element("int8"), 2 * size)
+            if signed:
+                value = builder.xor(value, v.c(8))
+                value = value if flipped else value - v.c(8)
+        elif itemsize == 1:
             value = builder.xor(value, v.c(-128))
-        else:
-            wide = ir.VectorType(ir.IntType(8 * itemsize), lanes)
-            value = builder.sext(value, wide) if signed else builder.zext(value, wide)
-        v.store(value, dst)
+        if itemsize > 1:
+            wide = ir.VectorType(ir.IntType(8 * itemsize), v.lanes)
+            value = builder.sext(value, wide) if signed and not flipped else builder.zext(value, wide)
+        store_vector(builder, value, dst)
 
     return convert
-
-
-@functools.cache
-def nibble_unpacker(itemsize: int, signed: int, flipped: int, lanes: int):
-    """unpack(dst, src): see `unpack_window`, of one vector."""
-
-    @emitted
-    def unpack(builder, dst, src):
-        value = unpacked_pairs(builder, Vectors(builder, element("int8"), lanes).load(src))
-        v = Vectors(builder, element("int8"), 2 * lanes)
-        if signed:
-            value = builder.xor(value, v.c(8))
-        if signed and not flipped:
-            value = value - v.c(8)
-        if itemsize > 1:
-            v = Vectors(builder, element(f"int{8 * itemsize}"), 2 * lanes)
-            value = (builder.sext if signed and not flipped else builder.zext)(value, v.kind)
-        v.store(value, dst)
-
-    return unpack
-
-
-@functools.cache
-def half_widener(code: int, lanes: int):
-    """widen(dst, src): a vector of floats of 16 bits, of the type of this code, as float32."""
-
-    @emitted
-    def widen(builder, dst, src):
-        half, v = ElementType.of(code), Vectors(builder, element("float32"), lanes)
-        v.store(widened(v, half, Vectors(builder, half, lanes).load(src)), dst)
-
-    return widen
 
 
 class ChannelAddresses(NamedTuple):

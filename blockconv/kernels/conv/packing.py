@@ -2,6 +2,7 @@
 of a `WindowRecord`."""
 
 from blockconv import jit
+from blockconv.core.types import ElementType
 from blockconv.jit.ir import copy_memory, move, move_part, store_bits
 from blockconv.kernels.common.copies import fill_bytes, fill_pixels, gather_blocks
 from blockconv.kernels.common.geometry import NO_BLOCK
@@ -9,13 +10,11 @@ from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.conv.arguments import TilesArguments, WindowRecord
 from blockconv.kernels.conv.codegen import (
     ChannelAddresses,
-    byte_converter,
-    half_widener,
     interleaver,
     line_packer,
     moved,
-    nibble_unpacker,
     pixel_filler,
+    window_converter,
 )
 
 
@@ -244,44 +243,32 @@ def pack_interleaved(unit, vector_bytes=0):
 
 
 @jit.kernel
-def convert_window(itemsize, signed, lanes):
-    """Convert packed bytes to what tiles read. Arguments: destination, source, number of bytes, and one that is unused.
+def convert_window(code, itemsize, flipped, size):
+    """Convert a packed window to what tiles read. Arguments: destination, source, number of bytes, one that is unused.
 
-    itemsize: of a channel there: 1 flips the highest bit (a signed byte becomes 128 more, unsigned), 2 widens. lanes:
-    of a vector; up to so many bytes past the last are read, and as many channels written. Both may be one memory,
+    code: of the source's type. Bytes are widened, or if `itemsize` is 1, their highest bit is flipped: a signed byte
+    becomes 128 more, unsigned. Packed pairs of 4 bits become two channels, and floats of 16 bits float32.
+    itemsize: of a channel there. flipped: whether signed 4 bits become unsigned, 8 more. size: bytes of the source that
+    are converted at once; up to so many past the last are read, and as many channels written. Both may be one memory,
     whose second half is widened to the whole of it.
     """
-    convert = byte_converter(itemsize, signed, lanes)
+    convert, type = window_converter(code, itemsize, flipped, size), ElementType.of(code)
+    each = 2 * itemsize if type.is_packed else itemsize // type.itemsize  # bytes that a byte becomes
 
-    def kernel(dst, src, size, unused_scratch):
-        for at in range(0, size, lanes):
-            convert(dst + at * itemsize, src + at)
-
-    return kernel
-
-
-@jit.kernel
-def unpack_window(itemsize, signed, flipped, lanes):
-    """`convert_window` for packed pairs of 4 bits, which become two channels of `itemsize` bytes.
-
-    flipped: values of a signed type become unsigned, 8 more, by a flip of their highest bit. lanes: bytes of a vector.
-    """
-    unpack = nibble_unpacker(itemsize, signed, flipped, lanes)
-
-    def kernel(dst, src, size, unused_scratch):
-        for at in range(0, size, lanes):
-            unpack(dst + 2 * itemsize * at, src + at)
+    def kernel(dst, src, count, unused_scratch):
+        for at in range(0, count, size):
+            convert(dst + at * each, src + at)
 
     return kernel
 
 
 @jit.kernel
-def unpack_pixels(cb, itemsize, signed, flipped, lanes):
-    """`pack_window` and `unpack_window` in one, of a 1x1 convolution without stride or padding, whose pixels touch.
+def unpack_pixels(cb, code, itemsize, flipped, lanes):
+    """`pack_window` and `convert_window` in one, of a 1x1 convolution without stride or padding, whose pixels touch.
 
     cb: packed pairs of a pixel that are contiguous in the source, a multiple of `lanes`.
     """
-    unpack = nibble_unpacker(itemsize, signed, flipped, lanes)
+    unpack = window_converter(code, itemsize, flipped, lanes)
 
     def kernel(args, record, unused_last, unused_scratch):
         a, wanted = TilesArguments(args), WindowRecord(record)
@@ -293,17 +280,5 @@ def unpack_pixels(cb, itemsize, signed, flipped, lanes):
                 for at in range(0, size, lanes):
                     unpack(out + 2 * itemsize * at, line + at)
                 line, out = line + a.row_step * a.source.row, out + a.window_row
-
-    return kernel
-
-
-@jit.kernel
-def widen_window(element, lanes):
-    """`convert_window` for floats of 16 bits, which become float32. element: the code of their type."""
-    widen = half_widener(element, lanes)
-
-    def kernel(dst, src, size, unused_scratch):
-        for at in range(0, size, 2 * lanes):
-            widen(dst + 2 * at, src + at)
 
     return kernel

@@ -94,6 +94,9 @@ class WinogradWeightsArgs(Arguments):
         "transformed weights: [group][block of output channels][position][input channel][channel of the block]",
         "address",
     )
+    factors = word("a table: of each value, what the taps are multiplied by; bits of float64s, or integers", "address")
+    side = word("values in each direction", "positions")
+    odd = word("see `transforms.odd_tap`", "1 or 2")
     position = word("from a position of a block to the next", "bytes")
     ocb = word("from a block of output channels to the next", "bytes")
     groups = word("groups that exist; of others, weights are zeros", "groups")

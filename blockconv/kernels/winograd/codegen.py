@@ -7,14 +7,14 @@ Sources of bytes become integers of 16 bits, which hold all that their transform
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core.types import SIGNED, ElementType, element
 from blockconv.jit.ir import I64, const, counted, emitted, pointer, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
-from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d, weights_1d
+from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d
 
 ELEMENT = element("float32")  # what kernels of floats compute with
 TRANSFORMED, PRODUCT = element("int16"), element("int32")  # what a source of bytes is transformed to, and products are
@@ -74,8 +74,11 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
             offset = tile.src_col * k
             return [load(row + offset) for row in rows]
 
-        positions = transform_2d(v, source_1d, form, column, form.side)
-        _store_positions(v, (value for row in positions for value in row), tile)
+        dst = tile.dst
+        for row in transform_2d(v, source_1d, form, column, form.side):
+            for value in row:
+                v.store(value, dst)
+                dst = dst + tile.dst_position
 
     return transform
 
@@ -135,35 +138,43 @@ class Taps(NamedTuple):
 
 
 @functools.cache
-def weight_transform(form: Form, lanes: int, tap: int):
-    """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart.
+def weight_transform(exact: bool, lanes: int, tap: int):
+    """Code that transforms `Taps`, vectors of so many elements that are `tap` bytes apart, by `weight_factors`.
 
     Floats are transformed in float64, and rounded once; integers of 16 bits as they are.
     """
 
     @emitted
-    def transform(builder, taps) -> None:
-        memory = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes)
-        v = memory if form.exact else Vectors(builder, element("float64"), lanes)
+    def transform(builder, taps, factors, side, odd) -> None:
+        memory = Vectors(builder, TRANSFORMED if exact else ELEMENT, lanes)
+        v = memory if exact else Vectors(builder, element("float64"), lanes)
+        order = const(0), odd, TAPS - odd
 
-        def load(at):
-            found = memory.load(at)
-            return found if form.exact else builder.fpext(found, v.kind)
+        def load(row, column):
+            found = memory.load(taps.src + (row * TAPS + column) * tap)
+            return found if exact else builder.fpext(found, v.kind)
 
-        def column(k: int) -> list[Any]:
-            places = [const((TAPS * row + k) * tap) for row in range(TAPS)]
-            return [load(taps.src + at) for at in places]
+        def each_value(lines, found: Callable[[Any, list[Any]], None]) -> None:
+            """Call `found` with the number of each value that a line's taps become, and these values of all lines."""
 
-        rows = transform_2d(v, weights_1d, form, column, TAPS)
-        stored = (value if form.exact else builder.fptrunc(value, memory.kind) for row in rows for value in row)
-        _store_positions(memory, stored, taps)
+            def sums(number):
+                each = [v.broadcast(factors + (number * TAPS + t) * 8) for t in range(TAPS)]
+                products = [[factor * x for factor, x in zip(each, line, strict=True)] for line in lines]
+                return [(first + last, middle) for first, middle, last in products]
+
+            for number in (const(0), side - 1):
+                found(number, [even + odd for even, odd in sums(number)])
+            with counted(builder, builder.udiv(side - 2, const(2))) as pair:
+                number = 2 * pair + 1
+                both = sums(number)
+                found(number, [even + odd for even, odd in both])
+                found(number + 1, [even - odd for even, odd in both])
+
+        def store(row, column, value) -> None:
+            at = taps.dst + (row * side + column) * taps.dst_position
+            memory.store(value if exact else builder.fptrunc(value, memory.kind), at)
+
+        columns = [[load(row, column) for row in order] for column in order]
+        each_value(columns, lambda row, x: each_value([x], lambda column, x: store(row, column, *x)))
 
     return transform
-
-
-def _store_positions(v: Vectors, values: Iterable[Any], to) -> None:
-    """The positions of a transform, in order: `to` has the address of the first, and how far the next is."""
-    dst = to.dst
-    for value in values:
-        v.store(value, dst)
-        dst = dst + to.dst_position

@@ -35,7 +35,7 @@ from blockconv.kernels.winograd.codegen_finish import (
 )
 from blockconv.kernels.winograd.codegen_windows import Planes, copy_vectors, gather_planes
 from blockconv.kernels.winograd.source import tile_at
-from blockconv.kernels.winograd.transforms import TAPS, Form
+from blockconv.kernels.winograd.transforms import TAPS
 
 ITEMSIZE = ELEMENT.itemsize
 LEAST_PIXELS = 4  # of planes that are stored together, unless it is one
@@ -323,7 +323,7 @@ def winograd(exact):
 
 
 @jit.kernel
-def winograd_weights(m, stride, vectors, lanes, turned=0):
+def winograd_weights(vectors, lanes, turned=0):
     """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels.
 
     turned: 0; 1: taps are in reverse order; 2: and output channels are contiguous.
@@ -331,7 +331,7 @@ def winograd_weights(m, stride, vectors, lanes, turned=0):
     pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
     tap_bytes, begin = taps * ITEMSIZE, (taps - 1) * pixel if turned else 0
     tap = -pixel if turned else pixel
-    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(Form(m, stride), lanes, tap)
+    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(False, lanes, tap)
     copy = copy_vectors(taps, lanes)
 
     def kernel(args, first, last, scratch):
@@ -351,16 +351,16 @@ def winograd_weights(m, stride, vectors, lanes, turned=0):
                 else:
                     gather(Planes(src, a.oc_step, 0, taps, exist, 0, scratch))
                 dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
-                transform(Taps(scratch + begin, dst, a.position))
+                transform(Taps(scratch + begin, dst, a.position), a.factors, a.side, a.odd)
 
     return kernel
 
 
 @jit.kernel
-def winograd_pair_weights(m, vectors, lanes):
+def winograd_pair_weights(vectors, lanes):
     """Transform weights of integers; a task is a pair of input channels of a block of a group's output channels."""
     width, vector = vectors * lanes * ITEMSIZE, lanes * ITEMSIZE
-    transform, taps = weight_transform(Form(m, 1, exact=True), 2 * lanes, width), TAPS * TAPS
+    transform, taps = weight_transform(True, 2 * lanes, width), TAPS * TAPS
 
     def kernel(args, first, last, scratch):
         a = WinogradWeightsArgs(args)
@@ -368,6 +368,6 @@ def winograd_pair_weights(m, vectors, lanes):
         for task in range(first, last):
             src, dst = a.src + task * (taps * width), a.dst + task // pairs * a.ocb + task % pairs * width
             for v in range(vectors):
-                transform(Taps(src + v * vector, dst + v * vector, a.position))
+                transform(Taps(src + v * vector, dst + v * vector, a.position), a.factors, a.side, a.odd)
 
     return kernel

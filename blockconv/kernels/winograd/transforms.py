@@ -140,25 +140,27 @@ def destination_1d(v: Vectors, products: list[Any], form: Form) -> list[Any]:
     return out
 
 
-def weights_1d(v: Vectors, g: list[Any], form: Form) -> list[Any]:
-    """Three taps to m + 2 values: the taps' polynomial at each point, over the product of its distances.
+def weight_factors(form: Form, taps: int = TAPS) -> list[Sequence[float]]:
+    """The factors of the taps, for each of the m + 2 values that they become: the second tap's is that of `odd_tap`.
 
-    Times `unit`, which is 1 of floats.
+    A value is the taps' polynomial at a point, over the product of its distances, times `unit`, which is 1 of floats.
+    Between the first value and the last one are those at the points p and -p, which differ in the sign of odd powers.
     """
     if form.stride == 2:
-        return [*weights_1d(v, g[::2], Form(form.m, 1)), g[1]]
-    number = form.m + len(g) - 1
+        return [*((*each, 0.0) for each in weight_factors(Form(form.m, 1), 2)), (0.0, 0.0, 1.0)]
+    number, none = form.m + taps - 1, [0.0] * (taps - 1)
     points = form.points(number)
     squares = _squares(points)
-    out = [v.add_multiple(None, form.unit / math.prod(-s for s in squares), g[0])]
+    found: list[Sequence[float]] = [[form.unit / math.prod(-s for s in squares), *none]]
     for p in points:
         scale = form.unit / (2 * p * p * math.prod(p * p - s for s in squares if s != p * p))
-        factors = [scale * p**t for t in range(len(g))]
-        even, odd = (v.sum_of_multiples(factors[first::2], g[first::2]) for first in (0, 1))
-        out += [v.add_multiple(even, 1, odd), v.add_multiple(even, -1, odd)]
-    if number % 2 == 0:
-        out.append(v.add_multiple(None, form.unit // form.infinity, g[-1]))
-    return out
+        found += [[scale * p**t * sign**t for t in range(taps)] for sign in (1, -1)]
+    return [*found, [*none, form.unit // form.infinity]] if number % 2 == 0 else found
+
+
+def odd_tap(form: Form) -> int:
+    """The tap that has the odd power of a point: of stride 2, the polynomials are of the first and the last tap."""
+    return 2 if form.stride == 2 else 1
 
 
 # ---------------------------------------------------------------- points

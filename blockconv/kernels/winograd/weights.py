@@ -2,6 +2,8 @@
 
 import functools
 
+import numpy as np
+
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.request import Request
@@ -10,20 +12,23 @@ from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, blocking
 from blockconv.kernels.winograd.costs import weight_seconds
-from blockconv.kernels.winograd.transforms import TAPS, Form
+from blockconv.kernels.winograd.transforms import TAPS, Form, odd_tap, weight_factors
 from blockconv.machine.machine import Machine
-from blockconv.runtime import Buffer, Launch
+from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 
 def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProblem, is_last: bool = False) -> Launch:
     """turned: whether input and output channels are exchanged, and taps in reverse order, in the weights that are read.
     is_last: whether output channels are contiguous in these.
     """
-    p, m, at = problem, form.m, _blocking(form, machine, problem)
+    p, at = problem, _blocking(form, machine, problem)
     ic, oc, each = p.ic // p.g, p.oc // p.g, TAPS * TAPS * ITEMSIZE
     args = WinogradWeightsArgs(
         src=Buffer(0),
         dst=Buffer(1),
+        factors=OWN_TABLE,
+        side=form.wei_side,
+        odd=odd_tap(form),
         position=at.wei_position(p),
         ocb=at.wei_ocb(p),
         groups=p.g,
@@ -33,11 +38,12 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
         oc_step=ITEMSIZE if is_last else each if turned else ic * each,
         tap_step=oc * ITEMSIZE,
     )
+    table = np.array(weight_factors(form), np.int64 if form.exact else np.float64).view(np.int64).ravel()
     if form.exact:
-        kernel = kernels.winograd_pair_weights(m, at.vectors, at.out_lanes)
-        return Launch(kernel, args, p.g * at.ocbs * at.elements(p.ic // p.g), 16)
-    kernel = kernels.winograd_weights(m, p.sh, at.vectors, at.out_lanes, *(1 + is_last,) * turned)
-    return Launch(kernel, args, at.sets * at.set_ocbs * (p.ic // p.g), 64, TAPS * TAPS * at.out_lanes * ITEMSIZE)
+        kernel = kernels.winograd_pair_weights(at.vectors, at.out_lanes)
+        return Launch(kernel, args, p.g * at.ocbs * at.elements(ic), 16, table=table)
+    kernel = kernels.winograd_weights(at.vectors, at.out_lanes, *(1 + is_last,) * turned)
+    return Launch(kernel, args, at.sets * at.set_ocbs * ic, 64, each * at.out_lanes, table)
 
 
 def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:

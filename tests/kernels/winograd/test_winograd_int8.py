@@ -25,7 +25,7 @@ from blockconv.kernels.winograd.transforms import (
     destination_1d,
     source_1d,
     transform_2d,
-    weights_1d,
+    weight_factors,
 )
 
 ROW = selection.named("conv2d", "conv_winograd_f4_int8")
@@ -177,8 +177,8 @@ def test_transforms_are_whole_and_fit_16_bits(form):
     tile = np.eye(side**2, dtype=np.int64).reshape(side, side, -1)
     source = np.array(list(transform_2d(v, source_1d, form, lambda k: list(tile[:, k]), side)))
     assert 255 * np.abs(source).sum(-1).max() < 2**15
-    taps = np.eye(9, dtype=np.int64).reshape(3, 3, -1)
-    weights = np.array(list(transform_2d(v, weights_1d, form, lambda k: list(taps[:, k]), 3)))
+    factors = np.array(weight_factors(form)).astype(np.int64)
+    weights = np.einsum("ar,bc->abrc", factors, factors).reshape(side, side, -1)
     assert 128 * np.abs(weights).sum(-1).max() < 2**15
     products = np.einsum("abp,abt->abpt", source, weights).reshape(side, side, -1)
     pixels = np.array(list(transform_2d(v, destination_1d, form, lambda k: list(products[:, k]), side)))
