@@ -173,8 +173,8 @@ class Worker:
         ]
 
     def _ways_of_node(self, case: Node) -> Iterator[Way]:
-        network = _network(case)
-        for candidate in _candidates(case, network):
+        network = network_of(case)
+        for candidate in candidates_of(case, network):
             yield self._way_of_candidate(case, network, candidate)
 
     def _way_of_candidate(self, case: Node, network: Network, candidate: Candidate) -> Way:
@@ -297,7 +297,7 @@ def _way_of_reorder(case: Reorder, row: Row, src: Layout, dst: Layout) -> Way:
     return Way(f"{case.name} {row.name}" if case.every else case.name, row, bound, result)
 
 
-def _network(case: Node) -> Network:
+def network_of(case: Node) -> Network:
     """A network of the one node."""
     builder = NetworkBuilder()
     inputs = [builder.input(f"x{k}", shape, case.dtype) for k, shape in enumerate(case.inputs)]
@@ -307,7 +307,7 @@ def _network(case: Node) -> Network:
     return builder.build()
 
 
-def _candidates(case: Node, network: Network) -> Iterator[Candidate]:
+def candidates_of(case: Node, network: Network) -> Iterator[Candidate]:
     """The dispatcher's row for each pair of layouts; or every row that takes them, the references too."""
     (node,) = network.nodes
     if not case.every:

@@ -41,7 +41,6 @@ ORDER = [
     "blockconv.kernels.pool",
     "blockconv.kernels.reorder",
     "blockconv.kernels.eltwise",
-    "blockconv.kernels.strided_copy",
     "blockconv.kernels.shuffle",
     "blockconv.kernels.axis",
     "blockconv.kernels.norm",

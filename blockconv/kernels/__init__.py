@@ -22,7 +22,6 @@ from blockconv.kernels.reduce import rows as reduce
 from blockconv.kernels.reorder import rows as reorder
 from blockconv.kernels.resize import rows as resize
 from blockconv.kernels.shuffle import rows as shuffle
-from blockconv.kernels.strided_copy import rows as strided_copy
 from blockconv.kernels.table import Row, WeightForm
 from blockconv.kernels.winograd import rows as winograd
 
@@ -53,7 +52,6 @@ TABLE: tuple[Row, ...] = (
     *eltwise.ROWS,
     *shuffle.ROWS,
     *reorder.ROWS,
-    *strided_copy.ROWS,
     *axis.ROWS,
     *norm.ROWS,
     *resize.ROWS,

@@ -226,7 +226,7 @@ def test_explain_gives_numbers():
 
 def test_explain_prices_reorders():
     said = bc.explain(bc.ReorderProblem((1, 64, 56, 56), "NCHW", "nChw16c", 4))
-    assert "reorder_transpose      NCHW → NCHW16" in said
+    assert "reorder_transpose   NCHW → NCHW16" in said
     assert "taken" in said
     with pytest.raises(bc.LayoutError, match=r"^explain: src='zz'"):
         bc.explain(bc.ReorderProblem((1, 1, 1, 1), "zz", "NCHW", 4))

@@ -183,7 +183,7 @@ with jit.collecting():
             names.append(record["key"])
 print(rows_in_reach() - set(seen), len(names) - len(set(names)))
 rows = ("conv_direct", "conv_winograd_f2", "conv_winograd_f4", "conv_winograd_f6", "conv_depthwise", "conv_grouped",
-        "conv_reference", "activation", "binary", "softmax", "lrn", "concat_box", "resize")
+        "conv_reference", "activation", "binary", "softmax", "lrn", "concat_copy", "resize")
 for layout in ("NCHW", "NHWC", "NCHW4", "NCHW8", "NCHW16", "NCHW32", "NCHW64", "CHWN4"):
     lacking = [row for row in rows if not any(f"{layout} > {layout}" in key for key in seen[row])]
     print(layout, lacking)

@@ -18,7 +18,7 @@ from blockconv import jit
 from blockconv.core import target
 from blockconv.jit.ir import store_i64
 from blockconv.kernels.conv.reference import conv_reference
-from blockconv.kernels.reorder.kernels import reorder_copy, reorder_elements
+from blockconv.kernels.reorder.kernels import reorder_copy
 from blockconv.runtime import launcher
 
 PACKAGE = Path(bc.__file__).parent
@@ -35,7 +35,6 @@ def use_every_family() -> None:
     for src, dst in (("NCHW", "NHWC"), ("NHWC", "NCHW16"), ("NCHW", "NCHW4"), ("NCHW4", "CHWN4")):
         bc.to_layout(bc.to_layout(x, src), dst)
     bc.to_layout(bc.empty((1, 17, 5, 5), "NCHW", "int4"), "NCHW4")
-    reorder_elements(52, 52)
     launcher.launch_worker(0)
     launcher.launch_worker(3)
     launcher.launch_alone()
@@ -106,7 +105,7 @@ def users(k):
 
 def ours():
     for size in (1, 2, 4, 8):
-        reorder_elements(48 + size, 48 + size)
+        kernels.reorder_copy(52, 52, size, 0, 0)
         kernels.reorder_transpose(52, 52, 4, 4, 4, 4, size)
 
 other = threading.Thread(target=ours)

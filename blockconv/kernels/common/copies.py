@@ -20,7 +20,7 @@ def copy_bytes(dst, src, size, widths=(64, 16, 4)):
         copy_bytes(dst, src, size, widths[1:])
 
 
-def copy_pixels(dst, src, pixels, d_col, s_col, size, sizes=(4, 1, 8, 16, 32, 64, 48)):
+def copy_pixels(dst, src, pixels, d_col, s_col, size, sizes=(4, 1, 2, 8, 16, 32, 64, 48)):
     """`size` bytes of each pixel; the sizes that layouts make are one move, or two."""
     if not sizes:
         for _ in range(pixels):

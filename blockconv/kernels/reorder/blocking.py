@@ -1,4 +1,4 @@
-"""How a reorder's loop nest is cut into tasks: strips of contiguous extents, or of tiles to transpose."""
+"""How a reorder's loop nest is cut into tasks: strips of tiles to transpose."""
 
 import math
 from collections.abc import Callable
@@ -20,70 +20,8 @@ from blockconv.kernels.common.transposed_tile import (
 SEGMENT = 256  # bytes in a row on either side that a task moves at the least, so that whole lines are filled
 FAR = 4096  # bytes between two rows from which on they are streams of their own
 LONG, LONGEST = 128, 4096  # elements of a contiguous extent made of several loops: enough, and the most
-UNIT = Loop(1, (0, 0))
 
 # TASK_BYTES is a task's share of each side: both stay in the first-level cache.
-
-_TOO_MANY_TAILS = "more than four dimensions have tails"
-
-
-def limited_dimensions(nest: Nest, u_dim: int, v_dim: int) -> tuple[int, ...] | None:
-    """Which dimensions the four limited indices follow: u's, v's, and two others with tails."""
-    others = [dim for dim in nest.limits if dim not in (u_dim, v_dim)]
-    return (u_dim, v_dim, *[*others, -1, -1][:2]) if len(others) <= 2 else None
-
-
-# ---------------------------------------------------------------- copies
-
-
-class Copy(NamedTuple):
-    """Contiguous extents in two loops with strips of steps in a task, and loops around them.
-
-    limits, dims: as `Nest.limits`; the dimensions of the four limited indices.
-    """
-
-    extent: Loop
-    x: Loop
-    y: Loop
-    x_strip: int
-    y_strip: int
-    outer: list[Loop]
-    limits: dict[int, tuple[int, int]]
-    dims: tuple[int, ...]
-
-    @property
-    def tasks(self) -> int:
-        """Tasks, without the outer loops."""
-        return -(-self.x.size // self.x_strip) * -(-self.y.size // self.y_strip)
-
-
-def copy_blocking(nest: Nest, itemsize: int) -> Copy | str:
-    """How to copy extents that are contiguous on both sides, of one element if need be; else why not, in a sentence."""
-    extent = next((loop for loop in nest.loops if loop.src == loop.dst == 1), UNIT)
-    dims = limited_dimensions(nest, extent.dim, extent.dim)
-    if dims is None:
-        return _TOO_MANY_TAILS
-    inner = [loop for loop in nest.loops if loop is not extent and (loop.dim == extent.dim or not nest.partial(loop))]
-    limits = dict(nest.limits)
-    if extent.size * itemsize > TASK_BYTES:
-        # A long extent is cut: its parts are steps of a loop, and its end is the limit of the last.
-        whole, part = extent, TASK_BYTES // itemsize
-        limits.setdefault(extent.dim, (extent.size, extent.size))
-        x = Loop(-(-extent.size // part), (part, part), extent.dim, part)
-        extent, inner = Loop(part, (1, 1), extent.dim, 1), []
-        outer = [loop for loop in nest.loops if loop is not whole]
-    else:
-        x = min(inner, key=lambda loop: loop.src, default=UNIT)
-        outer = [loop for loop in nest.loops if loop is not extent and loop is not x]
-    y = min((loop for loop in inner if loop is not x), key=lambda loop: loop.dst, default=UNIT)
-    nbytes = extent.size * itemsize
-    x_strip = min(x.size, max(1, SEGMENT // nbytes))
-    y_strip = min(y.size, max(1, TASK_BYTES // (nbytes * x_strip)))
-    x_strip = min(x.size, max(1, TASK_BYTES // (nbytes * y_strip)))
-    return Copy(extent, x, y, x_strip, y_strip, [loop for loop in outer if loop is not y], limits, dims)
-
-
-# ---------------------------------------------------------------- transposes
 
 
 class TransposeBlocking(NamedTuple):
@@ -92,7 +30,6 @@ class TransposeBlocking(NamedTuple):
     us, vs: elements along u and v.
     u_strip, v_strip: of these in a task.
     u_strides, v_strides: on the other side, the strides around the inner loop and of an element in it.
-    dims: the dimensions of the four limited indices.
     ahead: elements of a source row to prefetch.
     offsets: with `TABLED`, the destination offset of each element along u.
     """
@@ -107,7 +44,6 @@ class TransposeBlocking(NamedTuple):
     u_strides: tuple[int, int]
     v_strides: tuple[int, int]
     outer: list[Loop]
-    dims: tuple[int, ...]
     ahead: int
     offsets: list[int]
 
@@ -123,9 +59,8 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
     v = next((loop for loop in nest.loops if loop.dst == 1), None)
     if u is None or v is None or u is v:
         return "needs two loops with unit stride, one in each layout"
-    dims = limited_dimensions(nest, u.dim, v.dim)
-    if u.dim == v.dim or dims is None:
-        return f"one dimension has both unit strides, or {_TOO_MANY_TAILS}"
+    if u.dim == v.dim:
+        return "one dimension has both unit strides"
     if nest.partial(v) and nest.limits[v.dim][1] % (v.step * v.size):
         return "the source's blocks split the destination's contiguous dimension, which has a tail"
     lanes = min(16, vector_bytes // moved.itemsize)
@@ -155,7 +90,7 @@ def transpose_blocking(nest: Nest, moved: Moved, vector_bytes: int, stream: bool
     ahead = u_strip if stream and u_strip > b and v_strip > a else 0
     offsets = _offsets(extent) if flags & TABLED else []
     shape = shape._replace(flags=flags)
-    return TransposeBlocking(shape, u, v, us, vs, u_strip, v_strip, u_strides, v_strides, outer, dims, ahead, offsets)
+    return TransposeBlocking(shape, u, v, us, vs, u_strip, v_strip, u_strides, v_strides, outer, ahead, offsets)
 
 
 def _flags(

@@ -1,9 +1,9 @@
-"""Weights whose taps belong to several convolutions, packed in one pass.
+"""Row-major weights whose taps belong to several convolutions, packed in one pass.
 
 With strides, the gradient of an input is several convolutions, each by some of the taps. Their packed weights have the
 same blocks of channels, and differ in their taps alone. A task reads all taps of a block of channels once, and stores
-each tap where its convolution has it. In row-major weights all taps of a pair of channels are contiguous: taps and
-channels are transposed in registers. In channels_last weights the channels of a vector are contiguous.
+each tap where its convolution has it. All taps of a pair of channels are contiguous: taps and channels are transposed
+in registers.
 """
 
 import math
@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blockconv import jit
-from blockconv.core.layout import Layout
+from blockconv.core.layout import row_major
 from blockconv.core.types import Types
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import fill_memory, load_bits, move, store_bits, store_i64
+from blockconv.jit.ir import store_i64
 from blockconv.kernels.common.transposed_tile import TABLED, TileAddresses, TransposeShape, transpose_tile
 from blockconv.kernels.reorder.kernels import SCRATCH, fill_line
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
@@ -33,7 +33,6 @@ class PackTapsArguments(Arguments):
     vectors = word("vectors of a block", "vectors")
     outer = word("in the source, from a vector's channels in a row to the next such", "bytes")
     inner = word("from a channel to the next", "bytes")
-    tap = word("from a tap to the next", "bytes")
 
 
 class TapOffset(Arguments):
@@ -77,40 +76,12 @@ def pack_taps(shape: TransposeShape):
     return kernel
 
 
-@jit.kernel
-def copy_taps(itemsize, lanes):
-    """Copy vectors of so many channels, which are contiguous."""
-    vector_bytes = lanes * itemsize
+def pack_taps_op(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], itemsize: int, width: int) -> Launch | None:
+    """The op that packs row-major weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
 
-    def kernel(args, first, last, scratch):
-        a = PackTapsArguments(args)
-        src, dst, taps, count, tap = a.src, a.dst, a.taps, a.vectors, a.tap
-        of_taps = TapOffset(a.table)
-        vectors = TapVector(of_taps[taps].address)
-        for task in range(first, last):
-            of = vectors[task * count]
-            for t in range(taps):
-                read, block = src + t * tap, dst + of_taps[t].first + task * of_taps[t].step
-                for v in range(count):
-                    at, to, exist = read + of[v].src, block + of[v].dst, of[v].valid
-                    if exist == lanes:
-                        move(to, at, vector_bytes, 0)
-                    else:
-                        fill_memory(to, vector_bytes, 0)
-                        for k in range(exist):
-                            store_bits(to + k * itemsize, load_bits(at + k * itemsize, itemsize), itemsize)
-
-    return kernel
-
-
-def pack_taps_op(
-    pieces: Sequence[tuple[Any, int]], source: Layout, shape: tuple[int, ...], itemsize: int, width: int
-) -> Launch | None:
-    """The op that packs weights of this shape, (G, O/G, I/G, H, W), for all pieces, into buffer 1.
-
-    pieces: a `TapsPiece` each, with the byte that its weights begin with. source: row-major or channels_last. width:
-        lanes of a vector. None if the forms of pieces differ in more than taps, if not all taps are packed unchanged,
-        or if vectors have an irregular memory order.
+    pieces: a `TapsPiece` each, with the byte that its weights begin with. width: lanes of a vector. None if the forms
+        of pieces differ in more than taps, if not all taps are packed unchanged, or if vectors have an irregular memory
+        order.
     """
     one, _ = pieces[0]
     layout, channels, taps = one.form.layout, one.problem.grouped_wei_shape[:3], math.prod(shape[3:])
@@ -118,14 +89,12 @@ def pack_taps_op(
         return None
     if sum(piece.problem.kh * piece.problem.kw for piece, _ in pieces) != taps or layout.outer[3:] != (3, 4):
         return None
-    along = {axis.dim: axis.stride * itemsize for axis in source.axes(shape)}
-    steps = [along[k] for k in ((0, 2, 1) if one.turned else (0, 1, 2))]
-    tap, most = along[4], min(16, width)
+    along = [stride * itemsize for stride in row_major(5).strides(shape)]
+    steps, most = [along[k] for k in ((0, 2, 1) if one.turned else (0, 1, 2))], min(16, width)
     (dim, size), (around, more) = [*reversed(layout.inner), (0, 1), (0, 1)][:2]
     inner = min(most, 1 << (size.bit_length() - 1))
-    copies = steps[dim] == itemsize  # channels are contiguous, else taps
-    lanes = min(inner * (more & -more), most) if inner == size and dim != around and not copies else inner
-    if (lanes > inner and channels[around] % layout.blocks[around]) or not (copies or tap == itemsize):
+    lanes = min(inner * (more & -more), most) if inner == size and dim != around else inner
+    if lanes > inner and channels[around] % layout.blocks[around]:
         return None
     each, whole, row = math.prod(size for _, size in layout.inner), (*channels, 1, 1), max(size, lanes)
     starts = [min(at, row - lanes) for at in range(0, row, lanes)]  # a last vector is moved back
@@ -144,14 +113,12 @@ def pack_taps_op(
         vectors=each // row * len(starts),
         outer=steps[around],
         inner=steps[dim],
-        tap=tap,
     )
     code, together = Types.bits(itemsize).src.code, min(most, 1 << (taps.bit_length() - 1))
     tile = TransposeShape(code, code, lanes, together, inner, together, TABLED)
-    kernel = copy_taps(itemsize, lanes) if copies else pack_taps(tile)
     table = np.concatenate([_tap_offsets(pieces, shape, each * itemsize), vectors.ravel()])
     tasks = layout.size(whole) // each
-    return Launch(kernel, args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
+    return Launch(pack_taps(tile), args, tasks, max(1, tasks // 64), SCRATCH + 8 * taps, table)
 
 
 def _tap_offsets(pieces: Sequence[tuple[Any, int]], shape: tuple[int, ...], nbytes: int) -> npt.NDArray[np.int64]:

@@ -13,10 +13,16 @@ from blockconv import jit
 from blockconv.core.layout import Layout
 from blockconv.jit.arguments import Arguments, word
 from blockconv.jit.ir import load_bits, store_bits
-from blockconv.kernels.reorder.kernels import Offset
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
 Table = npt.NDArray[np.int64]
+
+
+class Offset(Arguments):
+    """The number that an index adds to the offset of an element."""
+
+    src = word("in the source", "elements")
+    dst = word("in the destination", "elements")
 
 
 class UnpackArguments(Arguments):

@@ -10,11 +10,8 @@ import quantized_oracle
 from eltwise_lab import available, check, isa_layouts, sliced
 from storage_oracle import Array
 
-import blockconv as bc
 from blockconv import Layout, Quantization
-from blockconv.core.eltwise_problem import ConcatProblem, GatherProblem, PadProblem
-from blockconv.core.types import Types
-from blockconv.dispatch import selection
+from blockconv.core.eltwise_problem import ConcatProblem, PadProblem
 from blockconv.network import ops
 
 pytestmark = pytest.mark.skipif(not available(), reason="pages cannot be protected here")
@@ -90,17 +87,12 @@ def test_a_row_that_takes_bytes_takes_them_without_a_quantization() -> None:
     check("concat", p, "NCHW4", operands, np.concatenate(xs, 1), dst=str(Layout("NCHW8")))
 
 
-@pytest.mark.parametrize("layout", ["ABcd4b8a", "bcdA16a"])
-@pytest.mark.parametrize(
-    ("op", "problem"),
-    [
-        ("concat", ConcatProblem(((5, 6, 3, 2), (5, 7, 3, 2)), 1)),
-        ("gather", GatherProblem((5, 6, 3, 2), (((0, 5, 1),), ((4, 1, 1), (0, 2, 1)), ((0, 3, 1),), ((0, 2, 1),)))),
-        ("pad", PadProblem((5, 6, 3, 2), ((0, 0), (0, 1), (1, 0), (0, 0)))),
-    ],
-    ids=["concat", "gather", "pad"],
-)
-def test_layouts_with_other_blocks_are_refused(op: str, problem: Any, layout: str) -> None:
-    """Images that are blocked inside channels' blocks, or alone: their tails would be left as they were."""
-    with pytest.raises(bc.UnsupportedError, match="at most one block of channels"):
-        selection.choose(op, problem, Layout(layout), Layout(layout), Types.all("float32"))
+@pytest.mark.parametrize("layout", ["ABcd4b8a", "bcdA16a", "ABcd16b4a4b"])
+def test_layouts_with_any_blocks(layout: str) -> None:
+    """Images that are blocked inside channels' blocks, or alone, channels that are blocked twice: tails are written."""
+    xs = [array(5, 6, 3, 2), array(5, 7, 3, 2)]
+    concat(xs, layout, layout, [(0.5, 200)] * 3)
+    x = xs[1]
+    check("gather", ops.Gather(1, (4, 0, 2)).problem(x.shape), layout, [(x, layout)], x[:, [4, 0, 2]])
+    pad = PadProblem(x.shape, ((0, 0), (0, 1), (1, 0), (0, 0)), 3)
+    check("pad", pad, layout, [(x, layout)], np.pad(x, pad.pads, constant_values=3))

@@ -1,1 +1,0 @@
-"""Concatenation, slices, padding: strided copies."""
