@@ -132,6 +132,7 @@ class ElementType:
         return int(np.array(value, self.dtype).view(f"i{self.itemsize}"))
 
     @staticmethod
+    @functools.cache
     def of(code: int) -> ElementType:
         """The type of this code."""
         kind, itemsize = _KINDS[code // 16], code % 16
@@ -204,21 +205,25 @@ class Types(NamedTuple):
     dst: ElementType
 
     @staticmethod
+    @functools.cache
     def all(dtype: npt.DTypeLike) -> Types:
         """One type for all four: NumPy's `dtype`, or its name."""
         return Types(*[element(dtype)] * 4)
 
     @staticmethod
+    @functools.cache
     def bits(itemsize: int) -> Types:
         """The types of an op that moves elements of so many bytes, whatever they are."""
         return Types(*[ElementType(f"{itemsize} bytes", BITS, itemsize)] * 4)
 
     @staticmethod
+    @functools.cache
     def converted(src: npt.DTypeLike, dst: npt.DTypeLike) -> Types:
         """The types of an op that computes in float32, whatever its arrays hold."""
         return Types(element(src), element(src), element("float32"), element(dst))
 
     @staticmethod
+    @functools.cache
     def quantized(src: npt.DTypeLike, dst: npt.DTypeLike, narrow: bool = False) -> Types:
         """The types of an op with int8 weights, whose products with an 8-bit or 4-bit source are added as int32."""
         return Types(element(src), replace(element("int8"), narrow=narrow), element("int32"), element(dst))

@@ -193,6 +193,7 @@ class Row:
         convolution's, relative to the largest output, as measured. This kernel may also spread a NaN or infinity over
         its neighbours.
     least(request): predicted seconds that no tile goes below, on one thread: a bound that costs less than a decision.
+        It sees no layouts. Infinite: the kernel takes such a problem in no layout.
     """
 
     name: str
@@ -213,9 +214,9 @@ class Row:
         """The kernel for a request, or why it does not take it. Whether and how a kernel runs is decided here alone."""
         if not self.takes(request.types):
             return f"does not take {request.types}"
-        for layout in (request.src, request.dst):
-            if self.op in WINDOWS and not layout.is_native:
-                return f"needs layouts with at most one block, of up to {LARGEST_BLOCK} channels, unlike {layout}"
+        if self.op in WINDOWS and not (request.src.is_native and request.dst.is_native):
+            other = request.dst if request.src.is_native else request.src
+            return f"needs layouts with at most one block, of up to {LARGEST_BLOCK} channels, unlike {other}"
         again = self._rewritten(request, options)
         if again is None:
             return self.make(request, **options)

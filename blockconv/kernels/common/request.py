@@ -35,15 +35,25 @@ class Request:
     def __hash__(self) -> int:
         return hash((self.problem, self.src, self.dst))  # few requests have all of these in common
 
-    @property
+    @functools.cached_property
     def source(self) -> Geometry:
         """The source's strides, in bytes."""
         return geometry(self.src, self.problem.src_shape, self.types.src.itemsize)
 
-    @property
+    @functools.cached_property
     def destination(self) -> Geometry:
         """The destination's strides, in bytes."""
         return geometry(self.dst, self.problem.dst_shape, self.types.dst.itemsize)
+
+    @functools.cached_property
+    def src_bytes(self) -> int:
+        """Bytes of the source, padding included."""
+        return self.types.src.nbytes(self.src.size(self.problem.src_shape))
+
+    @functools.cached_property
+    def dst_bytes(self) -> int:
+        """Bytes of the destination, padding included."""
+        return self.types.dst.nbytes(self.dst.size(self.problem.dst_shape))
 
     def on_threads(self, threads: int) -> Request:
         """The same request for another number of threads."""

@@ -395,22 +395,42 @@ def tile_of_least_time(
     binds: whether loads limit a tile of one vector, so that others are preferred: it has more loads than multiply-adds.
         Two multiply-adds of half vectors are issued in a cycle, but no more loads.
     """
-    problem, m = request.problem, request.machine
-    rates, groups, oc = m.profile.by(name_of(dot)), problem.g, problem.oc // problem.g
-    elements = -(-problem.ic // groups // dot.channels)
-    steps = elements * problem.kh * problem.kw
+    p, m = request.problem, request.machine
+    tiles = tuple(
+        (vectors, most)
+        for vectors, most in tiles_of(dot, m.isa)
+        if of in (0, vectors) and not straddles_blocks(p, dst, stored, lanes, vectors * lanes)
+    )
     like = None if request.anchor is None else blocking(request.at_anchor).shape
-    finite = request.types.has_finite_weights
+    return _least_tile(m, p, at, request.types.has_finite_weights, tiles, lanes, dot, like, binds)
+
+
+@functools.lru_cache(maxsize=4096)
+def _least_tile(
+    machine: Machine,
+    problem: Conv2dProblem,
+    at: Space,
+    finite: bool,
+    tiles: tuple[Pair, ...],
+    lanes: int,
+    dot: Dot,
+    like: TileShape | None,
+    binds: bool,
+) -> TileShape:
+    """`tile_of_least_time` among `tiles`: (vectors, the most pixels). Most pairs of layouts of a problem have the same.
+
+    finite: whether weights are known to be. like: the anchor's tile.
+    """
+    rates, oc = machine.profile.by(name_of(dot)), problem.oc // problem.g
+    elements = -(-problem.ic // problem.g // dot.channels)
+    steps = elements * problem.kh * problem.kw
     best: tuple[bool, float, int, int, tuple[int, int, int]] | None = None
-    for vectors, most in tiles_of(dot, m.isa):
-        width = vectors * lanes
-        if straddles_blocks(problem, dst, stored, lanes, width) or of not in (0, vectors):
-            continue
-        is_far, ocbs = are_far(m, steps, vectors), -(-oc // width)
-        for r, pixels, taps, tiles in _tiles(at, finite, most, like and like.pixels):
+    for vectors, most in tiles:
+        is_far, ocbs = are_far(machine, steps, vectors), -(-oc // (vectors * lanes))
+        for r, pixels, taps, count in _tiles(at, finite, most, like and like.pixels):
             reduced = elements * taps * rates.step(r * pixels, vectors, is_far=is_far)
             seconds, shape = reduced + rates.end(r * pixels * vectors), (r, pixels, vectors)
-            seconds *= tiles * ocbs * (1.0 if like is None else _unlike(shape, like, most))
+            seconds *= count * ocbs * (1.0 if like is None else _unlike(shape, like, most))
             if best is not None and not best[0] and seconds > 1.00001 * best[1]:
                 continue
             level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding

@@ -45,7 +45,7 @@ from blockconv.kernels.conv.blocking import (
 )
 from blockconv.kernels.conv.dividing import PANEL_ROW_CYCLES, STEP, plane_read_cycles
 from blockconv.kernels.conv.reference import ReferenceArguments, conv_reference
-from blockconv.kernels.conv.space import Space, TapsRegion, space, why_not_regions
+from blockconv.kernels.conv.space import Space, TapsRegion, has_dilation_alone, space, why_not_regions
 from blockconv.kernels.table import Epilogue, Primitive, Row, WeightForm
 from blockconv.machine.profile import SCATTERED
 from blockconv.runtime import Launch
@@ -176,7 +176,7 @@ def _packing(request: Request, found: ConvBlocking) -> float:
     each = known.pack(max(1, chunk // _FLOAT32.itemsize), how)
     # Where pixels are apart, whole cache lines are read, unless a packed chunk is next to the one before.
     lines = max(1.0, min(LINE, stride) / (ic * itemsize))
-    moved = known.pack_bytes(itemsize * pixels * ic, lines, itemsize * src.size(p.src_shape))
+    moved = known.pack_bytes(itemsize * pixels * ic, lines, request.src_bytes)
     return max(panels * known.packs["task"] + parts * (rows * known.packs["row"] + pixels * each), moved)
 
 
@@ -187,8 +187,8 @@ def _with_memory(computed: float, request: Request, dot: Dot) -> float:
     """
     p, types = request.problem, request.types
     wide = dot.itemsize or types.wei.itemsize
-    read = types.src.nbytes(request.src.size(p.src_shape)) + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
-    moved = request.machine.move_seconds(read, types.dst.nbytes(request.dst.size(p.dst_shape)))
+    read = request.src_bytes + wide * p.oc * (p.ic // p.g) * p.kh * p.kw
+    moved = request.machine.move_seconds(read, request.dst_bytes)
     return max(computed, moved) + waiting_seconds(request)
 
 
@@ -247,13 +247,23 @@ def _make_regions(request: Request) -> Primitive | Reason:
     )
 
 
-REGIONS = Row("conv_regions", "conv2d", _make_regions, frozenset({"float32", "float64"}), least=_least)
+REGIONS = Row(
+    name="conv_regions",
+    op="conv2d",
+    dtypes=_DTYPES,
+    make=_make_regions,
+    least=lambda request: _least(request) if has_dilation_alone(request.problem) else math.inf,
+)
 
 
 # ---------------------------------------------------------------- matrices
 
 
 _NO_MATRICES = "is for processors with a unit that multiplies matrices (AMX)"
+
+
+def _least_matrix(request: Request) -> float:
+    return 0.0 if request.machine.isa.amx else math.inf
 
 
 def _why_not_matrix(request: Request) -> Reason | None:
@@ -285,6 +295,7 @@ MATRIX = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
     make=_tiled(matrix_blocking.blocking, _cost_matrix, _weights_dense, _why_not_matrix),
+    least=_least_matrix,
 )
 
 
@@ -310,6 +321,7 @@ MATRIX_PIXELS = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
     make=_tiled(matrix_pixel_blocking.blocking, _cost_matrix_pixels, _weights_dense, _why_not_matrix_pixels),
+    least=_least_matrix,
 )
 
 
@@ -382,7 +394,7 @@ GROUPED = Row(
     op="conv2d",
     dtypes=_DTYPES | {str(types) for types in INT8 | HALVES},
     make=_tiled(grouped_blocking.blocking, _cost_grouped, _weights_grouped, _why_not_grouped),
-    least=_least,
+    least=lambda request: _least(request) if request.problem.g > 1 else math.inf,
 )
 
 

@@ -2,7 +2,9 @@
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+import operator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
@@ -14,8 +16,7 @@ from blockconv.kernels.common.taps import Kept, TapRange, tap_ranges
 SHORT = 48  # columns that a window may be longer than its outputs where the batch is flattened
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(NamedTuple):
     """A problem's pixels as images of rows of columns, and which of its axes those are.
 
     Usually image, row and column are n, h and w. Where the batch is inside a pixel (CHWN4, HWCN), columns run over w
@@ -79,10 +80,10 @@ def space(problem: Conv2dProblem, src: Layout, dst: Layout, strided: bool = Fals
     if batch:
         along_w = {"kh": p.kw, "sh": p.sw, "ph": p.pw, "dh": p.dw}
         return Space(("h", "w", "n"), p.oh, p.ow, p.n, p.iw, p.n, **along_w, depth=p.kh)
-    sizes = {
-        name: getattr(p, name) for name in ("oh", "ow", "ih", "iw", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw")
-    }
-    return Space(("n", "h", "w"), p.n, **sizes)
+    return Space(("n", "h", "w"), p.n, *_SIZES(p))
+
+
+_SIZES = operator.attrgetter("oh", "ow", "ih", "iw", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw")
 
 
 def is_pointwise(problem: Conv2dProblem) -> bool:
@@ -124,7 +125,7 @@ class TapsRegion:
     def levels(self, problem: Conv2dProblem) -> Space:
         """The part of the source that its tiles read, without what is between rows of taps: these are levels."""
         (top, bottom), (left, right) = self.kept
-        return replace(self.space(problem), kh=1, dh=1, kw=right - left, ph=0, pw=0, depth=bottom - top)
+        return self.space(problem)._replace(kh=1, dh=1, kw=right - left, ph=0, pw=0, depth=bottom - top)
 
     def read(self, src: Geometry) -> int:
         """From an image to the first tap of the first pixel, in bytes; before the image, where that tap is left out."""
@@ -154,6 +155,11 @@ def _runs(problem: Conv2dProblem, x: str) -> itertools.groupby:  # type: ignore[
     return itertools.groupby(enumerate(tap_ranges(problem, x, 1)), key=lambda one: one[1])
 
 
+def has_dilation_alone(problem: Conv2dProblem) -> bool:
+    """Whether a problem has a dilation, and no strides."""
+    return problem.sh == problem.sw == 1 < max(problem.dh, problem.dw)
+
+
 def why_not_regions(request: Request) -> str | None:
     """Why a problem is not computed by regions."""
     p = request.problem
@@ -161,7 +167,7 @@ def why_not_regions(request: Request) -> str | None:
         return "has regions of one size"
     if not request.types.has_finite_weights:
         return "needs weights that are known to be finite"
-    if (p.sh, p.sw) != (1, 1) or max(p.dh, p.dw) == 1:
+    if not has_dilation_alone(p):
         return "needs stride 1 and a dilation"
     if space(p, request.src, request.dst).axes != ("n", "h", "w"):
         return "needs images of rows of columns"

@@ -244,8 +244,7 @@ def _data(request: Request) -> Primitive | Reason:
     def seconds() -> float:
         each = max(p.kh * p.kw, spec.loads) + p.sw * p.sh + DATA_CYCLES
         steps = planes * -(-p.ih // p.sh) * -(-p.iw // (p.sw * spec.pixels))
-        sizes = types.src.nbytes(request.src.size(p.src_shape)), types.dst.nbytes(request.dst.size(p.dst_shape))
-        return m.launch_seconds() + max(steps * each * m.cycle_seconds(), m.move_seconds(*sizes)) / request.threads
+        return request.seconds(request.src_bytes, request.dst_bytes, steps * each * m.cycle_seconds())
 
     def launches(epilogue: Epilogue = _NO_EPILOGUE) -> list[Launch]:
         assert not epilogue.residual

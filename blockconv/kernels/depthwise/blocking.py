@@ -319,7 +319,7 @@ class DepthwiseBlocking(DepthwiseShape):
 @functools.lru_cache(maxsize=4096)
 def blocking(request: Request) -> DepthwiseBlocking | Reason:
     """The blocking of a problem on a machine. It does not depend on the threads."""
-    problem, src, types, m = request.problem, request.src, request.types, request.machine
+    problem, types, m = request.problem, request.types, request.machine
     at = _in_place(request)
     if isinstance(at, str) or at.columns:
         return at
@@ -329,11 +329,10 @@ def blocking(request: Request) -> DepthwiseBlocking | Reason:
     at = replace(at, gathered=gathered, entry_bytes=each)
     if gathered:
         return at
-    nbytes = types.src.nbytes(src.size(problem.src_shape))
-    stay = entries_that_stay(m, problem, strides, each, at.span, window_rows(problem, at.loops), nbytes)
+    stay = entries_that_stay(m, problem, strides, each, at.span, window_rows(problem, at.loops), request.src_bytes)
     if stay:
         return replace(at, span=stay)
-    return _in_two_rows(request, at) if is_wide(m, src, problem.src_shape, types.src) else at
+    return _in_two_rows(request, at) if is_wide(m, strides, types.src.itemsize) else at
 
 
 def _in_two_rows(request: Request, at: DepthwiseBlocking) -> DepthwiseBlocking:
@@ -527,6 +526,7 @@ def _stores(src_block: int, dst_block: int, lanes: int) -> tuple[int, int]:
     return (NO_BLOCK, dst_block) if unit % dst_block == 0 else (dst_block, lanes)
 
 
+@functools.lru_cache(maxsize=1024)
 def _runs(problem: Conv2dProblem, length: int, padded: int, lanes: int, cut: int) -> tuple[ChannelRun, ...]:
     """The output channels of each vector, up to `padded`. length: source channels of a block. cut: see `_stores`."""
     m, first, found = problem.oc // problem.ic, 0, []

@@ -249,7 +249,7 @@ def _tile_entries(s: Geometry, types: Types, at: DepthwiseBlocking) -> int:
 
 def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
     """The words `ahead` and `ahead_rows`. A tile prefetches all source rows, or those that no tile above it reads."""
-    p, src, types, m, s = request.problem, request.src, request.types, request.machine, request.source
+    p, types, m, s = request.problem, request.types, request.machine, request.source
     span = window_rows(p, at.unrolled if at.columns else at.loops)
     if at.columns:
         # A tile reads a few lines of each of many rows, in which the next tile reads the next ones (1.1 times as fast).
@@ -259,8 +259,7 @@ def _prefetched(request: Request, at: DepthwiseBlocking) -> tuple[int, int]:
     # The processor expects a pixel's lines to be read one after the other, and fetches these. Where pixels are many
     # lines, as in NHWC, a tile reads one line of each. So it prefetches the next line of each, where these are far
     # away.
-    wide = is_wide(m, src, p.src_shape, types.src, lines=2)
-    if at.gathered or not (wide and is_beyond(m, types.src.nbytes(src.size(p.src_shape)))):
+    if at.gathered or not (is_wide(m, s, types.src.itemsize, lines=2) and is_beyond(m, request.src_bytes)):
         return 0, 0
     rows = at.loops * p.sh
     return (span - rows) * s.row + LINE, rows
@@ -309,18 +308,15 @@ def _cost(request: Request, at: DepthwiseBlocking) -> float:
 
     Stores across layouts show here as they do not in a dense convolution: there is little else to do.
     """
-    p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
-    itemsize = types.src.itemsize
-    moved = m.move_seconds(itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape))
+    p, dst, types, m = request.problem, request.dst, request.types, request.machine
+    moved = m.move_seconds(request.src_bytes, request.dst_bytes)
     stored = 0.0
     if at.columns == 0:
         # Storing a vector of channels to as many planes takes as long as storing them one by one.
         each = m.store_seconds(dst, at.store_width if at.store_width > 1 else SCATTERED, at.lanes)
         stored = each * dst.size(p.dst_shape) / at.lanes + _refetched_seconds(request)
     if at.gathered:
-        stored += gathering_seconds(
-            m, gathered_bytes(p, itemsize * src.size(p.src_shape), at.share(m, p, request.threads)[1])
-        )
+        stored += gathering_seconds(m, gathered_bytes(p, request.src_bytes, at.share(m, p, request.threads)[1]))
     if at.joined:
         computed = at.seconds(m, p)
     else:
@@ -338,12 +334,11 @@ def _refetched_seconds(request: Request) -> float:
 
     (32 channels of 112x112 from NCHW8 into NCHW16 took 206 µs, into NCHW8 147.)
     """
-    p, src, dst, types = request.problem, request.src, request.dst, request.types
+    p, types = request.problem, request.types
     s, d = request.source, request.destination
     together = min(d.length * types.dst.itemsize, LINE)
     parts = -(-together // (s.length * (p.oc // p.ic) * types.dst.itemsize))
-    sizes = types.src.itemsize * src.size(p.src_shape), types.dst.itemsize * dst.size(p.dst_shape)
-    return (parts - 1) * request.machine.beyond_seconds(sizes[1], sum(sizes))
+    return (parts - 1) * request.machine.beyond_seconds(request.dst_bytes, request.src_bytes + request.dst_bytes)
 
 
 NO_EPILOGUE = Epilogue()

@@ -38,7 +38,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     has_tail = tail < at.elements(at.ic_block)
     parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
     tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
-    src_bytes = types.src.nbytes(request.src.size(p.src_shape))
+    src_bytes = request.src_bytes
     args = fill(
         WinogradArgs,
         conv_operands(epilogue.residual),

@@ -20,7 +20,7 @@ _SEEN = 0.25
 
 def cost(request: Request, at: WinogradBlocking) -> float:
     """Seconds: of the products or their weights' way to the core, and of transforms or pixels in and out."""
-    p, src, dst, types, m = request.problem, request.src, request.dst, request.types, request.machine
+    p, dst, types, m = request.problem, request.dst, request.types, request.machine
     wei_bytes = at.wei_bytes(p)
     stays = wei_bytes // at.sets <= m.second_level_cache // 2
     again = m.move_seconds(wei_bytes, 0)
@@ -34,7 +34,7 @@ def cost(request: Request, at: WinogradBlocking) -> float:
     each = rates.each if at.form.exact else m.fma_seconds(at.lanes, ITEMSIZE)
     products = multiply_adds(m, p, at) * each
     multiply = max(products, streamed) + (0.0 if stays else _SEEN * min(products, streamed))
-    read, written = types.src.nbytes(src.size(p.src_shape)), types.dst.nbytes(dst.size(p.dst_shape))
+    read, written = request.src_bytes, request.dst_bytes
     # Transforms are timed in the second-level cache: they do not hide loads from beyond it.
     beyond = max(0.0, m.move_seconds(read, written) - (read + written) / m.profile.copies["L2"])
     form, (source, destination) = (at.form.m, at.form.stride), transforms(p, dst, at)

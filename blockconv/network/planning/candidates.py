@@ -5,7 +5,7 @@ The op says what it requires of the kernel table (`network.ops.rule`). The table
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -173,13 +173,15 @@ def accepted(
 
     Remembered with its costs: a network repeats its problems, and every plan of a network asks for all of them.
     """
-    rows = selection.rows_for(op, types)
     asked = [Request(problem, src, dst, types, 1, machine) for src in srcs for dst in dsts]
-    decided = [(row, request, selection.decide(row, request, accuracy)) for row in rows for request in asked]
-    found = [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
-    if not references:
-        found = [item for item in found if not item[0].reference] or found
-    return tuple(predicted(row, request, primitive) for row, request, primitive in found)
+    rows = [row for one in asked[:1] for row in selection.rows_for(op, types) if row.least(one) < math.inf]
+
+    def taken(some: Iterable[Row]) -> list[tuple[Row, Request, Primitive]]:
+        decided = ((row, request, selection.decide(row, request, accuracy)) for row in some for request in asked)
+        return [(row, request, one) for row, request, one in decided if not isinstance(one, Reason)]
+
+    found = [] if references else taken(row for row in rows if not row.reference)
+    return tuple(predicted(*one) for one in found or taken(rows))
 
 
 def predicted(row: Row, request: Request, primitive: Primitive) -> Candidate:
