@@ -47,7 +47,8 @@ def reorder_seconds(machine: Machine, shape: Shape, src: Layout, dst: Layout, it
     """The predicted seconds of `reorder_program` on one thread: those of the kernel that is chosen on this machine."""
     problem = ReorderProblem(shape, src.name, dst.name, itemsize or 1)
     request = Request(problem, src, dst, Types.bits(problem.itemsize), 1, machine)
-    best = selection.cheapest(selection.decisions("reorder", request))
+    rows = selection.rows_for("reorder", request.types)
+    best = selection.cheapest({row: selection.decide(row, request) for row in rows})
     assert best is not None, "the reference takes every reorder"
     seconds = best[1].seconds
     if not itemsize:

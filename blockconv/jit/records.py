@@ -10,8 +10,9 @@ A field is declared once, and records that share fields are made of one another:
 import dataclasses
 import functools
 import itertools
+import operator
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 _R = TypeVar("_R")
@@ -30,20 +31,25 @@ def fill(made: type[_R], *records, **given) -> _R:
     Properties of records count too. Raises TypeError for a name that several records have, and as `made` does for one
     that none has.
     """
-    sources = _sources(made, tuple(given), *map(type, records))  # type: ignore[arg-type]
-    return made(**{name: getattr(records[k], name) for name, k in sources}, **given)
+    for k, names, values in _sources(made, tuple(given), *map(type, records)):  # type: ignore[arg-type]
+        given.update(zip(names, values(records[k]), strict=False))
+    return made(**given)
 
 
 @functools.cache
-def _sources(made: type, given: tuple[str, ...], *records: type) -> list[tuple[str, int]]:
-    """The number of the record that has each of the fields which are not given."""
-    found = []
+def _sources(
+    made: type, given: tuple[str, ...], *records: type
+) -> list[tuple[int, list[str], Callable[[Any], tuple[Any, ...]]]]:
+    """Of each record that has some of the fields which are not given: its number, their names, and what reads them."""
+    found: dict[int, list[str]] = {}
     for name in fields_of(made):
         having = [k for k, record in enumerate(records) if name not in given and name in _names(record)]
         if len(having) > 1:
             raise TypeError(f"{made.__name__}: {name} is given by {', '.join(records[k].__name__ for k in having)}")
-        found += [(name, k) for k in having]
-    return found
+        for k in having:
+            found.setdefault(k, []).append(name)
+    # With one name alone, `attrgetter` would give no tuple.
+    return [(k, names, operator.attrgetter(*names, names[0])) for k, names in found.items()]
 
 
 @functools.cache

@@ -43,7 +43,7 @@ class Loop:
 
         dim and step are then those of the inner loop.
         """
-        if any(here != inner.size * there for here, there in zip(self.strides, inner.strides, strict=True)):
+        if self.strides != tuple([inner.size * stride for stride in inner.strides]):
             return None
         return replace(inner, size=self.size * inner.size)
 
@@ -79,12 +79,12 @@ def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
     """The loop nest of a reorder; None where the layouts' blocks do not nest (sizes 4 and 6, say)."""
     loops: list[Loop] = []
     limits: dict[int, tuple[int, int]] = {}
-    padded, readable = dst.padded_shape(shape), src.padded_shape(shape)
+    padded, readable, read, written = dst.padded_shape(shape), src.padded_shape(shape), src.axes(shape), dst.axes(shape)
     for dim, extent in enumerate(shape):
-        digits = _digits(dim, padded[dim], _of(dim, src.axes(shape)), _of(dim, dst.axes(shape)))
+        digits = _digits(dim, padded[dim], [a for a in read if a.dim == dim], [a for a in written if a.dim == dim])
         if digits is None:
             return None
-        if math.prod(d.size for d in digits) != extent or padded[dim] != extent:
+        if padded[dim] != extent or math.prod([d.size for d in digits]) != extent:
             limits[dim] = (extent, padded[dim])
         loops += digits
     loops = sorted((loop for loop in loops if loop.size > 1), key=lambda loop: (-loop.dst, -loop.src))
@@ -92,12 +92,10 @@ def nest(src: Layout, dst: Layout, shape: tuple[int, ...]) -> Nest | None:
     return Nest(tuple(fused(loops, lambda loop: loop.dim in limits)), limits, unread)
 
 
-def _of(dim: int, axes: tuple[Axis, ...]) -> list[Axis]:
-    return sorted((a for a in axes if a.dim == dim), key=lambda a: -a.step)
-
-
 def _digits(dim: int, padded: int, src: list[Axis], dst: list[Axis]) -> list[Loop] | None:
-    """The coarsest digits that both sides' axes of one dimension are made of, biggest step first."""
+    """The coarsest digits that both sides' axes of one dimension are made of, biggest step first, as the axes are."""
+    if len(src) == len(dst) == 1:
+        return [Loop(padded, (src[0].stride, dst[0].stride), dim, 1)]
     steps = sorted({a.step for a in src} | {a.step for a in dst}, reverse=True)
     if any(big % small for big, small in zip(steps, steps[1:], strict=False)):  # noqa: RUF007
         return None

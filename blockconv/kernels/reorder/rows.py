@@ -17,6 +17,7 @@ but the last. Packed integers of 4 bits are one a byte on their way, in buffers 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -90,6 +91,7 @@ class MovedElements(NamedTuple):
     conversion: ConversionArguments
 
     @staticmethod
+    @functools.cache
     def bits(itemsize: int, fill: int = 0) -> MovedElements:
         """Elements of so many bytes, which are moved as they are."""
         code, none = Types.bits(itemsize).src.code, quantization_words(None, Types.all("float32").src)
