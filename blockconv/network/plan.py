@@ -189,6 +189,7 @@ class Plan:
     """
 
     @ieee
+    @garbage_at_the_end()
     def __init__(self, network: Network, options: Options, like: Plan | None = None) -> None:
         self.network, self.options = network, options
         self._names = tuple(tensor.name for tensor in network.inputs)

@@ -102,13 +102,13 @@ def read_initializers(
         if count > 1 or not name:
             rule = f"is the name of {count} initializers" if name else "has to name the initializer"
             raise NetworkError(OP, "initializer", name, rule, "give each its own name")
-    arrays = {}
+    arrays, readers = {}, {name: node for node in reversed(graph.node) for name in node.input}
     for name, part, read in parts:
-        where = f"initializer {name!r}, {_reader(proto, name)}"
+        where = f"initializer {name!r}, {_reader(readers.get(name))}"
         arrays[name] = read(part, where, files) if name not in instead else _replaced(part, where, instead[name])
     inputs = {value.name: value for value in graph.input}
     for name in set(arrays) & set(inputs):
-        _check_declared(name, arrays[name], inputs[name], _reader(proto, name))
+        _check_declared(name, arrays[name], inputs[name], _reader(readers.get(name)))
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise ArgumentError(OP, "constants", given, "has to be a dict: {name of an input: array}")
@@ -234,11 +234,10 @@ def _element(kind: int) -> str:
     return onnx.TensorProto.DataType.Name(kind) if kind in onnx.TensorProto.DataType.values() else str(kind)
 
 
-def _reader(proto: Any, name: str) -> str:
-    for node in proto.graph.node:
-        if name in node.input:
-            return f"read by node {node.name or (list(node.output) or '?')[0]!r} ({node.op_type})"
-    return "read by no node"
+def _reader(node: Any) -> str:
+    if node is None:
+        return "read by no node"
+    return f"read by node {node.name or (list(node.output) or '?')[0]!r} ({node.op_type})"
 
 
 # ---------------------------------------------------------------- values in other files

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from blockconv.core.checks import Shape
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing, to_install
@@ -96,8 +95,12 @@ def captured(node: Any) -> list[str]:
 def graphs_of(node: Any) -> Iterator[Any]:
     """The graphs that are attributes of a node."""
     for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else [])
-        yield from attribute.graphs
+        if attribute.type in _OF_GRAPHS:
+            yield from ([attribute.g] if attribute.HasField("g") else [])
+            yield from attribute.graphs
+
+
+_OF_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.UNDEFINED)
 
 
 # ---------------------------------------------------------------- parts
@@ -220,7 +223,14 @@ def _loaded(proto: Any, threads: int, optimized: bool, replaced: bool) -> tuple[
         others = counted(kind for kind in kinds if kind not in NUMPY_OPS)
         remedy = "" if has_onnx_runtime() else f"; {REMEDY}"
         raise UnsupportedError(f"blockconv has no op for {others}, and {why}{remedy}")
-    return None, ReferenceEvaluator(proto).run
+    return None, reference_of(proto).run
+
+
+def reference_of(proto: Any) -> Any:
+    """ONNX's own evaluator of a model. Few models need it, and its import takes long."""
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(proto)
 
 
 class Session:
