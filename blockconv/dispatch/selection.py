@@ -14,7 +14,7 @@ from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import ElementType, Types
 from blockconv.kernels import TABLE, Row
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.table import Primitive, decided
+from blockconv.kernels.table import Primitive
 from blockconv.machine.machine import Machine
 from blockconv.runtime import Program
 
@@ -57,7 +57,7 @@ def decisions(op: str, request: Request, accuracy: float | None = None) -> dict[
 
 def decide(row: Row, request: Request, accuracy: float | None = None) -> Primitive | Reason:
     """`Row.decide`, which also rejects kernels whose stated error is more than `accuracy`; see ACCURACIES."""
-    found = decided(row, request)
+    found = row.decide(request)
     if isinstance(found, Reason) or row.error is None:
         return found
     error, direct = row.error(request.problem)

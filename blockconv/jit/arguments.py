@@ -66,10 +66,6 @@ class Word:
     def __get__(self, values: Arguments | None, owner: type):
         return self if values is None else values[self.first]
 
-    def value(self, values: Arguments):
-        """The field, of a block's words."""
-        return values[self.first]
-
     def words(self, value) -> Iterable[Any]:
         """The words that stand for this value of the field. Raises TypeError."""
         kind: Any = type(value)
@@ -108,9 +104,8 @@ class Blocks(Word):
         self.size = None if count is None else count * self.each
 
     def __get__(self, values: Arguments | None, owner: type):
-        return self if values is None else self.value(values)
-
-    def value(self, values: Arguments):
+        if values is None:
+            return self
         end = len(values) if self.size is None else self.first + self.size
         held = tuple(_made(self.block, values[at : at + self.each]) for at in range(self.first, end, self.each))
         return held if self.many else held[0]
@@ -223,10 +218,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         if address:
             raise TypeError(f"{cls.__name__}: a block is read at an address by kernels alone; here words have names")
         if words.keys() != cls.fields.keys():
-            words = {
-                **{name: field.default for name, field in cls.fields.items() if field.default is not None},
-                **words,
-            }
+            words = cls.defaults | words
             if words.keys() != cls.fields.keys():
                 raise TypeError(_wrong_words(cls, words))
         values: list[Any] = []
@@ -243,7 +235,7 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
 
     def _asdict(self) -> dict[str, Any]:
         """The fields' values by name, to make a longer block of: ``Longer(**block._asdict(), more=1)``."""
-        return {name: field.value(self) for name, field in self.fields.items()}
+        return {name: getattr(self, name) for name in self.fields}
 
     def _replace(self: _A, **words) -> _A:
         """The same with other values of some fields."""

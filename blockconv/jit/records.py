@@ -37,9 +37,7 @@ def fill(made: type[_R], *records, **given) -> _R:
 
 
 @functools.cache
-def _sources(
-    made: type, given: tuple[str, ...], *records: type
-) -> list[tuple[int, list[str], Callable[[Any], tuple[Any, ...]]]]:
+def _sources(made: type, given: tuple[str, ...], *records: type) -> list[tuple[int, list[str], Callable[[Any], Any]]]:
     """Of each record that has some of the fields which are not given: its number, their names, and what reads them."""
     found: dict[int, list[str]] = {}
     for name in fields_of(made):

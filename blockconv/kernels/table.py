@@ -231,7 +231,7 @@ class Row:
         anchor: as in `Request`.
         """
         request = Request(problem, src, dst, types, threads, anchor=anchor)
-        found = self.decide(request, **options) if options else decided(self, request)
+        found = self.decide(request, **options)
         if isinstance(found, Reason):
             raise UnsupportedError(f"{self.name} from {src} to {dst}, {types}: {found}")
         return found
@@ -285,12 +285,6 @@ def of_parts(parts: Parts, request: Request, fill: int, operands) -> Callable[[P
         cost=lambda: parts.seconds(request.machine, part.seconds, request.types),
         make=lambda *epilogue: parts.launches(part.launches(*epilogue), request.types, fill, operands),
     )
-
-
-@functools.lru_cache(maxsize=1024)
-def decided(row: Row, request: Request) -> Primitive | Reason:
-    """`Row.decide` without options, remembered: who chooses a row asks again to bind it, and networks repeat layers."""
-    return row.decide(request)
 
 
 class Rewritten(NamedTuple):

@@ -19,7 +19,7 @@ from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
 from blockconv.frontends.onnx.rules import Rules, domain_of, dtype_of, onnx_errors, onnx_type
-from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of, reference_of
+from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
 from blockconv.network.graph import Network, frozen, holds
@@ -475,7 +475,9 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     )
     single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version or 8)
     try:
-        results = reference_of(single).run(None, reads)
+        from onnx.reference import ReferenceEvaluator  # which takes long, and few models need
+
+        results = ReferenceEvaluator(single).run(None, reads)
     except onnx_errors() as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
     for name, value in zip(filter(None, node.output), results, strict=True):

@@ -223,14 +223,9 @@ def _loaded(proto: Any, threads: int, optimized: bool, replaced: bool) -> tuple[
         others = counted(kind for kind in kinds if kind not in NUMPY_OPS)
         remedy = "" if has_onnx_runtime() else f"; {REMEDY}"
         raise UnsupportedError(f"blockconv has no op for {others}, and {why}{remedy}")
-    return None, reference_of(proto).run
+    from onnx.reference import ReferenceEvaluator  # which takes long, and few models need
 
-
-def reference_of(proto: Any) -> Any:
-    """ONNX's own evaluator of a model. Few models need it, and its import takes long."""
-    from onnx.reference import ReferenceEvaluator
-
-    return ReferenceEvaluator(proto)
+    return None, ReferenceEvaluator(proto).run
 
 
 class Session:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
@@ -397,60 +397,40 @@ def tile_of_least_time(
     """
     p, m = request.problem, request.machine
     tiles = tuple(
-        (vectors, most)
+        (vectors, most, binds and vectors == 1 and p.oc // p.g > lanes)
         for vectors, most in tiles_of(dot, m.isa)
         if of in (0, vectors) and not straddles_blocks(p, dst, stored, lanes, vectors * lanes)
     )
     like = None if request.anchor is None else blocking(request.at_anchor).shape
-    return _least_tile(m, p, at, request.types.has_finite_weights, tiles, lanes, dot, like, binds)
+    return _least_tile(m, p, at, request.types.has_finite_weights, tiles, lanes, dot, like)
 
 
 @functools.lru_cache(maxsize=4096)
 def _least_tile(
-    machine: Machine,
-    problem: Conv2dProblem,
-    at: Space,
-    finite: bool,
-    tiles: tuple[Pair, ...],
-    lanes: int,
-    dot: Dot,
-    like: TileShape | None,
-    binds: bool,
+    machine: Machine, p, at: Space, finite: bool, tiles: tuple[Any, ...], lanes: int, dot: Dot, like: TileShape | None
 ) -> TileShape:
-    """`tile_of_least_time` among `tiles`: (vectors, the most pixels). Most pairs of layouts of a problem have the same.
+    """`tile_of_least_time` among (vectors, the most pixels, whether loads limit it): one for most pairs of layouts.
 
     finite: whether weights are known to be. like: the anchor's tile.
     """
-    rates, oc = machine.profile.by(name_of(dot)), problem.oc // problem.g
-    elements = -(-problem.ic // problem.g // dot.channels)
-    steps = elements * problem.kh * problem.kw
+    rates, oc, elements = machine.profile.by(name_of(dot)), p.oc // p.g, -(-p.ic // p.g // dot.channels)
     best: tuple[bool, float, int, int, tuple[int, int, int]] | None = None
-    for vectors, most in tiles:
-        is_far, ocbs = are_far(machine, steps, vectors), -(-oc // (vectors * lanes))
-        for r, pixels, taps, count in _tiles(at, finite, most, like and like.pixels):
+    for vectors, most, bound in tiles:
+        is_far, ocbs = are_far(machine, elements * p.kh * p.kw, vectors), -(-oc // (vectors * lanes))
+        for r, pixels in tile_sizes(at, most, like and like.pixels):
+            taps = kept_taps(at, finite, r, pixels).average
             reduced = elements * taps * rates.step(r * pixels, vectors, is_far=is_far)
             seconds, shape = reduced + rates.end(r * pixels * vectors), (r, pixels, vectors)
+            count = -(-at.oh // r) * -(-at.ow // pixels)
             seconds *= count * ocbs * (1.0 if like is None else _unlike(shape, like, most))
             if best is not None and not best[0] and seconds > 1.00001 * best[1]:
                 continue
             level = float(f"{seconds:.6e}")  # of sums that are equal but for their rounding
-            score = binds and vectors == 1 and oc > lanes, level, abs(vectors - 2), -r * pixels, shape
+            score = bound, level, abs(vectors - 2), -r * pixels, shape
             if best is None or score < best:
                 best = score
     assert best is not None
     return TileShape(*best[4])
-
-
-@functools.lru_cache(maxsize=1024)
-def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[int, int, float, int], ...]:
-    """(rows, pixels, taps on average, how many) of the tiles of `tile_sizes`, which layers of one size share.
-
-    finite: whether weights are known to be.
-    """
-    return tuple(
-        (rows, pixels, kept_taps(at, finite, rows, pixels).average, -(-at.oh // rows) * -(-at.ow // pixels))
-        for rows, pixels in tile_sizes(at, most, like)
-    )
 
 
 def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[Pair]:

@@ -262,10 +262,6 @@ REGIONS = Row(
 _NO_MATRICES = "is for processors with a unit that multiplies matrices (AMX)"
 
 
-def _least_matrix(request: Request) -> float:
-    return 0.0 if request.machine.isa.amx else math.inf
-
-
 def _why_not_matrix(request: Request) -> Reason | None:
     reason = _why_not_pairs(request)
     if reason or not request.machine.isa.amx:
@@ -295,7 +291,7 @@ MATRIX = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT4, *INT8, *HALVES) if types.src.kind != FLOAT),
     make=_tiled(matrix_blocking.blocking, _cost_matrix, _weights_dense, _why_not_matrix),
-    least=_least_matrix,
+    least=lambda request: 0.0 if request.machine.isa.amx else math.inf,
 )
 
 
@@ -321,7 +317,7 @@ MATRIX_PIXELS = Row(
     op="conv2d",
     dtypes=frozenset(str(types) for types in (*INT8, *HALVES) if types.src.kind != FLOAT),
     make=_tiled(matrix_pixel_blocking.blocking, _cost_matrix_pixels, _weights_dense, _why_not_matrix_pixels),
-    least=_least_matrix,
+    least=lambda request: 0.0 if request.machine.isa.amx else math.inf,
 )
 
 

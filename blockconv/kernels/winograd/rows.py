@@ -54,21 +54,13 @@ from blockconv.kernels.winograd.weights import weight_form
 UNIT = 4  # channels of a group, one of several, are a multiple of so many, else vectors would be cut too often
 
 
-def _why_never(m: int, problem) -> Reason | None:
-    """Why tiles of a form take a problem in no layout."""
-    p = problem
+def _why_not(m: int, request: Request) -> Reason | None:
+    p, src, dst, types = request.problem, request.src, request.dst, request.types
     if (p.kh, p.kw) != (3, 3):
         return "needs 3x3 windows"
     strides = [form.stride for form in FORMS if form.m == m]
     if p.sh != p.sw or p.sh not in strides or (p.dh, p.dw) != (1, 1):
         return f"needs stride {' or '.join(map(str, strides))} in both directions, and dilation 1"
-    return None
-
-
-def _why_not(m: int, request: Request) -> Reason | None:
-    p, src, dst, types = request.problem, request.src, request.dst, request.types
-    if (reason := _why_never(m, p)) is not None:
-        return reason
     images = vector_images(request.machine, p, src, dst) if types.acc.is_float else 0
     for layout, shape in () if images else ((src, p.src_shape), (dst, p.dst_shape)):
         at = geometry(layout, shape, 1)
@@ -170,7 +162,7 @@ def _row(m: int, is_exact: bool = False) -> Row:
         make=functools.partial(_make, m),
         algorithm="winograd",
         error=None if is_exact else lambda problem: _errors(m, problem),
-        least=lambda request: 0.0 if _why_never(m, request.problem) is None else math.inf,
+        least=lambda request: 0.0 if request.problem.kh == request.problem.kw == 3 else math.inf,
     )
 
 
