@@ -87,6 +87,8 @@ def check_shape(
 
 
 def checked_whole(op: str, name: str, value: Any, least: int = -MOST_EXTENT) -> int:
+    if type(value) is int and least <= value <= MOST_EXTENT:  # as most are
+        return value
     number = whole(value)
     if number is None:
         raise ArgumentError(op, name, value, "must be a whole number")

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 _R = TypeVar("_R")
 
 
+@functools.cache
 def fields_of(kind) -> tuple[str, ...]:
     """The names of the fields of a named tuple, a dataclass or a block of arguments; () for another type."""
     if dataclasses.is_dataclass(kind):
@@ -63,7 +64,7 @@ def _names(record: type) -> frozenset[str]:
 def integers_of(params: Iterable[Any]) -> Iterator[int]:
     """The integers of parameters, each one integer or a record."""
     for param in params:
-        if names := fields_of(type(param)):
+        if names := fields_of(type(param)):  # type: ignore[arg-type]
             yield from integers_of(getattr(param, name) for name in names)
         else:
             yield int(param)

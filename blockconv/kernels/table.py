@@ -230,10 +230,13 @@ class Row:
 
         anchor: as in `Request`.
         """
-        request = Request(problem, src, dst, types, threads, anchor=anchor)
+        return self.prepared(Request(problem, src, dst, types, threads, anchor=anchor), **options)
+
+    def prepared(self, request: Request, **options) -> Primitive:
+        """The kernel for a request. Raises UnsupportedError if the kernel does not take it."""
         found = self.decide(request, **options)
         if isinstance(found, Reason):
-            raise UnsupportedError(f"{self.name} from {src} to {dst}, {types}: {found}")
+            raise UnsupportedError(f"{self.name} from {request.src} to {request.dst}, {request.types}: {found}")
         return found
 
     def rejects(self, problem, src: Layout, dst: Layout, types: Types) -> Reason | None:

@@ -417,11 +417,9 @@ def _least_tile(
     best: tuple[bool, float, int, int, tuple[int, int, int]] | None = None
     for vectors, most, bound in tiles:
         is_far, ocbs = are_far(machine, elements * p.kh * p.kw, vectors), -(-oc // (vectors * lanes))
-        for r, pixels in tile_sizes(at, most, like and like.pixels):
-            taps = kept_taps(at, finite, r, pixels).average
+        for r, pixels, taps, count in _tiles(at, finite, most, like and like.pixels):
             reduced = elements * taps * rates.step(r * pixels, vectors, is_far=is_far)
             seconds, shape = reduced + rates.end(r * pixels * vectors), (r, pixels, vectors)
-            count = -(-at.oh // r) * -(-at.ow // pixels)
             seconds *= count * ocbs * (1.0 if like is None else _unlike(shape, like, most))
             if best is not None and not best[0] and seconds > 1.00001 * best[1]:
                 continue
@@ -431,6 +429,18 @@ def _least_tile(
                 best = score
     assert best is not None
     return TileShape(*best[4])
+
+
+@functools.lru_cache(maxsize=1024)
+def _tiles(at: Space, finite: bool, most: int, like: int | None) -> tuple[tuple[int, int, float, int], ...]:
+    """(rows, pixels, taps on average, how many) of the tiles of `tile_sizes`, which layers of one size share.
+
+    finite: whether weights are known to be.
+    """
+    return tuple(
+        (rows, pixels, kept_taps(at, finite, rows, pixels).average, -(-at.oh // rows) * -(-at.ow // pixels))
+        for rows, pixels in tile_sizes(at, most, like)
+    )
 
 
 def tile_sizes(at: Space, most: int, like: int | None) -> Iterator[Pair]:

@@ -46,8 +46,7 @@ class Candidate(NamedTuple):
     def prepare(self, threads: int, **options: Any) -> Primitive:
         """The kernel on so many threads."""
         assert self.row is not None
-        r = self.request
-        return self.row.prepare(r.problem, r.src, r.dst, r.types, threads, r.anchor, **options)
+        return self.row.prepared(self.request.on_threads(threads), **options)
 
 
 @dataclass(frozen=True)
