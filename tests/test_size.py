@@ -42,7 +42,7 @@ BUDGET = {
     "kernels/dynamic": 1_686, "kernels/eltwise": 4_679, "kernels/indexed": 2_565, "kernels/norm": 10_091,
     "kernels/pool": 24_495, "kernels/product": 10_186, "kernels/recurrent": 2_609, "kernels/reduce": 3_274,
     "kernels/reorder": 10_813, "kernels/resize": 6_526, "kernels/shuffle": 1_300, "kernels/winograd": 16_500,
-    "machine": 3_287, "network": 99_850, "onnxruntime": 5_752, "runtime": 5_662, "torch": 238,
+    "machine": 3_297, "network": 99_850, "onnxruntime": 5_752, "runtime": 5_662, "torch": 238,
 }  # fmt: skip
 TOKENS_OF_THE_PACKAGE = 507_791
 # Capitalised names that three modules or more import. A reader has to learn each of them.

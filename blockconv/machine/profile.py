@@ -13,7 +13,6 @@ import functools
 import json
 import math
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -311,7 +310,7 @@ def _median(found: Sequence[Any]) -> Any:
         return {name: _median([each[name] for each in found]) for name in first}
     if isinstance(first, (list, tuple)):
         return [_median(each) for each in zip(*found, strict=True)]
-    return statistics.median_low(found) if isinstance(first, (int, float)) else first
+    return sorted(found)[(len(found) - 1) // 2] if isinstance(first, (int, float)) else first
 
 
 def _from_json(found: dict[str, Any]) -> MachineProfile:
