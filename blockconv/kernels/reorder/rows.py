@@ -201,7 +201,8 @@ def _copies(request: Request, quantizations: Quantizations, padding: int, stream
         turns = sum(len(found.rows) * len(found.extents) for found in some)
         moves = sum(found.moves(types.dst.itemsize) for found in some)
         seconds = moves * MOVE * m.scalar_seconds() + turns * TURN_CYCLES * m.cycle_seconds()
-        seconds = max(seconds, 0.0 if all(plain) else _converted_seconds(m, written, types))
+        if is_reorder or not all(plain):
+            seconds = max(seconds, _converted_seconds(m, written, types))
         return request.seconds(read * types.src.itemsize, written * types.dst.itemsize, seconds, max(1, len(some)))
 
     return Primitive(cost, launches)
@@ -299,7 +300,7 @@ def _transposes(request: Request, quantizations: Quantizations, padding: int, st
 
 def _converted_seconds(machine: Machine, elements: int, types: Types) -> float:
     """To convert so many elements, which takes longer than to move them where they are in the caches."""
-    if types.src.kind == BITS:
+    if types.src.kind == BITS or (types.src.is_packed and types.src == types.dst):
         return 0.0
     each = QUANTIZED_CYCLES if types.dst.itemsize == 1 else DEQUANTIZED_CYCLES
     return elements / machine.lanes(4) * each * machine.cycle_seconds()

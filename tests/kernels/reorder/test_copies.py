@@ -155,17 +155,6 @@ def test_shuffle(layout: str, channels: int, groups: int) -> None:
             check("shuffle", p, layout, [(x, layout)], shuffled(x, groups), dst=dst)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCHW4"])
-def test_float64(layout: str) -> None:
-    x = array(2, 37, 9, 8, dtype="float64")
-    concat([x, x[:, :3]], 1, layout)
-    for pads in PADS[:3]:
-        p = PadProblem(x.shape, *pads)
-        check("pad", p, layout, [(x, layout)], padded(x, p))
-    x = array(2, 24, 5, 6, dtype="float64")
-    check("shuffle", ops.Shuffle(3).problem(x.shape), layout, [(x, layout)], shuffled(x, 3))
-
-
 @given(
     st.lists(st.integers(1, 70), min_size=1, max_size=5),
     st.tuples(st.integers(1, 4), st.integers(1, 12), st.integers(1, 12)),
