@@ -50,7 +50,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One process: a module of `bench.modules`, one of the WAYS, autocast's type, and sizes."""
+    """One process: a network of `bench.trained`, one of the WAYS, autocast's type, and sizes."""
 
     name: str
     way: str
@@ -133,13 +133,14 @@ def _step(case: Case) -> Callable[[], float]:
 
     import blockconv as bc
 
-    from .modules import FORMATS, MODULES
+    from .modules import FORMATS
+    from .trained import NETWORKS
 
     compiled, form = WAYS[case.way]
     torch.set_num_threads(case.threads)
     bc.set_num_threads(case.threads)
     torch.manual_seed(0)
-    model = MODULES[case.name]().train().to(memory_format=FORMATS[form])
+    model = NETWORKS[case.name]().train().to(memory_format=FORMATS[form])
     x = torch.randn(case.batch, 3, case.size, case.size).to(memory_format=FORMATS[form])
     labels = torch.randint(1000, (case.batch,))
     masks = torch.rand(case.batch, 1, case.size, case.size).round()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .. import modules, train
+from .. import modules, train, trained
 from . import common
 
 __all__ = ["add_arguments", "run"]
@@ -15,7 +15,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    command.add_argument("--modules", nargs="+", choices=list(modules.MODULES), default=list(modules.MODULES))
+    command.add_argument("--modules", nargs="+", choices=list(trained.NETWORKS), default=list(modules.MODULES))
     command.add_argument("--ways", nargs="+", choices=list(train.WAYS), default=list(train.WAYS))
     command.add_argument("--dtypes", nargs="+", choices=train.DTYPES, default=["float32"], help="autocast's type")
     common.add_threads(command, (1, 2))
