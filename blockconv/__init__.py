@@ -47,6 +47,7 @@ from blockconv.core.problem import (
 )
 from blockconv.core.quantization import Quantization
 from blockconv.dispatch.array import BlockedArray, empty, is_channels_last, to_layout
+from blockconv.nopython import extend_numba
 from blockconv.runtime import get_num_threads, get_threading, set_num_threads, set_threading
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from blockconv.network.quantization.calibration import Calibration
     from blockconv.network.quantization.quantize import quantize
     from blockconv.network.reporting.data import PlanData
+    from blockconv.nopython.handle import native
 
 __all__ = [
     "NATIVE",
@@ -120,6 +122,7 @@ __all__ = [
     "load_onnx",
     "max_pool2d",
     "max_pool2d_backward",
+    "native",
     "quantize",
     "quantize_linear",
     "register_layout",
@@ -140,6 +143,7 @@ _NETWORKS = {
     "compile": "network.plan",
     "from_torch": "frontends.torch",
     "load_onnx": "frontends.onnx",
+    "native": "nopython.handle",
     "quantize": "network.quantization.quantize",
 }
 
@@ -170,6 +174,7 @@ def _functional() -> ModuleType:
 
 
 gradients_from(_functional)
+extend_numba()
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others
 

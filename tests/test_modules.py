@@ -21,6 +21,7 @@ ORDER = [
     "blockconv",
     "blockconv.dask",
     "blockconv.onnxruntime",
+    "blockconv.nopython",
     "blockconv.eager",
     "blockconv.torch",
     "blockconv.frontends",

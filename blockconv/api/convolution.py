@@ -111,11 +111,12 @@ class CheckedConvolution:
             self._check_residual(residual, shape, types)
         found: _Prepared | None = None
         derive: Derive | None = None
+        beside: dict[str, Any] | None = None
         if 0 not in (problem.n, x.shape[1]):
             packs = packed is None and not isinstance(self.weight, BlockedArray)
             types = types if packs else with_weights(types, self.weight, any(map(any, self._pads)))
             found = self._prepare(problem, src, dst, types, residual is not None, packs)
-            derive = self._derive(found, call, packed)
+            derive, beside = self._derive(found, call, packed)
         added = "residual" if residual is not None else "out"
         return Computation(
             None if found is None else found.program,
@@ -128,6 +129,7 @@ class CheckedConvolution:
             layout=None if call.is_blocked else dst,
             derived=("packed", "biases", "parameters", "weights", "between"),
             derive=derive,
+            beside=beside,
         )
 
     # -- what is read and written
@@ -172,18 +174,21 @@ class CheckedConvolution:
 
     # -- the operands of a kernel besides arrays
 
-    def _derive(self, to: _Prepared, call: Call, packed: dict[Any, Array] | None) -> Derive:
+    def _derive(
+        self, to: _Prepared, call: Call, packed: dict[Any, Array] | None
+    ) -> tuple[Derive, dict[str, Any] | None]:
         """Makes packed weights, biases, parameters, weights, and memory that packing needs in between.
 
-        A program that does not pack takes the first three.
+        A program that does not pack takes the first three. With `Computation.beside`, if it can be.
         """
         src, residual = call.arrays[self._given].dtype, getattr(call.arrays.get("residual"), "dtype", None)
         if packed is not None:
             lasting = self._operands(to, residual, packed)
             addresses = *map(address_of, lasting), 0, 0
-            return lambda operands, values: (addresses, lasting)
+            names = "packed", "biases", "parameters"
+            return lambda operands, values: (addresses, lasting), dict(zip(names, lasting, strict=True))
         if self.arithmetic.is_float:
-            return self._derive_floats(to, call.operands[0])
+            return self._derive_floats(to, call.operands[0]), None
         op, given, activation = self._op, self._given, self.activation
 
         def derive(operands: Any, values: QuantizedOptions | None) -> tuple[Sequence[int], Any]:
@@ -202,7 +207,7 @@ class CheckedConvolution:
             )
             return (start, *map(address_of, held), between), (held, room)
 
-        return derive
+        return derive, None
 
     def _derive_floats(self, to: _Prepared, given: Array) -> Derive:
         how, form, wei = to.packing, to.form, to.types.wei.dtype

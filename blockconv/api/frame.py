@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.errors import ArgumentError, DtypeError
+from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
 from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
-from blockconv.core.types import FLOATS, Types, as_float
+from blockconv.core.types import FLOATS, Array, Types, as_float
 from blockconv.dispatch import selection
 from blockconv.dispatch.array import NCHW, BlockedArray, allocate, is_channels_last, storage_of, to_layout
 from blockconv.dispatch.array_checks import require_movable
@@ -71,6 +71,7 @@ class Computation(NamedTuple):
         for the results. Any other name is a null.
     layout: the first result's, if the caller names none; None: the first array's.
     derive: makes the buffers named in `derived`, at each call.
+    beside: of those buffers, for a caller that makes them once: their arrays.
     """
 
     program: Program | None
@@ -81,6 +82,7 @@ class Computation(NamedTuple):
     layout: Layout | None = None
     derived: tuple[str, ...] = ()
     derive: Derive | None = None
+    beside: Mapping[str, Array] | None = None
 
 
 class Call(NamedTuple):
@@ -254,6 +256,25 @@ class Frame:
         else:
             bound.launch((*images, *made, *beside), *about)
         return made
+
+    def computation(
+        self, given: Sequence[Any], options: tuple[Any, ...], values: Any = None, out: Any = None, layout: Any = None
+    ) -> Computation:
+        """What a call computes, for arrays that it reads in place. layout: the first result's.
+
+        Raises the errors of a call, and UnsupportedError where it copies an array or reorders the result.
+        """
+        arrays = [x if x is None else given_array(self.op, name, x) for name, x in zip(self._all, given, strict=True)]
+        call = self._call(arrays, (options, None, values), out, layout)
+        found = self._solve(call)
+        if (call.layout or found.layout) not in (None, found.results[0].layout):
+            raise UnsupportedError(
+                f"{self.op}: the result has to be in {found.results[0].layout}, which its kernel writes"
+            )
+        for (name, x), to, array in zip(call.arrays.items(), found.read, arrays, strict=False):
+            if x.layout is not to or start_of(x) != start_of(array):
+                raise UnsupportedError(f"{self.op}: {name} has to be dense in the order of NCHW or NHWC")
+        return found
 
     # -- the first of calls that are alike, and calls that copy arrays
 

@@ -118,7 +118,7 @@ class Conv2d(CheckedConvolution):
         # float32: weights that any type of autocast can be computed with.
         if self.arithmetic.wei == np.float32 and not isinstance(input, BlockedArray):
             input, residual = as_autocast(input, residual)
-        result: Array = _FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)[0]
+        result: Array = FRAME((input, residual), (), None, (), out, self.out_layout, self, self._bound)[0]
         return result
 
 
@@ -127,4 +127,4 @@ def _solve(call: Call) -> Computation:
     return conv._computation(call, conv._packed, conv.layout)
 
 
-_FRAME = Frame("Conv2d", ("input", "residual"), _solve, (), ("residual",), TYPES, takes_one=True)
+FRAME = Frame("Conv2d", ("input", "residual"), _solve, (), ("residual",), TYPES, takes_one=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +73,20 @@ class End(NamedTuple):
         """Room for an output, seen in its logical shape; bytes where two elements share one."""
         room: Array = np.empty(self.stored, self.held)
         return room if self.logical is None else room.transpose(self.logical)
+
+    def written(self, out: Any, sources: Sequence[Array], network: str) -> Array:
+        """The memory of an output that the caller gives. Raises NetworkError for any that kernels cannot write."""
+        x, name = as_numpy(out, "plan", "out", write=True), self.tensor.name
+        if self.tensor.type.is_packed or x.dtype != self.dtype:
+            raise NetworkError(network, name, out, f"out has to have dtype {self.dtype}, and not be packed")
+        if x.shape != self.tensor.shape:
+            raise NetworkError(network, name, out, f"out has to have shape {self.tensor.shape}")
+        flags = (x if self.logical is None else x.transpose(self.layout.outer)).flags
+        if not (flags.c_contiguous and flags.writeable and flags.aligned):
+            raise NetworkError(network, name, out, f"out has to be writeable, and dense in the order of {self.layout}")
+        if any(np.may_share_memory(x, source) for source in sources):
+            raise NetworkError(network, name, out, "out must not overlap an input", "give another array")
+        return x
 
     def shown(self, result: Array) -> Array:
         """An output as callers get it: one 4-bit integer per byte."""

@@ -50,7 +50,7 @@ from blockconv.network.reporting.profile import Profile, median_seconds, seconds
 from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
-from blockconv.runtime import address_of, check_threads, get_num_threads
+from blockconv.runtime import Launch, address_of, aligned_empty, check_threads, get_num_threads
 
 Shapes = tuple[Shape, ...]
 SUFFIXES = (".html", ".htm", ".json")  # of reports
@@ -269,10 +269,12 @@ class Plan:
 
     # -- running
 
-    def __call__(self, /, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, /, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """Run the network on arrays, torch CPU tensors or BlockedArrays, in the order of its inputs or by name.
 
         Several inputs may also be one dict, {name: array}.
+        out: None, or the array to write and return, {output: array} for several: of the output's shape and dtype, as
+            dense as a new one. It must not overlap an input. A network with an input named "out" takes a dict.
         Returns the output, or {name: output} for several: row-major, of logical shape. They are torch tensors (without
         a copy) if any input is a tensor, else NumPy arrays, also for BlockedArrays. A BlockedArray may have any layout;
         the plan reorders it. A 4-bit input is a packed BlockedArray, or an int8 or uint8 array with one integer per
@@ -281,8 +283,20 @@ class Plan:
         Raises NetworkError for a wrong number, name or dtype of inputs, and for a shape that the network does not take.
         Also raises it, with the node's name, for an index of a gather or a scatter that the data does not have.
         """
+        if out is not None:
+            return self._into(out, inputs, named)
         shown = self.by_name(*inputs, **named)
         return next(iter(shown.values())) if len(shown) == 1 else shown
+
+    def _into(self, out: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Run the network, and write and return `out`."""
+        if len(inputs) == 1 and type(inputs[0]) is dict and not named:
+            named, inputs = inputs[0], ()
+        if self.network.rest is not None:
+            raise NetworkError(self.network.name, "out", type(out).__name__, "is not for networks that Python ends")
+        bound, sources, results = self._entered(inputs, named, out)
+        bound.run([*map(address_of, sources), *map(address_of, results)], self.options.threads)
+        return out
 
     def by_name(self, /, *inputs: Any, **named: Any) -> dict[str, Any]:
         """Run the network as a call does. Returns {name: output}, also for one output."""
@@ -365,12 +379,25 @@ class Plan:
         how = self.tiling(np.shape(image), tile, batch)
         return run_tiled(self.by_name, how, image, checked_out(how, out, image))
 
-    def _entered(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[BoundPlan, list[Array], list[Array]]:
-        """The plan for the sizes of what a call is given, its inputs as the plan reads them, and new outputs."""
+    def _entered(
+        self, inputs: tuple[Any, ...], named: Mapping[str, Any], out: Any = None
+    ) -> tuple[BoundPlan, list[Array], list[Array]]:
+        """The plan for the sizes of what a call is given, its inputs as the plan reads them, and its outputs."""
         given = self._given(inputs, named)
         bound = self._of(tuple([x.shape for x in given]))
         sources = [end.entered(x, self.network.name) for end, x in zip(bound.inputs, given, strict=True)]
-        return bound, sources, [end.allocated() for end in bound.outputs]
+        if out is None:
+            return bound, sources, [end.allocated() for end in bound.outputs]
+        names, name = [end.tensor.name for end in bound.outputs], self.network.name
+        given_out = out if isinstance(out, Mapping) else {names[0]: out}
+        if {*given_out} != {*names}:
+            raise NetworkError(
+                name, "out", [*given_out], f"has to be {{name: array}} of the outputs {', '.join(names)}"
+            )
+        written = [end.written(given_out[end.tensor.name], sources, name) for end in bound.outputs]
+        if len({*map(address_of, written)}) < len(written):
+            raise NetworkError(name, "out", names, "has to be another array for each output")
+        return bound, sources, written
 
     def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         """The inputs as arrays or BlockedArrays, in the order of the network's."""
@@ -633,3 +660,19 @@ def _without_weights(network: Network) -> Network:
     """The network with constants of the same shapes that take no memory."""
     constants = {name: np.broadcast_to(np.zeros((), c.dtype), c.shape) for name, c in network.constants.items()}
     return replace(network, constants=constants, remake=None)
+
+
+def launches_of(plan: Plan, inputs: tuple[Any, ...], out: Any) -> tuple[Any, list[Launch], list[Array]]:
+    """Run a plan. Return its outputs, launches that write them again from the very inputs, and all memory."""
+    first = plan(*inputs) if out is None else plan(*inputs, out=out)
+    bound, sources, results = plan._entered(inputs, {}, first)
+    parts, name = bound.schedule, plan.network.name
+    if bound.rest is not None or parts.reports or any(action.part is not None for action in parts.actions):
+        raise UnsupportedError(f"native: Python takes part in each call of the network {name!r}; see Plan.explain")
+    for given, source in zip(inputs, sources, strict=True):
+        if not isinstance(given, np.ndarray) or address_of(given) != address_of(source):
+            raise ArgumentError("native", "inputs", given, "has to be an array as the plan reads it, row-major or NHWC")
+    held = [*sources, *results, aligned_empty(parts.arena)]
+    starts = [*map(address_of, held)]
+    launches = [launch for action in parts.actions for launch in action.launches]
+    return first, [one.with_addresses(lambda buffer: starts[buffer.index] + buffer.offset) for one in launches], held

@@ -200,7 +200,7 @@ _RECORD_WORDS, _ENTRY_WORDS = LINE, LaunchEntry.nbytes // 8
 _ENTERED, _SCRATCH, _WORKERS = (RunRecord.fields[name].first for name in ("entered", "scratch", "workers"))
 
 
-class _Instance(jit.Addressed):
+class Instance(jit.Addressed):
     """The memory of one run: record, counters, launch table, argument blocks, in one aligned block.
 
     A launch's counters: tasks done, then the tasks taken of each worker's range.
@@ -245,6 +245,10 @@ class _Instance(jit.Addressed):
                     self.patches.append((first + at + k, buffer.index, buffer.offset))
         block[table:] = entries + words
 
+    def use_scratch(self, address: int) -> None:
+        """Workers have their scratch from this address on."""
+        self.words[_SCRATCH] = address
+
 
 class Program:
     """An immutable list of launches, ready to run on any buffers.
@@ -262,7 +266,7 @@ class Program:
         if is_elsewhere():
             self.width = 0  # the calling thread runs it, and then nothing runs
         self.scratch = -(-max((launch.scratch for launch in self.launches), default=0) // 128) * 128  # of a worker
-        self._idle: list[_Instance] = []
+        self._idle: list[Instance] = []
 
     def run(self, buffers: Sequence[int], threads: int | None = None) -> None:
         if not self.launches:
@@ -279,7 +283,7 @@ class Program:
         except IndexError:
             instance = None
         if instance is None or instance.workers != workers:
-            instance = _Instance(self, workers)
+            instance = Instance(self, workers)
         block = instance.words
         if (given := tuple(buffers)) != instance.buffers:
             instance.buffers = given

@@ -95,7 +95,7 @@ def _start(wanted: str | None) -> None:
     config = numba.config
     before = config.THREADING_LAYER
     if (wanted or asked()) in (None, "tbb"):
-        _tbb = _load_tbb()
+        _tbb = load_tbb()
         _starter = threading.current_thread()
     try:
         if wanted is not None:
@@ -139,6 +139,9 @@ def parallel_for(layer: ThreadingLayer, worker: int, data: int, threads: int) ->
     if layer.concurrent:
         _callers[threading.get_ident()] = threading.current_thread()
         layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)
+    elif isinstance(threading.current_thread(), threading._DummyThread):
+        # Python did not start this thread, so it may be one of the queue's: a second loop there would end the process.
+        _WORKER(worker)(None, None, None, data)
     else:
         with _workqueue:
             layer.parallel_for(worker, None, dims, None, data, 0, 0, threads)
@@ -162,7 +165,7 @@ _workqueue = threading.Lock()
 _tbb: str | None = None  # the TBB that was loaded
 
 
-def _load_tbb() -> str | None:
+def load_tbb() -> str | None:
     """Load pip's TBB, which Numba does not find by itself; the path loaded, or None."""
     for path in tbb_libraries():
         with ignoring(OSError):

@@ -30,7 +30,7 @@ def noted(nbytes, real=memory.aligned_empty):
     first = -memory.address_of(whole) % memory.ALIGNMENT
     return whole[first : first + nbytes]
 
-def made(self, *given, real=launcher._Instance.__init__):
+def made(self, *given, real=launcher.Instance.__init__):
     real(self, *given)
     sizes[self.address] = self.block.size
 
@@ -48,7 +48,7 @@ def run(address, real=launcher._entry_alone()):
 for module in [*sys.modules.values()]:
     if getattr(module, "aligned_empty", None) is memory.aligned_empty:
         module.aligned_empty = noted
-launcher._Instance.__init__, launcher._entry_alone = made, lambda: run
+launcher.Instance.__init__, launcher._entry_alone = made, lambda: run
 bc.set_num_threads(1)
 x, w = np.ones((2, 5, 30, 29), np.float32), np.ones((7, 5, 3, 3), np.float32)
 builder = bc.NetworkBuilder()

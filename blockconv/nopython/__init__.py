@@ -1,0 +1,38 @@
+"""Calls from native code: from functions that Numba compiles, from C, and from cffi."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from blockconv.runtime.threading_layer import load_tbb
+
+
+def extend_numba() -> None:
+    """Teach Numba this library's objects, now or when somebody imports it: blockconv itself imports it late."""
+    if "numba" in sys.modules:
+        importlib.import_module("blockconv.nopython.overloads")
+        load_tbb()  # Numba's parallel loops may come before our first call, and do not find pip's
+    else:
+        sys.meta_path.insert(0, _AfterNumba())
+
+
+class _AfterNumba(MetaPathFinder):
+    """Finds Numba as Python does, and extends it once its module has run."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "numba":
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_extend(module: ModuleType) -> None:
+                run(module)
+                extend_numba()
+
+            spec.loader.exec_module = run_and_extend  # type: ignore[method-assign]
+        return spec
