@@ -156,8 +156,11 @@ class TileEpilogue:
     # ------------------------------------------------------------ activation
 
     def clip(self, slots: list[Any]) -> None:
-        for slot, value in zip(slots, self.clipped([self.b.load(slot) for slot in slots]), strict=True):
-            self.b.store(value, slot)
+        """Clip the vectors, if `Output.clips` says so."""
+        clips = self.out.clips
+        with self.where(None if clips is None else self.b.icmp_signed("!=", clips, const(0))):
+            for slot, value in zip(slots, self.clipped([self.b.load(slot) for slot in slots]), strict=True):
+                self.b.store(value, slot)
 
     def clipped(self, values: list[Any]) -> list[Any]:
         low, high = (self.v.splat(bound) for bound in parameters_at(self.v, self.out.activation))

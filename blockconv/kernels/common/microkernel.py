@@ -28,7 +28,7 @@ from blockconv.kernels.common.dot import MULTIPLY_ADD, multiply_accumulate, sour
 from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.interleaved import Shared, reduce_shared
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
-from blockconv.kernels.common.tile import LINE, Output, Tile, prefetch_residual
+from blockconv.kernels.common.tile import LINE, Output, Tile
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 from blockconv.kernels.common.vectors import Vectors
 
@@ -56,9 +56,7 @@ class TileSpec(NamedTuple):
     shifted: as in `Epilogue`.
     gap: as in `conv.blocking.TileShape`, of kernels that have it.
     k_blocked: whether a call reduces a block of the steps, and keeps the accumulators for the next.
-    burst: whether a turn of channels prefetches as many lines as it reads, as few tiles have to, and not a single one.
-    ahead: bytes from a pixel's source to the next pixel's, at most a cache line, if each step prefetches the next step;
-        else 0.
+    burst: whether a turn of channels prefetches as many lines as it reads, as Winograd's short reductions have to.
     src_channel: bytes between the sources of two channels of a step, where these are not contiguous.
     cut: whether tiles leave out taps that find only padding.
     parted: whether another kernel stores tiles that lack channels (`TileRecord.part`): code that many problems do not
@@ -89,7 +87,6 @@ class TileSpec(NamedTuple):
     gap: int = 0
     k_blocked: int = 0
     burst: int = 0
-    ahead: int = 0
     src_channel: int = 0
     cut: int = 0
     parted: int = 0
@@ -121,11 +118,6 @@ class TileSpec(NamedTuple):
     def streamed(self) -> bool:
         """Whether all weights are used once, so that the tile is as fast as they come."""
         return self.rows * self.pixels == 1
-
-    def prefetching(self, lines: int) -> TileSpec:
-        """This tile, each of whose full steps prefetches so many lines."""
-        shares = self.shared.dense and self.step >= PREFETCHING and not self.streamed
-        return self._replace(burst=int(shares and lines * self.unrolled > self.step))
 
 
 def unrolled_channels(step: int, fma: int) -> int:
@@ -163,7 +155,6 @@ def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     if spec.k_blocked:
         _reduce_block(builder, spec, run, record, out)
         return
-    prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
     if spec.shared.dense:
         accs = _accumulators(builder, spec, run)
         _reduce(builder, spec, run, accs)
@@ -208,8 +199,6 @@ def _reduce_block(builder, spec: TileSpec, run: TileRecord, record, out: Output)
     """A block of a tile's reduction. Accumulators are kept as they are: the sums are the same as without blocks."""
     v = spec.tile.code(builder)
     is_last = builder.icmp_signed("!=", run.is_last, const(0))
-    with builder.if_then(is_last):
-        prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
     accs = _accumulators(builder, spec, run)
     with builder.if_then(builder.icmp_signed("==", run.is_first, const(0))):
         for k, slot in enumerate(accs):
@@ -271,7 +260,8 @@ def _reduce(builder, spec: TileSpec, run: TileRecord, accs: list[Any]) -> None:
                     slot = next(slots)
                     builder.store(multiply_accumulate(v, spec.dot, scalar, weight, builder.load(slot)), slot)
 
-    ahead = range(0, spec.pixels, LINE // spec.ahead) if spec.ahead else ()
+    # A pixel's channels of a step are as many bytes as the pixel has, at the least.
+    ahead = range(0, spec.pixels, max(1, LINE // (spec.step * v.itemsize)))
     how = spec.unrolled, spec.streamed, spec.burst, ahead, bool(spec.cut)
     apart = spec.src_channel or v.itemsize
     Reduction(builder, run, spec.step, apart, spec.vectors * v.bytes, channel, *how).all_steps()
@@ -286,7 +276,7 @@ class Reduction(NamedTuple):
     channel_bytes: of a channel's weights for all of the tile.
     channel(x, w): emits the arithmetic of one channel at one tap, of the source and the weights at these addresses.
     unrolled: channels of a full step that are one turn of its loop.
-    ahead: pixels whose cache lines of the next step's source each step prefetches.
+    ahead: pixels whose cache lines of the next step's source each step prefetches, if `TileRecord.ahead` says so.
     streamed, burst, cut: as in `TileSpec`.
     """
 
@@ -315,11 +305,12 @@ class Reduction(NamedTuple):
         with numbers as step:
             x = source_of(b, run, step)
             w = run.wei + step * (self.step * channel_bytes)
-            self.prefetch_next(step)
             if self.step == 1:  # not a loop of one, which LLVM would take apart too late to schedule it well
                 self.prefetch_streamed(w)
                 self.channel(x, w)
                 return
+            if self.ahead:
+                self.prefetch_next(step)
             # LLVM unrolls a loop of four turns. It then spills addresses, and on Arm accumulators.
             with counted(b, opaque(b, b.udiv(channels, const(unrolled)))) as turn:
                 first = turn * unrolled
@@ -340,15 +331,14 @@ class Reduction(NamedTuple):
 
         No processor prefetches it by itself where it is not contiguous with this step's, as with blocks of few pixels.
         """
-        if not self.ahead:
-            return
         b, run = self.b, self.run
-        last = run.runs * run.run_steps + run.tail_steps - 1
-        following = step + 1
-        following = b.select(following < last, following, last)
-        x = source_of(b, run, following)
-        for pixel in self.ahead:
-            emit_prefetch(b, x + pixel * run.src_pixel, NEAREST)
+        with b.if_then(b.icmp_signed("!=", opaque(b, run.ahead), const(0))):  # opaque: else LLVM makes two loops
+            last = run.runs * run.run_steps + run.tail_steps - 1
+            following = step + 1
+            following = b.select(following < last, following, last)
+            x = source_of(b, run, following)
+            for pixel in self.ahead:
+                emit_prefetch(b, x + pixel * run.src_pixel, NEAREST)
 
     def prefetch_streamed(self, w) -> None:
         """Prefetch weights that are multiplied soon; processors run farther ahead with one stream than with two."""

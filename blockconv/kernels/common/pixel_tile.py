@@ -99,6 +99,7 @@ def _finish(builder, spec: PixelTileSpec, run: TileRecord, accs: list[Any], chan
         written=const(tile.width),
         activation=run.activation,
         scratch=run.scratch,
+        clips=run.clips,
     )
     finish(builder, tile, spec.lanes, spec.act, out, accs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import I64, const, emit_prefetch, pointer
+from blockconv.jit.ir import I64, const, pointer
 from blockconv.kernels.common.vectors import Vectors
 
 LINE = 64  # bytes of a cache line
@@ -76,6 +76,7 @@ class Output(NamedTuple):
     written: output channels that are written, as zero where they do not exist.
     activation: the address of its `ActivationArguments`.
     scratch: memory for the accumulators of a tile.
+    clips: whether an activation that clips does so, not 0; None: it does.
     """
 
     dst: Any
@@ -87,24 +88,7 @@ class Output(NamedTuple):
     written: Any
     activation: Any
     scratch: Any
-
-
-def prefetch_residual(builder, tile: Tile, store_width: int, out: Output, has_parts: bool = False) -> None:
-    """Prefetch the residual, to be called before the arithmetic that takes as long as its lines do to come.
-
-    Not in NCHW: a tile touches a page for each of its channels, and twice as many are too many to be translated.
-    """
-    if store_width == 1:
-        return
-    with builder.if_then(builder.icmp_signed("!=", out.residual, const(0)), likely=False):
-        # Pixels that share a line (NCHW4) prefetch it once.
-        stores, pixels = tile.width // store_width, max(1, LINE // (store_width * tile.itemsize))
-        for row in range(tile.rows):
-            base = out.dst + (out.residual + row * out.dst_row)
-            for p in range(0, tile.pixels, pixels):
-                at = base + p * out.dst_pixel
-                for j in range(stores):
-                    emit_prefetch(builder, at + to_store(builder, out, j, has_parts))
+    clips: Any = None
 
 
 def to_store(builder, out: Output, j: int, has_parts: bool):

@@ -53,11 +53,13 @@ class TileRecord(ReductionWords):
     written = word("output channels that are written, as zero where they do not exist", "channels")
     activation = word("the activation's `ActivationArguments`", "address")
     scratch = word("memory for the accumulators of a tile", "address")
+    clips = word("whether an activation that clips does so", "0 or 1")
     scales = word("a float32 for each output channel, which makes integer accumulators real numbers", "address")
     part = word("what stores a tile that lacks channels: see `finish_part`", "address of a kernel", 0)
     sums = word("where the accumulators are kept from a block of the reduction to the next (`k_blocked`)", "address")
     is_first = word("whether this is the reduction's first block, before which they are the bias", "0 or 1")
     is_last = word("whether it is the last one, after which the tile is finished", "0 or 1")
+    ahead = word("whether each step of several channels prefetches the next step's source", "0 or 1")
 
 
 @contextlib.contextmanager

@@ -74,6 +74,8 @@ class TilesArguments(ConvOperands, ImageSizes, ReductionWords):
     part = word(
         "what stores a tile that lacks channels; 0 where none does, or `tile` itself does", "address of a kernel"
     )
+    ahead = word("as `TileRecord` has it", "0 or 1")
+    clips = word("likewise", "0 or 1")
     enter = word(
         "what a worker calls before its tasks, with the address of 64 bytes; 0: nothing", "address of a kernel"
     )

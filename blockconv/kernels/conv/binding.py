@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from blockconv import jit
+from blockconv.core.activation import ActivationKind
 from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import packed_as_one
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, geometry
 from blockconv.kernels.common.microkernel import lines_ahead
 from blockconv.kernels.common.operands import conv_operands
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.conv import kernels, packing, packing_planes, packing_units, pixel_blocking
 from blockconv.kernels.conv.arguments import RECORDS, TilesArguments
 from blockconv.kernels.conv.blocking import ConvBlocking, has_parts, is_converted
@@ -54,7 +54,6 @@ def bind_tiles(
     read, written = (0, 0) if region is None else (region.read(bound.src), region.written(bound.dst))
     operands = conv_operands(epilogue.residual)
     offsets, parts, biases = bound.offsets(), bound.parts(), bound.bias_offsets()
-    reduction = bound.reduction(len(offsets))
     args = fill(
         TilesArguments,
         operands,
@@ -69,10 +68,10 @@ def bind_tiles(
         parts=WORD * len(offsets),
         parts_step=WORD * (len(parts) // (bound.groups * blocking.ocbs)),
         biases=WORD * (len(offsets) + len(parts)) if biases else 0,
-        **reduction,
+        **bound.reduction(len(offsets)),
         **bound.window(),
         **bound.tasks(),
-        **bound.kernels(epilogue, reduction["prefetch_lines"]),
+        **bound.kernels(epilogue),
     )
     at = bound.at
     tasks = at.images * bound.groups * args.row_tasks * args.col_tasks * blocking.splits
@@ -242,6 +241,8 @@ class _Binding:
             "wei_block": wei_block,
             "wei_blocks": -(-self.oc // blocking.width),
             "prefetch_lines": lines_ahead(wei_block, self.passes, steps),
+            # No processor prefetches blocks of channels that are far from each other.
+            "ahead": blocking.in_place and 1 < self.src.length < NO_BLOCK,
         }
 
     @property
@@ -287,8 +288,8 @@ class _Binding:
             "scales": self.bias_bytes * (len(blocking.kept.ranges) if blocking.kept else 1),
         }
 
-    def kernels(self, epilogue: Epilogue, lines: int) -> Words:
-        """The kernels that compute a tile, pack a window, and so on. Each step of a tile prefetches so many lines."""
+    def kernels(self, epilogue: Epilogue) -> Words:
+        """The kernels that compute a tile, pack a window, and so on."""
         blocking = self.blocking
         scatters = blocking.store_width == 0 or self.p.g > 1
         scattered = (self.dst_itemsize, 1) if self.dst_shift else (self.dst_itemsize,)
@@ -297,7 +298,8 @@ class _Binding:
             scatter, scattered = kernels.scatter_pixels, (self.dst_itemsize, blocking.pixel_lanes)
         by_unit = is_instruction(self.dot)
         return {
-            "tile": self.tiles.kernel(epilogue, lines).address,
+            "tile": self.tiles.kernel(epilogue).address,
+            "clips": epilogue.kind(self.types) == ActivationKind.CLIP,
             "part": self.tiles.part(epilogue).address if self.lacks_channels else 0,
             "enter": configure(*self.tiles.register_sizes()).address if by_unit else 0,
             "leave": release().address if by_unit else 0,
@@ -318,8 +320,7 @@ class _Binding:
     @property
     def tiles(self) -> Tiles:
         """The kernels of tiles."""
-        ahead = min(LINE, self.window_sw * self.pixel) * (self.blocking.in_place and 1 < self.src.length < NO_BLOCK)
-        return Tiles(self.isa, self.types, self.blocking, self.at.depth * self.plane, self.has_parts, ahead)
+        return Tiles(self.isa, self.types, self.blocking, self.at.depth * self.plane, self.has_parts)
 
     def packer(self) -> jit.Kernel:
         """The kernel that packs a window."""

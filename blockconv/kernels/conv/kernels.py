@@ -125,6 +125,7 @@ def _write_common(a, run, scattered):
     run.activation = a.activation
     run.scratch = scattered.tile - tile_bytes
     run.part = a.part
+    run.ahead, run.clips = a.ahead, a.clips
     if scattered.all:
         run.dst = scattered.tile
         run.dst_row = a.tile_pixels * width_bytes

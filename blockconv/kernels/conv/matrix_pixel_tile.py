@@ -211,6 +211,7 @@ class _Finish:
             written=spec.pixels - pixel,
             activation=run.activation,
             scratch=run.scratch + spec.channels * spec.line,
+            clips=run.clips,
         )
         finish(b, tile, COLUMNS, spec.act, out, accs)
 

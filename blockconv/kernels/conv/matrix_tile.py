@@ -22,7 +22,7 @@ from blockconv.jit.records import fill
 from blockconv.kernels.common.dot import MATRIX_DOTS, Dot, multiply_accumulate
 from blockconv.kernels.common.epilogue import finish
 from blockconv.kernels.common.microkernel import TileSpec, real_accumulators
-from blockconv.kernels.common.tile import LINE, Output, prefetch_residual
+from blockconv.kernels.common.tile import LINE, Output
 from blockconv.kernels.common.tile_record import TileRecord, each_step, kernel_of_tiles, source_of
 
 REGISTERS = 8
@@ -150,7 +150,6 @@ def matrix_tile(spec: TileSpec):
 def _compute(builder, run: TileRecord, record, spec: TileSpec) -> None:
     """Reduce and store a tile."""
     out = fill(Output, run)
-    prefetch_residual(builder, spec.finished, spec.store_width, out, bool(spec.has_parts))
     if spec.dot in INSTRUCTIONS:
         _Reduction(builder, spec, run).reduce()
     else:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from blockconv import jit
+from blockconv.core.activation import ActivationKind
 from blockconv.core.target import Isa
 from blockconv.core.types import ElementType, Types, element
 from blockconv.jit.records import fill
@@ -19,7 +20,6 @@ class Tiles(NamedTuple):
 
     src_unit: bytes from a unit of channels in a window to the next.
     has_parts: whether stores write at uneven distances.
-    ahead: as in `TileSpec`, where tiles read a source in place, in blocks of channels far from each other; else 0.
     """
 
     isa: Isa
@@ -27,12 +27,11 @@ class Tiles(NamedTuple):
     blocking: ConvBlocking
     src_unit: int
     has_parts: bool
-    ahead: int
 
-    def kernel(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
-        """The kernel that computes a tile; each full step prefetches so many lines."""
+    def kernel(self, epilogue: Epilogue) -> jit.Kernel:
+        """The kernel that computes a tile."""
         if not self.blocking.pixel_lanes:
-            return self.of_channels(epilogue, lines)
+            return self.of_channels(epilogue)
         return self.of_matrix_pixels(epilogue) if self.blocking.dot.is_matrix else self.of_pixels(epilogue)
 
     def register_sizes(self) -> list[int]:
@@ -64,6 +63,11 @@ class Tiles(NamedTuple):
     def rounding(self, epilogue: Epilogue) -> int:
         return epilogue.rounding if self.stored.itemsize == 1 else 0
 
+    def act(self, epilogue: Epilogue) -> int:
+        """The `ActivationKind` that a tile is compiled for: whether floats are clipped is a word of its record."""
+        kind = epilogue.kind(self.types)
+        return ActivationKind.CLIP if kind == ActivationKind.NONE and self.stored.is_float else kind
+
     def of_pixels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile whose vectors run along pixels."""
         blocking, lanes = self.blocking, self.blocking.pixel_lanes
@@ -74,7 +78,7 @@ class Tiles(NamedTuple):
             vectors=blocking.pixels // lanes,
             channels=blocking.width,
             lanes=lanes,
-            act=epilogue.activation,
+            act=self.act(epilogue),
             cut=int(blocking.kept is not None),
         )
         return pixel_tile(spec)
@@ -88,7 +92,7 @@ class Tiles(NamedTuple):
             element=self.types.acc.code,
             channels=self.blocking.width,
             step=self.step,
-            act=epilogue.kind(self.types),
+            act=self.act(epilogue),
             dot=self.blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
@@ -97,11 +101,11 @@ class Tiles(NamedTuple):
         )
         return matrix_pixel_tile.matrix_pixel_tile(spec)
 
-    def of_channels(self, epilogue: Epilogue, lines: int) -> jit.Kernel:
+    def of_channels(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel of a tile whose vectors run along output channels."""
         if self.blocking.dot.is_matrix:
             return matrix_tile.matrix_tile(self.spec(epilogue))
-        return conv_tile(self.spec(epilogue).prefetching(lines)._replace(parted=1))
+        return conv_tile(self.spec(epilogue)._replace(parted=1))
 
     def part(self, epilogue: Epilogue) -> jit.Kernel:
         """The kernel that stores such a tile where it lacks channels."""
@@ -120,13 +124,12 @@ class Tiles(NamedTuple):
             fma=int(self.isa.fma and self.types.acc.is_float),
             step=self.step,
             store_width=blocking.store_width or blocking.lanes,
-            act=epilogue.kind(self.types),
+            act=self.act(epilogue),
             dot=blocking.dot.number,
             dst=self.converted,
             rounding=self.rounding(epilogue),
             shifted=epilogue.shifted,
             k_blocked=int(blocking.k_blocks > 1),
-            ahead=self.ahead if blocking.step > 1 else 0,
             src_channel=self.src_unit if blocking.has_panels_of_planes and self.step > 1 else 0,
             cut=int(blocking.kept is not None),
         )

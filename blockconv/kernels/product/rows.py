@@ -84,7 +84,7 @@ def product_words(x: Product, fma: bool, ends: Ends, offsets: int, columns: int)
         kernels.ProductWords,
         x,
         ends,
-        tile=conv_tile(spec.prefetching(lines)).address,
+        tile=conv_tile(spec).address,
         columns=columns,
         full_steps=full,
         tail_steps=x.steps - full,

@@ -16,7 +16,6 @@ from blockconv.kernels.common.microkernel import TileSpec, conv_tile, lines_ahea
 from blockconv.kernels.common.operands import SRC, conv_operands
 from blockconv.kernels.common.pixel_tile import PixelTileSpec, pixel_tile
 from blockconv.kernels.common.request import Request
-from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.table import Epilogue
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradArgs
@@ -90,7 +89,8 @@ def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     part = at.src_lanes if has_parts else at.transform_lanes
     vectors = m, stride, at.src_lanes, part, int(request.machine.isa.fma and not exact), load_width
     if reads_windows(request.source, at):
-        return winograd_source_windows(*vectors, window_columns(request.problem, at, src.itemsize), src.code)
+        columns = window_columns(request.problem, at, src.itemsize) if load_width == 1 else 0
+        return winograd_source_windows(*vectors, columns, src.code)
     return winograd_source(*vectors, has_parts, src.code)
 
 
@@ -159,8 +159,7 @@ def _tile_kernel(at: WinogradBlocking, isa: Isa) -> jit.Kernel:
         return pixel_tile(PixelTileSpec(ELEMENT.code, fma, *tile, at.block_tiles * at.lanes * ITEMSIZE, at.width))
     numbers = 1, at.tile_pixels, at.vectors, out_lanes, at.elements(at.ic_block), out_lanes, ActivationKind.NONE, *DENSE
     element, dot = (PRODUCT, at.dot.number) if at.form.exact else (ELEMENT, MULTIPLY_ADD.number)
-    ahead = min(LINE, at.src_lanes * at.itemsize)
-    return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, ahead=ahead))
+    return conv_tile(TileSpec(element.code, fma, *numbers, dot=dot, burst=1, parted=1))
 
 
 def _prefetch_lines(problem: Conv2dProblem, at: WinogradBlocking) -> int:

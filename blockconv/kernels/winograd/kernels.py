@@ -73,6 +73,7 @@ def winograd_multiply():
         run = header.record
         run.src_row, run.src_pixel = 0, vector
         run.runs = 1
+        run.ahead = 1
         run.run_steps = a.full_steps
         run.rows = 1
         run.row_steps = 0

@@ -111,7 +111,7 @@ def winograd_source_windows(m, stride, lanes, part, fma, load_width, columns, sr
     """Transform tiles first to last - 1 of the header's set, all its channels, from the source into the scratch.
 
     lanes, part, load_width, src_type: as `winograd_source` has them. columns: pixels of planes that are transposed
-    together.
+    together; 0 where the source has none.
     """
     src_itemsize = ElementType.of(src_type).itemsize
     exact = src_itemsize == 1
