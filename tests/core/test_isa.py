@@ -39,7 +39,7 @@ for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCH
     elements = reorder.MovedElements.bits(4)
     cut = reorder.transpose_blocking(loops, elements.moved, found.vector_bytes, False)
     if not isinstance(cut, str):  # the reason why this reorder is no transpose
-        reorder.transpose_op(loops, cut, elements)
+        reorder._transpose_op(loops, cut, elements)
     reorder.copy_op(loops, reorder.copy_blocking(loops, 4), elements, True)
 assert len(texts) > 1
 print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm", "ymm", "xmm")])

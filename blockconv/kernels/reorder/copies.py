@@ -72,7 +72,10 @@ class _Piece(NamedTuple):
 
 
 class _Along(NamedTuple):
-    """A dimension of an array. length: indices of its smallest block, which are evenly apart."""
+    """A dimension of an array.
+
+    length: indices of its smallest block, which are evenly apart.
+    """
 
     axes: tuple[Axis, ...]
     length: int
@@ -108,7 +111,7 @@ def _pieces(spans: Sequence[CopySpan], at: int, s: _Along, d: _Along) -> Iterato
 
 
 @dataclass(frozen=True)
-class Columns(Loop):
+class ColumnLoop(Loop):
     """A loop over elements of the destination; `count` of them from `begin` on are copied, the others are filled.
 
     offsets: of the first that is copied, in the source, and of the first of all, in the destination.
@@ -119,7 +122,7 @@ class Columns(Loop):
     offsets: tuple[int, int] = (0, 0)
 
     @staticmethod
-    def over(pieces: Sequence[_Piece], dim: int) -> Columns | None:
+    def over(pieces: Sequence[_Piece], dim: int) -> ColumnLoop | None:
         """Pieces that are evenly apart, one of which at the most is copied, as one loop; None of others."""
         begins = [0, *itertools.accumulate(piece.size for piece in pieces)]
         _, _, _, dst, _, step = pieces[0]
@@ -128,22 +131,25 @@ class Columns(Loop):
         if apart or len(copied) > 1 or any(piece.action == ZERO for piece in pieces):
             return None
         begin, one = copied[0] if copied else (0, _Piece(0, FILL, 0, 0, 0, 0))
-        return Columns(begins[-1], (one.src_step, step), dim, 0, begin, one.size, (one.src, dst))
+        return ColumnLoop(begins[-1], (one.src_step, step), dim, 0, begin, one.size, (one.src, dst))
 
-    def around(self, inner: Columns) -> Columns | None:
+    def around(self, inner: ColumnLoop) -> ColumnLoop | None:
         one = super().around(inner) if inner.begin == 0 and inner.count == inner.size else None
         offsets = self.offsets[0] + inner.offsets[0], self.offsets[1] + inner.offsets[1]
         return one and replace(one, begin=inner.size * self.begin, count=inner.size * self.count, offsets=offsets)
 
 
-_ONE, _ALL = Columns(1, (0, 0), count=1), np.array([[0, 0, 1, COPY]], np.int64)
+_ONE, _ALL = ColumnLoop(1, (0, 0), count=1), np.array([[0, 0, 1, COPY]], np.int64)
 
 
 class CopyLoops(NamedTuple):
-    """All extents of each column of each row are copied. rows, extents: a `CopyPart` each."""
+    """All extents of each column of each row are copied.
+
+    rows, extents: a `CopyPart` each.
+    """
 
     rows: Table
-    cols: Columns
+    cols: ColumnLoop
     extents: Table
 
     @property
@@ -172,7 +178,7 @@ def loops_of(copied: Copied, src: Layout, dst: Layout) -> CopyLoops | None:
     if not all(pieces):
         return None
     inner = {_innermost(src, copied.src_shape), _innermost(dst, copied.dst_shape)}
-    loops = [Columns.over(some, dim) for dim, some in enumerate(pieces)]
+    loops = [ColumnLoop.over(some, dim) for dim, some in enumerate(pieces)]
     if len(inner) > 1:
         inner = inner - _longest(loops)[1] or inner
     cols, dims = _longest([None if loop is None or loop.dim in inner else loop for loop in loops])
@@ -190,9 +196,9 @@ def _innermost(layout: Layout, shape: Shape) -> int:
     return next((axis.dim for axis in reversed(layout.axes(shape)) if axis.size > 1), 0)
 
 
-def _longest(loops: Sequence[Columns | None]) -> tuple[Columns, set[int]]:
+def _longest(loops: Sequence[ColumnLoop | None]) -> tuple[ColumnLoop, set[int]]:
     """The longest of these loops, where those that are one on both sides are fused; and its dimensions."""
-    found: list[tuple[Columns, set[int]]] = [(_ONE, set())]
+    found: list[tuple[ColumnLoop, set[int]]] = [(_ONE, set())]
     some = (loop for loop in loops if loop is not None and (loop.size, loop.count) != (1, 1))
     for loop in sorted(some, key=lambda loop: -loop.dst):
         outer, dims = found[-1]
@@ -224,7 +230,7 @@ def _product(one: Table, other: Table) -> Table:
 
 
 class CopyBlocking(NamedTuple):
-    """Columns, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
+    """ColumnLoop, and extents, in a task; the tasks that those of a row make; all tasks, and those taken at a time."""
 
     task_cols: int
     task_extents: int
