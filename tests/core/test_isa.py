@@ -23,9 +23,11 @@ VECTORS = {"avx512": (64, 32, True), "avx2": (32, 16, True), "sse": (16, 16, Fal
 CODE = """
 from blockconv.core import target
 from blockconv.jit import families
-from blockconv.kernels.reorder import rows as reorder
-from blockconv.kernels.common.loop_nest import nest
+from blockconv.kernels import TABLE
+from blockconv.kernels.common.request import Request
 from blockconv.core.layout import Layout
+from blockconv.core.problem import ReorderProblem
+from blockconv.core.types import Types
 found = target.isa()
 print(found.name, found.vector_bytes, found.registers, int(found.fma))
 texts, generate = [], families.generate
@@ -35,12 +37,11 @@ def noted(*given):
     return code
 families.generate = noted
 for src, dst in (("NCHW", "NCHW16"), ("NCHW16", "NCHW"), ("NCHW", "NHWC"), ("NCHW16", "NCHW64")):
-    loops = nest(Layout(src), Layout(dst), (1, 64, 32, 32))
-    elements = reorder.MovedElements.bits(4)
-    cut = reorder.transpose_blocking(loops, elements.moved, found.vector_bytes, False)
-    if not isinstance(cut, str):  # the reason why this reorder is no transpose
-        reorder._transpose_op(loops, cut, elements)
-    reorder.copy_op(loops, reorder.copy_blocking(loops, 4), elements, True)
+    asked = Request(ReorderProblem((1, 64, 32, 32), src, dst, 4), Layout(src), Layout(dst), Types.bits(4))
+    made = [row.decide(asked) for row in TABLE if row.op == "reorder"]
+    for one in made:
+        if not isinstance(one, str):  # the reason why this reorder is none of the row's
+            one.launches()
 assert len(texts) > 1
 print(*[sum(text.count("%" + register) for text in texts) for register in ("zmm", "ymm", "xmm")])
 """
