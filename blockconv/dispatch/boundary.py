@@ -29,6 +29,9 @@ ONE_IMAGE = "for one 2-D image and one 2-D kernel give conv2d(image[None], kerne
 def given_images(op: str, input: Any, argument: str) -> Array:
     """An array or tensor as one of (N, C, H, W). Raises ArgumentError for another number of dimensions."""
     x = as_numpy(input, op, argument)
+    if x.ndim == 3 and "pool" in op and x.shape[2] in (3, 4) and min(x.shape[:2]) > 16:
+        said = f"blockconv: {op}: {argument} is (C, H, W) = {x.shape}; for an image (H, W, C) give x.transpose(2, 0, 1)"
+        warn(said, stacklevel=7, category=UserWarning)
     x = x[None] if x.ndim == 3 else x
     if x.ndim != 4:
         alone = ONE_IMAGE if "conv" in op else "for one 2-D image give image[None], and take [0] of the result"

@@ -453,3 +453,16 @@ def test_adaptive_pooling_of_no_channels_as_torch_has_it():
 def test_output_sizes_that_cannot_be(size):
     with pytest.raises(bc.ArgumentError, match="adaptive_avg_pool2d: output_size="):
         bc.adaptive_avg_pool2d(noise(1, 2, 4, 4), size)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_an_image_with_its_channels_last_is_met_with_a_warning(channels):
+    image = noise(40, 30, channels)
+    with pytest.warns(UserWarning, match=r"max_pool2d: input is \(C, H, W\) = \(40, 30, \d\); for an image") as caught:
+        bc.max_pool2d(image, 3)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bc.max_pool2d(image.transpose(2, 0, 1), 3)
+        bc.max_pool2d(noise(3, 30, 3), 3)
+        bc.max_pool2d(image[None], 3)
