@@ -428,7 +428,7 @@ def why_not_shuffled(b: PoolBlocking) -> Reason | None:
     if not b.has_contiguous_pixels:
         return f"the pixels of a row are not contiguous in {b.src}"
     if b.itemsize < 4:
-        return f"needs elements of at least 4 bytes, unlike {b.element.name}"
+        return f"{b.element.name} elements are not shuffled"
     if inner % b.lanes == 0:
         return f"a pixel of {b.src} has {inner} elements here, which fill whole vectors without shuffles"
     if isa.vector_bytes < 32:

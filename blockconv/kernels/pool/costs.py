@@ -16,18 +16,6 @@ class Counts(NamedTuple):
     loads: float
 
 
-# By row, and whether pixels are vectors or wider: cycles of `Counts`. They are the medians over four processors with
-# vectors of 16 to 64 bytes, which differ less from each other than one measurement from the next.
-CYCLES = {
-    ("pool_runs", False): (80, 1, 1, 0.5),
-    ("pool_tiles", False): (40, 22, 1.5, 0.6),
-    ("pool_tiles", True): (28, 35, 1.5, 0.6),
-    ("pool_windows", False): (0, 0, 13.5, 1.6),
-    ("pool_windows", True): (30, 16, 20, 2.5),
-    ("pool_lines", False): (45, 14, 0.5, 2.1),
-    ("pool_lines", True): (20, 32, 1, 1.2),
-}
-
 MOST_VECTORS = 8  # of a pixel, that `pool_windows` reduces together
 
 
@@ -57,8 +45,6 @@ def counts(b: PoolBlocking, name: str) -> Counts:
     loads = all_taps(p, "h") * taps * row
     if name == "pool_lines":  # windows' rows are reduced into a line first, then its columns
         loads = all_taps(p, "h") * _vectors(b, p.iw) + p.oh * taps * row
-        if inner >= b.lanes:  # through the cache, which moves 32 bytes a cycle
-            loads *= max(1.0, b.machine.isa.vector_bytes / 32)
     return Counts(planes, planes * p.oh, planes * p.oh * row, planes * loads)
 
 
@@ -67,9 +53,10 @@ def cost(b: PoolBlocking, name: str) -> float:
 
     And the part of the other one that is not hidden behind it.
     """
-    m, is_wide, moved = b.machine, b.view.inner >= b.lanes and not b.is_plane, _moved(b)
-    cycles = sum(count * each for count, each in zip(counts(b, name), CYCLES[name, is_wide], strict=True))
-    computed = cycles * m.cycle_seconds()
+    m = b.machine
+    kind, is_wide = "average" if b.is_average else "max", b.view.inner >= b.lanes
+    rates, moved = m.pool_rates(name, kind, 0 if is_wide and not b.is_plane else b.view.inner), _moved(b)
+    computed = sum(count * rate for count, rate in zip(counts(b, name), rates, strict=True))
     if b.is_widened:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * m.cycle_seconds()
     nbytes = b.itemsize * b.src.size(b.problem.src_shape)

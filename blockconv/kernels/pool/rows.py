@@ -3,8 +3,8 @@
 To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`). Where inner is at least a vector
 (wide), vectors run over it; where it is less (narrow), over the whole pixels of a row.
 
-- `pool_runs`: narrow, small windows a pixel apart, with as many outputs in a row as pixels. Contiguous rows are one
-  extent.
+- `pool_runs`: one element a pixel, small windows a pixel apart, with as many outputs in a row as pixels. Contiguous
+  rows are one extent.
 - `pool_tiles`: windows of few columns. Neighbouring outputs share the columns that they read. Constant shuffles pick
   the columns of narrow pixels.
 - `pool_windows`: each window by itself, whatever its size: global, adaptive. A plane of narrow pixels that is one
@@ -58,7 +58,7 @@ from blockconv.runtime import Block, Launch
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
 MOST_SUMMED = (2**31 - 1) // 255  # integers of 8 bits less a zero point, whose sum is sure to be an int32
 MOST_PLANES = 32  # that a task reduces, each to one window
-LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own; the second if pixels fill vectors
+LONG_ROW = 32  # vectors of a row that are worth a start of their own
 
 
 # ---------------------------------------------------------------- the tables of windows, their sums' scales, channels
@@ -198,14 +198,12 @@ def _why_not_windows(b: PoolBlocking) -> Reason | None:
     p, reason = b.problem, _why_not_wide(b)
     if b.element.is_packed:
         return reason
-    if b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
-        return reason and _why_not_narrow(b)
+    is_last = b.is_adaptive or b.is_global or _why_not_padding(b) is not None
     if reason is not None:
-        least = MOST_STRIDE + 1
-        return f"needs a stride of at least {least} along the row, not {p.sw}" if p.sw < least else _why_not_narrow(b)
-    if p.kw > p.sw or p.kh > p.sh:
-        return "the windows overlap, and other kernels reduce each column only once"
-    return f"the vector registers hold {p.kw} columns of a window, in tiles" if wide_tile(b) else None
+        shares = not is_last and p.sw <= MOST_STRIDE
+        return "windows of equal sizes share rows, in other kernels" if shares else _why_not_narrow(b)
+    overlaps = not is_last and (p.kw > p.sw or p.kh > p.sh)
+    return "the windows overlap, and other kernels reduce each column only once" if overlaps else None
 
 
 def _planes(b: PoolBlocking) -> Launch:
@@ -299,14 +297,11 @@ def _why_not_runs(b: PoolBlocking) -> Reason | None:
         return f"needs windows of at most {MOST_TAPS} rows and columns"
     if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and b.itemsize < 4):
         return f"{isa.name} has no masked loads of these elements"
-    vectors = p.iw * b.view.inner / b.lanes
-    if vectors >= LONG_ROW:
+    if b.view.inner > 1:
+        return "needs pixels of one element, as other kernels fill vectors with larger pixels"
+    if p.iw >= LONG_ROW * b.lanes:
         return f"needs rows of fewer than {LONG_ROW} vectors"
-    if vectors >= SHORT_ROW and b.lanes % b.view.inner == 0 and why_not_shuffled(b) is None:
-        return f"rows have at least {SHORT_ROW} vectors, and shuffles are faster"
-    if not b.has_contiguous_rows:
-        return f"the rows of a plane are not contiguous in {b.src}"
-    return _why_not_narrow(b)
+    return None if b.has_contiguous_rows else f"the rows of a plane are not contiguous in {b.src}"
 
 
 def _runs(b: PoolBlocking) -> Launch:
