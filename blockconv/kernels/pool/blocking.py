@@ -44,6 +44,7 @@ MOST_SHARED = 10  # columns of a tile that shares few: memory streams better thr
 MOST_PICKED = 16  # vectors of a tile whose columns are picked from them
 MOST_STRIDE, MOST_TAPS = 4, 5  # of windows whose columns are picked
 MOST_UNROLLED = 3  # taps along an axis; more are a loop
+MOST_BYTES = 20 * 1024  # of rows of the image that are read again for the next row of outputs
 SPARE = 8  # vector registers for anything but the columns of a tile
 TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
@@ -467,3 +468,11 @@ def _shuffled_tile(b: PoolBlocking, vectors: int) -> PoolTile:
     last = max(0, p.ow * inner - width) * p.sw - before  # the first element of the last tile
     beyond = last + columns * lanes - p.iw * inner
     return replace(tile, left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
+
+
+def shuffled_parts(b: PoolBlocking, tile: PoolTile) -> tuple[int, int]:
+    """(outputs of a part of a row, parts): so short that the rows of their windows stay near for the next row."""
+    width, outputs = tile.vectors * b.lanes, b.problem.ow * b.view.inner
+    wanted = -(-b.problem.kh * b.row_bytes // MOST_BYTES)
+    part = -(-outputs // (width * wanted)) * width
+    return part, -(-outputs // part)

@@ -63,7 +63,9 @@ class PoolArgs(PoolOperands, ImageSizes):
     d_plane = word("from a plane of outputs to the next of the inner loop", "bytes", 0)
     task_rows = word("rows of outputs of a task, of which a plane's last task may have fewer", "rows", 0)
     plane_tasks = word("tasks of a plane", "tasks", 0)
-    part = word("elements of a pixel that are computed for all rows before the next", "elements", 0)
+    part = word(
+        "elements of a pixel, or of a row of outputs, that are computed for all rows before the next", "elements", 0
+    )
     parts = word("such parts", "parts", 0)
     line_elements = word("elements of a line, with margins that stand for the padding, or of a plane", "elements", 0)
     line_bytes = word("from a line to the next", "bytes", 0)
@@ -194,15 +196,17 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
                 image, part = plane.src, number * a.part
                 if gathered:
                     image = _gathered_image(a, image, part * itemsize, oh_first, oh_last, scratch + LINE, s_col)
-                end = part + a.part if is_wide else 1
+                columns, inner = (0, outputs), (part, part + a.part)
+                if not is_wide:
+                    columns, inner = (part, min(outputs, part + a.part)), (0, 1)
                 for oh in range(oh_first, oh_last):
                     row = output_row(a, plane, oh)
                     src = image + row.ih * s_row
-                    for at in range(0, outputs, width):
+                    for at in range(columns[0], columns[1], width):
                         done = max(0, min(at, outputs - width))
                         column = done * tile.stride - a.pw * unit - tile.shift
                         is_inside = column >= 0 and column + span <= elements
-                        for i_at in range(part, end, lanes):
+                        for i_at in range(inner[0], inner[1], lanes):
                             i = min(i_at, a.inner - lanes) * itemsize if is_wide else 0
                             run = PoolRun(
                                 src=src + column * s_col + i,

@@ -45,6 +45,7 @@ from blockconv.kernels.pool.blocking import (
     TASK_BYTES,
     PoolBlocking,
     Windows,
+    shuffled_parts,
     shuffled_tile,
     why_not_shuffled,
     wide_tile,
@@ -185,13 +186,20 @@ def _why_not_tiles(b: PoolBlocking) -> Reason | None:
 
 
 def _tiles(b: PoolBlocking) -> Launch:
-    inner, is_shuffled = b.view.inner, why_not_shuffled(b) is None
-    tile, part = (shuffled_tile(b), inner) if is_shuffled else (wide_tile(b), b.part or inner)
+    if why_not_shuffled(b) is None:
+        return _shuffles(b)
+    tile, part = wide_tile(b), b.part or b.view.inner
     assert tile is not None
-    args = b.plane_args._replace(part=part, parts=inner // part)
+    args = b.plane_args._replace(part=part, parts=b.view.inner // part)
     scratch = pk.LINE + window_rows(b.problem, b.task_rows) * b.problem.iw * b.part * b.itemsize
-    table = table_of(b, scales=LineOfScales(repeat=inner) if is_shuffled else ONE_EACH)
-    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table)
+    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table_of(b))
+
+
+def _shuffles(b: PoolBlocking) -> Launch:
+    tile = shuffled_tile(b)
+    part, parts = shuffled_parts(b, tile)
+    args, table = b.plane_args._replace(part=part, parts=parts), table_of(b, scales=LineOfScales(repeat=b.view.inner))
+    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, 0, table)
 
 
 def _why_not_windows(b: PoolBlocking) -> Reason | None:
