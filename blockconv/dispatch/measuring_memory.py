@@ -47,7 +47,7 @@ def read(size: int) -> Callable[[], None]:
     lay, planes, rows = Layout("NCHW"), 16, 64
     columns = size // (planes * rows * ITEMSIZE)
     problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
-    found = named("pool2d", "pool_windows").prepare(problem, lay, lay, Types.all("float32"))
+    found = named("pool2d", "pool_planes").prepare(problem, lay, lay, Types.all("float32"))
     return runner(found, problem, lay, lay, ITEMSIZE)
 
 
@@ -69,16 +69,17 @@ _OVERLAPPING = (
 )
 _APART = (4, 14, 14, 2, 2, 0), (4, 15, 15, 5, 5, 0), (4, 28, 7, 2, 2, 0), (32, 4, 7, 2, 2, 0), (4, 14, 14, 14, 14, 0)
 _WHOLE = (4, 14, 14, 14, 1, 0), (4, 7, 7, 7, 1, 0), (32, 7, 7, 7, 1, 0), (16, 4, 4, 4, 1, 0), (64, 4, 4, 4, 1, 0)
-# Row, whether its pixels are narrower than a vector, problems.
-_POOLED = (
-    ("pool_runs", True, _OVERLAPPING),
-    ("pool_tiles", True, _OVERLAPPING),
-    ("pool_tiles", False, _OVERLAPPING),
-    ("pool_windows", True, _WHOLE),
-    ("pool_windows", False, _APART),
-    ("pool_lines", True, _OVERLAPPING),
-    ("pool_lines", False, _OVERLAPPING),
-)
+# By row: problems, and whether its pixels are narrower than a vector.
+_POOLED = {
+    "pool_runs": (True, _OVERLAPPING),
+    "pool_shuffles": (True, _OVERLAPPING),
+    "pool_tiles": (False, _OVERLAPPING),
+    "pool_planes": (True, _WHOLE),
+    "pool_windows": (False, _APART),
+    "pool_wide_lines": (False, _OVERLAPPING),
+    "pool_lines": (True, _OVERLAPPING),
+    "pool_bins": (True, _OVERLAPPING),
+}
 
 
 def pools() -> dict[str, list[float]]:
@@ -91,7 +92,7 @@ def pools() -> dict[str, list[float]]:
     narrow = [1 << k for k in range(lanes.bit_length() - 1)]
     found = {}
     for kind, name in kinds:
-        for row, is_narrow, problems in _POOLED:
+        for row, (is_narrow, problems) in _POOLED.items():
             for width in narrow if is_narrow else [lanes]:
                 of = _pool_rates(row, kind, width, [(lanes * planes, *sizes) for planes, *sizes in problems])
                 if of is not None:

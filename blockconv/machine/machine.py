@@ -77,7 +77,7 @@ class Machine:
     def pool_rates(self, row: str, kind: str, width: int) -> Sequence[float]:
         """Seconds of a plane, a row, an output vector and a load of this row of pools.
 
-        kind: "max" or "average". width: contiguous channels of a pixel that are fewer than a vector's, or 0.
+        kind: "max" or "average". width: contiguous channels of a pixel.
         """
         return self.profile.pool(row, kind, width)
 

@@ -245,13 +245,13 @@ class MachineProfile:
         return self.packs[f"{count} {how}".strip()]
 
     def pool(self, row: str, kind: str, width: int) -> Sequence[float]:
-        """Seconds of a plane, a row, a vector of outputs, a load of a row of pools; kind, width: as in `pools`, or 0.
+        """Seconds of a plane, a row, a vector of outputs, a load of a row of pools; kind, width: as in `pools`.
 
         A machine whose instruction set has a row that the profile's does not prices it as the plainest.
         """
         name = f"{row} {kind}"
         widths = [int(known.rpartition(" ")[2]) for known in self.pools if known.startswith(f"{name} ")]
-        if width and widths:
+        if widths:
             name += f" {min(widths, key=lambda known: abs(known - width))}"
         return self.pools.get(name, self.pools[f"pool_tiles {kind}"])
 

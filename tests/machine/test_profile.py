@@ -149,7 +149,7 @@ def test_a_profile_is_measured_and_read_again(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(measuring, "_depthwise", lambda: {"channels": [1e-10, 0.0]})
     monkeypatch.setattr(measuring, "tiles_of", lambda dot, isa: ((1, 3),))
     monkeypatch.setattr(measuring, "_PACKED", {"16": measuring._PACKED["16"], "4 cut": measuring._PACKED["4 cut"]})
-    monkeypatch.setattr(memory, "_POOLED", [one for one in memory._POOLED if one[0] == "pool_tiles"])
+    monkeypatch.setattr(memory, "_POOLED", {"pool_tiles": memory._POOLED["pool_tiles"]})
     found = measuring.measure(runs=2)
     path = tmp_path / "profile.json"
     path.write_text(found.to_json())

@@ -276,12 +276,6 @@ class PoolBlocking:
         return (windows(p, "h").taps[0], windows(p, "w").taps[0]) == (p.ih, p.iw)
 
     @property
-    def is_plane(self) -> bool:
-        """Whether that image is one contiguous extent, of pixels of at most a vector."""
-        is_narrow = self.view.inner <= self.lanes and not self.element.is_packed
-        return is_narrow and self.is_global and self.has_contiguous_rows
-
-    @property
     def reduction(self) -> PoolReduction:
         """The reduction of the kernels, which are masked if channels that do not exist have to be zeroed."""
         masked = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
@@ -428,8 +422,6 @@ def why_not_shuffled(b: PoolBlocking) -> Reason | None:
         return "needs windows of equal size"
     if not b.has_contiguous_pixels:
         return f"the pixels of a row are not contiguous in {b.src}"
-    if b.itemsize < 4:
-        return f"{b.element.name} elements are not shuffled"
     if inner % b.lanes == 0:
         return f"a pixel of {b.src} has {inner} elements here, which fill whole vectors without shuffles"
     if isa.vector_bytes < 32:

@@ -35,15 +35,15 @@ def _vectors(b: PoolBlocking, columns: int) -> int:
 def counts(b: PoolBlocking, name: str) -> Counts:
     """The work of the kernel of a row."""
     p, planes, inner = b.problem, b.view.planes, b.view.inner
+    if name == "pool_planes":  # one window, and one contiguous extent
+        return Counts(planes, planes, planes, planes * (_vectors(b, p.ih * p.iw) if inner < b.lanes else p.ih * p.iw))
     taps, row = all_taps(p, "w") / p.ow, _vectors(b, p.ow)
-    if b.is_plane:
-        return Counts(0, 0, planes, planes * _vectors(b, p.ih * p.iw))
-    if name == "pool_windows" and inner < b.lanes:  # element by element, from a row's vectors
-        return Counts(0, 0, planes * p.oh * p.ow * inner, planes * all_taps(p, "h") * _vectors(b, p.iw))
     if name == "pool_windows":  # the vectors of a pixel that are reduced together take no longer than one of them
         row = p.ow * -(-inner // (unrolled(b) * b.lanes))
+    elif name == "pool_bins":  # an output pixel at a time
+        row = p.ow
     loads = all_taps(p, "h") * taps * row
-    if name == "pool_lines":  # windows' rows are reduced into a line first, then its columns
+    if name in ("pool_lines", "pool_wide_lines"):  # windows' rows are reduced into a line first, then its columns
         loads = all_taps(p, "h") * _vectors(b, p.iw) + p.oh * taps * row
     return Counts(planes, planes * p.oh, planes * p.oh * row, planes * loads)
 
@@ -54,15 +54,14 @@ def cost(b: PoolBlocking, name: str) -> float:
     And the part of the other one that is not hidden behind it.
     """
     m = b.machine
-    kind, is_wide = "average" if b.is_average else "max", b.view.inner >= b.lanes
-    rates, moved = m.pool_rates(name, kind, 0 if is_wide and not b.is_plane else b.view.inner), _moved(b)
+    rates, moved = m.pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
     computed = sum(count * rate for count, rate in zip(counts(b, name), rates, strict=True))
     if b.is_widened:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * m.cycle_seconds()
     nbytes = b.itemsize * b.src.size(b.problem.src_shape)
     if name == "pool_tiles" and b.part:
         computed += gathering_seconds(m, gathered_bytes(b.problem, nbytes, b.task_rows))
-    elif name == "pool_lines" and is_wide:
+    elif name == "pool_wide_lines":
         computed += crowded_seconds(m, b.problem, b.strides[0][1], nbytes)
     exposed = _exposed(b, name) * min(moved, computed)
     return m.launch_seconds() + (max(moved, computed) + exposed) / b.threads
@@ -74,9 +73,9 @@ def _exposed(b: PoolBlocking, name: str) -> float:
     A plane that is one window is read in order, so the processor prefetches it. A line takes one vector of each pixel,
     and the next line the next vector. Reads skip a pixel's other vectors, so nothing is prefetched.
     """
-    if b.is_plane:
+    if name == "pool_planes":
         return 0.0
-    return 1.0 if name == "pool_lines" and b.view.inner > b.lanes else 0.2
+    return 1.0 if name == "pool_wide_lines" and b.view.inner > b.lanes else 0.2
 
 
 def reference_cost(b: PoolBlocking, each: float) -> float:

@@ -164,7 +164,7 @@ def test_every_kernel_is_reached(on_machine: str) -> None:
             p = Pool2dProblem("max", **GRID[name])
             found |= {(row.name, dtype) for row in taken(p, layout, dtype)}
     assert {(row.name, "float32") for row in ROWS} <= found
-    integers = {("pool_tiles", "int8"), ("pool_lines", "int8"), ("pool_windows", "int8")}
+    integers = {("pool_tiles", "int8"), ("pool_lines", "int8"), ("pool_planes", "int8")}
     assert integers | {("pool_tiles", "float64")} <= found
 
 
