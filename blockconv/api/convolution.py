@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOptions, Weight, as_weight
-from blockconv.api.frame import Call, Computation, Derive, Frame, Gathered, Result
+from blockconv.api.frame import Call, Computation, Derive, Frame, Result
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
 from blockconv.core.checks import whole
@@ -188,7 +188,7 @@ class CheckedConvolution:
             names = "packed", "biases", "parameters"
             return lambda operands, values: (addresses, lasting), dict(zip(names, lasting, strict=True))
         if self.arithmetic.is_float:
-            return self._derive_floats(to, call.operands[0])
+            return self._derive_floats(to, call.operands[0]), None
         op, given, activation = self._op, self._given, self.activation
 
         def derive(operands: Any, values: QuantizedOptions | None) -> tuple[Sequence[int], Any]:
@@ -209,7 +209,7 @@ class CheckedConvolution:
 
         return derive, None
 
-    def _derive_floats(self, to: _Prepared, given: Array) -> tuple[Derive, dict[str, Any] | None]:
+    def _derive_floats(self, to: _Prepared, given: Array) -> Derive:
         how, form, wei = to.packing, to.form, to.types.wei.dtype
         assert how is not None
         zeros, parameters = self.arithmetic.beside_weights(*to[:3], given, None, None)
@@ -231,10 +231,7 @@ class CheckedConvolution:
             biases = numbered[positions]
             return (start, address_of(biases), at, address_of(weight), between), (room, weight, biases, parameters)
 
-        if not in_place:
-            return derive, None
-        biases = zeros if numbers is None else Gathered("bias", positions, zeros.itemsize)
-        return derive, {"packed": how.nbytes, "between": how.between, "parameters": parameters, "biases": biases}
+        return derive
 
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""

@@ -60,14 +60,6 @@ class Result(NamedTuple):
 Derive = Callable[[Sequence[Any], Any], tuple[Sequence[int], Any]]
 
 
-class Gathered(NamedTuple):
-    """An operand's elements at positions, which count from 1; 0 stands for a zero."""
-
-    operand: str
-    positions: Array
-    itemsize: int
-
-
 class Computation(NamedTuple):
     """The work of a function on arrays of certain shapes, layouts and types.
 
@@ -79,7 +71,7 @@ class Computation(NamedTuple):
         for the results. Any other name is a null.
     layout: the first result's, if the caller names none; None: the first array's.
     derive: makes the buffers named in `derived`, at each call.
-    beside: of those buffers, for a caller that makes them once: bytes, an array, or what is gathered at each call.
+    beside: of those buffers, for a caller that makes them once: their arrays.
     """
 
     program: Program | None
@@ -90,7 +82,7 @@ class Computation(NamedTuple):
     layout: Layout | None = None
     derived: tuple[str, ...] = ()
     derive: Derive | None = None
-    beside: Mapping[str, int | Array | Gathered] | None = None
+    beside: Mapping[str, Array] | None = None
 
 
 class Call(NamedTuple):

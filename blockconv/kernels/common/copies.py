@@ -2,7 +2,7 @@
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, word
-from blockconv.jit.ir import fill_memory, load_bits, load_i64, move, store_bits, store_repeated
+from blockconv.jit.ir import fill_memory, load_i64, move, store_bits, store_repeated
 from blockconv.kernels.common.tile import LINE
 
 
@@ -109,27 +109,5 @@ def fill_extents():
             fill = load_i64(a.given, 0)
         for task in range(first, last):
             fill_memory(a.dst + task * a.step, size, fill)
-
-    return kernel
-
-
-class GatherArgs(Arguments):
-    """Elements at given positions."""
-
-    src = word("the first element", "address")
-    dst = word("what is written", "address")
-    positions = word("for each written element, its number among the source's from 1 on; 0 for a zero", "address")
-
-
-@jit.kernel
-def gather_elements(itemsize: int):
-    """A task is an element."""
-
-    def kernel(args, first, last, scratch):
-        a = GatherArgs(args)
-        for k in range(first, last):
-            at = load_i64(a.positions, k)
-            value = load_bits(a.src + (at - 1) * itemsize, itemsize) if at else 0
-            store_bits(a.dst + k * itemsize, value, itemsize)
 
     return kernel
