@@ -17,11 +17,7 @@ BinaryKind = Literal[
     "add", "sub", "mul", "div", "max", "min", "pow", "fmod", "atan2", "mod",
     "equal", "less", "less_equal", "and", "or", "xor",
 ]  # fmt: skip
-GradientKind = Literal[
-    "relu_gradient", "sigmoid_gradient", "tanh_gradient", "silu_gradient", "hardswish_gradient",
-    "hardsigmoid_gradient", "gelu_gradient",
-]  # fmt: skip
-ElementKind = Literal["activation", "lookup", "affine", BinaryKind, "where", "convert", GradientKind]
+ElementKind = Literal["activation", "lookup", "affine", BinaryKind, "where", "convert"]
 OPERANDS: dict[str, int] = {"where": 3, **dict.fromkeys(("activation", "lookup", "affine", "convert"), 1)}  # else 2
 IndexForm = Literal["along", "elements", "tuples"]
 ScatterKind = Literal["none", "add", "mul", "max", "min"]

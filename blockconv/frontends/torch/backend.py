@@ -48,7 +48,6 @@ from blockconv.frontends.torch.reader import (
 from blockconv.frontends.torch.reports import Compiled, memory_of, recorded
 from blockconv.frontends.torch.training import partition_step, place_op, place_ops
 from blockconv.frontends.torch.weights import Snapshot, lent
-from blockconv.frontends.torch.windows import is_last
 from blockconv.network.graph import Network
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.plan import Plan, check_options, compile_between
@@ -108,26 +107,21 @@ def blockconv_backend(gm: Any, example_inputs: Sequence[Any], **given: Any) -> A
     owned: list[Any] = []
 
     def infer(graph: Any, inputs: Sequence[Any]) -> Any:
-        strides_of_kernels(graph.graph)
-        return _planned(graph, recorded(name, "inference", owned), settings, _static())
+        return _inference(graph, recorded(name, "inference", owned), settings)
 
     def train(kind: str, graph: Any, inputs: Sequence[Any]) -> Any:
         started, record = time.perf_counter(), recorded(name, kind, owned)
         record.nodes, record.taken, record.refused = place_ops(graph)
         record.seconds += time.perf_counter() - started
+        with ignoring():
+            log.info("%s", record)
         static = _static() if kind == "forward" else set()
-        whole = settings._replace(precision="float32")
-        ignored = settings.of_plans() if settings.fallback == "inductor" else ["precision"] * (settings != whole)
-        if kind == "forward" and ignored:
-            text = f"blockconv: {name}: {', '.join(ignored)} have no effect in a step of training"
+        if kind == "forward" and (ignored := settings.of_plans()):
+            text = f"blockconv: {name}: a step of training has no plan, so that {', '.join(ignored)} have no effect"
             warn(text, 2, UserWarning)
         if settings.fallback == "inductor":
-            with ignoring():
-                log.info("%s", record)
             return _recorded(_inductor().compile_step(graph, inputs, kind == "backward", static), record, static)
-        if settings.layouts == "auto":  # gradients read nearly all values, and tensors have no blocks
-            whole = whole._replace(layouts=("NCHW", "NHWC"))
-        return _planned(graph, record, whole, static)
+        return _boxed(graph, record, static)
 
     how: dict[str, Any] = {"decompositions": decompositions()}
     if trains := _needs_gradients(example_inputs):
@@ -210,17 +204,18 @@ def _recorded(run: Callable[[list[Any]], Any], record: Compiled, static: Collect
 # ---------------------------------------------------------------- which nodes run as plans
 
 
-def _planned(gm: Any, record: Compiled, settings: Settings, static: set[int]) -> Any:
-    """A graph, compiled. static: its inputs that are parameters, which only the plans of inference hold packed."""
-    started, infers = time.perf_counter(), record.kind == "inference"
-    held = static if infers else set()
-    constant = _constants(gm.graph, held)
+def _inference(gm: Any, record: Compiled, settings: Settings) -> Any:
+    """A graph without gradients, compiled."""
+    started = time.perf_counter()
+    static = _static()
+    strides_of_kernels(gm.graph)
+    constant = _constants(gm.graph, static)
     _mark_numbers(gm.graph)
     taken, refused = _judged(gm.graph, constant)
     others = [node for node in gm.graph.nodes if node not in taken and node not in constant]
     if {place_op(gm.graph, node) for node in others} - {None}:  # blockconv has ops in place of some, outside plans
         gm.graph.eliminate_dead_code()
-        constant = _constants(gm.graph, held)
+        constant = _constants(gm.graph, static)
         taken, refused = _judged(gm.graph, constant)
     last, missing = _last_views(gm.graph), bool(refused.nodes)
     chosen = _partitions(gm, taken - last, refused)
@@ -230,7 +225,7 @@ def _planned(gm: Any, record: Compiled, settings: Settings, static: set[int]) ->
     record.plans, record.refused = len(chosen), refused.lines()
     names = [f"blockconv_{k}" for k in range(len(chosen))]
     fuse_by_partitions(gm, chosen, prefix="blockconv_", always_return_tuple=True)
-    constant = _constants(gm.graph, held)  # of new nodes
+    constant = _constants(gm.graph, static)  # of new nodes
     for call in gm.graph.find_nodes(op="call_module"):
         if call.target in names:
             _place_part(gm, call, constant, record, settings)
@@ -242,7 +237,7 @@ def _planned(gm: Any, record: Compiled, settings: Settings, static: set[int]) ->
         _inductor().compile_rest(gm)
     for node in [node for node in gm.graph.nodes if writes(node)]:
         gm.graph.output_node().prepend(node)  # after all that read what it writes, wherever these were put
-    if missing and infers:  # PyTorch runs a few small ops as fast
+    if missing:  # PyTorch runs a few small ops as fast
         shown = "; ".join(record.refused[:4]) + (f"; and {len(record.refused) - 4} more" if record.refused[4:] else "")
         text = f"blockconv: {record.name}: {record.nodes - record.taken} of {record.nodes} ops run in PyTorch: {shown}"
         warn(f"{text}. blockconv.torch.report() has all")
@@ -462,7 +457,7 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         """The outputs, as a tuple."""
         weights = [args[k] for k in self.static]
         flows = [_as_tensor(args[k], kind) for k, kind in self.flows.items()]
-        key, shapes = (*map(is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
+        key, shapes = (*map(_is_last, flows), *(args[k] for k in self.numbers)), tuple([x.shape for x in flows])
         variants = self._variants  # another thread may put others in their place
         variant = variants.get(key) if _are_for(variants, weights) else None
         results: Any = () if variant is None else variant.results.get(shapes, ())
@@ -578,6 +573,12 @@ class _Variant:
 def _as_tensor(value: Any, kind: Any) -> Any:
     """An input of a plan. kind: the type of a number."""
     return value if kind is None else torch.tensor(value, dtype=kind, device="cpu")
+
+
+def _is_last(tensor: Any) -> bool:
+    """Whether a tensor is channels_last and not contiguous."""
+    is_image = tensor.dim() == 4 and not tensor.is_contiguous()
+    return bool(is_image and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _result(value: Any, node: Any, sizes: Mapping[Any, int]) -> Any:

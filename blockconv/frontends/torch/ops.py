@@ -6,14 +6,11 @@ the list of values, that the node gives; None stands for an output that blockcon
 """
 
 import math
-from typing import get_args
 
 import numpy as np
 import torch
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
-from blockconv.core.checks import Shape
-from blockconv.core.element_problem import GradientKind
 from blockconv.core.types import Array
 from blockconv.frontends.torch import matrices, shapes, windows  # noqa: F401  (their ops are read)
 from blockconv.frontends.torch.elements import as_numbers, reduced, reduced_axes
@@ -30,7 +27,6 @@ HEAVY = frozenset(
         *("max_pool3d_with_indices", "avg_pool3d"),
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
         *("blockconv.conv2d", "blockconv.conv2d_backward_data", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
-        *("blockconv.conv2d_backward_weights", "blockconv.batch_norm", "blockconv.batch_norm_backward"),
     }
 )
 
@@ -101,100 +97,6 @@ def _batch_norm(call: Call) -> Value:
     scale = scale if call["weight"] is None else scale * call.array("weight")
     shift = -mean * scale if call["bias"] is None else call.array("bias") - mean * scale
     return [call.affine(x, scale, shift), None, None]
-
-
-_GRADIENTS: dict[str, GradientKind] = {kind.replace("gradient", "backward"): kind for kind in get_args(GradientKind)}
-_GRADIENTS["threshold_backward"] = "relu_gradient"
-
-
-@op(*_GRADIENTS)
-def _activation_backward(call: Call) -> Tensor:
-    if call.get("threshold", 0) != 0 or call.get("approximate", "none") != "none":
-        raise Unsupported("another threshold or form")
-    grad, x = (call.tensor(given) for given in (*call.arguments.values(),)[:2])
-    return call.emit(ops.ActivationBackward(_GRADIENTS[call.kind]), grad, x)
-
-
-@op("hardtanh_backward", "leaky_relu_backward")
-def _masked_gradient(call: Call) -> Tensor:
-    """The gradient where the input is between two bounds; else 0, or its product with a slope."""
-    grad, x = call.tensor(call["grad_output"]), call.input()
-    if call.kind == "leaky_relu_backward":
-        inside, other = call.binary("greater", x, 0.0), call.binary("mul", grad, call["negative_slope"])
-    else:
-        within = call.binary("greater", x, call["min_val"]), call.binary("less", x, call["max_val"])
-        inside, other = call.binary("and", *within), call.constant(np.zeros((), grad.type.dtype), "number")
-    return call.emit(ops.Where(), inside, grad, other)
-
-
-@op("blockconv.batch_norm")
-def _training_norm(call: Call) -> Value:
-    """(output, mean, inverse, updated running mean and variance)."""
-    x, kind, names = call.input(), call.input().type.computed.name, ("running_mean", "running_var")
-    running, residual = [call[name] for name in names if call[name] is not None], call["residual"]
-    bounds = call["low"], call["high"]
-    made = ops.BatchNorm(call["eps"], call["momentum"], len(running) == 2, residual is not None, *bounds)
-    if len(running) == 1:
-        raise Unsupported("one of two running statistics")
-    others = [call.converted(call.tensor(one), kind) for one in running]
-    y = call.emit(
-        made, x, *_factors_that_flow(call, x), *others, *([] if residual is None else [call.tensor(residual)])
-    )
-    return _with_results(call, y, x.shape[1:2], kind, 2 + len(running))
-
-
-@op("blockconv.batch_norm_backward")
-def _training_norm_backward(call: Call) -> Value:
-    x, kind = call.input(), call.input().type.computed.name
-    others = [call.converted(call.tensor(call[name]), kind) for name in ("mean", "inverse")]
-    made = ops.BatchNormBackward(call["low"], call["high"])
-    y = call.emit(made, x, call.tensor(call["grad"]), *_factors_that_flow(call, x), *others)
-    return _with_results(call, y, x.shape[1:2], kind, 2)
-
-
-def _factors_that_flow(call: Call, x: Tensor) -> list[Tensor]:
-    """Weight and bias of a norm by channels, (C,), in the type that it computes in."""
-    kind, given = x.type.computed, [call.get("weight"), call.get("bias")]
-    return [
-        call.constant(np.full(x.shape[1], default, kind.dtype), "number")
-        if one is None
-        else call.reshape(call.converted(call.tensor(one), kind.name), x.shape[1:2])
-        for one, default in zip(given, (1.0, 0.0), strict=True)
-    ]
-
-
-def _with_results(call: Call, y: Tensor, shape: Shape, dtype: str, count: int) -> list[Tensor | None]:
-    """An output and the results of a shape beside it that other nodes read."""
-    made = [ops.Result(k, shape, dtype) if call.reads(1 + k) else None for k in range(count)]
-    return [y, *(None if one is None else call.emit(one, y) for one in made), None, None]
-
-
-@op("blockconv.group_norm", "blockconv.layer_norm", "blockconv.group_norm_backward", "blockconv.layer_norm_backward")
-def _trained_group_norm(call: Call) -> Value:
-    """A group norm that keeps its statistics, or its gradients. Rows of a layer norm are images of one pixel."""
-    given, sizes = call.input(), call.get("normalized_shape")
-    kind, before = given.type.computed.name, given.shape[: given.rank - len(sizes or ())]
-    if sizes is None:
-        shape: Shape = (*given.shape[:2], 1, math.prod(given.shape[2:])) if given.rank != 4 else given.shape
-        groups, factors = call["num_groups"], given.shape[1:2]
-        known: Shape = (given.shape[0], groups)
-    else:
-        shape, groups, factors = (math.prod(before), math.prod(sizes), 1, 1), 1, tuple(sizes)
-        known = (*before, *(1 for _ in sizes))
-    x = call.reshape(given, shape)
-    if "grad" in call.arguments:
-        grad = call.reshape(call.tensor(call["grad"]), shape)
-        statistics = [
-            call.reshape(call.converted(call.tensor(call[name]), kind), (shape[0], groups))
-            for name in ("mean", "inverse")
-        ]
-        y = call.emit(ops.GroupNormBackward(groups), x, grad, _factors_that_flow(call, x)[0], *statistics)
-        found, wanted = shape[1:2], factors
-    else:
-        y = call.emit(ops.GroupNormTraining(groups, call["eps"]), x, *_factors_that_flow(call, x))
-        found, wanted = (shape[0], groups), known
-    _, *others = _with_results(call, y, found, kind, 2)
-    return [call.reshape(y, given.shape), *(None if one is None else call.reshape(one, wanted) for one in others)]
 
 
 @op("native_group_norm", "group_norm")

@@ -30,7 +30,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, failing
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import FLOATS, NUMBERS, Array, ElementType, element, ieee
-from blockconv.frontends.torch.runner import Nested, as_call
+from blockconv.frontends.torch.runner import Nested, as_call, op_of
 from blockconv.network.emitter import Emitter, Unsupported, check_supported, counted_nodes
 from blockconv.network.graph import frozen
 from blockconv.network.lowering import Translation
@@ -269,7 +269,7 @@ class Reader:
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, (Tensor, Constant))]
         operands = [*dict.fromkeys(operands)]
         inputs = [x if isinstance(x, Tensor) else self.constant(x.array, x.name) for x in operands]
-        target = node.target
+        target, args, kwargs = _own_call(node, args, kwargs)
         made = _results(target, args, kwargs, dict(zip(operands, inputs, strict=True)))
         try:
             model = as_call(target, args, kwargs, {x: k for k, x in enumerate(operands)}, node.name)
@@ -321,6 +321,29 @@ class Reader:
                 tensor = self.emitter.emit(same, tensor, name=f"{tensor.name}.copy")
             names.append(tensor.name)
         return tuple(names)
+
+
+# Ops of images that blockconv has outside plans, by those in whose place they run: their names and arguments.
+_OWN = {
+    "aten.convolution": ("conv2d", ("input", "weight", "bias", "stride", "padding", "dilation", "groups")),
+    "aten.max_pool2d_with_indices": (
+        "max_pool2d",
+        ("self", "kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    ),
+}
+
+
+def _own_call(node: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """The op and the arguments of a node that no plan computes: blockconv's own, where it has that op."""
+    name, names = _OWN.get(kind_of(node), ("", ()))
+    given = arguments_of(node, args, kwargs) if names else {}
+    image = given.get(names[0]) if names else None
+    if not isinstance(image, Tensor) or image.rank != 4 or not image.type.is_float or given.get("transposed"):
+        return node.target, args, kwargs
+    sizes = given.get("kernel_size")
+    made = [given[each] or sizes if each == "stride" else given[each] for each in names]
+    made = [[*each] * (2 // len(each)) if isinstance(each, (list, tuple)) else each for each in made]
+    return op_of(f"blockconv.{name}.default"), made, {}
 
 
 def _outputs_read(node: Any) -> set[int]:

@@ -172,14 +172,6 @@ def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor
     return call.part(call.input(), axis, begin, size, step)
 
 
-@of_numbers("stack")
-def _stack(call: Call) -> Tensor:
-    parts = [call.tensor(one) for one in call["tensors"]]
-    axis = call["dim"] % (parts[0].rank + 1)
-    lines = [call.reshape(one, (*one.shape[:axis], 1, *one.shape[axis:])) for one in parts]
-    return call.emit(ops.Concat(axis), *lines)
-
-
 @of_numbers("slice")
 def _slice(call: Call) -> Tensor:
     shape = call.input().shape

@@ -279,62 +279,12 @@ def _like(
 
 def partition_step(joint: Any, inputs: Any, **options: Any) -> Any:
     """PyTorch's partition of the joint graph of a step, after batch norms were fused."""
-    for node in joint.graph.find_nodes(op="call_function", target=aten.as_strided.default):
-        _drop_storage(node)
-    for node in joint.graph.find_nodes(op="call_function", target=aten.expand.default):
-        _expand_late(node)
     for node in joint.graph.find_nodes(op="call_function", target=_NORM):
         with ignoring(_StaysError):
             _fuse_norm(_Site(joint.graph, node))
     joint.graph.eliminate_dead_code()
     joint.recompile()
     return default_partition(joint, inputs, **options)
-
-
-def _drop_storage(node: Any) -> None:
-    """The gradient of `as_strided` of a whole tensor is a reshape. PyTorch writes it into zeros for a storage."""
-    scatter = node.args[0]
-    if getattr(scatter, "target", None) is not aten.as_strided_scatter.default:
-        return
-    zeros, copied = scatter.args[:2]
-    if copied.target is not aten.copy.default or zeros.target is not aten.new_zeros.default:
-        return
-    given = [each.meta["val"] for each in (copied, node)]
-    if all(x.is_contiguous() and statically_known_true(x.numel() == zeros.meta["val"].numel()) for x in given):
-        _put(node, aten.view.default, copied.args[1], node.args[1])
-
-
-def _expand_late(node: Any) -> None:
-    """Divide before a gradient is expanded, and let additions and products broadcast."""
-    x, shape = node.args[0], node.meta["val"].shape
-    if x.meta["val"].dim() != len(shape):
-        return
-    for user in list(node.users):
-        if user.target is aten.div.Scalar:
-            with node.graph.inserting_before(node):
-                divided = _emitted(node.graph, aten.div.Scalar, x, user.args[1])
-            _expand_late(_put(user, aten.expand.default, divided, node.args[1]))
-        elif user.target in (aten.add.Tensor, aten.mul.Tensor) and not user.kwargs:
-            others = [other for other in user.args if isinstance(other, torch.fx.Node) and other is not node]
-            if others and _is_as_large(others[0].meta["val"], user.meta["val"]):
-                user.replace_input_with(node, x)
-
-
-def _emitted(graph: Any, op: Any, *given: Any) -> Any:
-    made = graph.call_function(op, given)
-    tensor = next(each.meta["val"] for each in given if isinstance(each, torch.fx.Node))
-    with tensor.fake_mode:
-        made.meta["val"] = op(*map_arg(given, lambda each: each.meta["val"]))
-    return made
-
-
-def _put(node: Any, op: Any, *given: Any) -> Any:
-    """Another op in place of a node, with the strides that tracing promised."""
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(op, given)
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
-    return made
 
 
 class _Fused(NamedTuple):

@@ -543,8 +543,8 @@ def test_an_op_that_stays_leaves_no_other_nodes():
     def call(x, w):
         return nn.functional.conv1d(x.transpose(1, 2), w * 2).relu()
 
-    given = images(2, 9, 8).double(), images(4, 8, 3).double()
-    with torch.no_grad(), pytest.warns(bc.SlowPathWarning, match="4 of 4 ops run in PyTorch"):
+    given = images(2, 9, 8), images(4, 8, 3)
+    with torch.no_grad(), pytest.warns(bc.SlowPathWarning, match="4 of 4 ops run in PyTorch: aten.convolution"):
         close(torch.compile(call, backend=backend)(*given), call(*given))
 
 
@@ -635,7 +635,8 @@ def test_inference_mode_and_options():
     fast = torch.compile(model, backend=backend, options={"threads": 1, "layouts": "NHWC"})
     with torch.inference_mode():
         close(fast(x), model(x))
-    fast(x).sum().backward()  # also in a step of training
+    with pytest.warns(UserWarning, match="a step of training has no plan, so that threads, layouts have no effect"):
+        fast(x).sum().backward()
     half = torch.compile(model, backend=backend, options={"precision": "bfloat16"})
     torch._dynamo.reset()
     with torch.no_grad():
@@ -668,9 +669,11 @@ def test_a_training_step_is_eagers(name):
         for a, b in zip(*found, strict=True):
             close(b.float(), a.float(), 1e-4)
         graphs = {graph.kind: graph for graph in report(own)}
-        assert [graphs[kind].plans for kind in ("forward", "backward")] == [1, 1]
-        refused = graphs["forward"].refused + graphs["backward"].refused
-        assert all(line.startswith("aten.copy_: ") for line in refused), refused  # of running statistics
+        count = sum(isinstance(module, (nn.Conv2d, nn.MaxPool2d, nn.BatchNorm2d)) for module in own.modules()) + (
+            name == "unet"
+        )
+        assert [graphs[kind].taken for kind in ("forward", "backward")] == [count, count]
+        assert not graphs["forward"].refused + graphs["backward"].refused
 
 
 class Windows(nn.Module):
