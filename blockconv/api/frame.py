@@ -260,7 +260,7 @@ class Frame:
     def computation(
         self, given: Sequence[Any], options: tuple[Any, ...], values: Any = None, out: Any = None, layout: Any = None
     ) -> Computation:
-        """What a call computes, for arrays that it reads in place. layout: the first result's.
+        """The work of a call that reads all arrays in place. layout: the first result's.
 
         Raises the errors of a call, and UnsupportedError where it copies an array or reorders the result.
         """
@@ -271,9 +271,8 @@ class Frame:
             raise UnsupportedError(
                 f"{self.op}: the result has to be in {found.results[0].layout}, which its kernel writes"
             )
-        for (name, x), to, array in zip(call.arrays.items(), found.read, arrays, strict=False):
-            if x.layout is not to or start_of(x) != start_of(array):
-                raise UnsupportedError(f"{self.op}: {name} has to be dense in the order of NCHW or NHWC")
+        for name in _copied(call, found, arrays):
+            raise UnsupportedError(f"{self.op}: {name} has to be dense in the order of NCHW or NHWC")
         return found
 
     # -- the first of calls that are alike, and calls that copy arrays
@@ -324,12 +323,7 @@ class Frame:
         final = None if final is target.layout else final
         if written is not None:
             self._check_out(call, written[None] if is_one else written, target, final or target.layout)
-        copies = any(
-            x.layout is not to or start_of(x) != start_of(given)
-            for (_, x), to, given in zip(
-                call.arrays.items(), solution.read, [x for x in arrays if x is not None], strict=False
-            )
-        )
+        copies = _copied(call, solution, arrays)
         results = [f"out{k}" if k else "out" for k in range(len(solution.results))]
         names = [*self._names, *results, *self._beside, *solution.derived]
         positions = tuple(names.index(name) if name in names else len(names) for name in solution.buffers)
@@ -384,6 +378,13 @@ def chosen(op: str, problem: Any, src: Layout, dst: Layout, types: Types, **opti
     if problem is None:
         return None, 0
     return selection.program_of(op, problem, src, dst, types, get_num_threads(), **options)
+
+
+def _copied(call: Call, found: Computation, given: Sequence[Any]) -> list[str]:
+    """The names of the arrays that the kernel does not read in place."""
+    arrays = [x for x in given if x is not None]
+    each = zip(call.arrays.items(), found.read, arrays, strict=False)
+    return [name for (name, x), to, array in each if x.layout is not to or start_of(x) != start_of(array)]
 
 
 def _room(result: Result, is_blocked: bool, is_one: bool) -> Callable[[], Any]:

@@ -39,7 +39,7 @@ def fill(made: type[_R], *records, **given) -> _R:
 
 @functools.cache
 def _sources(made: type, given: tuple[str, ...], *records: type) -> list[tuple[int, list[str], Callable[[Any], Any]]]:
-    """Of each record that has some of the fields which are not given: its number, their names, and what reads them."""
+    """For each record with fields that are not given: its number, the names of these fields, and what reads them."""
     found: dict[int, list[str]] = {}
     for name in fields_of(made):
         having = [k for k, record in enumerate(records) if name not in given and name in _names(record)]

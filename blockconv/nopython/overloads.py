@@ -82,11 +82,10 @@ def _layout_offset(self, shape, index):
     dims, steps, sizes = zip(
         *((a.dim, a.step, a.size * (k >= outer)) for k, a in reversed([*enumerate(axes)])), strict=True
     )
-    count = len(axes)
 
     def offset(self, shape, index):
         found, stride = 0, 1
-        for k in range(count):
+        for k in range(len(dims)):
             size = sizes[k] if sizes[k] else (shape[dims[k]] + steps[k] - 1) // steps[k]
             found += index[dims[k]] // steps[k] % size * stride
             stride *= size

@@ -123,7 +123,7 @@ class ColumnLoop(Loop):
 
     @staticmethod
     def over(pieces: Sequence[_Piece], dim: int) -> ColumnLoop | None:
-        """Pieces that are evenly apart, one of which at the most is copied, as one loop; None of others."""
+        """One loop over pieces; None if they are not evenly apart, or if several of them are copied."""
         begins = [0, *itertools.accumulate(piece.size for piece in pieces)]
         _, _, _, dst, _, step = pieces[0]
         copied = [(begin, piece) for begin, piece in zip(begins, pieces, strict=False) if piece.action == COPY]
@@ -197,7 +197,7 @@ def _innermost(layout: Layout, shape: Shape) -> int:
 
 
 def _longest(loops: Sequence[ColumnLoop | None]) -> tuple[ColumnLoop, set[int]]:
-    """The longest of these loops, where those that are one on both sides are fused; and its dimensions."""
+    """The longest of these loops and its dimensions. Loops that both sides can fuse become one first."""
     found: list[tuple[ColumnLoop, set[int]]] = [(_ONE, set())]
     some = (loop for loop in loops if loop is not None and (loop.size, loop.count) != (1, 1))
     for loop in sorted(some, key=lambda loop: -loop.dst):

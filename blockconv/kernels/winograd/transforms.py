@@ -141,7 +141,7 @@ def destination_1d(v: Vectors, products: list[Any], form: Form) -> list[Any]:
 
 
 def weight_factors(form: Form, taps: int = TAPS) -> list[Sequence[float]]:
-    """The factors of the taps, for each of the m + 2 values that they become: the second tap's is that of `odd_tap`.
+    """The factors of the taps for each of the m + 2 transformed values. The second tap's is that of `odd_tap`.
 
     A value is the taps' polynomial at a point, over the product of its distances, times `unit`, which is 1 of floats.
     Between the first value and the last one are those at the points p and -p, which differ in the sign of odd powers.
