@@ -32,7 +32,6 @@ from blockconv.dispatch.packing import (
     pack_weights,
     packing,
     room_for,
-    unpacked_weights,
     weights_as_read,
     weights_layout,
     widened,
@@ -113,8 +112,9 @@ class CheckedConvolution:
         derive: Derive | None = None
         beside: dict[str, Any] | None = None
         if 0 not in (problem.n, x.shape[1]):
-            packs = packed is None and not isinstance(self.weight, BlockedArray)
-            types = types if packs else with_weights(types, self.weight, any(map(any, self._pads)))
+            packs = packed is None
+            if not packs or isinstance(self.weight, BlockedArray):
+                types = with_weights(types, self.weight, any(map(any, self._pads)))
             found = self._prepare(problem, src, dst, types, residual is not None, packs)
             derive, beside = self._derive(found, call, packed)
         added = "residual" if residual is not None else "out"
@@ -158,8 +158,8 @@ class CheckedConvolution:
         else:
             row = self._by_algorithm(Request(problem, src, dst, types, anchor=selection.anchor_of(problem)))
         epilogue = self.arithmetic.epilogue(types, residual)
-        weights = None if isinstance(self.weight, BlockedArray) or not packs else weights_layout(self.weight) or PLAIN
-        return _prepared(row, problem, src, dst, types, get_num_threads(), epilogue, weights)
+        plain = PLAIN if isinstance(self.weight, BlockedArray) else weights_layout(self.weight) or PLAIN
+        return _prepared(row, problem, src, dst, types, get_num_threads(), epilogue, plain if packs else None)
 
     def _by_algorithm(self, request: Request) -> Row:
         """The cheapest kernel of the algorithm that the caller names."""
@@ -195,11 +195,8 @@ class CheckedConvolution:
             weight, bias = as_weight(operands[0], op), operands[1]
             arithmetic = Arithmetic(op, weight, bias, activation, values or NOTHING_QUANTIZED, given)
             arithmetic.types(src)
-            if isinstance(weight, BlockedArray):
-                made, sums = unpacked_weights(to.problem, weight, to.form)
-                held = made, *arithmetic.beside_weights(*to[:3], sums, bias, residual)
-                return (*map(address_of, held), 0, 0), held
             assert to.packing is not None
+            weight = np.asarray(weight)
             start, between, room = room_for(to.packing)
             held = (
                 *arithmetic.beside_weights(*to[:3], weight, bias, residual),
@@ -235,17 +232,11 @@ class CheckedConvolution:
 
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""
-        weight = self.weight
-        if isinstance(weight, BlockedArray):
-            packed, sums = unpacked_weights(to.problem, weight, to.form)
-        else:
-            # In the type that they are multiplied in: float32 ones are rounded for an input of 16 bits.
-            sums = weight if weight.dtype == to.types.wei.dtype else weight.astype(to.types.wei.dtype)
-            key = to.form, to.types
-            if key not in kept:
-                kept[key] = pack_weights(to.problem, sums, to.form)
-            packed = kept[key]
-        return packed, *self.arithmetic.beside_weights(*to[:3], sums, self.bias, residual)
+        # In the type that they are multiplied in: float32 ones are rounded for an input of 16 bits.
+        weight, key = np.asarray(self.weight).astype(to.types.wei.dtype, copy=False), (to.form, to.types)
+        if key not in kept:
+            kept[key] = pack_weights(to.problem, weight, to.form)
+        return kept[key], *self.arithmetic.beside_weights(*to[:3], weight, self.bias, residual)
 
     # -- checks
 

@@ -407,12 +407,13 @@ def _pack(x: BlockedArray, dtype: str) -> BlockedArray:
 
 def _unpack(x: BlockedArray) -> BlockedArray:
     """One element a byte, sign-extended for int4."""
-    plain = to_layout(x, row_major(x.ndim))
-    pairs = np.stack([plain.storage & 15, plain.storage >> 4], axis=-1).reshape(-1)
-    values = pairs[: math.prod(x.shape)].astype(np.int8)
+    pairs = np.empty((x.storage.size, 2), PACKED[str(x.dtype)])
+    pairs[:, 0], pairs[:, 1] = x.storage & 15, x.storage >> 4
     if x.dtype == "int4":
-        values = (values ^ 8) - 8
-    return BlockedArray(values.astype(PACKED[str(x.dtype)]).reshape(x.shape), plain.layout, x.shape)
+        pairs ^= 8
+        pairs -= 8
+    stored = x.layout.storage_shape(x.shape)
+    return BlockedArray(pairs.reshape(-1)[: math.prod(stored)].reshape(stored), x.layout, x.shape)
 
 
 def _fill(array: BlockedArray) -> int:

@@ -12,13 +12,11 @@ from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Array, ieee
-from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.reorders import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.copies import FillArgs, fill_extents
 from blockconv.kernels.reorder.taps import pack_taps_op
-from blockconv.kernels.reorder.weights import unpack_op
 from blockconv.kernels.table import ALIGNED, TapsPiece
 from blockconv.machine.machine import host
 from blockconv.runtime import Buffer, Launch, Program, Scratch, address_of, aligned_empty
@@ -136,35 +134,6 @@ def pack_weights(
     packed, between = empty(how.nbytes), aligned_empty(how.between)
     how.program.run((address_of(weight), address_of(packed), address_of(between)))
     return packed
-
-
-def unpacked_weights(
-    problem: Conv2dProblem, weight: BlockedArray, form: WeightForm
-) -> tuple[npt.NDArray[np.uint8], Array]:
-    """`pack_weights` of packed weights of 4 bits, which are unpacked on their way, and each output channel's sum.
-
-    Where the kernel reads some of the taps, or tiles leave out some, the second are all weights, as int8.
-    """
-    if form.pieces or form.kept:
-        plain = unpacked_weights(problem, weight, WeightForm(PLAIN, 0))[0].view(np.int8).reshape(problem.wei_shape)
-        return pack_weights(problem, plain, form), plain
-    program, nbytes = _unpacking(problem, weight.layout, form)
-    first, sums = aligned_empty(nbytes), np.empty(problem.oc, np.int32)
-    first[:] = 0
-    program.run((address_of(weight.storage), address_of(first), address_of(sums)))
-    if form.transform is None:
-        return first, sums
-    packed = aligned_empty(form.transform.nbytes(problem))
-    Program((form.transform.launch(problem),)).run((address_of(first), address_of(packed)))
-    return packed, sums
-
-
-@functools.lru_cache(maxsize=1024)
-def _unpacking(problem: Conv2dProblem, source: Layout, form: WeightForm) -> tuple[Program, int]:
-    """The program that unpacks 4-bit weights in the layout `source`, over (O, I/G, H, W), and the bytes it writes."""
-    itemsize = form.dot.itemsize or 1
-    nbytes = form.packed_bytes(problem, itemsize)
-    return Program((unpack_op(problem.wei_shape, source, problem.g, form.layout, itemsize),)), nbytes
 
 
 # Fresh pages cost more than packing into them. A thread keeps at most so many bytes.
