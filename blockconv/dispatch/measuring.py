@@ -116,7 +116,6 @@ def _profile(shapes: list[TileShape]) -> MachineProfile:
         },
         depthwise=positive("depthwise", _depthwise, lambda found: [product for product, _ in found.values()]),
         transforms=_all_transforms(fma),
-        pools=memory.pools(),
         copies=memory.bandwidths(memory.copy),
         reads=memory.bandwidths(memory.read),
         launch=positive("a launch", memory.launch, lambda found: [found]),

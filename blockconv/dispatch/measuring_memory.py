@@ -1,16 +1,15 @@
-"""Parts of a machine's profile: bandwidths, the cost of a launch, and pools."""
+"""Parts of a machine's profile: bandwidths, and the cost of a launch."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from blockconv.core import target
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Pool2dProblem, PoolKind
+from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import Types
 from blockconv.dispatch.selection import named
 from blockconv.dispatch.tuning import copy_of, program_runner, runner
-from blockconv.dispatch.turns import in_turns, rates
-from blockconv.kernels.pool.costs import counts
+from blockconv.dispatch.turns import in_turns
 from blockconv.machine.profile import LAST
 
 ITEMSIZE = 4
@@ -47,7 +46,7 @@ def read(size: int) -> Callable[[], None]:
     lay, planes, rows = Layout("NCHW"), 16, 64
     columns = size // (planes * rows * ITEMSIZE)
     problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
-    found = named("pool2d", "pool_planes").prepare(problem, lay, lay, Types.all("float32"))
+    found = named("pool2d", "pool_windows").prepare(problem, lay, lay, Types.all("float32"))
     return runner(found, problem, lay, lay, ITEMSIZE)
 
 
@@ -57,59 +56,3 @@ def launch() -> float:
     (op,) = copy_of(16).launches()
     found = in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
     return (found[many] - found[few]) / (many - few)
-
-
-# Problems of a row: (vectors of planes, rows, columns, window, stride, padding).
-_OVERLAPPING = (
-    (4, 14, 14, 3, 1, 1),
-    (4, 14, 14, 5, 1, 2),
-    (4, 28, 7, 3, 1, 1),
-    (32, 4, 7, 3, 1, 1),
-    (8, 14, 14, 3, 1, 1),
-)
-_APART = (4, 14, 14, 2, 2, 0), (4, 15, 15, 5, 5, 0), (4, 28, 7, 2, 2, 0), (32, 4, 7, 2, 2, 0), (4, 14, 14, 14, 14, 0)
-_WHOLE = (4, 14, 14, 14, 1, 0), (4, 7, 7, 7, 1, 0), (32, 7, 7, 7, 1, 0), (16, 4, 4, 4, 1, 0), (64, 4, 4, 4, 1, 0)
-# By row: problems, and whether its pixels are narrower than a vector.
-_POOLED = {
-    "pool_runs": (True, _OVERLAPPING),
-    "pool_shuffles": (True, _OVERLAPPING),
-    "pool_tiles": (False, _OVERLAPPING),
-    "pool_planes": (True, _WHOLE),
-    "pool_windows": (False, _APART),
-    "pool_wide_lines": (False, _OVERLAPPING),
-    "pool_lines": (True, _OVERLAPPING),
-    "pool_bins": (True, _OVERLAPPING),
-}
-
-
-def pools() -> dict[str, list[float]]:
-    """Seconds of a plane, a row, a vector of outputs and a load, by row, kind and, where narrow, channels of a pixel.
-
-    As many channels for each width, so that all stay in the second-level cache.
-    """
-    kinds: tuple[tuple[PoolKind, str], ...] = (("max", "max"), ("avg_include_padding", "average"))
-    lanes = target.isa().vector_bytes // ITEMSIZE
-    narrow = [1 << k for k in range(lanes.bit_length() - 1)]
-    found = {}
-    for kind, name in kinds:
-        for row, (is_narrow, problems) in _POOLED.items():
-            for width in narrow if is_narrow else [lanes]:
-                of = _pool_rates(row, kind, width, [(lanes * planes, *sizes) for planes, *sizes in problems])
-                if of is not None:
-                    found[f"{row} {name} {width}" if is_narrow else f"{row} {name}"] = of
-    return found
-
-
-def _pool_rates(row: str, kind: PoolKind, width: int, problems: Sequence[Sequence[int]]) -> list[float] | None:
-    """Rates of a row by problems (channels, rows, columns, window, stride, padding); None where it takes none."""
-    types, taken = Types.all("float32"), named("pool2d", row)
-    lay = Layout(f"aBcd{width}b" if width > 1 else "NCHW")
-    runs, counted = {}, []
-    for channels, rows, columns, window, stride, pad in problems:
-        sizes = channels, rows, columns, min(rows, window), min(columns, window)
-        problem = Pool2dProblem(kind, 1, *sizes, stride, stride, pad, pad)
-        if taken.rejects(problem, lay, lay, types) is None:
-            primitive = taken.prepare(problem, lay, lay, types)
-            runs[sizes] = runner(primitive, problem, lay, lay, ITEMSIZE)
-            counted.append((1, *counts(primitive.blocking, row)))
-    return rates(counted, list(in_turns(runs).values()))[1:] if runs else None

@@ -2,7 +2,6 @@
 
 import functools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +72,6 @@ class Machine:
         known = self.profile
         beyond = max(0.0, 1 - known.caches["L2"] / total) if total else 0.0
         return nbytes * beyond / known.reads["L3"]
-
-    def pool_rates(self, row: str, kind: str, width: int) -> Sequence[float]:
-        """Seconds of a plane, a row, an output vector and a load of this row of pools.
-
-        kind: "max" or "average". width: contiguous channels of a pixel.
-        """
-        return self.profile.pool(row, kind, width)
 
     def launch_seconds(self) -> float:
         """One op, beside its tasks."""

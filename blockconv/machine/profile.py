@@ -133,8 +133,6 @@ class MachineProfile:
     depthwise: a multiply-add and a vector of outputs, of vectors of "channels", of "pixels", and of "pixels apart".
     transforms: Winograd's, of a vector of a tile's channels: (source, destination). "4x4 stride 1": all its channels
         are contiguous. "4x4 stride 1 of 8": 8 are. "4x4 stride 1 in rows": all are, and the next pixel is farther.
-    pools: a plane, a row, a vector of outputs and a load, by `Row` and "max" or "average". If a pixel has fewer
-        contiguous channels than a vector has lanes, their number follows ("pool_lines max 4").
     copies: bytes read and written a second by one core, by the level that they stay in ("L2", "L3", "memory").
     reads: the same of bytes that are only read.
     launch: an op with nothing to do.
@@ -158,7 +156,6 @@ class MachineProfile:
     spread: Mapping[str, float]
     depthwise: Mapping[str, Sequence[float]]
     transforms: Mapping[str, Sequence[float]]
-    pools: Mapping[str, Sequence[float]]
     copies: Mapping[str, float]
     reads: Mapping[str, float]
     launch: float
@@ -244,17 +241,6 @@ class MachineProfile:
         count = min(known, key=lambda count: abs(count - channels))
         return self.packs[f"{count} {how}".strip()]
 
-    def pool(self, row: str, kind: str, width: int) -> Sequence[float]:
-        """Seconds of a plane, a row, a vector of outputs, a load of a row of pools; kind, width: as in `pools`.
-
-        A machine whose instruction set has a row that the profile's does not prices it as the plainest.
-        """
-        name = f"{row} {kind}"
-        widths = [int(known.rpartition(" ")[2]) for known in self.pools if known.startswith(f"{name} ")]
-        if widths:
-            name += f" {min(widths, key=lambda known: abs(known - width))}"
-        return self.pools.get(name, self.pools[f"pool_tiles {kind}"])
-
     def transform(self, m: int, stride: int, width: int, rows: bool) -> tuple[float, float]:
         """Seconds of Winograd's transforms of a vector; width: its contiguous channels, 0 for all.
 
@@ -339,6 +325,7 @@ def read(path: Traversable) -> MachineProfile:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
+        found.pop("pools", None)  # files of 0.1 have the rates of pools, too
         return _from_json(found)
     except failing(*DAMAGED) as error:
         remedy = "blockconv tune --profile FILE writes one on the machine itself"

@@ -69,11 +69,9 @@ CLAIMS: dict[str, Broken] = {
     r"needs (\d+) to (\d+) regions, not (\d+)": lambda p, least, most, n: not least <= n <= most,
     r"needs at most (\d+) channels, or weights that .*": lambda p, most: of_group(p)[0] > most,
     # pools
-    r"needs one window that covers the whole image": lambda p: (
-        (p.oh, p.ow) != (1, 1) or p.kh - p.ph < p.ih or p.kw - p.pw < p.iw
-    ),
     r"needs several windows, which share columns": lambda p: p.oh * p.ow == 1 or p.ow == 1 or p.oh == 1,
     r"needs a stride of at most (\d+) along the row, not (\d+), .*": lambda p, most, n: n > most,
+    r"needs a stride of at least (\d+) along the row, not (\d+)": lambda p, least, n: n == p.sw < least,
     r"needs stride 1, and as many output columns as input columns": lambda p: (
         (p.sh, p.sw) != (1, 1) or p.ow != p.iw or p.oh != p.ih
     ),
@@ -88,6 +86,7 @@ CLAIMS: dict[str, Broken] = {
     r"contiguous pixels at stride (\d+) fill vectors without shuffles": lambda p, stride: stride == p.sw,
     r"rows have at least (\d+) vectors, and shuffles are faster": always,
     r"the windows overlap, .*": lambda p: p.kw > p.sw or p.kh > p.sh,
+    r"the vector registers hold (\d+) columns of a window, in tiles": lambda p, n: n == p.kw,
     r"the vector registers do not hold (\d+) columns of a window": lambda p, n: n == p.kw,
 }
 

@@ -44,7 +44,6 @@ MOST_SHARED = 10  # columns of a tile that shares few: memory streams better thr
 MOST_PICKED = 16  # vectors of a tile whose columns are picked from them
 MOST_STRIDE, MOST_TAPS = 4, 5  # of windows whose columns are picked
 MOST_UNROLLED = 3  # taps along an axis; more are a loop
-MOST_BYTES = 20 * 1024  # of rows of the image that are read again for the next row of outputs
 SPARE = 8  # vector registers for anything but the columns of a tile
 TASK_BYTES = 1 << 16  # of the source that a task reads at the least, if there are tasks enough
 Problem = Pool2dProblem | AdaptivePool2dProblem
@@ -276,6 +275,12 @@ class PoolBlocking:
         return (windows(p, "h").taps[0], windows(p, "w").taps[0]) == (p.ih, p.iw)
 
     @property
+    def is_plane(self) -> bool:
+        """Whether that image is one contiguous extent, of pixels of at most a vector."""
+        is_narrow = self.view.inner <= self.lanes and not self.element.is_packed
+        return is_narrow and self.is_global and self.has_contiguous_rows
+
+    @property
     def reduction(self) -> PoolReduction:
         """The reduction of the kernels, which are masked if channels that do not exist have to be zeroed."""
         masked = self.is_odd or self.src.padded_shape(self.problem.src_shape)[1] > self.problem.ic
@@ -422,6 +427,8 @@ def why_not_shuffled(b: PoolBlocking) -> Reason | None:
         return "needs windows of equal size"
     if not b.has_contiguous_pixels:
         return f"the pixels of a row are not contiguous in {b.src}"
+    if b.itemsize < 4:
+        return f"needs elements of at least 4 bytes, unlike {b.element.name}"
     if inner % b.lanes == 0:
         return f"a pixel of {b.src} has {inner} elements here, which fill whole vectors without shuffles"
     if isa.vector_bytes < 32:
@@ -460,11 +467,3 @@ def _shuffled_tile(b: PoolBlocking, vectors: int) -> PoolTile:
     last = max(0, p.ow * inner - width) * p.sw - before  # the first element of the last tile
     beyond = last + columns * lanes - p.iw * inner
     return replace(tile, left=min(columns, before // lanes), right=min(columns, max(0, -(-beyond // lanes))))
-
-
-def shuffled_parts(b: PoolBlocking, tile: PoolTile) -> tuple[int, int]:
-    """(outputs of a part of a row, parts): so short that the rows of their windows stay near for the next row."""
-    width, outputs = tile.vectors * b.lanes, b.problem.ow * b.view.inner
-    wanted = -(-b.problem.kh * b.row_bytes // MOST_BYTES)
-    part = -(-outputs // (width * wanted)) * width
-    return part, -(-outputs // part)

@@ -229,28 +229,28 @@ def reduce_line(b, e: Reducer, spec: LineSpec, run: PoolRun) -> None:
 # ---------------------------------------------------------------- whole planes
 
 
-def reduce_plane(e, a, inner, at):
-    """All pixels of a plane of narrow pixels (`inner` elements, at most a vector's), into one vector.
+def reduce_plane(e, used, at, elements):
+    """All pixels of a plane, whose elements are contiguous, into one vector.
 
-    The plane is `runs` times `run` groups of four vectors, then `left` elements.
-
-    Vectors start at whole pixels, so that a lane holds one channel (and lanes past the last whole pixel of a vector
-    nothing of use).
+    A vector holds `used` elements of whole pixels, so that a lane holds one channel. The other lanes hold nothing of
+    use, and no vector reads past the plane. A sum's accumulators begin anew after 16 groups of four vectors.
     """
-    used = e.lanes // inner * inner
-    size, total = used * e.memory.itemsize, e.accumulators(1)
-    for _ in range(a.runs):
+    spare, group, size, total = e.lanes - used, 4 * used, used * e.memory.itemsize, e.accumulators(1)
+    groups = max(0, elements - spare) // group
+    each = min(groups, 16)
+    runs = max(min(groups, 1), groups // 16)
+    for _ in range(runs):
         slots = e.accumulators(4)
-        for _ in range(a.run):
+        for _ in range(each):
             e.feed(slots, at, size)
             at += 4 * size
         e.fold_into(total, slots)
-    # A vector with lanes to spare may not read past the plane.
-    whole = max(0, (a.left - (e.lanes - used)) // used)
+    left = elements - runs * each * group
+    whole = max(0, left - spare) // used
     for _ in range(whole):
         e.feed(total, at, size)
         at += size
-    left = a.left - whole * used
+    left -= whole * used
     for first in range(0, e.lanes - 1, used):
         if left > first:
             e.feed(total, at + first * e.memory.itemsize, size, min(left - first, used))
@@ -258,24 +258,27 @@ def reduce_plane(e, a, inner, at):
 
 
 @emitted
-def fold_planes(b, e: Reducer, planes: int, src, dst, scale) -> None:
-    """Vectors of some planes (a power of two), each folded onto its first lanes, which become one vector.
+def fold_pixels(b, e: Reducer, outputs: int, inner: int, used: int, partial: int, run: PoolRun) -> None:
+    """Store the pixels of `outputs` planes, a power of two. The scratch has a vector of `reduce_plane` for each.
 
     Two vectors are folded at a time: their lower halves, side by side, with their upper halves.
     """
     lanes = e.lanes
 
     def compute() -> _Vectors:
-        vectors = [e.read_held(e.plus_held(src, k * lanes)) for k in range(planes)]
-        part = lanes
-        while len(vectors) > 1:
+        vectors, part = [e.read_held(e.plus_held(run.src, k * lanes)) for k in range(outputs)], used
+        while part > inner:
             part //= 2
-            halves = [[k for k in range(2 * lanes) if k // part % 2 == half] for half in (0, 1)]
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            halves = [
+                [first + k for first in (0, lanes) for k in range(used) if k // part % 2 == half] + [0] * (lanes - used)
+                for half in (0, 1)
+            ]
+            pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
             vectors = [e.combine(*(shuffle(b, x, y, half) for half in halves)) for x, y in pairs]
         return vectors
 
-    e.guarded(compute, lambda values: e.store_result(values[0], dst, e.scale(scale), None))
+    count = run.count if partial else None
+    e.guarded(compute, lambda values: e.store_result(values[0], run.dst, e.scale(run.scales), run.mask, count))
 
 
 # ---------------------------------------------------------------- maxima and their indices

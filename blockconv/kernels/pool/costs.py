@@ -16,6 +16,18 @@ class Counts(NamedTuple):
     loads: float
 
 
+# By row, and whether pixels are vectors or wider: cycles of `Counts`. They are the medians over four processors with
+# vectors of 16 to 64 bytes, which differ less from each other than one measurement from the next.
+CYCLES = {
+    ("pool_runs", False): (80, 1, 1, 0.5),
+    ("pool_tiles", False): (40, 22, 1.5, 0.6),
+    ("pool_tiles", True): (28, 35, 1.5, 0.6),
+    ("pool_windows", False): (0, 0, 13.5, 1.6),
+    ("pool_windows", True): (30, 16, 20, 2.5),
+    ("pool_lines", False): (45, 14, 0.5, 2.1),
+    ("pool_lines", True): (20, 32, 1, 1.2),
+}
+
 MOST_VECTORS = 8  # of a pixel, that `pool_windows` reduces together
 
 
@@ -35,16 +47,18 @@ def _vectors(b: PoolBlocking, columns: int) -> int:
 def counts(b: PoolBlocking, name: str) -> Counts:
     """The work of the kernel of a row."""
     p, planes, inner = b.problem, b.view.planes, b.view.inner
-    if name == "pool_planes":  # one window, and one contiguous extent
-        return Counts(planes, planes, planes, planes * (_vectors(b, p.ih * p.iw) if inner < b.lanes else p.ih * p.iw))
     taps, row = all_taps(p, "w") / p.ow, _vectors(b, p.ow)
+    if b.is_plane:
+        return Counts(0, 0, planes, planes * _vectors(b, p.ih * p.iw))
+    if name == "pool_windows" and inner < b.lanes:  # element by element, from a row's vectors
+        return Counts(0, 0, planes * p.oh * p.ow * inner, planes * all_taps(p, "h") * _vectors(b, p.iw))
     if name == "pool_windows":  # the vectors of a pixel that are reduced together take no longer than one of them
         row = p.ow * -(-inner // (unrolled(b) * b.lanes))
-    elif name == "pool_bins":  # an output pixel at a time
-        row = p.ow
     loads = all_taps(p, "h") * taps * row
-    if name in ("pool_lines", "pool_wide_lines"):  # windows' rows are reduced into a line first, then its columns
+    if name == "pool_lines":  # windows' rows are reduced into a line first, then its columns
         loads = all_taps(p, "h") * _vectors(b, p.iw) + p.oh * taps * row
+        if inner >= b.lanes:  # through the cache, which moves 32 bytes a cycle
+            loads *= max(1.0, b.machine.isa.vector_bytes / 32)
     return Counts(planes, planes * p.oh, planes * p.oh * row, planes * loads)
 
 
@@ -53,15 +67,15 @@ def cost(b: PoolBlocking, name: str) -> float:
 
     And the part of the other one that is not hidden behind it.
     """
-    m = b.machine
-    rates, moved = m.pool_rates(name, "average" if b.is_average else "max", b.view.inner), _moved(b)
-    computed = sum(count * rate for count, rate in zip(counts(b, name), rates, strict=True))
+    m, is_wide, moved = b.machine, b.view.inner >= b.lanes and not b.is_plane, _moved(b)
+    cycles = sum(count * each for count, each in zip(counts(b, name), CYCLES[name, is_wide], strict=True))
+    computed = cycles * m.cycle_seconds()
     if b.is_widened:
         computed += b.dst.size(b.problem.dst_shape) / b.lanes * QUANTIZED_CYCLES * m.cycle_seconds()
     nbytes = b.itemsize * b.src.size(b.problem.src_shape)
     if name == "pool_tiles" and b.part:
         computed += gathering_seconds(m, gathered_bytes(b.problem, nbytes, b.task_rows))
-    elif name == "pool_wide_lines":
+    elif name == "pool_lines" and is_wide:
         computed += crowded_seconds(m, b.problem, b.strides[0][1], nbytes)
     exposed = _exposed(b, name) * min(moved, computed)
     return m.launch_seconds() + (max(moved, computed) + exposed) / b.threads
@@ -73,9 +87,9 @@ def _exposed(b: PoolBlocking, name: str) -> float:
     A plane that is one window is read in order, so the processor prefetches it. A line takes one vector of each pixel,
     and the next line the next vector. Reads skip a pixel's other vectors, so nothing is prefetched.
     """
-    if name == "pool_planes":
+    if b.is_plane:
         return 0.0
-    return 1.0 if name == "pool_wide_lines" and b.view.inner > b.lanes else 0.2
+    return 1.0 if name == "pool_lines" and b.view.inner > b.lanes else 0.2
 
 
 def reference_cost(b: PoolBlocking, each: float) -> float:

@@ -8,21 +8,17 @@ itself. `kernels_lines` has the kernels that first reduce rows of windows into l
 the one that takes any two layouts.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blockconv import jit
 from blockconv.jit.arguments import Arguments, group, held, word
-from blockconv.jit.ir import load_bits, move, store_bits
 from blockconv.kernels.common.copies import gather_window
 from blockconv.kernels.common.geometry import Geometry, ImageSizes
 from blockconv.kernels.common.operands import PoolOperands
 from blockconv.kernels.pool.codegen import (
-    LineSpec,
     PoolRun,
     PoolTile,
-    fold_planes,
-    reduce_line,
+    fold_pixels,
     reduce_plane,
     reduce_tile,
     reduce_window,
@@ -32,7 +28,7 @@ from blockconv.kernels.pool.reduction import PoolQuantization, PoolReduction, re
 
 # A worker's scratch, in bytes: a vector that changes no result, and lines.
 FILL, LINE = 0, 64
-MOST_FOLDED = 16  # planes whose vectors are folded together
+MOST_FOLDED = 16  # outputs whose vectors are folded together
 
 
 # ---------------------------------------------------------------- argument blocks
@@ -67,14 +63,9 @@ class PoolArgs(PoolOperands, ImageSizes):
     d_plane = word("from a plane of outputs to the next of the inner loop", "bytes", 0)
     task_rows = word("rows of outputs of a task, of which a plane's last task may have fewer", "rows", 0)
     plane_tasks = word("tasks of a plane", "tasks", 0)
-    part = word(
-        "elements of a pixel, or of a row of outputs, that are computed for all rows before the next", "elements", 0
-    )
+    part = word("elements of a pixel that are computed for all rows before the next", "elements", 0)
     parts = word("such parts", "parts", 0)
-    runs = word("of a plane that is one window: times that accumulators begin anew", "runs", 0)
-    run = word("groups of four vectors until they do", "groups", 0)
-    left = word("elements after these", "elements", 0)
-    line_elements = word("elements of a line, with margins that stand for the padding", "elements", 0)
+    line_elements = word("elements of a line, with margins that stand for the padding, or of a plane", "elements", 0)
     line_bytes = word("from a line to the next", "bytes", 0)
     flags = word("from the table to what `reduce_line` reads of columns: bytes for a row's elements, a tap", "bytes", 0)
     channels = word("of the reference: channels", "channels", 0)
@@ -203,17 +194,15 @@ def pool_tiles(reduction: PoolReduction, tile: PoolTile):
                 image, part = plane.src, number * a.part
                 if gathered:
                     image = _gathered_image(a, image, part * itemsize, oh_first, oh_last, scratch + LINE, s_col)
-                columns, inner = (0, outputs), (part, part + a.part)
-                if not is_wide:
-                    columns, inner = (part, min(outputs, part + a.part)), (0, 1)
+                end = part + a.part if is_wide else 1
                 for oh in range(oh_first, oh_last):
                     row = output_row(a, plane, oh)
                     src = image + row.ih * s_row
-                    for at in range(columns[0], columns[1], width):
+                    for at in range(0, outputs, width):
                         done = max(0, min(at, outputs - width))
                         column = done * tile.stride - a.pw * unit - tile.shift
                         is_inside = column >= 0 and column + span <= elements
-                        for i_at in range(inner[0], inner[1], lanes):
+                        for i_at in range(part, end, lanes):
                             i = min(i_at, a.inner - lanes) * itemsize if is_wide else 0
                             run = PoolRun(
                                 src=src + column * s_col + i,
@@ -275,45 +264,32 @@ def pool_windows(reduction: PoolReduction, vectors, unroll):
 
 @jit.kernel
 def pool_planes(reduction: PoolReduction, inner):
-    """A task is a plane of narrow pixels, which becomes one pixel; a vector of pixels at a time, if pixels fill one."""
-    lanes, masked = reduction.lanes, reduction.masked
-    reduction, single = replace(reduction, masked=0), replace(reduction, masked=0, lanes=1)
-    itemsize, held_bytes = reduction.itemsize, reduction.held.itemsize
-    used, size, pixel = lanes // inner * inner, lanes * held_bytes, inner * itemsize
-    fold = lanes % inner == 0 and lanes // inner <= MOST_FOLDED
-    planes = lanes // inner if fold else 1
-    spec = LineSpec(held=1, result=1, spread=1)
+    """A task is `ow` planes of pixels of `inner` elements, at most a vector's. Each plane becomes one pixel.
+
+    The vectors of several planes are folded together.
+    """
+    lanes, itemsize, held_bytes = reduction.lanes, reduction.itemsize, reduction.held.itemsize
+    pixels = 1 << (lanes // inner).bit_length() - 1
+    used, outputs, size = pixels * inner, min(pixels, MOST_FOLDED), lanes * held_bytes
 
     def kernel(args, first, last, scratch):
         a = held(PoolArgs(args))
-        e, one = reducer(reduction, a.integers.address), reducer(single, a.integers.address)
-        scale = a.table + WindowRow(a.table).scales
-        folded = scratch + LINE
-        vectors = folded + size
-        for at in range(first, last, planes):
-            plane = max(first, min(at, last - planes))
-            count = min(planes, last - plane)
-            for k in range(count):
-                src, to = plane_at(a, plane + k).src, vectors + k * size
-                e.watch()
-                e.store(reduce_plane(e, a, inner, src)[0], to)
-                if e.met_nan():
-                    e.store(reduce_plane(e, a, inner, src)[0], to)
-            dst = a.dst + plane * pixel
-            whole = fold and count == planes
-            if fold:
-                fold_planes(e, planes, vectors, dst if whole else folded, scale)
-            else:
-                for i in range(inner):
-                    at, step, to = vectors + i * held_bytes, inner * held_bytes, folded + i * itemsize
-                    reduce_line(one, spec, PoolRun(at, 0, used // inner, step, to, 0, scale))
-            if not whole:
-                for k in range(0, count * pixel, itemsize):
-                    move(dst + k, folded + k, itemsize, 0)
-            for k in range(count if masked else 0):
-                mask = plane_at(a, plane + k).mask
-                for i in range(inner):
-                    if load_bits(mask + i * itemsize % a.mask_period, itemsize) == 0:
-                        store_bits(dst + k * pixel + i * itemsize, a.integers.dst.zero_point, itemsize)
+        e, vectors, elements = reducer(reduction, a.integers.address), scratch + LINE, a.line_elements
+        scales = a.table + WindowRow(a.table).scales
+        for task in range(first, last):
+            plane = plane_at(a, task)
+            for at in range(0, a.ow, outputs):
+                count = min(outputs, a.ow - at)
+                for k in range(count):
+                    src, to = plane.src + (at + k) * a.s.col, vectors + k * size
+                    e.watch()
+                    e.store(reduce_plane(e, used, src, elements)[0], to)
+                    if e.met_nan():
+                        e.store(reduce_plane(e, used, src, elements)[0], to)
+                run = PoolRun(vectors, 0, 0, 0, plane.dst + at * inner * itemsize, 0, scales, plane.mask, count * inner)
+                if count * inner == lanes:
+                    fold_pixels(e, outputs, inner, used, 0, run)
+                else:
+                    fold_pixels(e, outputs, inner, used, 1, run)
 
     return kernel

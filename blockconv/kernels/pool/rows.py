@@ -3,16 +3,16 @@
 To a pool, a layout is an array [planes][rows][columns][inner] (see `blocking`). Where inner is at least a vector
 (wide), vectors run over it; where it is less (narrow), over the whole pixels of a row.
 
-- `pool_shuffles`: small windows over pixels that are no whole vectors. A vector holds neighbouring pixels.
-- `pool_tiles`: wide, windows of few columns. Neighbouring outputs share the columns that they read.
-- `pool_windows`: wide, each window by itself, whatever its size: global, adaptive.
-- `pool_wide_lines`: wide, large windows: the windows' rows into a line of scratch, then the line's columns.
-- `pool_planes`: inner a vector or less, one window that is the whole plane, whose rows are contiguous.
 - `pool_runs`: narrow, small windows a pixel apart, with as many outputs in a row as pixels. Contiguous rows are one
   extent.
-- `pool_lines`: any other narrow windows: a line as above, so that large windows cost their height plus their width.
-- `pool_bins`: the same with outputs one at a time, for windows of unequal widths and large strides.
-- `pool_wide_indices`, `pool_line_indices`: maxima and where they are, wide and narrow.
+- `pool_tiles`: windows of few columns. Neighbouring outputs share the columns that they read. Constant shuffles pick
+  the columns of narrow pixels.
+- `pool_windows`: each window by itself, whatever its size: global, adaptive. A plane of narrow pixels that is one
+  window is one extent. Other narrow windows are reduced element by element, from a row of vectors.
+- `pool_lines`: any other windows: the windows' rows into a line of scratch, then the line's columns, so that large
+  windows cost their height plus their width.
+- `pool_indices`: maxima and where they are.
+- `pool_reference`, `pool_indices_reference`: from any layout to any other.
 
 Two tables, of rows and of columns, hold the part of the image that each window covers. They are made when the problem
 is bound, so no kernel clips, or counts the elements of an average. Buffers: source, destination, and for
@@ -22,7 +22,7 @@ destination's padding holds its zero point.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,6 @@ from blockconv.kernels.pool.blocking import (
     TASK_BYTES,
     PoolBlocking,
     Windows,
-    shuffled_parts,
     shuffled_tile,
     why_not_shuffled,
     wide_tile,
@@ -58,6 +57,7 @@ from blockconv.runtime import Block, Launch
 
 MOST_MARGIN = 4  # times the image's columns, that a line may have in all: windows reach far beyond it otherwise
 MOST_SUMMED = (2**31 - 1) // 255  # integers of 8 bits less a zero point, whose sum is sure to be an int32
+MOST_PLANES = 32  # that a task reduces, each to one window
 LONG_ROW, SHORT_ROW = 32, 7  # vectors: rows that are worth a start of their own; the second if pixels fill vectors
 
 
@@ -152,8 +152,8 @@ def _why_not_equal(b: PoolBlocking) -> Reason | None:
     return "needs windows of equal size" if b.is_adaptive else None
 
 
-def _why_not_rows(b: PoolBlocking) -> Reason | None:
-    return None if b.has_contiguous_rows else f"the rows of a plane are not contiguous in {b.src}"
+def _why_not_several(b: PoolBlocking) -> Reason | None:
+    return "needs several windows, which share columns" if b.is_global else None
 
 
 def _launch(
@@ -173,43 +173,71 @@ def _launch(
     return Launch(kernel, args, *tasks, scratch, table)
 
 
-# ---------------------------------------------------------------- pool_tiles, pool_windows, pool_shuffles
+# ---------------------------------------------------------------- pool_tiles, pool_windows
 
 
 def _why_not_tiles(b: PoolBlocking) -> Reason | None:
-    if (reason := _why_not_wide(b) or _why_not_equal(b)) is not None:
+    if (reason := why_not_shuffled(b)) is None or _why_not_wide(b) is not None:
         return reason
-    if b.is_global:
-        return "needs several windows, which share columns"
+    if (reason := _why_not_equal(b) or _why_not_several(b)) is not None:
+        return reason
     return None if wide_tile(b) else f"the vector registers do not hold {b.problem.kw} columns of a window"
 
 
 def _tiles(b: PoolBlocking) -> Launch:
-    tile, part = wide_tile(b), b.part or b.view.inner
+    inner, is_shuffled = b.view.inner, why_not_shuffled(b) is None
+    tile, part = (shuffled_tile(b), inner) if is_shuffled else (wide_tile(b), b.part or inner)
     assert tile is not None
-    args = b.plane_args._replace(part=part, parts=b.view.inner // part)
+    args = b.plane_args._replace(part=part, parts=inner // part)
     scratch = pk.LINE + window_rows(b.problem, b.task_rows) * b.problem.iw * b.part * b.itemsize
-    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table_of(b))
-
-
-def _shuffles(b: PoolBlocking) -> Launch:
-    tile = shuffled_tile(b)
-    part, parts = shuffled_parts(b, tile)
-    args, table = b.plane_args._replace(part=part, parts=parts), table_of(b, scales=LineOfScales(repeat=b.view.inner))
-    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, 0, table)
+    table = table_of(b, scales=LineOfScales(repeat=inner) if is_shuffled else ONE_EACH)
+    return _launch(b, pk.pool_tiles(b.reduction, tile), args, b.tasks, scratch, table)
 
 
 def _why_not_windows(b: PoolBlocking) -> Reason | None:
-    if (reason := _why_not_wide(b)) is not None:
+    p, reason = b.problem, _why_not_wide(b)
+    if b.element.is_packed:
         return reason
-    p = b.problem
-    if b.element.is_packed or b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
-        return None
-    overlaps = p.kw > p.sw or p.kh > p.sh
-    return "the windows overlap, and other kernels reduce each column only once" if overlaps else None
+    if b.is_adaptive or b.is_global or _why_not_padding(b) is not None:
+        return reason and _why_not_narrow(b)
+    if reason is not None:
+        least = MOST_STRIDE + 1
+        return f"needs a stride of at least {least} along the row, not {p.sw}" if p.sw < least else _why_not_narrow(b)
+    if p.kw > p.sw or p.kh > p.sh:
+        return "the windows overlap, and other kernels reduce each column only once"
+    return f"the vector registers hold {p.kw} columns of a window, in tiles" if wide_tile(b) else None
+
+
+def _planes(b: PoolBlocking) -> Launch:
+    """Neighbouring planes are one task, if their pixels are neighbours in the destination."""
+    p, v, args, several = b.problem, b.view, b.plane_args, b.lanes // b.view.inner
+    follow = v.nearer.strides[1] == v.inner and not b.reduction.masked
+    most = max(1, min(MOST_PLANES, v.planes // (4 * b.threads))) if follow else 1
+    count = max((k for k in range(1, most + 1) if v.nearer.size % k == 0), key=lambda k: (k % several == 0, k))
+    args = args._replace(
+        s=args.s._replace(col=args.s_plane),
+        ow=count,
+        line_elements=p.ih * p.iw * v.inner,
+        planes=v.nearer.size // count,
+        s_plane=count * args.s_plane,
+        d_plane=count * args.d_plane,
+    )
+    tasks = v.planes // count
+    chunk = chunk_of(tasks, count * p.ih * b.row_bytes, b.threads, TASK_BYTES)
+    scratch = pk.LINE + pk.MOST_FOLDED * b.lanes * b.held.itemsize
+    return _launch(b, pk.pool_planes(b.reduction, v.inner), args, (tasks, chunk), scratch, table_of(b))
+
+
+def _bins(b: PoolBlocking) -> Launch:
+    scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
+    return _launch(b, pl.pool_bins(b.reduction), b.plane_args, b.tasks, scratch, table_of(b, columns=True))
 
 
 def _windows(b: PoolBlocking) -> Launch:
+    if b.is_plane:
+        return _planes(b)
+    if b.view.inner < b.lanes:
+        return _bins(b)
     p, v, lanes, vectors = b.problem, b.view, b.lanes, unrolled(b)
     part, parts, tasks = v.inner, 1, v.planes * b.plane_tasks
     # Otherwise a vector that is moved back would be in two tasks.
@@ -230,20 +258,16 @@ def _windows(b: PoolBlocking) -> Launch:
     return _launch(b, kernel, args, (tasks * parts, 1), 0, table_of(b, (h, w), columns=True))
 
 
-# ---------------------------------------------------------------- pool_wide_lines, pool_lines, pool_bins, pool_runs
-
-
-def _why_not_wide_lines(b: PoolBlocking) -> Reason | None:
-    return _why_not_equal(b) or _why_not_padding(b) or _why_not_wide(b)
+# ---------------------------------------------------------------- pool_lines, pool_runs
 
 
 def _why_not_lines(b: PoolBlocking) -> Reason | None:
-    if (reason := _why_not_equal(b)) is not None:
+    if (reason := _why_not_equal(b) or _why_not_padding(b)) is not None or _why_not_wide(b) is None:
         return reason
     sw = b.problem.sw
     if sw > MOST_STRIDE:
         return f"needs a stride of at most {MOST_STRIDE} along the row, not {sw}, which would waste loads"
-    return _why_not_padding(b) or _why_not_narrow(b)
+    return _why_not_narrow(b)
 
 
 def _line_bytes(b: PoolBlocking) -> int:
@@ -263,11 +287,6 @@ def _lines(b: PoolBlocking) -> Launch:
     return _launch(b, kernel, args, b.tasks, pk.LINE + 2 * line_bytes, table)
 
 
-def _bins(b: PoolBlocking) -> Launch:
-    scratch = pk.LINE + b.row_bytes // b.itemsize * b.held.itemsize + pl.SLACK
-    return _launch(b, pl.pool_bins(b.reduction), b.plane_args, b.tasks, scratch, table_of(b, columns=True))
-
-
 def _why_not_runs(b: PoolBlocking) -> Reason | None:
     if (reason := _why_not_equal(b)) is not None:
         return reason
@@ -280,11 +299,14 @@ def _why_not_runs(b: PoolBlocking) -> Reason | None:
         return f"needs windows of at most {MOST_TAPS} rows and columns"
     if isa.vector_bytes < 32 or (isa.vector_bytes < 64 and b.itemsize < 4):
         return f"{isa.name} has no masked loads of these elements"
-    if p.iw * b.view.inner >= LONG_ROW * b.lanes:
+    vectors = p.iw * b.view.inner / b.lanes
+    if vectors >= LONG_ROW:
         return f"needs rows of fewer than {LONG_ROW} vectors"
-    if p.iw * b.view.inner >= SHORT_ROW * b.lanes and b.lanes % b.view.inner == 0 and why_not_shuffled(b) is None:
+    if vectors >= SHORT_ROW and b.lanes % b.view.inner == 0 and why_not_shuffled(b) is None:
         return f"rows have at least {SHORT_ROW} vectors, and shuffles are faster"
-    return _why_not_narrow(b) or _why_not_rows(b)
+    if not b.has_contiguous_rows:
+        return f"the rows of a plane are not contiguous in {b.src}"
+    return _why_not_narrow(b)
 
 
 def _runs(b: PoolBlocking) -> Launch:
@@ -301,66 +323,31 @@ def _runs(b: PoolBlocking) -> Launch:
     return _launch(b, kernel, args, b.tasks, pk.LINE + buffer, np.concatenate([table, flags]), p.iw * inner)
 
 
-# ---------------------------------------------------------------- pool_planes
-
-
-def _why_not_planes(b: PoolBlocking) -> Reason | None:
-    if not b.is_global:
-        return "needs one window that covers the whole image"
-    return _why_not_narrow(b, b.lanes) or _why_not_rows(b)
-
-
-def _planes(b: PoolBlocking) -> Launch:
-    p, v, lanes = b.problem, b.view, b.lanes
-    group = 4 * (lanes // v.inner * v.inner)
-    total = p.ih * p.iw * v.inner
-    # A last group may not read past the plane: where lanes are left over, its last vector would.
-    groups = total // group if lanes % v.inner == 0 else max(0, (total - lanes) // group)
-    run = min(groups, 16)
-    runs = groups // run if run else 0
-    args = b.plane_args._replace(runs=runs, run=run, left=total - runs * run * group)
-    chunk = chunk_of(v.planes, total * b.itemsize, b.threads, TASK_BYTES)
-    scratch = pk.LINE + (1 + pk.MOST_FOLDED) * lanes * b.held.itemsize
-    kernel = pk.pool_planes(b.reduction, v.inner)
-    return _launch(b, kernel, args, (v.planes, chunk), scratch, table_of(b))
-
-
 # ---------------------------------------------------------------- maxima and their indices
 
 
-def _why_not_indices(b: PoolBlocking) -> Reason | None:
+def _why_not_maxima(b: PoolBlocking) -> Reason | None:
     return "needs a maximum, because averages have no index" if b.is_average else None
 
 
-def _why_not_indices_by_vectors(b: PoolBlocking) -> Reason | None:
+def _why_not_indices(b: PoolBlocking) -> Reason | None:
     if b.problem.ih * b.problem.iw >= 1 << 31:
         return "needs indices below 2^31"
-    return _why_not_indices(b)
+    return _why_not_maxima(b) or (_why_not_wide(b) and _why_not_lines(b))
 
 
-def _why_not_wide_indices(b: PoolBlocking) -> Reason | None:
-    return _why_not_indices_by_vectors(b) or _why_not_wide(b)
-
-
-def _wide_indices(b: PoolBlocking) -> Launch:
-    kernel = pl.pool_wide_indices(b.reduction)
-    args = b.plane_args._replace(idx=POOL.idx)
-    return _launch(b, kernel, args, b.tasks, pk.LINE, table_of(b, columns=True))
-
-
-def _why_not_line_indices(b: PoolBlocking) -> Reason | None:
-    return _why_not_indices_by_vectors(b) or _why_not_lines(b)
-
-
-def _line_indices(b: PoolBlocking) -> Launch:
-    p, line_bytes = b.problem, _line_bytes(b)
+def _indices(b: PoolBlocking) -> Launch:
+    p, args = b.problem, b.plane_args._replace(idx=POOL.idx)
+    if b.view.inner >= b.lanes:
+        return _launch(b, pl.pool_wide_indices(b.reduction), args, b.tasks, pk.LINE, table_of(b, columns=True))
+    line_bytes = _line_bytes(b)
     nbytes = p.kh * line_bytes
-    args = b.plane_args._replace(idx=POOL.idx, line_elements=nbytes // b.held.itemsize, line_bytes=line_bytes)
+    args = args._replace(line_elements=nbytes // b.held.itemsize, line_bytes=line_bytes)
     kernel = pl.pool_line_indices(b.reduction, b.view.inner, p.sw, p.dw)
     return _launch(b, kernel, args, b.tasks, pk.LINE + nbytes, table_of(b))
 
 
-# ---------------------------------------------------------------- pool_reference, pool_indices
+# ---------------------------------------------------------------- references
 
 
 def _reference(b: PoolBlocking, indices: int) -> Launch:
@@ -411,18 +398,11 @@ def _row(
 
 
 _WORDS = ("float32", "float64")
-# Vectors run over wide pixels or over narrow ones: no problem has a choice of the two.
-_INDICES: dict[str, Any] = {"seconds": partial(reference_cost, each=0.5), "op": "pool2d_indices"}
-
 ROWS = (
     _row("pool_runs", _why_not_runs, _runs, dtypes=(*_WORDS, *BYTES)),  # its buffers hold elements as they are
-    _row("pool_shuffles", why_not_shuffled, _shuffles, dtypes=_WORDS),
     _row("pool_tiles", _why_not_tiles, _tiles),
-    _row("pool_planes", _why_not_planes, _planes),
     _row("pool_windows", _why_not_windows, _windows, dtypes=(*ANY_TYPE, *NIBBLES)),
-    _row("pool_wide_lines", _why_not_wide_lines, _lines),
-    _row("pool_lines", _why_not_lines, _lines),
-    _row("pool_bins", _why_not_narrow, _bins),
+    _row("pool_lines", lambda b: _why_not_several(b) or _why_not_lines(b), _lines),
     _row(
         "pool_reference",
         lambda b: None,
@@ -430,11 +410,10 @@ ROWS = (
         partial(reference_cost, each=8.0),
         reference=True,
     ),
-    _row("pool_wide_indices", _why_not_wide_indices, _wide_indices, **_INDICES),
-    _row("pool_line_indices", _why_not_line_indices, _line_indices, **_INDICES),
+    _row("pool_indices", _why_not_indices, _indices, partial(reference_cost, each=0.5), "pool2d_indices"),
     _row(
-        "pool_indices",
-        _why_not_indices,
+        "pool_indices_reference",
+        _why_not_maxima,
         partial(_reference, indices=1),
         partial(reference_cost, each=12.0),
         "pool2d_indices",

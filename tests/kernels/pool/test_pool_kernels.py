@@ -98,6 +98,18 @@ def test_grid(name: str, layout: str) -> None:
         check(Pool2dProblem("avg_exclude_padding", **GRID[name]), layout, "float64")
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize(
+    ("images", "channels", "layout"), [(3, 18, "CHWN4"), (40, 3, "NHWC"), (3, 21, "NCHW"), (5, 24, "NCHW4")]
+)
+def test_planes_become_pixels_that_fill_no_vector(images: int, channels: int, layout: str) -> None:
+    """Several planes are a task: what a vector stores past the last of them is another task's, or nobody's."""
+    for kind, dtype in (("max", "uint8"), ("avg_exclude_padding", "float32"), ("max", "float64")):
+        check(
+            Pool2dProblem(kind, n=images, ic=channels, ih=2, iw=3, kh=2, kw=3), layout, dtype, special=dtype != "uint8"
+        )
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adaptive(layout: str) -> None:
     for sizes in ADAPTIVE:
@@ -164,7 +176,7 @@ def test_every_kernel_is_reached(on_machine: str) -> None:
             p = Pool2dProblem("max", **GRID[name])
             found |= {(row.name, dtype) for row in taken(p, layout, dtype)}
     assert {(row.name, "float32") for row in ROWS} <= found
-    integers = {("pool_tiles", "int8"), ("pool_lines", "int8"), ("pool_planes", "int8")}
+    integers = {("pool_tiles", "int8"), ("pool_lines", "int8"), ("pool_windows", "int8")}
     assert integers | {("pool_tiles", "float64")} <= found
 
 
