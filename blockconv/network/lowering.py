@@ -11,7 +11,7 @@ import numpy as np
 from blockconv.core.activation import activation
 from blockconv.core.checks import MOST_DIMENSIONS, Pair, Shape
 from blockconv.core.element_problem import IndexProblem
-from blockconv.core.eltwise_problem import RecurrentKind, ReduceKind
+from blockconv.core.eltwise_problem import RecurrentKind
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, NUMBERS, Array, FloatType
@@ -199,11 +199,12 @@ class Translation:
 
     # -- along axes
 
-    def reduced(self, x: Tensor, kind: ReduceKind, axes: Sequence[int], keepdims: bool) -> Tensor:
-        """The sum, product, maximum or minimum over axes; of booleans the maximum or minimum."""
+    def reduced(self, x: Tensor, kind: Any, axes: Sequence[int], keepdims: bool) -> Tensor:
+        """A reduction over axes. kind: a `ReduceKind` or "mean"; of booleans "max" or "min"."""
         if x.type.name not in NUMBERS or (x.type.name == "bool" and kind not in ("max", "min")):
             raise Unsupported(f"of {x.type}")
-        return self.emit(Reduce(tuple(axes), keepdims, kind), x)
+        own = ReduceMean(tuple(axes), keepdims) if kind == "mean" else Reduce(tuple(axes), keepdims, kind)
+        return self.emit(own, x)
 
     def moments(self, x: Tensor, axes: tuple[int, ...], keepdims: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """(the means over axes, the differences from them, the means of their squares).
@@ -299,18 +300,17 @@ class Translation:
         return x
 
     def gathered(self, x: Tensor, axis: int, indices: Array) -> Tensor:
-        """The elements of these indices along an axis; `indices` has one dimension."""
+        """The elements of these indices along an axis, in place of which are the axes of `indices`."""
         size = x.shape[axis]
-        for k in indices:
+        for k in indices.flat:
             if not -size <= k < size:
                 raise named_error(self.title, IndexProblem(x.shape, indices.shape, "along", axis).outside(int(k), 0))
         if not 0 < indices.size <= MOST_INDICES:
             raise Unsupported(f"{indices.size} indices")
-        made = Gather(axis, tuple(int(k) % size for k in indices))
+        made = Gather(axis, tuple(int(k) % size for k in indices.flat))
         (first, count, step), *others = made.problem(x.shape).runs[axis]
-        if others or not step:
-            return self.emit(made, x)
-        return self.part(x, axis, first, count, step)
+        y = self.emit(made, x) if others or not step else self.part(x, axis, first, count, step)
+        return self.reshape(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), helps=False)
 
     def part(self, x: Tensor, axis: int, begin: int, size: int, step: int = 1, helps: bool = False) -> Tensor:
         """A `Slice` of x; x itself if that is all of it."""

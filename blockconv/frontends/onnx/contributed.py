@@ -106,10 +106,11 @@ op("com.microsoft.QLinearAdd", limits=CONSTANT)(_binary("add"))
 op("com.microsoft.QLinearMul", limits=CONSTANT)(_binary("mul"))
 
 
-@op("com.microsoft.QLinearWhere", limits=CONSTANT)
-@_of_integers(1, 4)
-def _qlinear_where(call: Call, x: Tensor, y: Tensor) -> Tensor:
-    return call.where(call.input(), x, y)
+op("com.microsoft.QLinearWhere", limits=CONSTANT)(_of_integers(1, 4)(lambda call, x, y: call.where(call.input(), x, y)))
+op("com.microsoft.QLinearSigmoid", limits=CONSTANT)(_of_integers(0)(lambda call, x: call.apply("sigmoid", x)))
+op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)(
+    _of_integers(0)(lambda call, x: call.apply(("leaky_relu", call.attribute("alpha", 0.01)), x))
+)
 
 
 @op("com.microsoft.QLinearConcat", limits=CONSTANT)
@@ -119,24 +120,13 @@ def _qlinear_concat(call: Call) -> Tensor:
     return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
 
 
-@op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")
-@_channels_first
-@_of_integers(0)
-def _qlinear_global(call: Call, x: Tensor) -> Tensor:
-    return global_pool(call, "avg_exclude_padding", x)
-
-
+op("com.microsoft.QLinearGlobalAveragePool", limits=f"1-D to 3-D; {CONSTANT}")(
+    _channels_first(_of_integers(0)(lambda call, x: global_pool(call, "avg_exclude_padding", x)))
+)
 op(
     "com.microsoft.QLinearAveragePool",
     limits=f"1-D to 3-D; no window of padding alone, unless count_include_pad; {CONSTANT}",
 )(_channels_first(_of_integers(0)(average)))
-
-
-@op("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", limits=CONSTANT)
-@_of_integers(0)
-def _qlinear_activation(call: Call, x: Tensor) -> Tensor:
-    leaky = "leaky_relu", call.attribute("alpha", 0.01)
-    return call.apply("sigmoid" if call.node.op_type == "QLinearSigmoid" else leaky, x)
 
 
 @op("com.microsoft.QLinearSoftmax", limits=CONSTANT)

@@ -89,7 +89,7 @@ def _one_hot(call: Call) -> Tensor:
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
     wide = call.where(call.binary("less", wide, 0), call.binary("add", wide, depth), wide)
     places = np.arange(depth, dtype=np.int64).reshape(-1, *(1,) * (rank - axis))
-    off, on = (call.reshape(call.emit(ops.Slice(0, k, 1), values), ()) for k in (0, 1))
+    off, on = (call.gathered(values, 0, np.asarray(k)) for k in (0, 1))
     return call.where(call.binary("equal", wide, call.constant(places, "places")), on, off)
 
 

@@ -464,21 +464,13 @@ def _fold(node: Any, model: Any, scope: Scope, rules: Rules | None) -> None:
 def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     """Make constants of a node's values by ONNX's own evaluator."""
     reads: Any = {name: scope.array(scope.values[name].name) for name in node.input if name}
-    graph = helper.make_graph(
-        [node],
-        "constant",
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for name, v in reads.items()
-        ],
-        [helper.make_empty_tensor_value_info(name) for name in node.output if name],
-    )
-    single = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version or 8)
+    outputs = [name for name in node.output if name]
+    single = helper.make_function("", "constant", reads, outputs, [node], model.opset_import)
     try:
         from onnx.reference import ReferenceEvaluator  # which takes long, and few models need
 
         results = ReferenceEvaluator(single).run(None, reads)
     except onnx_errors() as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
-    for name, value in zip(filter(None, node.output), results, strict=True):
+    for name, value in zip(outputs, results, strict=True):
         scope.constant(name, np.asarray(value))

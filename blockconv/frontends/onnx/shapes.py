@@ -10,7 +10,7 @@ import numpy as np
 from onnx import helper
 
 from blockconv.core.checks import Shape
-from blockconv.core.eltwise_problem import Coordinates, NearestMode, ReduceKind, ResizeMode, simplest_fraction
+from blockconv.core.eltwise_problem import Coordinates, NearestMode, ResizeMode, simplest_fraction
 from blockconv.core.errors import NetworkError
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES
@@ -119,9 +119,7 @@ def _gather(call: Call) -> Tensor:
     axis = call.along(x, 0)
     if not call.scope.is_constant(named.name) or named.elements > MOST_INDICES:
         return call.emit(ops.GatherAt("along", axis), x, named)
-    indices = call.array(1, "indices")
-    y = call.gathered(x, axis, indices.reshape(-1))
-    return call.reshape(y, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), helps=False)
+    return call.gathered(x, axis, call.array(1, "indices"))
 
 
 @op("Expand", limits="a constant shape of at most 4 Mi elements")
@@ -209,58 +207,42 @@ def _blocks_moved(call: Call) -> Tensor:
     return call.blocks_moved(x, call.attribute("blocksize"), mode == "CRD", call.node.op_type == "SpaceToDepth")
 
 
+_PLAIN = "Mean", "Sum", "Max", "Min", "Prod"
+
+
 @op("ReduceMean", limits="constant axes")
-def _reduce_mean(call: Call) -> Tensor:
-    x, axes = call.input(), _reduced_axes(call)
-    if axes is None:
-        return x
-    return _of_nothing(call, axes) or call.emit(ops.ReduceMean(axes, _keeps(call)), x)
-
-
-_REDUCED: dict[str, ReduceKind] = {
-    "ReduceSum": "sum",
-    "ReduceMax": "max",
-    "ReduceMin": "min",
-    "ReduceProd": "prod",
-}
-
-
-@op(*_REDUCED, limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
+@op(*(f"Reduce{name}" for name in _PLAIN[1:]), limits="floats, or integers to Sum, Prod, Max and Min; constant axes")
+@op(*(f"Reduce{name}" for name in ("L1", "L2", "SumSquare", "LogSum", "LogSumExp")), limits="floats; constant axes")
 def _reduce(call: Call) -> Tensor:
-    x, axes = call.input(), _reduced_axes(call)
-    if axes is None:
-        return x
-    return _of_nothing(call, axes) or call.reduced(x, _REDUCED[call.node.op_type], axes, _keeps(call))
-
-
-_OF_POWERS = "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"
-
-
-@op("ReduceL1", *_OF_POWERS, limits="floats; constant axes")
-def _norm(call: Call) -> Tensor:
     """Sums of squares and of powers may overflow 16 bits, so they are computed as float32."""
-    x, named, axes, keeps = call.floats(), call.node.op_type, _reduced_axes(call), _keeps(call)
-    if axes is None:
-        raise Unsupported("no axes")
-    if nothing := _of_nothing(call, axes):
-        return nothing
-    wide = call.converted(x, x.type.computed.name) if named in _OF_POWERS else x
-    if named == "ReduceLogSumExp":
+    x, named, rank = call.input(), call.node.op_type.removeprefix("Reduce"), call.input().rank
+    given: Sequence[int] | None = call.listed(1, "axes")
+    none = not given and call.attribute("noop_with_empty_axes", 0)
+    if named not in _PLAIN and (none or not x.type.is_float):
+        raise Unsupported(f"of {x.dtype}, or no axes")
+    if none:
+        return x
+    axes = tuple(sorted({call.axis(axis, rank) for axis in given or range(rank)}))
+    keeps = call.attribute("keepdims", 1) == 1
+    if not all(x.shape[axis] for axis in axes):
+        return _of_nothing(call, axes, keeps)
+    if named in _PLAIN:
+        return call.reduced(x, named.lower(), axes, keeps)
+    wide = call.converted(x, x.type.computed.name) if named != "L1" else x
+    if named == "LogSumExp":
         y = call.log_sum_exp(wide, axes, keeps)
-    elif named.startswith("ReduceL") and named[-1].isdigit():
+    elif named[-1].isdigit():
         y = call.norm(wide, int(named[-1]), axes, keeps)
     else:
-        wide = call.emit(ops.Binary("mul"), wide, wide, helps=True) if named == "ReduceSumSquare" else wide
+        wide = call.emit(ops.Binary("mul"), wide, wide, helps=True) if named == "SumSquare" else wide
         y = call.reduced(wide, "sum", axes, keeps)
-        y = call.apply("log", y) if named == "ReduceLogSum" else y
+        y = call.apply("log", y) if named == "LogSum" else y
     return call.converted(y, x.type.name)
 
 
-def _of_nothing(call: Call, axes: tuple[int, ...]) -> Tensor | None:
-    """The result of a reduction over no elements, else None. A mean is 0, as in ONNX Runtime."""
-    x, type, keeps = call.input(), call.input().type, _keeps(call)
-    if all(x.shape[axis] for axis in axes):
-        return None
+def _of_nothing(call: Call, axes: tuple[int, ...], keeps: bool) -> Tensor:
+    """The result of a reduction over no elements. A mean is 0, as in ONNX Runtime."""
+    x, type = call.input(), call.input().type
     least, most = (-math.inf, math.inf) if type.is_float else (0, 1) if type.name == "bool" else type.bounds
     logarithms = dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), -math.inf)
     value = {"ReduceMax": least, "ReduceMin": most, "ReduceProd": 1, **logarithms}.get(call.node.op_type, 0)
@@ -278,19 +260,6 @@ def _lp_norm(call: Call) -> Tensor:
     norm = call.norm(wide, p, (call.along(x, -1),), True)
     divisor = call.where(call.binary("equal", norm, 0), 1, norm)
     return call.converted(call.binary("div", wide, divisor), x.type.name)
-
-
-def _keeps(call: Call) -> bool:
-    return bool(call.attribute("keepdims", 1) == 1)
-
-
-def _reduced_axes(call: Call) -> tuple[int, ...] | None:
-    """The axes of a reduction, sorted; None if it reduces nothing."""
-    rank = call.input().rank
-    axes: Sequence[int] | None = call.listed(1, "axes")
-    if not axes and call.attribute("noop_with_empty_axes", 0):
-        return None
-    return tuple(sorted({call.axis(axis, rank) for axis in axes or range(rank)}))
 
 
 @op("Upsample", since=7, limits="constant scales")

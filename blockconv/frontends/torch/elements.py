@@ -3,14 +3,12 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import Node as FxNode
 
-from blockconv.core.element_problem import BinaryKind, ScatterKind
-from blockconv.core.eltwise_problem import ReduceKind
+from blockconv.core.element_problem import ScatterKind
 from blockconv.core.types import NUMBERS, WHOLE, element
 from blockconv.frontends.torch.reader import Call, Constant, Value, arguments_of, hint, lowered, of_numbers, op
 from blockconv.network import ops
@@ -52,7 +50,7 @@ def _promoted(call: Call, *names: str) -> list[Tensor]:
     return [as_numbers(call, call[one], name) for one in names]
 
 
-@of_numbers("_to_copy", "to", "prims.convert_element_type")
+@of_numbers("_to_copy", "prims.convert_element_type")
 def _to_copy(call: Call) -> Tensor:
     return as_numbers(call, call.input("a" if "a" in call.arguments else "self"))
 
@@ -60,35 +58,21 @@ def _to_copy(call: Call) -> Tensor:
 # ---------------------------------------------------------------- each element by itself
 
 
-_KINDS: dict[str, BinaryKind] = {
-    "rsub": "sub",
-    "true_divide": "div",
-    "maximum": "max",
-    "minimum": "min",
-}
-
-
-@of_numbers("add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "atan2")
+@of_numbers("add", "sub", "mul", "div", "maximum", "minimum", "atan2")
 def _binary(call: Call) -> Tensor:
     a, b = (as_numbers(call, call[name]) for name in ("self", "other"))
     if call.get("rounding_mode") is not None:
         return _quotient(call, a, b)
     if call.get("alpha", 1) != 1:
-        factor = as_numbers(call, call["alpha"])
-        if call.kind == "rsub":
-            a = call.binary("mul", a, factor)
-        else:
-            b = call.binary("mul", b, factor)
-    kind: Any = _KINDS.get(call.kind, call.kind)
-    return call.binary(kind, *((b, a) if call.kind == "rsub" else (a, b)))
+        b = call.binary("mul", b, as_numbers(call, call["alpha"]))
+    return call.binary(call.kind.removesuffix("imum"), a, b)
 
 
 def _quotient(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """The quotient, rounded. For integers PyTorch raises where the divisor is 0, so it has to be a constant."""
+    """The quotient, rounded."""
     if a.type.is_float:
         return _quotient_of_floats(call, a, b)
-    if a.type.name not in WHOLE or not _never_zero(call):
-        raise Unsupported(f"rounding_mode={call['rounding_mode']!r} of {a.type}, or by what may be 0")
+    _check_integers(call, a)
     return _floored(call, a, b) if call["rounding_mode"] == "floor" else call.binary("div", a, b)
 
 
@@ -118,10 +102,12 @@ def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return y, call.binary("or", *(call.binary("and", *pair) for pair in pairs))
 
 
-def _never_zero(call: Call) -> bool:
+def _check_integers(call: Call, a: Tensor) -> None:
+    """PyTorch raises where a divisor of integers is 0, so it has to be a constant."""
     divisor = call["other"]
     values = divisor.array if isinstance(divisor, Constant) else 0 if isinstance(divisor, Tensor) else divisor
-    return bool(np.all(values))
+    if a.type.name not in WHOLE or not np.all(values):
+        raise Unsupported(f"of {a.type}, or by what may be 0")
 
 
 @of_numbers("remainder", "fmod")
@@ -133,8 +119,7 @@ def _remainder(call: Call) -> Tensor:
             return call.fmod(a, b)
         y, below = _divided(call, a, b)
         return call.where(below, call.binary("add", y, b), y)
-    if a.type.name not in WHOLE or not _never_zero(call):
-        raise Unsupported(f"of {a.type}, or by what may be 0")
+    _check_integers(call, a)
     return call.binary("mod", a, b) if call.kind == "remainder" else call.fmod(a, b)
 
 
@@ -145,9 +130,6 @@ of_numbers("sign")(lowered(functools.partial(Call.sign, keeps_nan=False)))
 op("isinf")(lowered(Call.is_infinite))
 op("reciprocal")(lowered(functools.partial(Call.power, exponent=-1)))
 op("rsqrt")(lowered(functools.partial(Call.power, exponent=-0.5)))
-
-
-op("frac")(lambda call: call.binary("sub", call.input(), call.apply("trunc", call.input(), helps=True)))
 
 
 _COMPARED = {
@@ -179,7 +161,7 @@ def _where(call: Call) -> Tensor:
     return call.where(condition, *(as_numbers(call, call[one]) for one in ("self", "other")))
 
 
-@of_numbers("clamp", "clamp_min", "clamp_max", "hardtanh")
+@of_numbers("clamp", "hardtanh")
 def _clamp(call: Call) -> Tensor:
     x, ends = as_numbers(call, call.input()), [call.get(k, call.get(f"{k}_val")) for k in ("min", "max")]
     if x.type.is_float and not any(isinstance(end, (Tensor, Constant)) for end in ends):
@@ -281,7 +263,7 @@ def _scatter(call: Call) -> Tensor:
     return call.binary("div", y, counts) if x.type.is_float else _floored(call, y, counts)
 
 
-@of_numbers("index_put", "_unsafe_index_put")
+@of_numbers("index_put")
 def _put(call: Call) -> Tensor:
     """One value where a mask is true, or values at indices of some axes, as `flow_indices` reads them."""
     x, values = call.input(), as_numbers(call, call["values"])
@@ -306,48 +288,44 @@ def _put(call: Call) -> Tensor:
 
 
 def reduced_axes(call: Call) -> tuple[int, ...]:
-    """The axes of a reduction, sorted: all if none is named."""
-    rank, given = call.input().rank, call.get("dim")
+    """The axes of a reduction, sorted: all if none is named. Raises Unsupported for axes without elements."""
+    shape, rank, given = call.input().shape, call.input().rank, call.get("dim")
     named = [given] if isinstance(given, int) else given or range(rank)
     axes = {call.axis(axis, rank) for axis in named} if rank else ()  # PyTorch takes dim=0 of a number, too
+    if any(shape[axis] == 0 for axis in axes):
+        raise Unsupported(f"dim={given} of shape {shape}")
     return tuple(sorted(axes))
 
 
-def reduced(call: Call, x: Tensor, kind: ReduceKind) -> Tensor:
+def reduced(call: Call, x: Tensor, kind: str) -> Tensor:
     """A reduction over `reduced_axes`."""
-    axes = reduced_axes(call)
-    if any(x.shape[axis] == 0 for axis in axes):
-        raise Unsupported(f"dim={axes} of shape {x.shape}")
-    return call.reduced(x, kind, axes, bool(call.get("keepdim", False)))
+    return call.reduced(x, kind, reduced_axes(call), call.get("keepdim", False))
 
 
-@of_numbers("sum", "prod", "amin")
+@of_numbers("sum", "prod", "mean", "amin")
 def _reduced(call: Call) -> Tensor:
-    kinds: dict[str, ReduceKind] = {"sum": "sum", "prod": "prod", "amin": "min"}
-    return reduced(call, as_numbers(call, call.input()), kinds[call.kind])
+    return reduced(call, as_numbers(call, call.input()), call.kind.removeprefix("a"))
 
 
-@of_numbers("any", "all")
+@of_numbers("any")
 def _any(call: Call) -> Tensor:
-    y = reduced(call, as_numbers(call, call.input(), "bool"), "max" if call.kind == "any" else "min")
-    return call.converted(y, call.result)
+    return call.converted(reduced(call, as_numbers(call, call.input(), "bool"), "max"), call.result)
 
 
 @of_numbers("logsumexp")
 def _log_sum_exp(call: Call) -> Tensor:
-    x, axes = call.input(), reduced_axes(call)
-    if not x.type.is_float or any(x.shape[axis] == 0 for axis in axes):
-        raise Unsupported(f"of {x.type} of shape {x.shape}")
-    return call.log_sum_exp(x, axes, bool(call["keepdim"]))
+    x = call.input()
+    if not x.type.is_float:
+        raise Unsupported(f"of {x.type}")
+    return call.log_sum_exp(x, reduced_axes(call), call["keepdim"])
 
 
 @of_numbers("max", "min")
 def _extreme(call: Call) -> Value:
     """The maximum or minimum of all elements, of two tensors, or along one axis, with its indices if they are read."""
-    kind: ReduceKind = "max" if call.kind == "max" else "min"
     if "other" in call.arguments:
         return _binary(call)
-    y = reduced(call, call.input(), kind)
+    y = reduced(call, call.input(), call.kind)
     if "dim" not in call.arguments:
         return y
     return [y, _top_one(call) if call.reads(1) else None]

@@ -10,43 +10,31 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-# For each op, the names of its source, its matrix and its bias, and whether the matrix is (N, K).
-_PRODUCTS = {
-    "linear": ("input", "weight", "bias", True),
-    "addmm": ("mat1", "mat2", "self", False),
-    "mm": ("self", "mat2", None, False),
-}
 
-
-@op(*_PRODUCTS)
+@op("addmm", "mm")
 def _product(call: Call) -> Tensor:
     """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel.
 
     By one that flows it is a product of two values.
     """
-    source, weight, bias, turned = _PRODUCTS[call.kind]
+    biased = call.kind == "addmm"
     if call.get("alpha", 1) != 1 or call.get("beta", 1) != 1:
         raise Unsupported(f"alpha={call['alpha']}, beta={call['beta']}")
-    x = call.input(source)
-    if isinstance(call[weight], Tensor):
-        matrix = call[weight]
-        y = call.emit(ops.MatMul((None, (1, 0) if turned else None, None)), x, matrix)
-        return y if bias is None or call[bias] is None else call.binary("add", y, call.input(bias))
-    if call.array(weight).ndim != 2:
-        raise Unsupported(f"a weight of {call.array(weight).ndim} dimensions")
-    wei = call.parameter(weight, lambda w: (w if turned else w.T)[:, :, None, None])
+    x = call.input("mat1" if biased else "self")
+    if isinstance(call["mat2"], Tensor):
+        y = call.multiplied(x, call["mat2"])
+        return call.binary("add", y, call.input()) if biased else y
+    wei = call.parameter("mat2", lambda w: w.T[:, :, None, None])
     shift = None
-    if bias is not None and call[bias] is not None:
-        shape = (wei.shape[0],)
-        if call.array(bias).shape not in (shape, (1, *shape), (1,), ()):
-            raise Unsupported(f"a bias of shape {call.array(bias).shape}")
-        shift = np.broadcast_to(call.array(bias).reshape(-1), shape)
-    return call.reshape(call.product(ops.Conv2d(), x, wei, shift), (*x.shape[:-1], wei.shape[0]))
+    if biased:
+        shape, given = (wei.shape[0],), call.array("self")
+        if given.shape not in (shape, (1, *shape), (1,), ()):
+            raise Unsupported(f"a bias of shape {given.shape}")
+        shift = np.broadcast_to(given.reshape(-1), shape)
+    return call.product(ops.Conv2d(), x, wei, shift)
 
 
-@op("bmm", "matmul")
-def _matmul(call: Call) -> Tensor:
-    return call.multiplied(call.input(), call.input("mat2" if "mat2" in call.arguments else "other"))
+op("bmm")(lambda call: call.multiplied(call.input(), call.input("mat2")))
 
 
 @op("baddbmm")

@@ -23,7 +23,7 @@ from blockconv.network.ops.rule import Tensor
 # Ops that are worth a plan by themselves.
 HEAVY = frozenset(
     {
-        *("convolution", "linear", "addmm", "mm", "bmm", "max_pool2d_with_indices", "avg_pool2d"),
+        *("convolution", "addmm", "mm", "bmm", "max_pool2d_with_indices", "avg_pool2d"),
         *("max_pool3d_with_indices", "avg_pool3d"),
         *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
         *("blockconv.conv2d", "blockconv.conv2d_backward_data", "blockconv.max_pool2d", "blockconv.avg_pool2d"),
@@ -66,7 +66,7 @@ def _elu(call: Call) -> Tensor:
     return call.elu(call.input(), alpha, scale)
 
 
-@op("_prelu_kernel", "prelu")
+@op("_prelu_kernel")
 def _prelu(call: Call) -> Tensor:
     x, slope = call.input(), call.array("weight")
     return call.leaky(x, slope.reshape(-1, *(1,) * (x.rank - 2)) if slope.ndim == 1 < x.rank else slope)
@@ -87,7 +87,7 @@ def _pow(call: Call) -> Tensor:
 # ---------------------------------------------------------------- norms and reductions
 
 
-@op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm", "batch_norm")
+@op("_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional", "native_batch_norm")
 def _batch_norm(call: Call) -> Value:
     if call.get("training"):
         raise call.in_training("training mode, whose statistics are the batch's")
@@ -99,20 +99,19 @@ def _batch_norm(call: Call) -> Value:
     return [call.affine(x, scale, shift), None, None]
 
 
-@op("native_group_norm", "group_norm")
+@op("native_group_norm")
 def _group_norm(call: Call) -> Value:
-    groups = call.get("group") or call.get("num_groups")
-    return [call.normalise(call.input(), groups, *_factors(call), call["eps"]), None, None]
+    return [call.normalise(call.input(), call["group"], *_factors(call), call["eps"]), None, None]
 
 
-@op("native_layer_norm", "layer_norm")
+@op("native_layer_norm")
 def _layer_norm(call: Call) -> Value:
     x = call.input()
     axis = x.rank - len(call["normalized_shape"])
     return [call.normalise_rows(x, axis, *_factors(call), call["eps"]), None, None]
 
 
-@op("_fused_rms_norm", "rms_norm")
+@op("_fused_rms_norm")
 def _rms_norm(call: Call) -> Value:
     x = call.input()
     axis, epsilon = x.rank - len(call["normalized_shape"]), call["eps"]
@@ -140,7 +139,7 @@ def _factors(call: Call) -> tuple[Array, Array]:
     return np.ones(()) if scale is None else scale, np.zeros(()) if bias is None else bias
 
 
-@op("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax")
+@op("_softmax", "_safe_softmax", "_log_softmax")
 def _softmax(call: Call) -> Tensor:
     x = call.input()
     if call.get("half_to_float") or call.get("dtype") is not None:
@@ -149,21 +148,12 @@ def _softmax(call: Call) -> Tensor:
     return call.emit(ops.Softmax(call.along(x), *how), x)
 
 
-@of_numbers("mean")
-def _mean(call: Call) -> Tensor:
-    x = as_numbers(call, call.input())
-    return call.emit(ops.ReduceMean(reduced_axes(call), bool(call.get("keepdim", False))), x)
-
-
 @op("linalg_vector_norm")
 def _norm(call: Call) -> Tensor:
     """Sums of 16-bit floats are of float32, as in PyTorch."""
     order, x = float(call["ord"]), as_numbers(call, call.input())
     x = call.converted(x, x.type.computed.name)
-    axes = reduced_axes(call)
-    if any(x.shape[axis] == 0 for axis in axes):
-        raise Unsupported(f"dim={axes} of shape {x.shape}")
-    return call.converted(call.norm(x, order, axes, bool(call["keepdim"])), call.result)
+    return call.converted(call.norm(x, order, reduced_axes(call), call["keepdim"]), call.result)
 
 
 @op("var", "var_mean")

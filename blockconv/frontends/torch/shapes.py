@@ -14,20 +14,13 @@ from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
 
-@of_numbers("view", "reshape", "_unsafe_view", "_reshape_alias")
+@of_numbers("view")
 def _view(call: Call) -> Tensor:
     if "dtype" in call.arguments:
         raise Unsupported("bits as another type")
-    x, shape = call.input(), tuple(int(size) for size in call.get("size") or call.get("shape") or ())
+    x, shape = call.input(), tuple(map(int, call["size"]))
     rest = math.prod(size for size in shape if size != -1)
     return call.reshape(x, tuple(math.prod(x.shape) // max(1, rest) if size == -1 else size for size in shape))
-
-
-@of_numbers("flatten")
-def _flatten(call: Call) -> Tensor:
-    x = call.input()
-    first, last = (call.axis(call[end], x.rank) for end in ("start_dim", "end_dim"))
-    return call.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
 @of_numbers("unsqueeze")
@@ -102,7 +95,7 @@ def _turn(call: Call) -> Tensor:
     return call.reshape(x, given.shape)
 
 
-@of_numbers("slice_scatter", "select_scatter")
+@of_numbers("slice_scatter")
 def _scatter(call: Call) -> Tensor:
     """A part of a value is replaced: the elements before it, the new part and the elements behind it are joined.
 
@@ -111,11 +104,7 @@ def _scatter(call: Call) -> Tensor:
     x = call.input()
     part, axis = as_numbers(call, call["src"], x.type.name), call.along(x)
     size = x.shape[axis]
-    if "index" in call.arguments:
-        part = call.reshape(part, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-        taken = range(call["index"] % size, call["index"] % size + 1)
-    else:
-        taken = range(size)[slice(call["start"], call["end"], call["step"])]
+    taken = range(size)[slice(call["start"], call["end"], call["step"])]
     if not taken:
         return x
     if taken.step != 1:
@@ -134,30 +123,18 @@ def _copy(call: Call) -> Tensor:
     return call.expanded(as_numbers(call, call["src"], x.type.name), x.shape)
 
 
-@of_numbers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full")
+@of_numbers("full_like")
 def _filled(call: Call) -> Value:
-    """A constant of a value's shape, or of a given one."""
+    """A constant of a value's shape."""
     if call.reader.fake:
         return stand_in(call.node, constant=True)
-    name = call.kind
-    number = call["fill_value"] if "fill_value" in call.arguments else int("ones" in name)
-    size = call["size"] if "size" in call.arguments else call.input().shape
     dtype = call.node.meta["val"].dtype
-    return Constant(torch.full(tuple(size), number, dtype=dtype, device="cpu"), call.node.name)
+    return Constant(torch.full(call.input().shape, call["fill_value"], dtype=dtype, device="cpu"), call.node.name)
 
 
 @of_numbers("permute")
 def _permute(call: Call) -> Tensor:
     return call.transposed(call.input(), [call.axis(axis, len(call["dims"])) for axis in call["dims"]])
-
-
-@of_numbers("transpose", "t")
-def _transpose(call: Call) -> Tensor:
-    perm = [*range(call.input().rank)]
-    a, b = call.get("dim0", 0), call.get("dim1", -1)
-    if len(perm) > 1:
-        perm[a], perm[b] = perm[b], perm[a]
-    return call.transposed(call.input(), perm)
 
 
 @of_numbers("cat")
@@ -166,40 +143,24 @@ def _cat(call: Call) -> Tensor:
     return call.emit(ops.Concat(call.axis(call["dim"], parts[0].rank)), *parts)
 
 
-def _part(call: Call, axis: int, begin: int, size: int, step: int = 1) -> Tensor:
-    if size == 0:
-        raise Unsupported("an empty tensor")
-    return call.part(call.input(), axis, begin, size, step)
-
-
 @of_numbers("slice")
 def _slice(call: Call) -> Tensor:
-    shape = call.input().shape
-    axis = call.axis(call["dim"], len(shape))
-    taken = range(shape[axis])[slice(call["start"], call["end"], call["step"])]
-    return _part(call, axis, taken.start, len(taken), taken.step)
+    x, axis = call.input(), call.along(call.input())
+    taken = range(x.shape[axis])[slice(call["start"], call["end"], call["step"])]
+    if not taken:
+        raise Unsupported("an empty tensor")
+    return call.part(x, axis, taken.start, len(taken), taken.step)
 
 
-@of_numbers("select")
-def _select(call: Call) -> Tensor:
-    shape = call.input().shape
-    axis = call.axis(call["dim"], len(shape))
-    part = _part(call, axis, call["index"] % shape[axis], 1)
-    return call.reshape(part, (*shape[:axis], *shape[axis + 1 :]))
+of_numbers("select")(lambda call: call.gathered(call.input(), call.along(call.input()), np.asarray(call["index"])))
 
 
-@of_numbers("split_with_sizes", "split", "unbind")
+@of_numbers("split_with_sizes")
 def _split(call: Call) -> list[Tensor]:
-    shape = call.input().shape
-    axis = call.axis(call["dim"], len(shape))
-    sizes = call.get("split_sizes", call.get("split_size", 1))
-    if isinstance(sizes, int):
-        sizes = [min(sizes, shape[axis] - begin) for begin in range(0, shape[axis], sizes)]
-    begins = [sum(sizes[:i]) for i in range(len(sizes))]
-    parts = [_part(call, axis, begin, size) for begin, size in zip(begins, sizes, strict=True)]
-    if call.kind == "unbind":
-        parts = [call.reshape(part, (*shape[:axis], *shape[axis + 1 :])) for part in parts]
-    return parts
+    sizes = call["split_sizes"]
+    if 0 in sizes:
+        raise Unsupported("an empty tensor")
+    return call.split(call.input(), call.along(call.input()), sizes)
 
 
 @op("constant_pad_nd")
@@ -237,7 +198,7 @@ def _sym_size(call: Call) -> int:
     return math.prod(shape) if call.kind == "sym_numel" else shape[call["dim"]]
 
 
-@of_numbers("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "dropout", "native_dropout")
+@of_numbers("clone", "alias", "detach", "lift_fresh_copy", "native_dropout")
 def _identity(call: Call) -> Value:
     x = call.input()
     if call.get("train"):

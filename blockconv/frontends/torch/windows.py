@@ -21,7 +21,7 @@ def _pair(values: Sequence[int], default: int) -> Pair:
     return (values[0], values[-1])
 
 
-@op("convolution", "conv1d", "conv2d", "conv3d", "blockconv.conv2d")
+@op("convolution", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
     weight: Any = call["weight"] if flows else call.array("weight")
@@ -90,27 +90,26 @@ def _transposed_convolution(call: Call) -> Tensor:
     return call.emit(made, x, parameters=(weight, *bias))
 
 
-def _pool(call: Call, kind: ops.PoolKind, rank: int, divisor: int | None = None) -> Tensor:
+def _pool(call: Call, kind: ops.PoolKind, divisor: int | None = None) -> Tensor:
+    rank = 3 if "3d" in call.kind else 2
     window = _window(call, _sides(call["kernel_size"], rank), [(p, p) for p in _sides(call["padding"], rank)])
     return volumes.pool(
         call, ops.Pool2d(kind, ceil_mode=bool(call["ceil_mode"]), divisor=divisor), call.input(), window
     )
 
 
-@op("max_pool2d_with_indices", "max_pool2d", "max_pool3d_with_indices", "max_pool3d", "blockconv.max_pool2d")
+@op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")
 def _max_pool(call: Call) -> Value:
-    return [_pool(call, "max", 3 if "3d" in call.kind else 2), None]
+    return [_pool(call, "max"), None]
 
 
-@op("avg_pool1d", "avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
+@op("avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
 def _avg_pool(call: Call) -> Tensor:
     kind: ops.PoolKind = "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding"
-    rank = {"avg_pool1d": 1, "avg_pool3d": 3}.get(call.kind, 2)
-    return _pool(call, kind, rank, call.get("divisor_override"))
+    return _pool(call, kind, call.get("divisor_override"))
 
 
-@op("_adaptive_avg_pool2d", "adaptive_avg_pool2d", "blockconv.adaptive_avg_pool2d")
-@op("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
+@op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "blockconv.adaptive_avg_pool2d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
     x, size, rank = call.input(), tuple(call["output_size"]), 3 if "3d" in call.kind else 2
     made, image = ops.AdaptivePool2d(_pair(size, 1)), volumes.as_images(call, x, rank)
@@ -127,7 +126,7 @@ def _adaptive_max_pool(call: Call) -> Value:
         if (have := image.shape[axis]) % out:  # windows of unequal sizes: the shorter ones read their ends again
             first, end = (np.arange(out + 1) * have // out)[:-1], -(np.arange(1, out + 1) * -have // out)
             indices = np.minimum(first[:, None] + np.arange((end - first).max()), end[:, None] - 1)
-            image = call.emit(ops.Reduce((axis + 1,), False, "max"), _split(call, image, axis, indices), helps=True)
+            image = call.emit(ops.Reduce((axis + 1,), False, "max"), call.gathered(image, axis, indices), helps=True)
     kernel = (image.shape[2] // size[0], image.shape[3] // size[1])
     made = ops.Pool2d("max") if size == (1, 1) else ops.Pool2d("max", kernel, kernel)
     return [volumes.as_given(call, call.emit(made, image), x, 2), None]
@@ -198,7 +197,7 @@ def _smooth(call: Call) -> Tensor:
     return _resize(call, mode, coordinates, **more)
 
 
-@op("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
+@op("grid_sampler_2d", "grid_sampler_3d")
 def _grid_sampler(call: Call) -> Tensor:
     mode, outside = ("linear", "nearest", "cubic")[call["interpolation_mode"]], get_args(Outside)[call["padding_mode"]]
     how = Sampling(mode, outside, bool(call["align_corners"]))  # type: ignore[arg-type]
@@ -208,13 +207,7 @@ def _grid_sampler(call: Call) -> Tensor:
 def _windowed(call: Call, x: Tensor, axis: int, size: int, step: int, dilation: int = 1) -> Tensor:
     """An axis as two: the windows of `size` elements, and what is in each."""
     count = (x.shape[axis] - dilation * (size - 1) - 1) // step + 1
-    return _split(call, x, axis, step * np.arange(count)[:, None] + dilation * np.arange(size))
-
-
-def _split(call: Call, x: Tensor, axis: int, indices: Any) -> Tensor:
-    """An axis as two, of the elements that a matrix of indices names."""
-    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    return call.reshape(call.gathered(x, axis, indices.reshape(-1)), shape)
+    return call.gathered(x, axis, step * np.arange(count)[:, None] + dilation * np.arange(size))
 
 
 @of_numbers("unfold")

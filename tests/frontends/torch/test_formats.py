@@ -271,8 +271,17 @@ def test_traces_have_the_strides_of_kernels(part):
                     assert all(s == t or n == 1 for s, t, n in pairs), (op.name, how, args, named)
 
 
+# Ops that PyTorch decomposes into those of the table.
+DECOMPOSED = """
+    _reshape_alias _unsafe_index_put _unsafe_view adaptive_avg_pool2d adaptive_avg_pool3d all avg_pool1d batch_norm
+    clamp_max clamp_min contiguous conv1d conv2d conv3d dropout flatten frac grid_sampler group_norm layer_norm
+    linear log_softmax matmul max_pool2d max_pool3d new_full new_ones new_zeros ones_like prelu reshape rms_norm
+    rsub select_scatter softmax split t to transpose true_divide unbind zeros_like
+"""
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted({name.rpartition(".")[2] for name in table} - TRACED))
+@pytest.mark.parametrize("name", sorted({name.rpartition(".")[2] for name in table} | {*DECOMPOSED.split()} - TRACED))
 def test_every_op_of_the_table(name, monkeypatch):
     """PyTorch's samples of an op, in each format and without elements: values and strides of eager mode."""
     monkeypatch.setattr(compiler, "LEAST", 1)
