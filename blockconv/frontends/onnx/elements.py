@@ -96,19 +96,12 @@ def _one_hot(call: Call) -> Tensor:
 # ---------------------------------------------------------------- indices
 
 
-def _indices(call: Call) -> Tensor:
-    return call.operand(1, "int64", "int32")
-
-
-@op("GatherElements")
-def _gather_elements(call: Call) -> Tensor:
-    x, indices = call.operand(), _indices(call)
-    return call.emit(ops.GatherAt("elements", call.along(x, 0)), x, indices)
-
-
-@op("GatherND")
-def _gather_tuples(call: Call) -> Tensor:
-    return call.emit(ops.GatherAt("tuples", call.attribute("batch_dims", 0)), call.operand(), _indices(call))
+@op("GatherElements", "GatherND")
+def _gather(call: Call) -> Tensor:
+    x, indices = call.operand(), call.operand(1, "int64", "int32")
+    of_tuples = call.node.op_type == "GatherND"
+    axis = call.attribute("batch_dims", 0) if of_tuples else call.along(x, 0)
+    return call.emit(ops.GatherAt("tuples" if of_tuples else "elements", axis), x, indices)
 
 
 @op("ScatterElements", "Scatter", "ScatterND", since=9)
@@ -117,7 +110,7 @@ def _scatter(call: Call) -> Tensor:
     x = call.operand(0, *(() if kind == "none" else (*FLOATS, *_COUNTED)))
     of_tuples = call.node.op_type == "ScatterND"
     made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along(x, 0), kind)
-    return call.emit(made, x, _indices(call), call.operand(2))
+    return call.emit(made, x, call.operand(1, "int64", "int32"), call.operand(2))
 
 
 @op("GridSample", limits="images and volumes of floats; no cubic mode", since=16)

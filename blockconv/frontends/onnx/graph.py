@@ -469,7 +469,7 @@ def _evaluate(node: Any, model: Any, scope: Scope) -> None:
     try:
         from onnx.reference import ReferenceEvaluator  # which takes long, and few models need
 
-        results = ReferenceEvaluator(single).run(None, reads)
+        results = ReferenceEvaluator(single).run(None, reads, {})
     except onnx_errors() as error:
         raise NetworkError(title(node), "inputs", list(node.input), f"cannot be computed: {error}") from error
     for name, value in zip(outputs, results, strict=True):

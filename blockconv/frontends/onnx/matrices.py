@@ -21,23 +21,20 @@ def _gemm(call: Call) -> Tensor:
     a, b = call.input(), call.input(1)
     if a.rank != 2 or b.rank != 2:
         raise call.error("inputs", (a.shape, b.shape), "have to be matrices")
-    y = call.scaled(_product(call, a, b), call.attribute("alpha", 1.0))
+    y = _product(call)
     return call.binary("add", y, call.scaled(call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
 
 
 @op("com.microsoft.FusedMatMul", limits="floats")
-def _fused_matmul(call: Call) -> Tensor:
-    return call.scaled(_product(call, call.input(), call.input(1)), call.attribute("alpha", 1.0))
-
-
-def _product(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, either of them transposed as attributes say, of Gemm and FusedMatMul."""
+def _product(call: Call) -> Tensor:
+    """alpha * a @ b, either of them transposed as attributes say."""
+    a, b, alpha = call.input(), call.input(1), call.attribute("alpha", 1.0)
     orders = [_order(call, x, side) for x, side in ((a, "A"), (b, "B"))]
     if not any(orders):
-        return call.multiplied(a, b)
+        return call.scaled(call.multiplied(a, b), alpha)
     if min(a.rank, b.rank) < 2 or not a.type.is_float:
         raise Unsupported(f"matrices of {a.type} of shapes {a.shape} and {b.shape}")
-    return call.emit(ops.MatMul((*orders, None)), a, b)
+    return call.scaled(call.emit(ops.MatMul((*orders, None)), a, b), alpha)
 
 
 def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
@@ -78,12 +75,8 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
 
 @op("MatMul", limits="floats, or constant B; up to 6 dimensions")
 def _matmul(call: Call) -> Tensor:
-    b = call.input(1)
-    return (
-        matmul(call, ops.Conv2d(), call.input(), 1)
-        if call.scope.is_constant(b.name)
-        else call.multiplied(call.input(), b)
-    )
+    a, b = call.input(), call.input(1)
+    return matmul(call, ops.Conv2d(), a, 1) if call.scope.is_constant(b.name) else call.multiplied(a, b)
 
 
 @op("Attention", limits="floats")

@@ -81,9 +81,7 @@ def _swish(call: Call) -> Tensor:
     return call.apply("silu", call.input())
 
 
-@op("Gelu")
-def _gelu(call: Call) -> Tensor:
-    return call.gelu(call.input(), call.one_of("approximate", "none", "tanh") == "tanh")
+op("Gelu")(lambda call: call.gelu(call.input(), call.one_of("approximate", "none", "tanh") == "tanh"))
 
 
 @op("Clip")

@@ -50,9 +50,8 @@ def _promoted(call: Call, *names: str) -> list[Tensor]:
     return [as_numbers(call, call[one], name) for one in names]
 
 
-@of_numbers("_to_copy", "prims.convert_element_type")
-def _to_copy(call: Call) -> Tensor:
-    return as_numbers(call, call.input("a" if "a" in call.arguments else "self"))
+of_numbers("_to_copy")(lambda call: as_numbers(call, call.input()))
+of_numbers("prims.convert_element_type")(lambda call: as_numbers(call, call.input("a")))
 
 
 # ---------------------------------------------------------------- each element by itself
@@ -194,9 +193,9 @@ def _index_select(call: Call) -> Tensor:
     return call.emit(ops.GatherAt("along", axis, from_end=False), x, call.reshape(_indices(call), (-1,)))
 
 
-@of_numbers("embedding")
-def _embedding(call: Call) -> Tensor:
-    return call.emit(ops.GatherAt("along", 0, from_end=False), call.input("weight"), _indices(call, "indices"))
+of_numbers("embedding")(
+    lambda call: call.emit(ops.GatherAt("along", 0, from_end=False), call.input("weight"), _indices(call, "indices"))
+)
 
 
 def flow_indices(call: Call, given: list[tuple[int, Value]]) -> Tensor:
@@ -302,14 +301,11 @@ def reduced(call: Call, x: Tensor, kind: str) -> Tensor:
     return call.reduced(x, kind, reduced_axes(call), call.get("keepdim", False))
 
 
-@of_numbers("sum", "prod", "mean", "amin")
-def _reduced(call: Call) -> Tensor:
-    return reduced(call, as_numbers(call, call.input()), call.kind.removeprefix("a"))
-
-
-@of_numbers("any")
-def _any(call: Call) -> Tensor:
-    return call.converted(reduced(call, as_numbers(call, call.input(), "bool"), "max"), call.result)
+of_numbers("sum", "prod", "mean")(lambda call: reduced(call, as_numbers(call, call.input()), call.kind))
+of_numbers("amin")(lambda call: reduced(call, call.input(), "min"))
+of_numbers("any")(
+    lambda call: call.converted(reduced(call, as_numbers(call, call.input(), "bool"), "max"), call.result)
+)
 
 
 @of_numbers("logsumexp")

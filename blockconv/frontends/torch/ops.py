@@ -99,9 +99,9 @@ def _batch_norm(call: Call) -> Value:
     return [call.affine(x, scale, shift), None, None]
 
 
-@op("native_group_norm")
-def _group_norm(call: Call) -> Value:
-    return [call.normalise(call.input(), call["group"], *_factors(call), call["eps"]), None, None]
+op("native_group_norm")(
+    lambda call: [call.normalise(call.input(), call["group"], *_factors(call), call["eps"]), None, None]
+)
 
 
 @op("native_layer_norm")

@@ -132,9 +132,9 @@ def _filled(call: Call) -> Value:
     return Constant(torch.full(call.input().shape, call["fill_value"], dtype=dtype, device="cpu"), call.node.name)
 
 
-@of_numbers("permute")
-def _permute(call: Call) -> Tensor:
-    return call.transposed(call.input(), [call.axis(axis, len(call["dims"])) for axis in call["dims"]])
+of_numbers("permute")(
+    lambda call: call.transposed(call.input(), [call.axis(axis, len(call["dims"])) for axis in call["dims"]])
+)
 
 
 @of_numbers("cat")
@@ -163,9 +163,7 @@ def _split(call: Call) -> list[Tensor]:
     return call.split(call.input(), call.along(call.input()), sizes)
 
 
-@op("constant_pad_nd")
-def _pad(call: Call) -> Tensor:
-    return call.bordered(call.input(), _pads(call, call["pad"]), float(call["value"]))
+op("constant_pad_nd")(lambda call: call.bordered(call.input(), _pads(call, call["pad"]), float(call["value"])))
 
 
 @op(*(f"{mode}_pad{rank}d" for mode in ("reflection", "replication") for rank in (1, 2, 3)))

@@ -98,9 +98,9 @@ def _pool(call: Call, kind: ops.PoolKind, divisor: int | None = None) -> Tensor:
     )
 
 
-@op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")
-def _max_pool(call: Call) -> Value:
-    return [_pool(call, "max"), None]
+op("max_pool2d_with_indices", "max_pool3d_with_indices", "blockconv.max_pool2d")(
+    lambda call: [_pool(call, "max"), None]
+)
 
 
 @op("avg_pool2d", "avg_pool3d", "blockconv.avg_pool2d")
