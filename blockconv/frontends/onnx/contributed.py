@@ -54,7 +54,7 @@ op("com.microsoft.NhwcMaxPool", limits=_max.limits)(_channels_first(_max.transla
 def _qgemm(call: Call) -> Tensor:
     a = dequantized(call, 0)
     scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
-    weight(call, 3, 0 if call.attribute("transB", 0) else 1)
+    weight(call, 3, 0 if call["transB"] else 1)
     if call.has(6):
         bias = call.array(6, "bias").astype(np.float32) * scale.astype(np.float32)
         call.inputs[6] = call.constant(bias * np.float32(call.attribute("alpha", 1.0)), "bias")
@@ -116,7 +116,7 @@ op("com.microsoft.QLinearLeakyRelu", limits=CONSTANT)(
 @op("com.microsoft.QLinearConcat", limits=CONSTANT)
 def _qlinear_concat(call: Call) -> Tensor:
     parts = [dequantized(call, at) for at in range(2, len(call.inputs), 3)]
-    axis = call.axis(call.attribute("axis"), parts[0].rank)
+    axis = call.axis(call["axis"], parts[0].rank)
     return stored(call, call.emit(ops.Concat(axis), *parts), 0, output_dtype(call, 1))
 
 
@@ -132,7 +132,7 @@ op(
 @op("com.microsoft.QLinearSoftmax", limits=CONSTANT)
 @_of_integers(0)
 def _qlinear_softmax(call: Call, x: Tensor) -> Tensor:
-    axis = call.along(x, -1)
+    axis = call.axis(call.attribute("axis", -1), x.rank)
     if call.attribute("opset", 13) < 13 and axis != x.rank - 1:
         raise Unsupported(f"axis={axis}: below opset 13, softmax is over several axes")
     return call.emit(ops.Softmax(axis), x)
@@ -159,7 +159,7 @@ def _activated(call: Call, y: Tensor) -> Tensor:
     if kind not in _FUSED:
         raise Unsupported(f"activation={kind!r}")
     name, defaults = _FUSED[kind]
-    given = call.attribute("activation_params") or [
+    given = call["activation_params"] or [
         call.attribute(f"activation_{key}", default) for key, default in defaults.items()
     ]
     return call.apply((name, *given), y)
@@ -232,7 +232,7 @@ def _rotary(call: Call) -> Tensor:
     """Pairs of channels of each head turned by the angles of their positions."""
     x, positions, heads = call.input(), call.input(1), call.attribute("num_heads", 0)
     half = call.input(2).shape[1]
-    if x.rank not in (3, 4) or call.attribute("is_packed_batching", 0) or call.attribute("scale", 1.0) != 1:
+    if x.rank not in (3, 4) or call["is_packed_batching"] or call.attribute("scale", 1.0) != 1:
         raise Unsupported(f"input={x.shape}, packed batches or a scale")
     wide = call.reshape(x, (*x.shape[:2], heads or x.shape[2] // (2 * half), -1)) if x.rank == 3 else x
     wide = call.emit(ops.Transpose((0, 2, 1, 3)), wide, helps=True) if x.rank == 4 else wide
@@ -241,7 +241,7 @@ def _rotary(call: Call) -> Tensor:
         positions = call.binary("add", call.reshape(positions, (1, 1)), later)
     tables = (call.emit(ops.GatherAt("along", 0), call.input(k), positions, helps=True) for k in (2, 3))
     cosine, sine = (call.reshape(table, (*table.shape[:2], 1, half)) for table in tables)
-    step = 2 if call.attribute("interleaved", 0) else 1
+    step = 2 if call["interleaved"] else 1
     a, b = (call.emit(ops.Slice(3, first, half, step), wide, helps=True) for first in (0, 1 if step == 2 else half))
     turned = [
         call.binary("sub", call.binary("mul", a, cosine), call.binary("mul", b, sine)),
@@ -257,9 +257,9 @@ def _rotary(call: Call) -> Tensor:
 @op("com.microsoft.MatMulNBits", limits="floats; constant B of 4 or 8 bits, scales and zero points; no g_idx")
 def _matmul_of_bits(call: Call) -> Tensor:
     """A product with weights that have a scale, and perhaps a zero point, for each block of rows in each column."""
-    k, n, size = (call.attribute(name) for name in ("K", "N", "block_size"))
+    k, n, size = (call[name] for name in ("K", "N", "block_size"))
     bits, blocks, x = call.attribute("bits", 4), -(-k // size), call.input()
-    if bits not in (4, 8) or call.has(4) or call.attribute("weight_prepacked", 0) or not x.type.is_float:
+    if bits not in (4, 8) or call.has(4) or call["weight_prepacked"] or not x.type.is_float:
         raise Unsupported(f"{bits} bits, {x.type}" + ", g_idx" * call.has(4))
     try:
         weight = _unpacked(call.array(1, "weight"), n, bits).reshape(n, blocks, size).astype(np.float32)
@@ -293,11 +293,7 @@ def _attention(call: Call) -> Tensor:
     """Attention of queries, keys and values, or of one input with weights side by side. A mask of 0 hides a key."""
     joined = call.node.op_type == "Attention"
     mask_at, kinds = (3, (0, 1, 2, 3, 5)) if joined else (4, range(6))
-    if (
-        call.extra_outputs
-        or call.attribute("do_rotary", 0)
-        or any(call.has(k) and k not in kinds for k in range(len(call.inputs)))
-    ):
+    if call.extra_outputs or call["do_rotary"] or any(call.has(k) and k not in kinds for k in range(len(call.inputs))):
         raise Unsupported("past keys and values, rotation, or a second output")
     parts = _side_by_side(call) if joined else _with_biases(call)
     q, k, v = (of_heads(call, x, "num_heads") for x in parts)
@@ -305,7 +301,7 @@ def _attention(call: Call) -> Tensor:
     masks = [_hidden(call, call.input(mask_at), q)] if call.has(mask_at) else []
     masks += [call.input(5)] if call.has(5) else []
     mask = functools.reduce(functools.partial(call.binary, "add"), masks) if masks else None
-    causal = bool(call.attribute("unidirectional", 0))
+    causal = bool(call["unidirectional"])
     if causal and q.shape[2] != k.shape[2]:
         raise Unsupported("unidirectional=1 with other numbers of queries and keys, whose mask ONNX does not define")
     return of_rows(call, call.attended(ops.Attention(scale, causal), q, k, v, mask))
@@ -367,7 +363,7 @@ for _name in ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"):
 def _reorder_input(call: Call) -> Tensor:
     """Channels are filled up with zeros to whole blocks. The layout is the planner's business."""
     x = call.input()
-    if call.attribute("channels_last", 0):
+    if call["channels_last"]:
         x = call.emit(ops.Transpose((0, 3, 1, 2)), x, helps=True)
     more = -x.shape[1] % call.scope.channel_block
     return call.emit(ops.Pad(((0, 0), (0, more), (0, 0), (0, 0)), 0.0), x) if more else x
@@ -379,7 +375,7 @@ def _reorder_output(call: Call) -> Tensor:
     if not 0 < channels <= x.shape[1]:
         raise call.error("channels", channels, f"has to be one of 1 to {x.shape[1]}, the input's channels")
     x = call.part(x, 1, 0, channels, helps=True)
-    return call.emit(ops.Transpose((0, 2, 3, 1)), x) if call.attribute("channels_last", 0) else x
+    return call.emit(ops.Transpose((0, 2, 3, 1)), x) if call["channels_last"] else x
 
 
 @op(f"{BLOCKED}.Conv", limits="constant weight and bias")

@@ -35,11 +35,11 @@ op("Sign")(lowered(functools.partial(Call.sign, keeps_nan=True), *FLOATS, *WHOLE
 
 @op("IsInf")
 def _is_inf(call: Call) -> Tensor:
-    signs = [sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if call.attribute(name, 1)]
+    signs = [sign for sign, name in ((1, "detect_positive"), (-1, "detect_negative")) if call[name]]
     return call.is_infinite(call.operand(0, *FLOATS), signs)
 
 
-op("ThresholdedRelu", limits="floats")(lambda call: call.above(call.operand(0, *FLOATS), call.attribute("alpha", 1.0)))
+op("ThresholdedRelu", limits="floats")(lambda call: call.above(call.operand(0, *FLOATS), call["alpha"]))
 
 
 @op("Shrink")
@@ -47,7 +47,7 @@ def _shrink(call: Call) -> Tensor:
     """As floats, though the attributes become integers where ONNX defines it by other ops."""
     given = call.operand()
     x = given if given.type.name == "float64" else call.converted(given, "float32")
-    size, bias = (call.attribute(name, default) for name, default in (("lambd", 0.5), ("bias", 0.0)))
+    size, bias = (call[name] for name in ("lambd", "bias"))
     y = call.number(0, x)
     for ends, side in (((x, -size), bias), ((size, x), -bias)):
         moved = call.binary("add", x, side)
@@ -58,7 +58,7 @@ def _shrink(call: Call) -> Tensor:
 @op("Mod")
 def _mod(call: Call) -> Tensor:
     """With `fmod` the remainder has the sign of the dividend. ONNX has floats with `fmod` alone."""
-    fmod = call.attribute("fmod", 0)
+    fmod = call["fmod"]
     types = () if fmod and call.input().type.is_float else WHOLE
     a, b = call.operand(0, *types), call.operand(1, *types)
     return call.fmod(a, b) if fmod else call.binary("mod", a, b)
@@ -74,7 +74,7 @@ def _trilu(call: Call) -> Tensor:
     above = call.constant(columns[None, :] - rows[:, None], "diagonals")
     k = call.operand(1, "int64") if call.has(1) else call.constant(np.zeros((), np.int64), "diagonal")
     k = call.reshape(k, ())
-    ends = (k, above) if call.attribute("upper", 1) else (above, k)
+    ends = (k, above) if call["upper"] else (above, k)
     return call.where(call.binary("less_equal", *ends), x, 0)
 
 
@@ -85,7 +85,7 @@ def _one_hot(call: Call) -> Tensor:
     if values.shape != (2,):
         raise call.error("values", values.shape, "have to be two, off and on")
     rank = indices.rank
-    axis = call.axis(call.attribute("axis", -1), rank + 1)
+    axis = call.axis(call["axis"], rank + 1)
     wide = call.reshape(call.converted(indices, "int64"), (*indices.shape[:axis], 1, *indices.shape[axis:]))
     wide = call.where(call.binary("less", wide, 0), call.binary("add", wide, depth), wide)
     places = np.arange(depth, dtype=np.int64).reshape(-1, *(1,) * (rank - axis))
@@ -100,7 +100,7 @@ def _one_hot(call: Call) -> Tensor:
 def _gather(call: Call) -> Tensor:
     x, indices = call.operand(), call.operand(1, "int64", "int32")
     of_tuples = call.node.op_type == "GatherND"
-    axis = call.attribute("batch_dims", 0) if of_tuples else call.along(x, 0)
+    axis = call["batch_dims"] if of_tuples else call.along(x)
     return call.emit(ops.GatherAt("tuples" if of_tuples else "elements", axis), x, indices)
 
 
@@ -109,17 +109,17 @@ def _scatter(call: Call) -> Tensor:
     kind = call.one_of("reduction", *get_args(ScatterKind))
     x = call.operand(0, *(() if kind == "none" else (*FLOATS, *_COUNTED)))
     of_tuples = call.node.op_type == "ScatterND"
-    made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along(x, 0), kind)
+    made = ops.ScatterAt("tuples", 0, kind) if of_tuples else ops.ScatterAt("elements", call.along(x), kind)
     return call.emit(made, x, call.operand(1, "int64", "int32"), call.operand(2))
 
 
 @op("GridSample", limits="images and volumes of floats; no cubic mode", since=16)
 def _grid_sample(call: Call) -> Tensor:
     modes: dict[str, Any] = {"bilinear": "linear", "linear": "linear", "nearest": "nearest"}
-    mode, outside = call.attribute("mode", "linear"), call.one_of("padding_mode", *get_args(Outside))
+    mode, outside = call["mode"], call.one_of("padding_mode", *get_args(Outside))
     if mode not in modes:
         raise Unsupported(f"mode={mode!r}")
-    how = Sampling(modes[mode], outside, bool(call.attribute("align_corners", 0)))
+    how = Sampling(modes[mode], outside, bool(call["align_corners"]))
     return sampled(call, call.input(), call.input(1), how)
 
 
@@ -130,23 +130,23 @@ def _grid_sample(call: Call) -> Tensor:
 def _cumulative(call: Call) -> Tensor:
     x = call.operand(0, *FLOATS, *WHOLE)
     axis = call.axis(int(call.array(1, "axis").reshape(-1)[0]), x.rank)
-    flags = bool(call.attribute("exclusive", 0)), bool(call.attribute("reverse", 0))
+    flags = bool(call["exclusive"]), bool(call["reverse"])
     return call.emit(ops.Scan(axis, "add", *flags), x)
 
 
 @op("ArgMax", "ArgMin", limits="a NaN counts as the first")
 def _arg(call: Call) -> Tensor:
-    x, last = call.operand(0, *FLOATS, *_COUNTED), bool(call.attribute("select_last_index", 0))
-    axis = call.along(x, 0)
+    x, last = call.operand(0, *FLOATS, *_COUNTED), bool(call["select_last_index"])
+    axis = call.along(x)
     y = call.emit(ops.Top(axis, 1, call.node.op_type == "ArgMin", last), x)
-    return y if call.attribute("keepdims", 1) else call.reshape(y, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    return y if call["keepdims"] else call.reshape(y, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 @op("TopK", limits="a constant k; a NaN counts as the first")
 def _top(call: Call) -> list[Tensor]:
     """Sorted, whether the node asks for it or not; equal elements in the order of their indices."""
     x = call.operand(0, *FLOATS, *_COUNTED)
-    axis = call.along(x, -1)
-    count = int(call.array(1, "k").reshape(-1)[0]) if call.has(1) else call.attribute("k")
-    indices = call.emit(ops.Top(axis, count, not call.attribute("largest", 1)), x, helps=True)
+    axis = call.along(x)
+    count = int(call.array(1, "k").reshape(-1)[0]) if call.has(1) else call["k"]
+    indices = call.emit(ops.Top(axis, count, not call["largest"]), x, helps=True)
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]

@@ -40,9 +40,9 @@ def _product(call: Call) -> Tensor:
 def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
     """The order of an operand's axes, or None for its own: "transBatchA" says that its rows are the first axis."""
     order = list(range(x.rank))
-    if call.attribute(f"transBatch{side}", 0) and len(order) > 1:
+    if call[f"transBatch{side}"] and len(order) > 1:
         order = [*order[1:-1], 0, order[-1]]
-    if call.attribute(f"trans{side}", 0):
+    if call[f"trans{side}"]:
         order[-2:] = order[:-3:-1]
     return tuple(order) if order != sorted(order) else None
 
@@ -54,9 +54,9 @@ def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
         raise call.error("inputs", (a.shape, weight.shape), "have to be matrices")
     if 0 in weight.shape:
         raise Unsupported(f"a second matrix without elements, {weight.shape}")
-    if call.attribute("transA", 0):
+    if call["transA"]:
         a = call.emit(ops.Transpose((1, 0)), a, helps=True)
-    alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call.attribute("transB", 0)
+    alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call["transB"]
 
     wei = call.weight(b_at, "weight", lambda b: (b if turned else b.T)[:, :, None, None], 0 if turned else 1)
     channels, computed = wei.shape[:1], a.type.computed.dtype
@@ -82,14 +82,14 @@ def _matmul(call: Call) -> Tensor:
 @op("Attention", limits="floats")
 def _attention(call: Call) -> Tensor:
     usual = {"softcap": 0.0, "softmax_precision": 1, "left_window_size": -1, "right_window_size": -1}
-    others = [f"{name}={call.attribute(name)}" for name, value in usual.items() if call.attribute(name, value) != value]
+    others = [f"{name}={call[name]}" for name, value in usual.items() if call.attribute(name, value) != value]
     if others or any(call.has(k) for k in range(4, len(call.inputs))) or call.extra_outputs:
         raise Unsupported(", ".join(others) or "past keys and values, or a second output")
     names = ("q_num_heads", "kv_num_heads", "kv_num_heads")
     q, k, v = (of_heads(call, call.input(at), name) for at, name in enumerate(names))
     scale = call.attribute("scale", 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0)
     mask = call.input(3) if call.has(3) else None
-    y = call.attended(ops.Attention(scale, bool(call.attribute("is_causal", 0)), True), q, k, v, mask)
+    y = call.attended(ops.Attention(scale, bool(call["is_causal"]), True), q, k, v, mask)
     return y if call.input().rank == 4 else of_rows(call, y)
 
 
@@ -105,7 +105,7 @@ def of_heads(call: Call, x: Tensor, name: str) -> Tensor:
         raise call.error("inputs", x.shape, "has to have three or four dimensions")
     if x.rank == 4:
         return x
-    heads = call.attribute(name)
+    heads = call[name]
     if not heads or x.shape[2] % heads:
         raise call.error(name, heads, f"has to divide the {x.shape[2]} columns of {x.shape}")
     wide = call.reshape(x, (*x.shape[:2], heads, x.shape[2] // heads))
@@ -118,7 +118,7 @@ def _einsum(call: Call) -> Tensor:
     terms, out = _equation(call)
     values = [call.input(k) for k in range(len(call.inputs))]
     if not all(x.type.is_float for x in values) or any(len({*of}) < len(of) for of in (*terms, out)):
-        raise Unsupported(f"equation={call.attribute('equation')!r} of {values[0].type}")
+        raise Unsupported(f"equation={call['equation']!r} of {values[0].type}")
     value, of = _summed(call, values[0], terms[0], {*"".join(terms[1:]), *out})
     for k, (other, term) in enumerate(zip(values[1:], terms[1:], strict=True), start=2):
         later = {*"".join(terms[k:]), *out}
@@ -130,7 +130,7 @@ def _einsum(call: Call) -> Tensor:
 
 def _equation(call: Call) -> tuple[list[str], str]:
     """The labels of each operand's axes, and those of the result. Axes of an ellipsis have labels of their own."""
-    equation = call.attribute("equation").replace(" ", "")
+    equation = call["equation"].replace(" ", "")
     named, arrow, out = equation.partition("->")
     terms = named.split(",")
     if len(terms) != len(call.inputs):
@@ -261,7 +261,7 @@ def _recurrent(call: Call) -> list[Tensor]:
     bias = call.array(3, "bias") if call.has(3) else np.zeros((d, 2 * gates * h), w.dtype)
     states = [call.input(5 + k) if call.has(5 + k) else None for k in range(2 if is_lstm else 1)]
     weights = w, r, bias[:, : gates * h], bias[:, gates * h :]
-    of_sums = call.attribute("linear_before_reset", 0)
+    of_sums = call["linear_before_reset"]
     return call.recurrent(x, "lstm" if is_lstm else "gru_of_sums" if of_sums else "gru", reverse, weights, states)
 
 
@@ -274,7 +274,7 @@ def _directions(call: Call) -> tuple[bool, ...]:
     given = tuple((name.decode() if isinstance(name, bytes) else name).lower() for name in names)
     for name, value in (("clip", None), ("input_forget", 0), ("layout", 0)):
         if call.attribute(name, value) != value:
-            raise Unsupported(f"{name}={call.attribute(name)}")
+            raise Unsupported(f"{name}={call[name]}")
     if given != usual:
         raise Unsupported(f"activations={given}")
     if call.has(7):

@@ -45,7 +45,7 @@ for _name, _definition in FUNCTIONS.items():
 op("Selu", since=6, limits="floats")(_applied("elu", SELU))
 
 
-op("Elu", since=6, limits="floats")(lambda call: call.elu(call.floats(), call.attribute("alpha", 1.0)))
+op("Elu", since=6, limits="floats")(lambda call: call.elu(call.floats(), call["alpha"]))
 
 
 @op("Pow", since=7, limits="floats; the exponent a constant number")
@@ -76,8 +76,8 @@ def _hardswish(call: Call) -> Tensor:
 
 @op("Swish")
 def _swish(call: Call) -> Tensor:
-    if call.attribute("alpha", 1.0) != 1:
-        raise Unsupported(f"alpha={call.attribute('alpha')}: an alpha other than 1")
+    if call["alpha"] != 1:
+        raise Unsupported(f"alpha={call['alpha']}: an alpha other than 1")
     return call.apply("silu", call.input())
 
 
@@ -114,12 +114,12 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
     variadic = call.node.op_type in ("Max", "Min", "Mean", "Sum")
     if call.opset >= (8 if variadic else 7):
         return b
-    if not call.attribute("broadcast", 0):
+    if not call["broadcast"]:
         if a.shape != b.shape:
             rule = f"{call.node.op_type} of opset {call.opset} broadcasts {'never' if variadic else 'with broadcast=1'}"
             raise call.error("inputs", (a.shape, b.shape), rule, "export for opset 8 or later")
         return b
-    axis = call.attribute("axis")
+    axis = call["axis"]
     if axis is None:
         return b
     after = a.rank - call.axis(axis, a.rank) - b.rank
@@ -133,14 +133,14 @@ def _aligned(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 @op("BatchNormalization", limits="inference")
 def _batch_norm(call: Call) -> Tensor:
-    if call.attribute("training_mode", 0) or not call.attribute("spatial", 1):
-        raise Unsupported("training_mode=1: training" if call.attribute("training_mode", 0) else "spatial=0")
+    if call["training_mode"] or not call.attribute("spatial", 1):
+        raise Unsupported("training_mode=1: training" if call["training_mode"] else "spatial=0")
     only_output(call)
     names = ("scale", "bias", "mean", "variance")
     if _flow(call, range(1, 5)):
         return _batch_norm_by_values(call)
     scale, bias, mean, variance = (call.array(1 + i, name).astype(np.float64) for i, name in enumerate(names))
-    factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
+    factor = scale / np.sqrt(variance + call["epsilon"])
     x, shift = call.input(), bias - mean * factor
     if x.rank > 1:
         return call.affine(x, factor, shift)
@@ -167,26 +167,26 @@ def _batch_norm_by_values(call: Call) -> Tensor:
     if x.rank < 2:
         raise Unsupported(f"input={x.shape}: {x.rank} dimensions, with parameters that flow")
     scale, bias, mean, variance = (_of_channels(call, k) for k in range(1, 5))
-    shifted = call.binary("add", variance, call.attribute("epsilon", 1e-5))
+    shifted = call.binary("add", variance, call["epsilon"])
     factor = call.binary("div", scale, call.apply("sqrt", shifted, helps=True))
     return call.binary("add", call.binary("mul", call.binary("sub", x, mean), factor), bias)
 
 
 @op("GroupNormalization", limits="before opset 21: constant scale and bias")
 def _group_norm(call: Call) -> Tensor:
-    x, groups = call.input(), call.attribute("num_groups")
+    x, groups = call.input(), call["num_groups"]
     # Opset 18 had one scale and one bias for each group; opset 21 replaced it.
     each = 1 if call.opset >= 21 or groups < 1 else x.shape[1] // groups
 
     def norm(scale: Array, bias: Array) -> Tensor:
-        return call.normalise(x, groups, np.repeat(scale, each), np.repeat(bias, each), call.attribute("epsilon", 1e-5))
+        return call.normalise(x, groups, np.repeat(scale, each), np.repeat(bias, each), call["epsilon"])
 
     return _normalised(call, norm, _of_channels if each == 1 else None)
 
 
 @op("InstanceNormalization", since=6)
 def _instance_norm(call: Call) -> Tensor:
-    x, epsilon = call.input(), call.attribute("epsilon", 1e-5)
+    x, epsilon = call.input(), call["epsilon"]
     return _normalised(call, lambda s, b: call.normalise(x, max(1, x.shape[1]), s, b, epsilon), _of_channels)
 
 
@@ -198,15 +198,15 @@ def _layer_norm(call: Call) -> list[Tensor]:
         return [y]
     if x.type.name == "float64":
         only_output(call)
-    mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along(x, -1), x.rank)))
-    return [y, mean, call.power(call.binary("add", variance, call.attribute("epsilon", 1e-5)), -0.5)]
+    mean, _, variance = call.moments(call.converted(x, "float32"), tuple(range(call.along(x), x.rank)))
+    return [y, mean, call.power(call.binary("add", variance, call["epsilon"]), -0.5)]
 
 
 @op("MeanVarianceNormalization", limits="floats", since=9)
 def _mean_variance(call: Call) -> Tensor:
     """Use the differences from the mean: ONNX's own definition by squares loses digits."""
     x = call.floats()
-    _, rest, variance = call.moments(x, call.axes(call.attribute("axes", (0, 2, 3)), x.rank))
+    _, rest, variance = call.moments(x, call.axes(call["axes"], x.rank))
     deviation = call.apply("sqrt", variance, helps=True)
     return call.binary("div", rest, call.binary("add", deviation, 1e-9))
 
@@ -219,7 +219,7 @@ def _rms_norm(call: Call) -> Tensor:
 
 def _norm_of_rows(call: Call, centred: bool) -> Tensor:
     x, epsilon = call.input(), call.attribute("epsilon", 1e-5)
-    axis = call.along(x, -1)
+    axis = call.axis(call.attribute("axis", -1), x.rank)
 
     def along(call: Call, k: int) -> Tensor:
         given = call.input(k)
@@ -235,7 +235,7 @@ def _normalised(
 ) -> Tensor:
     """norm(scale, bias). If one flows, both are applied after it. along: gives that input as it broadcasts to x."""
     if call.attribute("stash_type", 1) != 1:
-        raise Unsupported(f"stash_type={call.attribute('stash_type')}: statistics of another type than float32")
+        raise Unsupported(f"stash_type={call['stash_type']}: statistics of another type than float32")
     if along is None or not _flow(call, (1, 2)):
         return norm(call.array(1, "scale"), call.array(2, "bias") if call.has(2) else np.zeros(()))
     y = call.binary("mul", norm(np.ones(()), np.zeros(())), along(call, 1))
@@ -244,14 +244,14 @@ def _normalised(
 
 @op("LRN")
 def _lrn(call: Call) -> Tensor:
-    alpha, beta, bias = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75), call.attribute("bias", 1.0)
-    return call.emit(ops.Lrn(call.attribute("size"), alpha, beta, bias), call.input())
+    alpha, beta, bias = call["alpha"], call["beta"], call["bias"]
+    return call.emit(ops.Lrn(call["size"], alpha, beta, bias), call.input())
 
 
 @op("Softmax", "LogSoftmax")
 def _softmax(call: Call) -> Tensor:
     x, log = call.input(), call.node.op_type == "LogSoftmax"
-    axis = call.along(x, -1 if call.opset >= 13 else 1)
+    axis = call.along(x)
     if call.opset >= 13 or math.prod(x.shape[axis + 1 :]) == 1:
         return call.emit(ops.Softmax(axis, log=log), x)
     # Before opset 13: over all axes from that one on.
@@ -275,7 +275,7 @@ op("Identity")(lambda call: call.input())
 @op("Cast", "CastLike", limits="numbers and booleans; beyond an integer's bounds the bound, NaN 0", since=6)
 def _cast(call: Call) -> Tensor:
     x, names = call.input(), {numpy_dtype(name): name for name in NUMBERS}
-    to = call.input(1).type.dtype if call.has(1) else dtype_of(call.attribute("to"))
+    to = call.input(1).type.dtype if call.has(1) else dtype_of(call["to"])
     if to not in names or any(given is not None and given.type.is_packed for given in call.inputs):
         raise Unsupported(f"from {x.dtype} to {to}")
     return call.converted(x, names[to])

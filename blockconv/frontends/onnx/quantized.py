@@ -85,7 +85,7 @@ def keeps_integers(node: Any, scope: Scope) -> bool:
     scale, zero_point = scales(call, 1), zero_points(call, 2, value.dtype)
     value = unpacked(value)
     axis = call.axis(call.attribute("axis", 1), max(value.ndim, 1)) if scale.size > 1 else 0
-    if call.attribute("block_size", 0):
+    if call["block_size"]:
         found = _of_blocks(value, *_along(call, value.shape, scale, zero_point), axis)
     else:
         found = as_weight(value, scale.reshape(()) if scale.size == 1 else scale, zero_point, axis)
@@ -161,7 +161,7 @@ def _quantize_linear(call: Call) -> Tensor:
     if dtype not in INTEGERS:
         raise Unsupported(f"integers of {dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, dtype)
-    if call.attribute("block_size", 0):
+    if call["block_size"]:
         return _quantize_blocks(call, x, *_along(call, x.shape, scale, zero_point), dtype)
     if scale.size == 1:
         return _quantize(call, x, Quantization(float(scale.item()), int(zero_point.reshape(-1)[0])), dtype)
@@ -180,7 +180,7 @@ def _dequantize_linear(call: Call) -> Tensor:
     if x.dtype not in (*INTEGERS, "int32") or call.array(1, "scale").dtype != np.float32:
         raise Unsupported(f"from {x.dtype}, with scales of {call.array(1, 'scale').dtype}")
     scale, zero_point = scales(call, 1), zero_points(call, 2, x.dtype)
-    if scale.size == 1 and not call.attribute("block_size", 0):
+    if scale.size == 1 and not call["block_size"]:
         given = Quantization(float(scale.item()), int(zero_point.reshape(-1)[0]))
         return call.emit(ops.Dequantize(given), x)
     scale, zero_point = _along(call, x.shape, scale, zero_point)
@@ -192,7 +192,7 @@ def _dequantize_linear(call: Call) -> Tensor:
 
 def _along(call: Call, shape: Shape, scale: Array, zero_point: Array) -> tuple[Array, Array]:
     """Several scales and zero points as arrays that broadcast to the shape: one for each index of an axis, or block."""
-    size, rank = call.attribute("block_size", 0), len(shape)
+    size, rank = call["block_size"], len(shape)
     axis = call.axis(call.attribute("axis", 1), rank)
     if not size:
         _axis_of(call, shape, scale, zero_point)

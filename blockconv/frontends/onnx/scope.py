@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from onnx import helper
+from onnx import defs, helper
 
 from blockconv.core.checks import MOST_DIMENSIONS, Shape
+from blockconv.core.errors import ignoring
 from blockconv.core.quantization import real
 from blockconv.core.types import NUMBERS, Array, element
 from blockconv.network.emitter import Emitter, Unsupported
@@ -169,6 +171,7 @@ class Scope(Emitter):
 
 
 Translator = Callable[["Call"], "Tensor | list[Tensor]"]
+T = TypeVar("T", bound=Translator)
 
 
 class OnnxOp(NamedTuple):
@@ -186,10 +189,10 @@ class OnnxOp(NamedTuple):
 OPS: dict[str, OnnxOp] = {}  # all that are read, by the names that ONNX has for them
 
 
-def op(*names: str, limits: str = "", since: int = 1) -> Callable[[Translator], Translator]:
+def op(*names: str, limits: str = "", since: int = 1) -> Callable[[T], T]:
     """Put a translator into the table, for the ONNX ops of these names."""
 
-    def register(translate: Translator) -> Translator:
+    def register(translate: T) -> T:
         OPS.update(dict.fromkeys(names, OnnxOp(translate, limits, since)))
         return translate
 
@@ -207,6 +210,24 @@ def lowered(lower: str | Callable[..., Tensor], *types: str) -> Translator:
         return call.binary(lower, *given) if isinstance(lower, str) else lower(call, *given)
 
     return translate
+
+
+def _value(attribute: Any) -> Any:
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode()
+    return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
+
+
+@functools.cache
+def _defaults(op: str, opset: int) -> dict[str, Any]:
+    """The default values of an op's attributes, by the definition of the opset, and else by the newest one."""
+    found: dict[str, Any] = {}
+    for version in (defs.onnx_opset_version(), opset):
+        with ignoring(defs.SchemaError):
+            known = defs.get_schema(op, version).attributes
+            found |= {name: _value(a.default_value) for name, a in known.items() if a.default_value.name}
+    return found
 
 
 class Watched(Tensor):
@@ -290,10 +311,11 @@ class Call(Translation):
         """An attribute: int, float, str, array, or a tuple of them. Floats are float32 in ONNX, and so is a default."""
         if name not in self.attributes:
             return float(np.float32(default)) if isinstance(default, float) else default
-        value = helper.get_attribute_value(self.attributes[name])
-        if isinstance(value, bytes):
-            return value.decode()
-        return tuple(value) if isinstance(value, (list, tuple)) or hasattr(value, "extend") else value
+        return _value(self.attributes[name])
+
+    def __getitem__(self, name: str) -> Any:
+        """An attribute, by default what ONNX's definition of the op says, or None."""
+        return self.attribute(name, _defaults(self.node.op_type, self.opset).get(name))
 
     def one_of(self, name: str, *values: Any) -> Any:
         """An attribute that has one of these values; by default the first."""
@@ -352,11 +374,11 @@ class Call(Translation):
 
     def listed(self, index: int, name: str, scalar: bool = False) -> Any:
         """Ints that are an input, or an attribute in older opsets; None if the node has neither."""
-        return self.ints(index, name, scalar) if self.has(index) else self.attribute(name)
+        return self.ints(index, name, scalar) if self.has(index) else self[name]
 
-    def along(self, x: Tensor, default: int | None = None) -> int:
+    def along(self, x: Tensor) -> int:
         """The axis of x that the node names, counted from the front."""
-        return self.axis(self.attribute("axis", default), x.rank)
+        return self.axis(self["axis"], x.rank)
 
     def axis(self, value: int, rank: int) -> int:
         """An axis, counted from the front."""

@@ -24,7 +24,7 @@ from blockconv.network.ops.rule import Tensor
 @op("Shape")
 def _shape(call: Call) -> Tensor:
     shape = call.input().shape
-    part = shape[slice(call.attribute("start", 0), call.attribute("end", None))]
+    part = shape[slice(call["start"], call["end"])]
     return call.constant(np.array(part, np.int64), "shape")
 
 
@@ -33,7 +33,7 @@ op("Size")(lambda call: call.constant(np.array(call.input().elements, np.int64),
 
 @op("Flatten")
 def _flatten(call: Call) -> Tensor:
-    shape, axis = call.input().shape, call.attribute("axis", 1)
+    shape, axis = call.input().shape, call["axis"]
     lowest = -len(shape) if call.opset >= 11 else 0
     if not lowest <= axis <= len(shape):
         raise call.error("axis", axis, f"has to be {lowest} to {len(shape)} for an input of {shape}")
@@ -45,7 +45,7 @@ def _flatten(call: Call) -> Tensor:
 def _reshape(call: Call) -> Tensor:
     x = call.input()
     shape = call.listed(1, "shape")
-    if call.attribute("allowzero", 0) and 0 in shape:
+    if call["allowzero"] and 0 in shape:
         if -1 in shape:
             raise call.error("shape", shape, "has both -1 and 0, so that the sizes are ambiguous", "name the size")
         return call.reshape(x, shape, helps=False)
@@ -101,7 +101,7 @@ def _transpose(call: Call) -> Tensor:
 @op("Concat")
 def _concat(call: Call) -> Tensor:
     parts = [call.input(i) for i in range(len(call.inputs))]
-    axis = call.along(parts[0], 1)
+    axis = call.axis(call.attribute("axis", 1), parts[0].rank)
     try:
         return call.emit(ops.Concat(axis), *parts)
     except NetworkError:  # ONNX Runtime leaves empty parts out, whatever their other sizes
@@ -116,7 +116,7 @@ def _concat(call: Call) -> Tensor:
 @op("Gather")
 def _gather(call: Call) -> Tensor:
     x, named = call.input(), call.input(1)
-    axis = call.along(x, 0)
+    axis = call.along(x)
     if not call.scope.is_constant(named.name) or named.elements > MOST_INDICES:
         return call.emit(ops.GatherAt("along", axis), x, named)
     return call.gathered(x, axis, call.array(1, "indices"))
@@ -140,11 +140,11 @@ def _tile(call: Call) -> Tensor:
 @op("Split", limits="constant sizes")
 def _split(call: Call) -> list[Tensor]:
     x = call.input()
-    axis = call.along(x, 0)
+    axis = call.along(x)
     sizes = call.listed(1, "split")
     count = len(call.node.output)
     if call.attribute("num_outputs", count) != count:
-        raise call.error("num_outputs", call.attribute("num_outputs"), f"has to be the number of outputs, {count}")
+        raise call.error("num_outputs", call["num_outputs"], f"has to be the number of outputs, {count}")
     if sizes is None:
         each = -(-x.shape[axis] // count)
         sizes = [max(0, min(each, x.shape[axis] - i * each)) for i in range(count)]
@@ -158,8 +158,8 @@ def _split(call: Call) -> list[Tensor]:
 def _slice(call: Call) -> Tensor:
     x = call.input()
     if call.opset < 10:
-        starts, ends = call.attribute("starts"), call.attribute("ends")
-        axes, steps = call.attribute("axes"), None
+        starts, ends = call["starts"], call["ends"]
+        axes, steps = call["axes"], None
     else:
         starts, ends = call.ints(1, "starts"), call.ints(2, "ends")
         axes, steps = call.listed(3, "axes"), call.listed(4, "steps")
@@ -185,7 +185,7 @@ def _pad(call: Call) -> Tensor:
     x, mode = call.input(), call.one_of("mode", "constant", "edge", "reflect", "wrap")
     rank = x.rank
     value, axes = call.attribute("value", 0.0), tuple(range(rank))
-    flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call.attribute("paddings"))
+    flat = call.ints(1, "pads") if call.has(1) else call.attribute("pads", call["paddings"])
     if call.has(2):
         value = float(call.array(2, "constant_value").item())
     if call.has(3):
@@ -204,7 +204,7 @@ def _blocks_moved(call: Call) -> Tensor:
     x, mode = call.input(), call.one_of("mode", "DCR", "CRD")
     if x.rank != 4:
         raise call.error("input", x.shape, "has to have 4 dimensions")
-    return call.blocks_moved(x, call.attribute("blocksize"), mode == "CRD", call.node.op_type == "SpaceToDepth")
+    return call.blocks_moved(x, call["blocksize"], mode == "CRD", call.node.op_type == "SpaceToDepth")
 
 
 _PLAIN = "Mean", "Sum", "Max", "Min", "Prod"
@@ -217,13 +217,13 @@ def _reduce(call: Call) -> Tensor:
     """Sums of squares and of powers may overflow 16 bits, so they are computed as float32."""
     x, named, rank = call.input(), call.node.op_type.removeprefix("Reduce"), call.input().rank
     given: Sequence[int] | None = call.listed(1, "axes")
-    none = not given and call.attribute("noop_with_empty_axes", 0)
+    none = not given and call["noop_with_empty_axes"]
     if named not in _PLAIN and (none or not x.type.is_float):
         raise Unsupported(f"of {x.dtype}, or no axes")
     if none:
         return x
     axes = tuple(sorted({call.axis(axis, rank) for axis in given or range(rank)}))
-    keeps = call.attribute("keepdims", 1) == 1
+    keeps = call["keepdims"] == 1
     if not all(x.shape[axis] for axis in axes):
         return _of_nothing(call, axes, keeps)
     if named in _PLAIN:
@@ -253,11 +253,11 @@ def _of_nothing(call: Call, axes: tuple[int, ...], keeps: bool) -> Tensor:
 @op("LpNormalization", limits="floats")
 def _lp_norm(call: Call) -> Tensor:
     """Zeros stay zeros, as ONNX Runtime has it."""
-    x, p = call.floats(), call.attribute("p", 2)
+    x, p = call.floats(), call["p"]
     if p not in (1, 2):
         raise Unsupported(f"p={p}")
     wide = call.converted(x, x.type.computed.name)
-    norm = call.norm(wide, p, (call.along(x, -1),), True)
+    norm = call.norm(wide, p, (call.along(x),), True)
     divisor = call.where(call.binary("equal", norm, 0), 1, norm)
     return call.converted(call.binary("div", wide, divisor), x.type.name)
 
@@ -266,9 +266,9 @@ def _lp_norm(call: Call) -> Tensor:
 @op("Resize", limits="constant scales, sizes and roi")
 def _resize(call: Call) -> Tensor:
     x, modern = call.input(), call.node.op_type == "Resize" and call.opset >= 11
-    mode = call.attribute("mode", "nearest")
-    coordinates: Any = call.attribute("coordinate_transformation_mode", "half_pixel") if modern else "asymmetric"
-    nearest: Any = call.attribute("nearest_mode", "round_prefer_floor") if modern else "floor"
+    mode = call["mode"]
+    coordinates: Any = call["coordinate_transformation_mode"] if modern else "asymmetric"
+    nearest: Any = call["nearest_mode"] if modern else "floor"
     modes = get_args(ResizeMode) if modern else ("nearest", "linear" if call.opset >= 7 else "bilinear")
     unknown = [
         f"{name}={value!r}"
@@ -282,8 +282,8 @@ def _resize(call: Call) -> Tensor:
     if unknown:
         raise Unsupported(", ".join(unknown))
     kind: ResizeMode = "linear" if mode == "bilinear" else mode
-    antialias = bool(call.attribute("antialias", 0)) and kind != "nearest"
-    excludes = bool(call.attribute("exclude_outside", 0)) and (antialias or kind == "cubic")
+    antialias = bool(call["antialias"]) and kind != "nearest"
+    excludes = bool(call["exclude_outside"]) and (antialias or kind == "cubic")
     cubic = call.attribute("cubic_coeff_a", -0.75)
     made = ops.Resize(kind, None, None, coordinates, nearest, antialias, excludes, cubic)
     of_bytes = kind != "nearest" and x.dtype in BYTES
@@ -338,7 +338,7 @@ def _sides(call: Call, x: Tensor, made: ops.Resize, h: _Along, w: _Along) -> Ten
     y = call.emit(made, x)
     if made.coordinates != "tf_crop_and_resize":
         return y
-    problem, value = made.problem(x.shape), call.attribute("extrapolation_value", 0.0)
+    problem, value = made.problem(x.shape), call["extrapolation_value"]
     ends = (problem.inside("h"), problem.inside("w"))
     if any(first == end for first, end in ends):  # no pixel is inside
         return call.constant(np.full(y.shape, value, y.type.dtype), "outside")
@@ -369,7 +369,7 @@ def _target(call: Call, at: int) -> list[_Along]:
 
 def _rois(call: Call, axes: tuple[int, ...]) -> list[tuple[float, float]]:
     """The part of each axis that a node crops, or all of it. A float32 means its shortest decimal."""
-    if call.attribute("coordinate_transformation_mode", "half_pixel") != "tf_crop_and_resize":
+    if call["coordinate_transformation_mode"] != "tf_crop_and_resize":
         return [(0.0, 1.0)] * len(axes)
     roi = [float(str(k)) for k in call.array(1, "roi").reshape(-1)]
     if len(roi) != 2 * len(axes) or not all(map(math.isfinite, roi)):
@@ -379,7 +379,7 @@ def _rois(call: Call, axes: tuple[int, ...]) -> list[tuple[float, float]]:
 
 def _scales(call: Call, axes: tuple[int, ...], at: int) -> Sequence[float] | None:
     """A scale for each axis, from the input `at` or an attribute; None if sizes are given instead."""
-    scales: Sequence[float] | None = call.attribute("scales")
+    scales: Sequence[float] | None = call["scales"]
     if call.has(at) and call.input(at).elements:
         if call.has(3) and call.input(3).elements:
             given = call.array(3, "sizes").tolist()

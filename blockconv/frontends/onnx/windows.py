@@ -137,14 +137,14 @@ def _cut(call: Call, window: Window) -> Any:
 
 def average(call: Call, x: Tensor) -> Tensor:
     """The averages of `x`, as a node states them."""
-    return _pool(call, "avg_include_padding" if call.attribute("count_include_pad", 0) else "avg_exclude_padding", x)
+    return _pool(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", x)
 
 
 def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     only_output(call)
     window = _window(call, call.attribute("kernel_shape", ()))
     sides = zip(_image(call, window), window.kernel, window.stride, window.dilation, window.pads, strict=True)
-    ceil_mode, is_whole = bool(call.attribute("ceil_mode", 0)), call.node.op_type == "QLinearAveragePool"
+    ceil_mode, is_whole = bool(call["ceil_mode"]), call.node.op_type == "QLinearAveragePool"
     reached: Any = tuple(_reached(*side, ceil_mode and is_whole) for side in sides)
     ends = zip(reached, window.pads, window.stride, strict=True)
     missing = [k for k, (now, pads, stride) in enumerate(ends) if now[1] - pads[1] >= stride]
