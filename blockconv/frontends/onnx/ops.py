@@ -14,7 +14,7 @@ from onnx import defs
 
 from blockconv.core.activation import ACTIVATIONS, FUNCTIONS
 from blockconv.core.types import BYTES, FLOATS, NUMBERS, Array, numpy_dtype
-from blockconv.frontends.onnx import contributed, dynamic, elements, shapes  # noqa: F401  (their ops are read)
+from blockconv.frontends.onnx import contributed, elements, shapes  # noqa: F401  (their ops are read)
 from blockconv.frontends.onnx.contributed import SELU
 from blockconv.frontends.onnx.rules import RUNTIMES, dtype_of
 from blockconv.frontends.onnx.scope import OPS as OPS

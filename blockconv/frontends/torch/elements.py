@@ -86,18 +86,16 @@ def _quotient_of_floats(call: Call, a: Tensor, b: Tensor) -> Tensor:
     if call["rounding_mode"] == "trunc":
         return call.apply("trunc", y)
     rest, below = _divided(call, a, b)
-    zero, one = (as_numbers(call, number, a.type.name) for number in (0.0, 1.0))
     whole = call.binary("div", call.binary("sub", a, rest), b)
-    whole = call.binary("sub", whole, call.where(below, one, zero))
-    rounded = call.apply("round", whole)
-    return call.where(call.binary("equal", b, zero), y, rounded)
+    rounded = call.apply("round", call.where(below, call.binary("sub", whole, 1), whole))
+    return call.where(call.binary("equal", b, 0), y, rounded)
 
 
 def _divided(call: Call, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """(remainder, is_below) of floats: `a - trunc(a / b) * b`, and whether floor(a / b) is trunc(a / b) - 1."""
-    y, zero = call.binary("fmod", a, b), as_numbers(call, 0.0, a.type.name)
-    opposite = (("less", "greater"), ("greater", "less"))  # y and b against zero
-    pairs = [[call.binary(kind, x, zero) for kind, x in zip(kinds, (y, b), strict=True)] for kinds in opposite]
+    y = call.binary("fmod", a, b)
+    opposite = (("less", "greater"), ("greater", "less"))  # y and b against 0
+    pairs = [[call.binary(kind, x, 0) for kind, x in zip(kinds, (y, b), strict=True)] for kinds in opposite]
     return y, call.binary("or", *(call.binary("and", *pair) for pair in pairs))
 
 
@@ -343,32 +341,24 @@ def _top_one(call: Call) -> Tensor:
     return call.reshape(y, ones if call["keepdim"] and rank else kept)
 
 
-@of_numbers("topk")
-def _top(call: Call) -> list[Tensor]:
-    """Equal elements are in the order of their indices; PyTorch promises none."""
+@of_numbers("topk", "sort")
+def _ordered(call: Call) -> list[Tensor]:
+    """The first elements in an order, or all, and their indices. Equal elements are in the order of their indices.
+
+    A NaN is the largest of floats, as in PyTorch. The kernel inserts each element into those before it, so lines that
+    it sorts have to be short.
+    """
     x, axis = call.input(), call.along(call.input())
-    return _ordered(call, x, axis, call["k"], call["largest"])
-
-
-def _ordered(call: Call, x: Tensor, axis: int, count: int, descending: bool) -> list[Tensor]:
-    """The first elements in an order, and their indices. A NaN is the largest of floats, as in PyTorch."""
     size = x.shape[axis] if x.shape else 0
+    count, descending = call.get("k", size), call.get("largest", call.get("descending"))
     turns = x.type.is_float and not descending  # from the other end of the descending order
-    if (x.type.name not in _COUNTED and not x.type.is_float) or not size or (turns and size > MOST_SORTED):
+    is_long = size > MOST_SORTED and (turns or call.kind == "sort")
+    if (x.type.name not in _COUNTED and not x.type.is_float) or not size or is_long:
         raise Unsupported(f"of {size} elements of {x.type}")
     top = ops.Top(axis, size if turns else count, not (turns or descending), turns)
     indices = call.emit(top, x, helps=True)
     indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices
     return [call.emit(ops.GatherAt("elements", axis), x, indices), indices]
-
-
-@of_numbers("sort")
-def _sort(call: Call) -> list[Tensor]:
-    """The kernel inserts each element into those before it, so lines have to be short."""
-    x, axis = call.input(), call.along(call.input())
-    if not x.shape or x.shape[axis] > MOST_SORTED:
-        raise Unsupported(f"of shape {x.shape}")
-    return _ordered(call, x, axis, x.shape[axis], call["descending"])
 
 
 @of_numbers("cumsum", "cumprod")

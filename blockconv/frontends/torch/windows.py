@@ -15,12 +15,6 @@ from blockconv.network.ops.rule import Tensor
 from blockconv.network.sampling import Outside, Sampling, sampled
 
 
-def _pair(values: Sequence[int], default: int) -> Pair:
-    """A value for H and one for W, from a list of up to three. In one dimension the value is W's."""
-    values = tuple(values)[-2:] or (default,)
-    return (values[0], values[-1])
-
-
 @op("convolution", "blockconv.conv2d")
 def _convolution(call: Call) -> Tensor:
     x, flows = call.input(), isinstance(call["weight"], Tensor) and not call.get("transposed")
@@ -39,7 +33,7 @@ def _convolution(call: Call) -> Tensor:
     return volumes.convolution(call, made, x, window, changed, bias)
 
 
-def _sides(values: Sequence[int], rank: int) -> tuple[int, ...]:
+def _sides(values: Sequence[int], rank: int = 2) -> Any:
     """A number for each dimension, of a list of one or of all."""
     return tuple(values) * (rank // len(values)) if len(values) < rank else tuple(values)
 
@@ -66,8 +60,8 @@ def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> 
         raise Unsupported("its weight is no constant")
     row = rank == 1
     stride, padding, dilation = (tuple(call[name]) for name in ("stride", "padding", "dilation"))
-    pads = (0, padding[0]) if row else _pair(padding, 0)
-    y = _windows(call, volumes.as_images(call, x, rank), (kh, kw), _pair(stride, 1), pads, _pair(dilation, 1))
+    pads = (0, padding[0]) if row else _sides(padding)
+    y = _windows(call, volumes.as_images(call, x, rank), (kh, kw), _sides(stride), pads, _sides(dilation))
     n, *_, oh, ow = y.shape
     columns = call.reshape(y, (n, groups, ic * kh * kw, oh * ow))
     y = call.multiplied(call.reshape(wei, (groups, oc // groups, ic * kh * kw)), columns)
@@ -80,7 +74,7 @@ def _convolution_by_values(call: Call, x: Tensor, weight: Tensor, rank: int) -> 
 @op("blockconv.conv2d_backward_data")
 def _transposed_convolution(call: Call) -> Tensor:
     x, weight = call.tensor(call["grad"]), call.parameter("weight")
-    stride, padding, dilation = (_pair(call[name], 0) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (_sides(call[name]) for name in ("stride", "padding", "dilation"))
     ends = []
     for k, size in enumerate(call["input_shape"][2:]):
         reach = (x.shape[2 + k] - 1) * stride[k] + dilation[k] * (weight.shape[2 + k] - 1) + 1
@@ -112,7 +106,7 @@ def _avg_pool(call: Call) -> Tensor:
 @op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "blockconv.adaptive_avg_pool2d")
 def _adaptive_avg_pool(call: Call) -> Tensor:
     x, size, rank = call.input(), tuple(call["output_size"]), 3 if "3d" in call.kind else 2
-    made, image = ops.AdaptivePool2d(_pair(size, 1)), volumes.as_images(call, x, rank)
+    made, image = ops.AdaptivePool2d(_sides(size[-2:])), volumes.as_images(call, x, rank)
     y = volumes.pooled(call, made, image, size[0]) if rank == 3 else call.emit(made, image)
     return volumes.as_given(call, y, x, rank)
 
@@ -121,7 +115,7 @@ def _adaptive_avg_pool(call: Call) -> Tensor:
 def _adaptive_max_pool(call: Call) -> Value:
     x = call.input()
     image = volumes.as_images(call, x, 2)
-    size = _pair(call["output_size"], 1)
+    size = _sides(call["output_size"])
     for axis, out in ((2, size[0]), (3, size[1])):
         if (have := image.shape[axis]) % out:  # windows of unequal sizes: the shorter ones read their ends again
             first, end = (np.arange(out + 1) * have // out)[:-1], -(np.arange(1, out + 1) * -have // out)
@@ -222,7 +216,7 @@ def _unfold(call: Call) -> Tensor:
 def _im2col(call: Call) -> Tensor:
     """The windows of an image as columns, a row for each channel and tap."""
     x = call.input()
-    size, step, dilation, pads = (_pair(call[name], 1) for name in ("kernel_size", "stride", "dilation", "padding"))
+    size, step, dilation, pads = (_sides(call[name]) for name in ("kernel_size", "stride", "dilation", "padding"))
     n, c, kh, kw, oh, ow = (y := _windows(call, volumes.as_images(call, x, 2), size, step, pads, dilation)).shape
     return call.reshape(y, (n, c * kh * kw, oh * ow)[4 - x.rank :])
 
@@ -232,7 +226,7 @@ def _col2im(call: Call) -> Tensor:
     """The sums of columns, where the windows of an image overlap: each column is added to its pixels, tap by tap."""
     x = call.input()
     names = "output_size", "kernel_size", "stride", "dilation", "padding"
-    (h, w), size, step, dilation, pads = (_pair(call[name], 1) for name in names)
+    (h, w), size, step, dilation, pads = (_sides(call[name]) for name in names)
     padded, taps = (h + 2 * pads[0], w + 2 * pads[1]), size[0] * size[1]
     ends = [(padded[k] - dilation[k] * (size[k] - 1) - 1) // step[k] + 1 for k in range(2)]
     rows, columns = (
