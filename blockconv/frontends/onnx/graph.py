@@ -155,7 +155,9 @@ def _begun(first: Scope, scope: Scope, nodes: Iterable[Any]) -> tuple[Scope | No
             first.share(scope, made)
         else:
             changes = any(scope.is_constant(scope.values[name].name) for name in flows)
-            others.append((node, None if changes else scope.steps.get(node.output[0])))
+            step = None if changes else scope.steps.get(node.output[0])
+            first.share(scope, step.constants if step else ())
+            others.append((node, step))
     return first, others
 
 

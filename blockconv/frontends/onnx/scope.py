@@ -66,16 +66,13 @@ class ReadStep(NamedTuple):
 
     flows: the operands that are no constants: their names in the model, their own, and their ranks.
     nodes: what came into the scope, each with the value that it made.
-    constants, tensors, dequantized, dequantizing: what came too; `tensors` are the constants'.
+    constants: the names of constants that came too.
     gives: the names of the node's values in the model, and their own.
     """
 
     flows: tuple[tuple[str, str, int], ...]
     nodes: tuple[tuple[Node, Tensor], ...]
-    constants: dict[str, Array]
-    tensors: dict[str, Tensor]
-    dequantized: dict[str, Dequantized]
-    dequantizing: set[str]
+    constants: tuple[str, ...]
     gives: tuple[tuple[str, str], ...]
 
 
@@ -126,21 +123,21 @@ class Scope(Emitter):
         super().drop(first)
 
     def repeat(self, step: ReadStep) -> bool:
-        """Repeat a translator's result from other sizes. If the result may differ, return False and do nothing."""
+        """Repeat a translator's result from other sizes. If the result may differ, return False and do nothing.
+
+        The scope has the constants of the step already.
+        """
         values = self.values
         for name, own, rank in step.flows:
             if values[name].name != own or values[name].rank != rank or self.is_constant(own):
                 return False
-        if step.tensors or step.dequantizing:
-            self.constants |= step.constants
-            self.dequantized |= step.dequantized
-            self._dequantizing |= step.dequantizing
-            self._value_names.update(step.tensors)
-            values |= step.tensors
+        self._value_names.update(step.constants)
         for node, like in step.nodes:
             self.nodes.append(node)
             self._node_names.add(node.name)
-            self._known(inferred(node, *node.among(values), like=like))
+            made = self._known(inferred(node, *node.among(values), like=like))
+            if made.name in self.dequantized:
+                self._dequantizing.add(made.name)
         for name, own in step.gives:
             values[name] = values[own]
         return True
@@ -148,11 +145,14 @@ class Scope(Emitter):
     def share(self, other: Scope, names: Iterable[str]) -> None:
         """Take constants over from a scope that knows them."""
         for name in names:
-            tensor = self.values[name] = other.values[name]
-            if tensor.name in other.dequantized:
-                self.dequantized[tensor.name] = other.dequantized[tensor.name]
-            else:
-                self.constants[tensor.name] = other.constants[tensor.name]
+            self.values[name] = other.values[name]
+            own = other.values[name].name
+            if own in other.dequantized:
+                self.dequantized[own] = other.dequantized[own]
+            if own in other.constants:
+                self.constants[own] = other.constants[own]
+            if own in self.dequantized and own in self.constants:  # of int16
+                self._dequantizing.add(own)
 
     def _dequantize(self, name: str) -> None:
         """Make a node for a constant of integers. Networks have no int16, so an int16 constant becomes floats."""
@@ -287,21 +287,14 @@ class Call(Translation):
     def note(self) -> None:
         """Keep the node's result, for other sizes."""
         scope, operands = self.scope, {name: self.scope.values[name] for name in self.node.input if name}
-        if any(isinstance(tensor, Unknown) for tensor in operands.values()):
+        if self.looks or any(isinstance(tensor, Unknown) for tensor in operands.values()):
             return
-        read = [(name, tensor.name) for name, tensor in operands.items()]
-        if self.looks:
-            return
-        nodes, constants, dequantized = self._before
-        made, arrays = scope.nodes[nodes:], dict(itertools.islice(scope.constants.items(), constants, None))
-        integers = dict(itertools.islice(scope.dequantized.items(), dequantized, None))
+        nodes, *held = self._before
+        made: Any = zip((scope.constants, scope.dequantized), held, strict=True)
         scope.steps[self.node.output[0]] = ReadStep(
-            tuple((name, own, operands[name].rank) for name, own in read if not scope.is_constant(own)),
-            tuple((node, scope.values[node.output]) for node in made),
-            arrays,
-            {name: scope.values[name] for name in (*arrays, *integers)},
-            integers,
-            {name for name in (*(node.output for node in made), *arrays) if name in scope.dequantized},
+            tuple((name, t.name, t.rank) for name, t in operands.items() if not scope.is_constant(t.name)),
+            tuple((node, scope.values[node.output]) for node in scope.nodes[nodes:]),
+            tuple(name for known, first in made for name in itertools.islice(known, first, None)),
             tuple((name, scope.values[name].name) for name in self.node.output if name in scope.values),
         )
 

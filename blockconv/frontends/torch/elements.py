@@ -354,7 +354,7 @@ def _ordered(call: Call) -> list[Tensor]:
     turns = x.type.is_float and not descending  # from the other end of the descending order
     is_long = size > MOST_SORTED and (turns or call.kind == "sort")
     if (x.type.name not in _COUNTED and not x.type.is_float) or not size or is_long:
-        raise Unsupported(f"of {size} elements of {x.type}")
+        raise Unsupported(f"of {size} elements of {x.type}, of shape {x.shape}")
     top = ops.Top(axis, size if turns else count, not (turns or descending), turns)
     indices = call.emit(top, x, helps=True)
     indices = call.gathered(indices, axis, np.arange(size)[::-1][:count]) if turns else indices
