@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.problem import Pool2dProblem
 from blockconv.core.types import FLOATS
 from blockconv.kernels.common.geometry import NO_BLOCK, Geometry, channel_vectors
 from blockconv.kernels.common.request import Reason, Request
 from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.pool.backward import (
+    ALL,
     PoolBackwardArgs,
     pool_backward,
-    pool_repeat,
     pool_scatter,
     pool_spread,
 )
@@ -35,9 +34,9 @@ def _lanes(request: Request) -> int:
 BAND = 1 << 16  # bytes of the input's gradient that a task computes, at the most, but for one row
 SCATTERED = 128  # channels of a task that scatters
 PLANE = 1 << 19  # bytes of a plane of sums, at the most
-MOST_COLS = 4  # taps of a row of windows for which code of its own is made
 MOST_REPEATED = 8  # columns of a window whose pixels belong to no other, for which code of its own is made
-MOST_TAPS = 4  # taps of a maximum whose vectors are added at each of them
+# For a vector of the input, and each window that covers it; for an element that is scattered, and a vector of zeros.
+PIXEL_CYCLES, WINDOW_CYCLES, SCATTER_CYCLES, CLEAR_CYCLES = 4.5, 4.5, 4, 2
 
 
 def _by_planes(request: Request) -> bool:
@@ -50,23 +49,39 @@ def _by_planes(request: Request) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _repeated(request: Request) -> int:
-    """Columns of each window of averages that have no pixel in common, where rows are contiguous; else 0."""
-    p, itemsize = request.problem, request.types.src.itemsize
-    if p.is_max or p.src_shape[3] == 1 or not request.source.col == request.destination.col == itemsize:
+    """The `columns` of a `pool_spread`: 0 where windows have pixels in common, or pixels are not contiguous."""
+    p, itemsize, (_, cols, ih, iw) = request.problem, request.types.src.itemsize, _axes(request)
+    if p.is_max or request.destination.col != itemsize:
         return 0
-    rows, cols = windows(p.pool, "h"), windows(p.pool, "w")
-    columns = int(cols.taps[0])
-    apart = (rows.first[1:] >= (rows.first + rows.taps)[:-1]).all() and (cols.taps[:-1] == columns).all()
-    follow = (cols.first == columns * np.arange(len(cols.first))).all() and cols.taps[-1] <= columns
-    return columns if apart and follow and columns <= MOST_REPEATED else 0
+    if (p.src_shape[2], ih, *cols.taps) == (1, 1, iw):  # an adaptive pool may have more windows of one row
+        return ALL
+    columns, count = int(cols.taps[0]), len(cols.first)
+    follow = (cols.first == columns * np.arange(count)).all() and (cols.taps[:-1] == columns).all()
+    fits = 0 < columns <= MOST_REPEATED and cols.taps[-1] <= columns and request.source.col == itemsize
+    return columns if follow and fits else 0
 
 
 def _by_vectors(request: Request) -> bool:
-    """Whether vectors of channels are added."""
-    if _repeated(request):
-        return False
-    p, is_half = request.problem, request.types.src.is_half and not _by_planes(request)
-    return is_half or (_lanes(request) > 1 and not (p.is_max and p.taps > MOST_TAPS))
+    """Whether vectors of channels are summed."""
+    p, lanes = request.problem, _lanes(request)
+    if not p.is_max:
+        return lanes > 1
+    if request.types.src.is_half:
+        return not _by_planes(request)
+    return lanes > 1 and _cycles_of_sums(request, lanes) < _cycles_of_scatter(request)
+
+
+def _cycles_of_sums(request: Request, lanes: int) -> float:
+    """Cycles to sum vectors of so many lanes."""
+    p = request.problem
+    pixels, outputs = (p.n * math.prod(shape[2:]) for shape in (p.dst_shape, p.src_shape))
+    return -(-p.ic // lanes) * (pixels * PIXEL_CYCLES + outputs * p.taps * WINDOW_CYCLES)
+
+
+def _cycles_of_scatter(request: Request) -> float:
+    p = request.problem
+    cleared = math.prod(p.dst_shape) * request.types.src.itemsize / request.machine.isa.vector_bytes
+    return CLEAR_CYCLES * cleared + SCATTER_CYCLES * math.prod(p.src_shape)
 
 
 class _Axes(NamedTuple):
@@ -90,28 +105,32 @@ def _axes(request: Request) -> _Axes:
     return _Axes(rows, cols, ih, iw)
 
 
-def _tables(request: Request) -> list[Any]:
-    """`WindowWords` of rows and of columns, and a `Covering` for each row of the input."""
-    pool, (rows, cols, ih, _) = request.problem.pool, _axes(request)
-    last = rows.first + (rows.taps - 1) * getattr(pool, "dh", 1)
-    pixels = np.arange(ih)
+def _coverings(of: Windows, size: int, dilation: int) -> Any:
+    """A `Covering` for each of so many pixels along an axis."""
+    last, pixels = of.first + (of.taps - 1) * dilation, np.arange(size)
     # With dilation, the pixels of windows need not begin in the windows' order.
     start = np.searchsorted(np.maximum.accumulate(last), pixels, "left")
-    end = np.searchsorted(np.minimum.accumulate(rows.first[::-1])[::-1], pixels, "right")
-    return [np.stack(rows, axis=1), np.stack(cols, axis=1), np.stack([start, np.maximum(start, end)], axis=1)]
+    end = np.searchsorted(np.minimum.accumulate(of.first[::-1])[::-1], pixels, "right")
+    found = np.stack([start, np.maximum(start, end)], axis=1)
+    begins = np.append(np.flatnonzero((found[1:] != found[:-1]).any(axis=1)) + 1, size)
+    return np.column_stack([found, begins[np.searchsorted(begins, pixels, "right")] - pixels])
+
+
+def _shares(of: Windows) -> Any:
+    """1 / what an average counts of each window; 0 where it has no pixel."""
+    return np.divide(1.0, of.counted, out=np.zeros(len(of.first)), where=of.taps > 0)
 
 
 def _slots(request: Request) -> tuple[list[Any], int]:
     """Two tables of a `pool_spread`, its factors and its slots, and how many slots a vector of columns has.
 
-    None, where one window has all pixels of a contiguous plane, and for a `pool_repeat`.
+    None, where sums are repeated.
     """
-    itemsize, (_, cols, ih, iw) = request.types.src.itemsize, _axes(request)
-    lanes = request.machine.lanes(itemsize)
-    factors = np.zeros(-(-len(cols.first) // 2) * 2, request.types.src.computed.name)
-    np.divide(1.0, cols.counted, out=factors[: len(cols.first)], where=cols.taps > 0)
-    is_one = (request.problem.src_shape[2], ih, *cols.taps) == (1, 1, iw)  # an adaptive pool may have more of one row
-    if _repeated(request) or (is_one and request.destination.col == itemsize):
+    type, (_, cols, _, iw) = request.types.src.computed, _axes(request)
+    itemsize, lanes = type.itemsize, request.machine.lanes(type.itemsize)
+    factors = np.zeros(-(-len(cols.first) // 2) * 2, type.name)
+    factors[: len(cols.first)] = _shares(cols)
+    if _repeated(request):
         return [factors.view(np.int64), []], 0
     vectors = -(-iw // lanes)
     pixels = np.arange(vectors * lanes)
@@ -135,13 +154,17 @@ def _slots(request: Request) -> tuple[list[Any], int]:
 
 def _table(request: Request, runs) -> tuple[Any, dict[str, int], int]:
     """The table of a gradient, where its parts begin, and the slots of a vector of columns."""
+    pool, (rows, cols, ih, iw) = request.problem.pool, _axes(request)
+    dh, dw = getattr(pool, "dh", 1), getattr(pool, "dw", 1)
     columns: list[Any] = [[], []]
     slots = 0
     if not request.problem.is_max and not _by_vectors(request):
         columns, slots = _slots(request)
-    parts = [np.asarray(part, np.int64).reshape(-1) for part in (*_tables(request), runs, *columns)]
+    shares = (_shares(axis).view(np.int64) for axis in (rows, cols))
+    tables = _coverings(rows, ih, dh), _coverings(cols, iw, dw), *shares, runs, *columns
+    parts = [np.asarray(part, np.int64).reshape(-1) for part in tables]
     ends = np.cumsum([8 * part.size for part in parts])
-    names = "cols_at", "covering_at", "channels_at", "factors_at", "slots_at"
+    names = "cols_at", "row_shares_at", "col_shares_at", "channels_at", "factors_at", "slots_at"
     return np.concatenate(parts), dict(zip(names, map(int, ends), strict=False)), slots
 
 
@@ -151,11 +174,11 @@ def _launch(request: Request) -> Launch:
     s, d, by_vectors = request.source, request.destination, _by_vectors(request)
     padded, most_channels = request.dst.padded_shape(p.dst_shape)[1], lanes if by_vectors or lanes == 1 else SCATTERED
     runs = np.array(channel_vectors(s, d, p.ic, most_channels, padded), np.int64)
-    most, (table, at, slots) = request.machine.lanes(type.itemsize), _table(request, runs)
+    most, (table, at, slots) = request.machine.lanes(type.computed.itemsize), _table(request, runs)
     # Where pixels hold all channels, these are neighbours.
     inner = len(runs) if s.length == d.length == NO_BLOCK else 1
-    row = iw * inner * lanes * type.computed.itemsize
-    made = (p.src_shape[3] + 2 * most) * type.itemsize
+    row = iw * inner * lanes * type.itemsize
+    made = (p.src_shape[3] + 2 * most) * type.computed.itemsize
     follow = [_planes_follow(p, *of, type.itemsize) for of in ((s, p.src_shape), (d, p.dst_shape))]
     plane = ih * iw * type.itemsize
     band = min(ih, max(1, BAND // row)) if by_vectors else ih
@@ -163,41 +186,35 @@ def _launch(request: Request) -> Launch:
         src=Buffer(0),
         dst=Buffer(1),
         idx=Buffer(2) if p.is_max else 0,
-        rows=OWN_TABLE,
+        table=OWN_TABLE,
         **at,
-        vectors=len(runs),
         slots=slots,
         made_at=made,
+        vectors=len(runs),
         plane=plane if follow[1] else 0,
         src_plane=math.prod(p.src_shape[2:]) * type.itemsize if all(follow) else 0,
         inner=inner,
-        pixel=p.ic * type.itemsize if inner == len(runs) else 0,
         band=band,
         n=p.n,
         ih=ih,
         iw=iw,
         oh=p.src_shape[2],
         ow=p.src_shape[3],
-        dh=getattr(p.pool, "dh", 1),
-        dw=getattr(p.pool, "dw", 1),
         source=s,
         destination=d,
     )
     images = request.dst.padded_shape(p.dst_shape)[0]
     if by_vectors:
         tasks = images * -(-ih // band) * (len(runs) // inner)
-        cols = p.pool.kw if isinstance(p.pool, Pool2dProblem) and p.pool.kw <= MOST_COLS else 0
-        kernel, scratch = pool_backward(type.code, lanes, p.is_max, cols), row * band if type.is_half else 0
-        return Launch(kernel, args, tasks, chunk_of(tasks, row * band, request.threads), scratch, table)
-    tasks, lanes = images * len(runs), request.machine.lanes(type.computed.itemsize)
+        chunk = chunk_of(tasks, row * band, request.threads)
+        return Launch(pool_backward(type.code, lanes, p.is_max), args, tasks, chunk, 0, table)
+    tasks = images * len(runs)
     chunk = chunk_of(tasks, plane * max(1, p.ic // len(runs)), request.threads)
     if p.is_max:
         scratch = (ih * iw + p.src_shape[3]) * type.computed.itemsize if type.is_half else 0
-        return Launch(pool_scatter(type.code, lanes), args, tasks, chunk, scratch, table)
-    if columns := _repeated(request):
-        return Launch(pool_repeat(type.code, lanes, columns), args, tasks, chunk, 0, table)
+        return Launch(pool_scatter(type.code, most), args, tasks, chunk, scratch, table)
     scratch = made + (iw + most) * type.itemsize
-    return Launch(pool_spread(type.code, most), args, tasks, chunk, scratch, table)
+    return Launch(pool_spread(type.code, most, _repeated(request)), args, tasks, chunk, scratch, table)
 
 
 def _planes_follow(problem, s: Geometry, shape: tuple[int, ...], itemsize: int) -> bool:
@@ -211,26 +228,17 @@ def _make(request: Request) -> Primitive | Reason:
     for layout in (request.src, request.dst):
         if not layout.is_native:
             return f"needs layouts with at most one block of channels, unlike {layout}"
-    if math.prod(request.problem.dst_shape[2:]) >= 1 << 31:
-        return "needs fewer pixels of an image than 2^31"
 
     def seconds() -> float:
-        p, m = request.problem, request.machine
-        pixels, outputs = (p.n * p.ic * math.prod(shape[2:]) for shape in (p.dst_shape, p.src_shape))
-        cleared = CLEAR_CYCLES * pixels * request.types.src.itemsize / m.isa.vector_bytes
-        if _repeated(request):
-            added = outputs / m.lanes(request.types.src.computed.itemsize) * VECTOR_CYCLES
-        elif _by_vectors(request):
-            added = outputs / _lanes(request) * (VECTOR_CYCLES + p.taps * TAP_CYCLES)
-        elif p.is_max:
-            added = outputs * SCATTER_CYCLES
+        m = request.machine
+        if request.problem.is_max and not _by_vectors(request):
+            cycles = _cycles_of_scatter(request)
         else:
-            added = outputs * math.sqrt(p.taps) * SCATTER_CYCLES
-        return m.launch_seconds() + (cleared + added) * m.cycle_seconds() / request.threads
+            lanes = _lanes(request) if _by_vectors(request) else m.lanes(request.types.src.computed.itemsize)
+            cycles = _cycles_of_sums(request, lanes)
+        return m.launch_seconds() + cycles * m.cycle_seconds() / request.threads
 
     return Primitive(seconds, lambda: [_launch(request)])
 
 
-# For a vector of zeros; for a vector of the output, and each of its taps; for an element that is added by itself.
-CLEAR_CYCLES, VECTOR_CYCLES, TAP_CYCLES, SCATTER_CYCLES = 2, 8, 2, 4
 BACKWARD = Row("pool_backward", "pool2d_backward", _make, frozenset(FLOATS))
