@@ -110,9 +110,7 @@ def merge_equal(network: Network) -> Network:
 
 def unify(network: Network) -> Network:
     """One spelling for each op: see `simplify`. Ops of volumes run on images: see `volumes`."""
-    return rewritten(
-        network, norm_of_pixels, *simplify.SHAPES, *simplify.CHANNELS, *simplify.ACTIVATIONS, *SPELLED, *VOLUMES
-    )
+    return rewritten(network, norm_of_pixels, *simplify.SHAPES, *simplify.CHANNELS, *SPELLED, *VOLUMES)
 
 
 def fuse_products(network: Network) -> Network:

@@ -1,5 +1,6 @@
-"""Ops that networks spell by smaller ones: Gelu by Erf and by Tanh, layer and RMS norms by squares and roots."""
+"""Ops that networks spell by smaller ones: activations by gates, layer and RMS norms by squares and roots."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -8,22 +9,27 @@ import numpy as np
 import numpy.typing as npt
 from numpy.polynomial import polynomial
 
-from blockconv.core.activation import activation, function
+from blockconv.core.activation import Activation, activation, function
 from blockconv.network.graph import Node
 from blockconv.network.ops import Activate, Affine, Binary, GroupNorm, Op, ReduceMean, Reshape, Transpose
 from blockconv.network.passes.rewrite import Edit, after, on
-from blockconv.network.passes.simplify import even, joined_factors, put_activation, stored
+from blockconv.network.passes.simplify import even, joined_factors, stored
 
 Coefficients = npt.NDArray[np.float64]
 _ROOT = math.sqrt(2 / math.pi)
-_GATES = {  # what is activated, as a polynomial of x
-    "erf": (np.array([0, math.sqrt(0.5)]), activation("gelu")),
-    "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), function("gelu_tanh")),
+_HALF, _ONE = np.array([0, 0.5]), (np.zeros(1), np.ones(1))
+_Unit = tuple[str, tuple[float, float], float]
+# By gate: polynomials of x, which are activated, which are added, and by which the gate is multiplied; and their sum.
+_SPELLED = {
+    "erf": (np.array([0, math.sqrt(0.5)]), _HALF, _HALF, activation("gelu")),
+    "tanh": (np.array([0, _ROOT, 0, _ROOT * 0.044715]), _HALF, _HALF, function("gelu_tanh")),
+    "sigmoid": (np.array([0, 1.0]), np.zeros(1), np.array([0, 1.0]), activation("silu")),
+    "clip": (np.array([0.5, 1 / 6]), np.zeros(1), np.array([0, 1.0]), activation("hardswish")),
 }
 _MOST_NODES, _MOST_POWERS = 12, 4
 
 
-# ---------------------------------------------------------------- Gelu
+# ---------------------------------------------------------------- activations
 
 
 class _Expression(NamedTuple):
@@ -35,42 +41,66 @@ class _Expression(NamedTuple):
 
 
 @on(Affine, Binary)
-def _gelu(edit: Edit, node: Node, a: Affine | Binary) -> bool:
-    """x * (1 + erf(x / sqrt(2))) / 2, or with tanh(sqrt(2 / pi) * (x + 0.044715 x³)), however it is multiplied out."""
-    gate, values = _gate_above(edit, node) if a.activation.is_identity else (None, [])
-    if gate is None:
-        return False
-    wanted, found = _GATES[gate.attributes.activation.name]  # type: ignore[attr-defined]
+def _activation(edit: Edit, node: Node, a: Affine | Binary) -> bool:
+    """x * (1 + erf(x / sqrt(2))) / 2, x * clip(x + 3, 0, 6) / 6 and other sums of `_SPELLED`, however multiplied out.
+
+    clip(a x + b, 0, h) / h is hardsigmoid(a / h, b / h).
+    """
+    gates, values = _gates_above(edit, node) if a.activation.is_identity else ([], [])
     near = {8: 1e-12, 4: 2e-6}.get(edit.type(node.output).itemsize, 1e-2)
-    for x in values:
+    for (gate, (kind, line, height)), x in itertools.product(gates, values):
         inner, outer = _expression(edit, gate.inputs[0], x, None), _expression(edit, node.output, x, gate)
-        if inner is None or outer is None or not _is_near(inner.plain, wanted, near):
+        if inner is None or outer is None:
             continue
+        gated = inner.plain * line[1]
+        gated[0] += line[0]
         nodes = {**inner.nodes, **outer.nodes, gate.name: gate}
-        half = np.array([0, 0.5])
-        if all(_is_near(part, half, near) for part in (outer.plain, outer.gated)) and _alone(edit, nodes, node):
+        parts, (*wanted, found) = (gated, outer.plain, outer.gated * height), _SPELLED[kind]
+        if not all(map(_is_near, parts, wanted, [near] * 3)):
+            if (
+                kind != "clip"
+                or not inner.nodes
+                or gated.size != 2
+                or not all(map(_is_near, parts[1:], _ONE, [near] * 2))
+            ):
+                continue
+            found = activation(("hardsigmoid", *gated[::-1]))
+        if _alone(edit, nodes, node):
             others = [one for one in nodes.values() if one is not node]
-            return put_activation(edit, (*others, node), x, found, a.activation)
+            return edit.replace((*others, node), replace(node, attributes=Activate(found), inputs=(x,), parameters=()))
     return False
 
 
-def _gate_above(edit: Edit, node: Node) -> tuple[Node | None, list[str]]:
-    """(the nearest Erf or Tanh above arithmetic, the values on the way that are read more than once)."""
-    waiting, gate, shared, seen = [node], None, dict[str, None](), 0
+def _unit(act: Activation) -> _Unit | None:
+    """A gate as the kind `clip`, between 0 and 1, of a line, and its height; other gates of `_SPELLED` as they are."""
+    if act.number == 0:
+        return ("clip", (0.0, 1 / act.second), act.second) if act.first == 0 < act.second < math.inf else None
+    if act.name == "hardsigmoid":
+        return "clip", (act.second, act.first), 1.0
+    return (act.name, (0.0, 1.0), 1.0) if act.name in _SPELLED else None
+
+
+def _gates_above(edit: Edit, node: Node) -> tuple[list[tuple[Node, _Unit]], list[str]]:
+    """(the gates above arithmetic, the nearest first; what may be x: values on the way that are read more than once,
+    and what the first gate's line reads)."""
+    waiting, gates, values, seen = [node], list[tuple[Node, _Unit]](), dict[str, None](), 0
     while waiting and seen < _MOST_NODES:
         one, seen = waiting.pop(0), seen + 1
         for name in one.inputs:
             if edit.reads(name) > 1:
-                shared[name] = None
+                values[name] = None
             before = edit.producer(name, Op)
             if before is None:
                 continue
-            if isinstance(before[1], Activate) and before[1].activation.name in _GATES:
-                gate = gate or before[0]
+            unit = _unit(before[1].activation) if isinstance(before[1], Activate) else None
+            if unit is not None:
+                gates.append((before[0], unit))
+            if unit is not None or (isinstance(before[1], (Affine, Binary)) and before[1].activation.is_identity):
                 waiting.append(before[0])
-            elif isinstance(before[1], (Affine, Binary)) and before[1].activation.is_identity:
-                waiting.append(before[0])
-    return gate, list(shared)
+    for gate, _ in gates[:1]:
+        line = edit.private(gate.inputs[0], Affine)
+        values |= {line[0].inputs[0]: None} if line else {}
+    return gates, list(values)
 
 
 def _expression(edit: Edit, name: str, x: str, gate: Node | None, left: int = _MOST_NODES) -> _Expression | None:
@@ -224,4 +254,4 @@ def norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape)
     return edit.replace((first[0], before[0], norm[0], last, node), new)
 
 
-SPELLED = (_gelu, _norm, _affine_into_norm)
+SPELLED = (_activation, _norm, _affine_into_norm)
