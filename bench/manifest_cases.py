@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.shape_files import read_shape_file
 from blockconv.core.activation import IDENTITY, activation
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.problem import (
@@ -20,7 +21,6 @@ from blockconv.core.problem import (
     Pool2dBackwardProblem,
     Pool2dProblem,
     ReorderProblem,
-    read_shape_file,
 )
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES

@@ -16,10 +16,11 @@ import pytest
 from bench import layers, pools, reorders
 from bench.measure import noise
 from bench.peers import spoil
+from bench.shape_files import read_shape_file
 from blockconv import Layout
 from blockconv.core import target
 from blockconv.core.activation import IDENTITY
-from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem, ReorderProblem
 from blockconv.core.types import Types
 from blockconv.dispatch.array import BlockedArray, empty
 from blockconv.dispatch.selection import decide, rows_for

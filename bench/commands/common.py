@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from bench.shape_files import read_shape_file
 from blockconv.core.layout import read_layout
-from blockconv.core.problem import Conv2dProblem, Pool2dProblem, read_shape_file
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 
 from .. import cpu, layers, machine, peers, pools, publish, standings
 from ..peers import OURS

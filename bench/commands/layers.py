@@ -7,7 +7,8 @@ import itertools
 
 from rich.console import Console
 
-from blockconv.core.problem import Conv2dProblem, read_shape_file
+from bench.shape_files import read_shape_file
+from blockconv.core.problem import Conv2dProblem
 
 from .. import gradients, layers
 from . import common

@@ -8,7 +8,8 @@ import itertools
 
 from rich.console import Console
 
-from blockconv.core.problem import POOL_KINDS, Pool2dProblem, read_shape_file
+from bench.shape_files import read_shape_file
+from blockconv.core.problem import POOL_KINDS, Pool2dProblem
 
 from .. import peers, pools
 from ..report import MOVED_COLUMNS

@@ -6,8 +6,8 @@ import argparse
 
 from rich.console import Console
 
+from bench.shape_files import read_shape_file
 from blockconv.core.layout import Layout
-from blockconv.core.problem import read_shape_file
 
 from .. import costs, scaling
 from . import common

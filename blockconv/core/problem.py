@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints, overload
+from typing import Annotated, Any, ClassVar, Literal, cast, get_origin, get_type_hints
 
 from blockconv.core.checks import (
     Label,
@@ -43,7 +41,7 @@ from blockconv.core.checks import (
     set_outputs,
 )
 from blockconv.core.descriptors import count_in, read_axes, read_tokens, required, write_descriptor
-from blockconv.core.errors import ArgumentError, UnsupportedError
+from blockconv.core.errors import ArgumentError
 
 PoolKind = Literal["max", "avg_include_padding", "avg_exclude_padding"]
 POOL_KINDS: tuple[PoolKind, ...] = ("max", "avg_include_padding", "avg_exclude_padding")
@@ -488,38 +486,3 @@ class ReorderProblem(OpProblem):
     def bytes(self) -> int:
         """The bytes read and written, without the padding of blocks."""
         return 2 * self.elements * self.itemsize
-
-
-@overload
-def read_shape_file(
-    path: str | Path, op: Literal["conv2d"], *, skip_unsupported: bool = False
-) -> list[Conv2dProblem]: ...
-@overload
-def read_shape_file(
-    path: str | Path, op: Literal["pool2d"], *, skip_unsupported: bool = False
-) -> list[Pool2dProblem]: ...
-def read_shape_file(path: str | Path, op: str, *, skip_unsupported: bool = False) -> Any:
-    """The problems of a benchdnn shape file: one descriptor a line, with blank lines and `#` comments.
-
-    Pools have the kind "max". A 3-D line raises `UnsupportedError`, or is skipped with skip_unsupported.
-    """
-    classes: dict[str, Any] = {"conv2d": Conv2dProblem, "pool2d": Pool2dProblem}
-    if op not in classes:
-        raise ArgumentError("read_shape_file", "op", op, f"must be one of {', '.join(classes)}")
-    problems = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        text = _COMMENT.sub(r"\1", line).strip()
-        if not text:
-            continue
-        try:
-            problems.append(classes[op].from_descriptor(text))
-        except UnsupportedError:
-            if not skip_unsupported:
-                raise
-        except ArgumentError as error:
-            rule = f"{error.rule} ({Path(path).name}, line {number})"
-            raise ArgumentError(error.op, error.argument, error.value, rule, error.remedy) from error
-    return problems
-
-
-_COMMENT = re.compile(r'^((?:[^"#]|"[^"]*")*)#.*$')

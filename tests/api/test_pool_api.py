@@ -15,8 +15,8 @@ import pytest
 from storage_oracle import stored
 
 import blockconv as bc
+from bench.shape_files import read_shape_file
 from blockconv.core.interop import as_numpy
-from blockconv.core.problem import read_shape_file
 from blockconv.core.types import Types
 from blockconv.kernels import TABLE
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bench.shape_files import read_shape_file
 from blockconv.core.errors import ArgumentError, UnsupportedError
-from blockconv.core.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem, read_shape_file
+from blockconv.core.problem import POOL_KINDS, Conv2dProblem, Pool2dProblem, ReorderProblem
 
 SHAPES = Path(__file__).parents[2] / "bench" / "shapes"
 FIELDS = ("ih", "iw", "kh", "kw", "sh", "sw", "ph", "pw", "ph_r", "pw_r", "dh", "dw", "oh", "ow")

@@ -20,10 +20,11 @@ from random_cases import cases
 from storage_oracle import stored
 
 import blockconv as bc
+from bench.shape_files import read_shape_file
 from blockconv import runtime
 from blockconv.core.errors import ArgumentError
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dBackwardWeightsProblem, read_shape_file
+from blockconv.core.problem import Conv2dBackwardWeightsProblem
 from blockconv.core.types import Types
 from blockconv.dispatch import selection
 from blockconv.kernels import Row

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import blockconv as bc
-from blockconv.core.problem import Conv2dProblem, read_shape_file
+from bench.shape_files import read_shape_file
+from blockconv.core.problem import Conv2dProblem
 
 torch = pytest.importorskip("torch")
 
