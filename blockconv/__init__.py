@@ -14,11 +14,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from blockconv._version import __version__
-from blockconv.api.batch_norm import batch_norm, batch_norm_backward
 from blockconv.api.functional import conv1d, conv2d, explain
 from blockconv.api.gradients import conv2d_backward_data, conv2d_backward_weights, conv_transpose2d
-from blockconv.api.group_norm import group_norm, group_norm_backward, layer_norm, layer_norm_backward
 from blockconv.api.modules import Conv2d
+from blockconv.api.norms import (
+    batch_norm,
+    batch_norm_backward,
+    group_norm,
+    group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+)
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
 from blockconv.api.quantization import dequantize_linear, quantize_linear

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockconv.api.annotations import ActivationLike, ArrayLike, Padding, PoolPadding, Sizes
-from blockconv.api.pool_problems import PROBLEMS
+from blockconv.api.pooling import PROBLEMS
 from blockconv.core.errors import ArgumentError, needing
 from blockconv.core.interop import as_numpy
 from blockconv.core.types import Array

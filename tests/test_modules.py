@@ -202,7 +202,7 @@ GENERATORS = (
 )
 BOUNDARIES = {
     "blockconv.api.functional", "blockconv.dispatch.array", "blockconv.dispatch.measuring",
-    "blockconv.dispatch.measuring_memory", "blockconv.dispatch.packing", "blockconv.dispatch.quantizing",
+    "blockconv.dispatch.packing", "blockconv.dispatch.quantizing",
     "blockconv.frontends.onnx.contributed",
     "blockconv.kernels.common.request", "blockconv.network.planning.planned", "blockconv.network.reporting.data",
     "blockconv.network.reporting.page", "blockconv.onnxruntime.session", "blockconv.cli.doctor", "blockconv.cli.pack",

@@ -19,8 +19,15 @@ from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
 from blockconv.core.types import FLOATS, Array, Types, as_float
 from blockconv.dispatch import selection
-from blockconv.dispatch.array import NCHW, BlockedArray, allocate, is_channels_last, storage_of, to_layout
-from blockconv.dispatch.array_checks import require_movable
+from blockconv.dispatch.array import (
+    NCHW,
+    BlockedArray,
+    allocate,
+    is_channels_last,
+    require_movable,
+    storage_of,
+    to_layout,
+)
 from blockconv.dispatch.boundary import (
     cache_key,
     check_alias,

@@ -10,8 +10,7 @@ import numpy as np
 from blockconv.api.annotations import AnyArray, Array, PoolPadding, Sizes
 from blockconv.api.frame import Call, Computation, Frame, Result, as_blocked, chosen, given_array
 from blockconv.api.gradients import checked_shape
-from blockconv.api.pool_problems import PROBLEMS
-from blockconv.api.pooling import max_pool2d
+from blockconv.api.pooling import PROBLEMS, max_pool2d
 from blockconv.core.checks import read_sizes
 from blockconv.core.errors import ArgumentError, raised_by
 from blockconv.core.layout import Layout

@@ -13,8 +13,7 @@ from blockconv.core.interop import as_numpy, like
 from blockconv.core.layout import Layout, read_layout
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import BYTES, numpy_dtype
-from blockconv.dispatch.array import BlockedArray, allocate, entered, reorder_into
-from blockconv.dispatch.array_checks import require_rank
+from blockconv.dispatch.array import BlockedArray, allocate, entered, reorder_into, require_rank
 from blockconv.dispatch.quantizing import check_zero_point
 
 

@@ -5,6 +5,7 @@ A tile's step is the slope over the length of the reduction. Its end is the time
 """
 
 import functools
+import itertools
 import platform
 import time
 from collections.abc import Callable
@@ -18,12 +19,11 @@ from blockconv._version import __version__
 from blockconv.core import target
 from blockconv.core.checks import Pair
 from blockconv.core.layout import Layout
-from blockconv.core.problem import Conv2dProblem
+from blockconv.core.problem import Conv2dProblem, Pool2dProblem
 from blockconv.core.types import Types
-from blockconv.dispatch import measuring_memory as memory
 from blockconv.dispatch.quantizing import of_narrow
 from blockconv.dispatch.selection import named
-from blockconv.dispatch.tuning import runner
+from blockconv.dispatch.tuning import copy_of, program_runner, runner
 from blockconv.dispatch.turns import UnsteadyError, against, in_turns, positive, rates
 from blockconv.kernels.common.dot import Dot, dot_for, matrix_dot_for, name_of, tiles_of, tiles_of_registers
 from blockconv.kernels.conv.blocking import TileShape
@@ -32,7 +32,7 @@ from blockconv.kernels.winograd.costs import multiply_adds, transforms
 from blockconv.kernels.winograd.transforms import FORMS, Form
 from blockconv.machine import identity
 from blockconv.machine.machine import host
-from blockconv.machine.profile import SCATTERED, SCATTERED_BLOCK, MachineProfile, TileTimes, median_of
+from blockconv.machine.profile import LAST, SCATTERED, SCATTERED_BLOCK, MachineProfile, TileTimes, median_of
 
 DEPTHS = 32, 128  # channels of the two reductions
 # The same with streamed weights; no powers of two, at which a tile's pixels share sets of the cache.
@@ -104,7 +104,7 @@ def _profile(shapes: list[TileShape]) -> MachineProfile:
         vector_bytes=isa.vector_bytes,
         registers=isa.registers,
         halves=isa.halves,
-        caches=memory.caches(),
+        caches=_caches(),
         ways=target.first_level_ways(),
         line=target.cache_line(),
         tiles=tuple(times.values()),
@@ -116,9 +116,9 @@ def _profile(shapes: list[TileShape]) -> MachineProfile:
         },
         depthwise=positive("depthwise", _depthwise, lambda found: [product for product, _ in found.values()]),
         transforms=_all_transforms(fma),
-        copies=memory.bandwidths(memory.copy),
-        reads=memory.bandwidths(memory.read),
-        launch=positive("a launch", memory.launch, lambda found: [found]),
+        copies=_bandwidths(_copy),
+        reads=_bandwidths(_read),
+        launch=positive("a launch", _launch, lambda found: [found]),
         record=record,
         dots={name_of(dot): _dot_times(types, dot) for dot, types in dots.items() if name_of(dot)} | _matrix_times(),
     )
@@ -363,3 +363,49 @@ def _transforms(form: Form, layout: str, fma: float) -> tuple[float, float]:
     taken = np.array(list(in_turns(runs).values())) - np.array(products)
     source, destination = np.linalg.solve(np.array(counts), taken)
     return max(0.0, float(source)), max(0.0, float(destination))
+
+
+# ---------------------------------------------------------------- memory and launches
+
+
+def _caches() -> dict[str, int]:
+    return {"L1": target.first_level_cache(), "L2": target.second_level_cache(), "L3": target.last_level_cache()}
+
+
+def _bandwidths(run: Callable[[int], Callable[[], None]]) -> dict[str, float]:
+    """Bytes a second of what moves so many, that stay within three quarters of a cache, and that do not stay in any.
+
+    No more from a cache than from the one before it, which it passes: what was measured so differs by noise.
+    """
+    levels = _caches()
+    sizes = {
+        "L2": levels["L2"] * 3 // 4,
+        "L3": max(min(levels["L3"], LAST) // 4, 2 * levels["L2"]),
+        "memory": 4 * levels["L3"],
+    }
+    found = in_turns({name: run(size) for name, size in sizes.items()})
+    passed = itertools.accumulate((size / found[name] for name, size in sizes.items()), min)
+    return dict(zip(sizes, passed, strict=True))
+
+
+def _copy(size: int) -> Callable[[], None]:
+    """A copy that reads and writes so many bytes together."""
+    elements = size // 2 // ITEMSIZE
+    return program_runner(copy_of(elements).launches(), [elements * ITEMSIZE] * 2)
+
+
+def _read(size: int) -> Callable[[], None]:
+    """The greatest of each of some planes, of so many bytes together."""
+    lay, planes, rows = Layout("NCHW"), 16, 64
+    columns = size // (planes * rows * ITEMSIZE)
+    problem = Pool2dProblem("max", 1, planes, rows, columns, rows, columns)
+    found = named("pool2d", "pool_windows").prepare(problem, lay, lay, Types.all("float32"))
+    return runner(found, problem, lay, lay, ITEMSIZE)
+
+
+def _launch() -> float:
+    """Seconds of an op with next to nothing to do, in a program of many."""
+    few, many = 1, 33
+    (op,) = copy_of(16).launches()
+    found = in_turns({count: program_runner([op] * count, (64, 64)) for count in (few, many)})
+    return (found[many] - found[few]) / (many - few)

@@ -12,7 +12,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.layout import Layout, part_of
 from blockconv.core.problem import Conv2dProblem
 from blockconv.core.types import Array, ieee
-from blockconv.dispatch.reorders import reorder_program
+from blockconv.dispatch.selection import reorder_program
 from blockconv.kernels import WeightForm
 from blockconv.kernels.common.activation import activation_arguments
 from blockconv.kernels.common.copies import FillArgs, fill_extents

@@ -19,7 +19,7 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import NetworkError
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Array
-from blockconv.dispatch.reorders import reorder_program
+from blockconv.dispatch.selection import reorder_program
 from blockconv.kernels.reorder.nibbles import unpacked_bytes
 from blockconv.network import foreign, ops
 from blockconv.network.graph import Network, Node, named_error

@@ -24,10 +24,17 @@ from typing import Any
 
 import torch
 
-from blockconv.api.batch_norm import UNBOUNDED, gradients, normalized
 from blockconv.api.functional import CONV2D
 from blockconv.api.gradients import biased_backward_data, conv2d_backward_weights
-from blockconv.api.group_norm import group_norm, group_norm_backward, layer_norm, layer_norm_backward
+from blockconv.api.norms import (
+    UNBOUNDED,
+    gradients,
+    group_norm,
+    group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    normalized,
+)
 from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
 from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from blockconv.core.interop import followed, follows_tangents, has_tangent

@@ -16,7 +16,7 @@ from torch._functorch.partitioners import default_partition
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
-from blockconv.api.batch_norm import UNBOUNDED
+from blockconv.api.norms import UNBOUNDED
 from blockconv.core.errors import BlockconvError, failing, ignoring
 from blockconv.core.types import element
 from blockconv.frontends.torch.reader import Refused, arguments_of, kind_of

@@ -37,8 +37,9 @@ from blockconv.network.ops import (
     Transpose,
     Weighted,
 )
-from blockconv.network.passes import dynamic, integers, nibbles, precision, products, simplify
-from blockconv.network.passes.rewrite import Edit, adding_convolution, after, on, refitted, rewritten
+from blockconv.network.passes import dynamic, integers, precision, products, simplify
+from blockconv.network.passes.for_kernels import widened
+from blockconv.network.passes.rewrite import Edit, adding_convolution, after, drop_dead_code, on, refitted, rewritten
 from blockconv.network.passes.spelled import SPELLED, norm_of_pixels
 from blockconv.network.passes.volumes import VOLUMES
 
@@ -61,19 +62,6 @@ def fuse(network: Network, dtype: FloatType = "float32") -> Network:
 
 
 # ---------------------------------------------------------------- less of the same
-
-
-def drop_dead_code(network: Network) -> Network:
-    """Without nodes and constants that no output needs."""
-    needed = set(network.outputs)
-    for node in reversed(network.nodes):
-        if node.output in needed:
-            needed |= {*node.inputs, *node.parameters}
-    kept = [node for node in network.nodes if node.output in needed]
-    constants = {name: value for name, value in network.constants.items() if name in needed}
-    if len(kept) == len(network.nodes) and len(constants) == len(network.constants):
-        return network
-    return network.changed(kept, constants)
 
 
 def fold_constants(network: Network) -> Network:
@@ -389,6 +377,6 @@ PASSES = (
     precision.conversions,
     unify,
     drop_dead_code,
-    nibbles.widened,
+    widened,
     integers.known_weights,
 )

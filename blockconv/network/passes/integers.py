@@ -1,4 +1,4 @@
-"""Ops between dequantized values become ops of integers, of 8 bits and of 4 (see `nibbles`).
+"""Ops between dequantized values become ops of integers, of 8 bits and of 4 (see `for_kernels`).
 
 A quantized network, as ONNX's tools write it, has each float op between a Dequantize of its inputs and a Quantize of
 its output. This pass moves Dequantize down and Quantize up, past ops that only move elements. A convolution of

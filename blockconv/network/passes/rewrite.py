@@ -251,6 +251,19 @@ def rewritten(network: Network, *rules: Rule) -> Network:
     return edit.done()
 
 
+def drop_dead_code(network: Network) -> Network:
+    """Without nodes and constants that no output needs."""
+    needed = set(network.outputs)
+    for node in reversed(network.nodes):
+        if node.output in needed:
+            needed |= {*node.inputs, *node.parameters}
+    kept = [node for node in network.nodes if node.output in needed]
+    constants = {name: value for name, value in network.constants.items() if name in needed}
+    if len(kept) == len(network.nodes) and len(constants) == len(network.constants):
+        return network
+    return network.changed(kept, constants)
+
+
 # ---------------------------------------------------------------- the same for other sizes
 
 

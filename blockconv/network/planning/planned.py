@@ -14,13 +14,12 @@ from blockconv.core.errors import ArgumentError, LayoutError, NetworkError, Unsu
 from blockconv.core.layout import NATIVE, Layout, read_layout, row_major
 from blockconv.core.progress import Progress
 from blockconv.dispatch import selection, tuning
-from blockconv.dispatch.reorders import reorder_seconds
+from blockconv.dispatch.selection import reorder_seconds
 from blockconv.machine.machine import Machine, host
 from blockconv.network.graph import Network, Node
 from blockconv.network.memory import same_bytes
 from blockconv.network.ops.rule import Tensor
-from blockconv.network.passes.nibbles import widened
-from blockconv.network.passes.shapes import of_kernels
+from blockconv.network.passes.for_kernels import of_kernels, widened
 from blockconv.network.planning import remembered
 from blockconv.network.planning.binding import Workspace, bind
 from blockconv.network.planning.candidates import Candidate, Pricing, Reorder, candidates
