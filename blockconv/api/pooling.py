@@ -23,7 +23,7 @@ from blockconv.core.problem import AdaptivePool2dProblem, Pool2dProblem, PoolKin
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import NIBBLES, Types, is_quantized
 from blockconv.dispatch.array import BlockedArray
-from blockconv.dispatch.boundary import pair, sides, two
+from blockconv.dispatch.boundary import both, pair, sides, two
 from blockconv.dispatch.quantizing import check_zero_point
 from blockconv.kernels.pool.blocking import ANY_TYPE
 from blockconv.kernels.pool.rows import MOST_SUMMED
@@ -77,11 +77,10 @@ def _adaptive_problem(shape: Shape, output_size: Any) -> Problem:
     given = two(output_size)
     if len(given) == 2:
         given = tuple(size if wanted is None else wanted for wanted, size in zip(given, shape[2:], strict=True))
-    sizes = [size for wanted in given if (size := whole(wanted)) is not None and size >= 0]
-    if len(given) != 2 or len(sizes) != 2:
-        raise ArgumentError(
-            op, "output_size", output_size, "has to be an int of at least 0, or a pair of such ints and Nones"
-        )
+    sizes = both(given, 0)
+    if sizes is None:
+        rule = "has to be an int of at least 0, or a pair of such ints and Nones"
+        raise ArgumentError(op, "output_size", output_size, rule)
     check_extents(op, "output_size", output_size, sizes)
     oh, ow = sizes
     n, c, ih, iw = shape

@@ -133,21 +133,27 @@ def two(value: Any) -> tuple[Any, ...]:
 
 def output_paddings(op: str, value: Any, stride: Pair, dilation: Pair) -> Pair:
     """Pixels that a transposed convolution adds at the bottom and at the right: an int or a pair of them."""
-    numbers = [number for each in two(value) if (number := whole(each)) is not None and number >= 0]
-    if len(numbers) != 2 or len(two(value)) != 2:
+    numbers = both(value, 0)
+    if numbers is None:
         raise ArgumentError(op, "output_padding", value, "has to be an int of at least 0 or a pair of them")
     if any(more >= max(steps) for more, *steps in zip(numbers, stride, dilation, strict=True)):
         raise ArgumentError(op, "output_padding", value, "has to be less than stride or dilation")
-    return numbers[0], numbers[1]
+    return numbers
+
+
+def both(value: Any, least: int) -> Pair | None:
+    """The numbers of an int of at least so much, or of a pair of them; None for anything else."""
+    numbers = [number for each in two(value) if (number := whole(each)) is not None and number >= least]
+    return (numbers[0], numbers[1]) if len(numbers) == len(two(value)) == 2 else None
 
 
 def pair(op: str, argument: str, value: Any) -> Pair:
     """A positive int, or two of them, as a pair."""
-    numbers = [number for v in two(value) if (number := whole(v)) is not None]
-    if len(numbers) != 2 or len(two(value)) != 2 or min(numbers) < 1:
+    numbers = both(value, 1)
+    if numbers is None:
         raise ArgumentError(op, argument, value, "has to be a positive int or a pair of them")
     check_extents(op, argument, value, numbers)
-    return numbers[0], numbers[1]
+    return numbers
 
 
 def read_window(op: str, kernel: tuple[Any, ...], stride: Any, padding: Any, dilation: Any) -> tuple[Pair, Pads, Pair]:
@@ -194,12 +200,11 @@ def _padded_before(padding: str, total: list[int], same: tuple[object, ...]) -> 
 
 def sides(op: str, padding: Any, kinds: str) -> Pads:
     """((top, bottom), (left, right)) of a padding in numbers; ArgumentError if it is none of these kinds."""
-    both = [[whole(end) for end in two(side)] for side in two(padding)]
-    ends = [end for side in both for end in side if end is not None and end >= 0]
-    if [len(side) for side in both] != [2, 2] or len(ends) != 4:
+    pairs = [known for side in two(padding) if (known := both(side, 0)) is not None]
+    if len(pairs) != 2 or len(two(padding)) != 2:
         raise ArgumentError(op, "padding", padding, f"has to be {kinds}")
-    check_extents(op, "padding", padding, ends)
-    return (ends[0], ends[1]), (ends[2], ends[3])
+    check_extents(op, "padding", padding, (*pairs[0], *pairs[1]))
+    return pairs[0], pairs[1]
 
 
 def native_layout(layout: Layout | str, op: str, argument: str) -> Layout:

@@ -108,9 +108,10 @@ def program_of(
 ) -> tuple[Program, int]:
     """The program of the row that is chosen, and the bytes of its workspace. options: of the row."""
     row = choose(op, problem, src, dst, types)
-    alone = row.prepare(problem, src, dst, types, **options).seconds
-    primitive = row.prepare(problem, src, dst, types, threads, **options)
-    return Program(primitive.launches(), alone), sum(primitive.workspace)
+    primitive = alone = row.prepare(problem, src, dst, types, **options)
+    if threads > 1:
+        primitive = row.prepare(problem, src, dst, types, threads, **options)
+    return Program(primitive.launches(), alone.seconds), sum(primitive.workspace)
 
 
 def cheapest(found: Mapping[Row, Primitive | Reason], packed: Request | None = None) -> tuple[Row, Primitive] | None:
@@ -216,6 +217,5 @@ def conversion_program(
     """
     src, dst = layouts
     problem = ReorderProblem(shape, src.name, dst.name, types.src.itemsize)
-    row = choose("reorder", problem, src, dst, types)
-    primitive = row.prepare(problem, src, dst, types, stream=stream, quantizations=quantizations, fill=fill)
-    return Program(primitive.launches(), primitive.seconds)
+    options = {"stream": stream, "quantizations": quantizations, "fill": fill}
+    return program_of("reorder", problem, src, dst, types, 1, **options)[0]

@@ -159,11 +159,6 @@ def program_runner(launches: Sequence[Launch], nbytes: Sequence[int], threads: i
     return run
 
 
-def nothing() -> Callable[[], None]:
-    """A function that runs an op with almost no work, which takes the time of a call."""
-    return program_runner(copy_of(16).launches(), (64, 64))
-
-
 def copy_of(elements: int) -> Primitive:
     """A copy of so many elements of four bytes."""
     line = Layout("a")

@@ -162,6 +162,11 @@ class QuantizedConv2d(IntegerConvolution):
         """Whether it gives integers of 8 or 4 bits."""
         return self.dtype in INTEGERS
 
+    def after(self, types: Types, affine: tuple[Array, ...], residual: ElementType | None = None) -> Requantization:
+        """The steps after the sums. affine: scale and shift, or nothing. residual: the type of one."""
+        given = Quantizations(self.src, self.wei, self.dst or PLAIN, self.residual or PLAIN, self.sum)
+        return Requantization(self.activation, types, given, residual, affine=affine or None)
+
     def infer(
         self, src: Shape, residual: Shape | None, wei: Shape, bias: Shape | None, *factors: Shape | None
     ) -> Shape:
@@ -207,12 +212,10 @@ class QuantizedConv2d(IntegerConvolution):
     def compute(
         self, src: Array, residual: Array | None, wei: Array, bias: Array | None, *factors: Array | None
     ) -> Array:
-        sums, affine = self.int32_sums(src, self.src, wei, bias), tuple(x for x in factors if x is not None) or None
+        sums, affine = self.int32_sums(src, self.src, wei, bias), tuple(x for x in factors if x is not None)
         if self.dtype == "int32":
             return sums
-        given = Quantizations(self.src, self.wei, self.dst or PLAIN, self.residual or PLAIN, self.sum)
-        types = Types.all("int8")._replace(dst=element(self.dtype))
-        after = Requantization(self.activation, types, given, affine=affine)
+        after = self.after(Types.all("int8")._replace(dst=element(self.dtype)), affine)
         x = sums.astype(np.float32) * after.scales.sums.reshape(-1, 1, 1)
         shift, *scale = after.factors or (np.float32(0),)
         if self.sum is not None:

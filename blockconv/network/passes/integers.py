@@ -15,7 +15,7 @@ import numpy as np
 from blockconv.core.activation import ActivationKind
 from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError
-from blockconv.core.quantization import Quantization, real
+from blockconv.core.quantization import PLAIN, Quantization, real
 from blockconv.core.types import BYTES, INTEGERS, Array, ElementType, element
 from blockconv.dispatch.quantizing import check_sums, is_finite, is_light, is_narrow
 from blockconv.dispatch.selection import has_kernels
@@ -160,12 +160,10 @@ def _quantize_of_dequantize(edit: Edit, node: Node, a: Quantize) -> bool:
 
 @on(Conv2d)
 def _conv_of_integers(edit: Edit, node: Node, a: Conv2d) -> bool:
-    source, weight = _dequantize(edit, node.inputs[0]), _constant(edit, node.parameters[0])
+    source, weight = _dequantize(edit, node.inputs[0]), _weight(edit, node.parameters[0], 0)
     if source is None or weight is None:
         return False
-    integers, given, axis = weight
-    if integers.dtype != np.int8 or given.zero_point or (given.scale.ndim and axis != 0):
-        return False
+    integers, given = weight
     bias = _integer_bias(edit, node, source[1].scale * given.scale)
     try:
         check_sums(a.op, integers, bias)
@@ -195,17 +193,10 @@ def _transposed_conv(edit: Edit, node: Node, a: ConvTranspose2d) -> bool:
     Along an axis with stride s, pixel s * q + r adds the products of tap r + s * j and input q - j. So one window
     serves all remainders r, as channels. A tap that some remainders lack is zero.
     """
-    if a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
+    weight = _weight(edit, node.parameters[0], 1)
+    if weight is None or a.dilation != (1, 1) or _dequantize(edit, node.inputs[0]) is None:
         return False
-    weight = _constant(edit, node.parameters[0])
-    if (
-        weight is None
-        or weight[0].dtype != np.int8
-        or weight[1].zero_point
-        or (weight[1].scale.ndim and weight[2] != 1)
-    ):
-        return False
-    integers, given, _ = weight
+    integers, given = weight
     (_, _, *sizes), (sh, sw) = edit.shape(node.output), a.stride
     taps = [-(-size // step) for size, step in zip(integers.shape[2:], a.stride, strict=True)]
     firsts = [divmod(begin, step) for (begin, _), step in zip(a.pads, a.stride, strict=True)]
@@ -416,6 +407,13 @@ def _constant(edit: Edit, name: str) -> tuple[Array, Quantization, int] | None:
     if before is None or before[0].inputs[0] not in edit.constants:
         return None
     return edit.constants[before[0].inputs[0]], before[1].src, before[1].axis
+
+
+def _weight(edit: Edit, name: str, axis: int) -> tuple[Array, Quantization] | None:
+    """`_constant` of int8 without a zero point, and with one scale or one for each index of this axis, or None."""
+    integers, given, along = _constant(edit, name) or (np.empty(0), PLAIN, 0)
+    fits = integers.dtype == np.int8 and not given.zero_point and (not given.scale.ndim or along == axis)
+    return (integers, given) if fits else None
 
 
 def _only_read_here(edit: Edit, names: Sequence[str]) -> list[Node]:

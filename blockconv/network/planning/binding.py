@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from blockconv import jit
 from blockconv.core.layout import row_major
-from blockconv.core.quantization import PLAIN, Quantizations, Requantization
+from blockconv.core.quantization import Quantizations, Requantization
 from blockconv.core.types import Array, Types, element
 from blockconv.dispatch.packing import activation_block, pack_bias
 from blockconv.dispatch.quantizing import check_sums, epilogue_block, epilogue_of, quantized_bias, weight_sums
@@ -117,10 +117,8 @@ def _quantized_conv2d(
 ) -> BoundNode:
     problem, types, residual = candidate.request.problem, candidate.request.types, len(node.inputs) > 1
     a: Any = node.attributes
-    given = Quantizations(a.src, a.wei, a.dst or PLAIN, a.residual or PLAIN, a.sum)
     added = network.tensors[node.inputs[1]].type if residual else None
-    affine = tuple([network.constants[name] for name in node.parameters[2:]]) or None
-    after = Requantization(a.activation, types, given, added, affine=affine)
+    after = a.after(types, tuple([network.constants[name] for name in node.parameters[2:]]), added)
     primitive, made = prepare(epilogue_of(after))
     form, factors = primitive.form, [each.tobytes() for each in (after.scales.sums, *after.factors)]
 

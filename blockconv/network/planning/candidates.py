@@ -43,6 +43,11 @@ class Candidate(NamedTuple):
     view: View | None = None
     wei_bytes: int = 0
 
+    @property
+    def choice(self) -> tuple[str | None, tuple[Layout, ...], Layout]:
+        """What tells it from the node's others: its kernel's name, None for a view, and the layouts."""
+        return self.row.name if self.row else None, self.srcs, self.dst
+
     def prepare(self, threads: int, **options: Any) -> Primitive:
         """The kernel on so many threads."""
         assert self.row is not None

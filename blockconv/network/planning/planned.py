@@ -179,9 +179,7 @@ def formulate(network: Network, found: Found, reorder: Reorder, options: Options
     steps = []
     for node, ways in zip(network.nodes, found, strict=True):
         flows = [i for i, name in enumerate(node.inputs) if name not in network.constants]
-        choices = tuple(
-            Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.row.name if c.row else None) for c in ways
-        )
+        choices = tuple(Choice(tuple(c.srcs[i] for i in flows), c.dst, c.cost, c.choice[0]) for c in ways)
         steps.append(Step(node.name, tuple(node.inputs[i] for i in flows), node.output, choices))
     return Assignment(tuple(steps), *ends(network, options), reorder)
 
@@ -276,8 +274,8 @@ def with_all_candidates(network: Network, options: Options, planned: Planned) ->
         return planned
     every = options.chosen is not None  # what a file has need not be the cheapest here
     network, problem, found = formulated(network, replace(options, measure=False), every)
-    known = [{(c.row, c.srcs, c.dst): k for k, c in enumerate(ways)} for ways in found]
-    numbers = [at.get((c.row, c.srcs, c.dst), -1) for at, c in zip(known, planned.chosen, strict=True)]
+    known = [{c.choice: k for k, c in enumerate(ways)} for ways in found]
+    numbers = [at.get(c.choice, -1) for at, c in zip(known, planned.chosen, strict=True)]
     if -1 in numbers:  # a file may name layouts that its options do not
         return planned
     return Planned(network, problem, found, evaluate(problem, numbers, planned.solution.bound))
@@ -293,10 +291,8 @@ def _kept_name(network: Network, options: Options) -> str:
 
 def choices(planned: Planned) -> dict[str, list[Any]]:
     """The kernel, the sources' layouts and the destination's of each node, as files have them."""
-    return {
-        node.name: [None if c.row is None else c.row.name, [lay.tag for lay in c.srcs], c.dst.tag]
-        for node, c in zip(planned.network.nodes, planned.chosen, strict=True)
-    }
+    each = zip(planned.network.nodes, (one.choice for one in planned.chosen), strict=True)
+    return {node.name: [kernel, [lay.tag for lay in srcs], dst.tag] for node, (kernel, srcs, dst) in each}
 
 
 def _recalled(network: Network, options: Options, chosen: Mapping[str, Any], bound: float) -> Planned | None:
@@ -311,10 +307,10 @@ def _recalled(network: Network, options: Options, chosen: Mapping[str, Any], bou
         images = dict.fromkeys(layout for layout in (*srcs, dst) if layout.ndim == 4)
         near = replace(pricing, layouts=tuple(images) or (row_major(4),), dsts=(dst,) if dst.ndim == 4 else ())
         ways = candidates(network, node, near)
-        same = [c for c in ways if (c.row.name if c.row else None, c.srcs, c.dst) == wanted]
-        if not same:
+        same = next((c for c in ways if c.choice == wanted), None)
+        if same is None:
             return None
-        found.append((same[0],))
+        found.append((same,))
     problem = formulate(network, tuple(found), pricing.reorder, options)
     return Planned(network, problem, tuple(found), evaluate(problem, [0] * len(found), bound), is_recalled=True)
 

@@ -118,25 +118,10 @@ def rows(planned: Planned, made: Schedule, calls: Sequence[CallData]) -> list[Dr
 
     found = [end("input", tensor.name, problem.given[tensor.name]) for tensor in network.inputs]
     for action, call in zip(made.actions, calls, strict=True):
-        shape = text.dims(network.shape(action.writes[0]))
         writes = action.writes if action.kind != "copy" else None  # others may read what is copied where it was
-        src, dst = action.layouts
-        what = _what(network, action)
-        ends = action.reads, writes
-        found.append(
-            DrawnRow(
-                action.name,
-                action.kind,
-                what,
-                action.kernel,
-                shape,
-                src,
-                dst,
-                call["predicted"],
-                call["measured"],
-                *ends,
-            )
-        )
+        said = action.name, action.kind, _what(network, action), action.kernel, text.dims(call["shape"])
+        times = call["predicted"], call["measured"]
+        found.append(DrawnRow(*said, *action.layouts, *times, action.reads, writes))
     return [*found, *(end("output", name, layout) for name, layout in problem.wanted.items())]
 
 
