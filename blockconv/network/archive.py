@@ -20,10 +20,10 @@ from blockconv.core.files import as_path, reading, replacing
 from blockconv.core.quantization import Quantization
 from blockconv.core.types import element, numpy_dtype
 from blockconv.network import ops
-from blockconv.network.foreign import Rest
 from blockconv.network.graph import Network, Node
 from blockconv.network.limits import Limits
 from blockconv.network.ops.rule import Tensor
+from blockconv.network.rest import Rest
 
 FORMAT = 1
 Names = tuple[str, ...]

@@ -15,10 +15,10 @@ from blockconv.core.checks import Shape
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, Array, ElementType, element
-from blockconv.network.foreign import Rest
 from blockconv.network.graph import Network, Node, computed, frozen, held, inferred
 from blockconv.network.ops import Op, Reshape
 from blockconv.network.ops.rule import Tensor
+from blockconv.network.rest import Rest
 
 Tensors = tuple[Tensor, ...]
 

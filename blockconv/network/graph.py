@@ -25,12 +25,13 @@ from blockconv.core.checks import Shape, check_flag, check_shape, read_sizes
 from blockconv.core.errors import ArgumentError, NetworkError
 from blockconv.core.interop import as_file, as_numpy
 from blockconv.core.types import NIBBLES, Array, ElementType, element, ieee
-from blockconv.network.foreign import Rest, counted
+from blockconv.network.foreign import counted
 from blockconv.network.limits import Limits
 from blockconv.network.ops import Dequantize, Op, Reshape
 from blockconv.network.ops.rule import Site, Tensor
 from blockconv.network.order import topological
 from blockconv.network.reach import ReceptiveField, receptive_fields
+from blockconv.network.rest import Rest
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Network:
     name: the network's name, for its errors.
     remake: the function that reads the model again for other input shapes, if a front end folded shapes into constants.
         It may say which sizes it takes; see `blockconv.network.limits`.
-    rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.foreign`.
+    rest: the nodes that depend on shapes which data decide, and read `outputs`; see `blockconv.network.rest`.
     merged: for each node that a pass merged into another, the other's name. The other may be merged too.
     tensors: the name, shape and element type of every value by its name, with constants.
 

@@ -15,10 +15,10 @@ from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout, row_major
 from blockconv.core.types import Array
 from blockconv.dispatch.array import BlockedArray, to_layout
-from blockconv.network.foreign import RestPlan
 from blockconv.network.graph import elements_of
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.planning.planned import Planned
+from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, ForeignCall, Schedule
 from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
 

@@ -25,7 +25,6 @@ from blockconv.dispatch.array import BlockedArray
 from blockconv.dispatch.selection import accuracy_of
 from blockconv.dispatch.tuning import read_costs
 from blockconv.network import archive, foreign
-from blockconv.network.foreign import RestPlan
 from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, End, measured_runs
 from blockconv.network.passes.fuse import fuse
@@ -45,7 +44,9 @@ from blockconv.network.planning.planned import (
 from blockconv.network.planning.resized import resized, unpriced
 from blockconv.network.reporting import explain
 from blockconv.network.reporting import page as report
-from blockconv.network.reporting.data import PlanData, Profile, Sizes, collected, median_seconds, seconds_of_actions
+from blockconv.network.reporting.data import PlanData, Sizes, collected
+from blockconv.network.reporting.profile import Profile, median_seconds, seconds_of_actions
+from blockconv.network.rest import RestPlan
 from blockconv.network.schedule import Action, schedule
 from blockconv.network.tiling import Tiling, checked_out, run_tiled, tiling
 from blockconv.runtime import Launch, address_of, aligned_empty, check_threads, get_num_threads

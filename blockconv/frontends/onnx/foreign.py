@@ -23,9 +23,9 @@ from blockconv.frontends.onnx.runner import captured, graphs_of, has_onnx_runtim
 from blockconv.frontends.onnx.scope import OP, Scope, Unknown, UnknownValue, title
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
-from blockconv.network.foreign import Rest
 from blockconv.network.graph import Node
 from blockconv.network.ops.rule import Tensor
+from blockconv.network.rest import Rest
 
 # ONNX's numbers of the element types that flow between nodes, by ONNX Runtime's names of such tensors.
 _NUMBERS = "float double float16 bfloat16 bool complex64 complex128"

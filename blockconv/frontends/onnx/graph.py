@@ -22,11 +22,11 @@ from blockconv.frontends.onnx.rules import Rules, domain_of, dtype_of, onnx_erro
 from blockconv.frontends.onnx.runner import check_foreign, graphs_of, reads_of
 from blockconv.frontends.onnx.scope import OP, Call, ReadStep, Scope, Unknown, UnknownValue, title
 from blockconv.network.emitter import Unsupported, check_supported, counted_nodes, element_type
-from blockconv.network.foreign import Rest
 from blockconv.network.graph import Network, frozen, holds
 from blockconv.network.ops import Foreign
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.order import topological
+from blockconv.network.rest import Rest
 
 
 @ieee

@@ -19,18 +19,20 @@ from blockconv.network.ops import (
     foreign,
     indexed,
     moves,
+    norm,
     products,
     quantized,
     recurrent,
     windows,
 )
-from blockconv.network.ops.axes import *  # noqa: F403  # noqa: F403
+from blockconv.network.ops.axes import *  # noqa: F403
 from blockconv.network.ops.base import Op, Solved
 from blockconv.network.ops.dynamic import *  # noqa: F403
 from blockconv.network.ops.elementwise import *  # noqa: F403
 from blockconv.network.ops.foreign import *  # noqa: F403
 from blockconv.network.ops.indexed import *  # noqa: F403
 from blockconv.network.ops.moves import *  # noqa: F403
+from blockconv.network.ops.norm import *  # noqa: F403
 from blockconv.network.ops.products import *  # noqa: F403
 from blockconv.network.ops.quantized import *  # noqa: F403
 from blockconv.network.ops.recurrent import *  # noqa: F403
@@ -43,6 +45,7 @@ __all__ += elementwise.__all__
 __all__ += foreign.__all__
 __all__ += indexed.__all__
 __all__ += moves.__all__
+__all__ += norm.__all__
 __all__ += products.__all__
 __all__ += quantized.__all__
 __all__ += recurrent.__all__

@@ -1,4 +1,4 @@
-"""Ops along an axis, over channels or over pixels, and normalisation."""
+"""Ops along an axis, over channels or over pixels."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ import numpy as np
 from blockconv.core.checks import Pair, Shape, check_rank
 from blockconv.core.eltwise_problem import (
     Coordinates,
-    GroupNormProblem,
     LrnProblem,
     NearestMode,
     ReduceKind,
@@ -22,10 +21,10 @@ from blockconv.core.eltwise_problem import (
 )
 from blockconv.core.errors import ArgumentError
 from blockconv.core.types import FLOATS, Array, ElementType
-from blockconv.network.ops.base import Scaled, Solved, common_type, framed
-from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reach, Reads, Site, Windows, same_pixels
+from blockconv.network.ops.base import Solved, common_type, framed
+from blockconv.network.ops.rule import ALL_PIXELS, Axes, Reach, Reads, Site, Windows
 
-__all__ = ["GroupNorm", "Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
+__all__ = ["Lrn", "Reduce", "ReduceMean", "Resize", "Softmax"]
 
 
 class _OfFloats(Solved):
@@ -185,36 +184,3 @@ class Reduce(_OverAxes):
     """The sum, maximum, minimum or product over axes (0 or more), which stay as 1 if `keepdims`."""
 
     kind: ReduceKind = "sum"
-
-
-@dataclass(frozen=True)
-class GroupNorm(Scaled):
-    """(src - mean) / sqrt(variance + epsilon) * scale[c] + bias[c], over each image's `groups` groups of channels.
-
-    Statistics are of all elements of a group: its channels (axis 1) and all axes after them. C groups are instance
-    normalisation; one group of an array (N, C) is layer normalisation.
-
-    per_pixel: of a group's channels alone, at each pixel; one such group is layer normalisation with channels first.
-    centred: False: src / sqrt(mean of src² + epsilon) * scale[c] + bias[c], RMS normalisation.
-    parameters: scale (C,), bias (C,); with 16-bit floats these may be float32, the type of the computation.
-    """
-
-    solves = GroupNormProblem
-    takes = FLOATS
-    groups: int
-    epsilon: float = 1e-5
-    per_pixel: bool = False
-    centred: bool = True
-
-    def compute(self, src: Array, *factors: Array) -> Array:
-        if not src.size:
-            return src
-        split = src.reshape(src.shape[0], self.groups, src.shape[1] // self.groups, -1)
-        axes = (2,) if self.per_pixel else (2, 3)
-        apart = split - split.mean(axis=axes, keepdims=True) if self.centred else split
-        normal = apart / np.sqrt((apart * apart).mean(axis=axes, keepdims=True) + self.epsilon)
-        scale, bias = (factor.reshape((-1,) + (1,) * (src.ndim - 2)) for factor in factors)
-        return np.asarray(normal.reshape(src.shape) * scale + bias)
-
-    def windows(self, site: Site, axes: Axes) -> Reads:
-        return [same_pixels(axes)] if self.per_pixel else ALL_PIXELS

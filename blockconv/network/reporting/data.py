@@ -1,11 +1,6 @@
-"""A plan as data: one record, the source of its text, its page and its JSON; and its times, measured and predicted.
-
-Plans are chosen by what they cost on one thread, so that neither the choice nor a single bit of a result depends on
-the threads. People want to know about the threads that ran: predictions here are theirs, and choose nothing.
-"""
+"""A plan as data: one record, the source of its text, its page and its JSON."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict
 
@@ -18,81 +13,11 @@ from blockconv.kernels.common.request import Reason, Request
 from blockconv.machine import identity
 from blockconv.machine.profile import selected
 from blockconv.network.graph import Network, Node
-from blockconv.network.planning.candidates import Candidate, on_threads
+from blockconv.network.planning.candidates import Candidate
 from blockconv.network.planning.planned import Options, Planned
-from blockconv.network.planning.planner import Assignment, Solution, optimal
+from blockconv.network.planning.planner import Assignment, optimal
+from blockconv.network.reporting.profile import Profile, seconds_of_actions, seconds_of_plan
 from blockconv.network.schedule import Action, Schedule
-
-
-class Profile(NamedTuple):
-    """The median seconds of each action of a plan, and of the whole plan; `print` shows a table.
-
-    actions: the kernel calls, in the plan's order.
-    seconds: the measured seconds of each, with a launch of about 3 µs.
-    whole: the measured seconds of the plan in one native call, without these launches.
-    predicted: the predicted seconds of each action.
-    threads: the number of threads.
-    """
-
-    actions: tuple[Action, ...]
-    seconds: tuple[float, ...]
-    whole: float
-    predicted: tuple[float, ...]
-    threads: int
-
-    def __str__(self) -> str:
-        together = sum(self.seconds)
-        rows = [
-            (*call_cells(action), text.microseconds(guess), text.microseconds(seconds), f"{seconds / together:.1%}")
-            for action, guess, seconds in zip(self.actions, self.predicted, self.seconds, strict=True)
-        ]
-        total = text.microseconds(sum(self.predicted)), text.microseconds(together), "100%"
-        rows.append((f"{len(self.actions)} calls, one by one", "", "", *total))
-        heads = (*CALL_HEADS, "predicted,\nµs", "measured,\nµs", "share")
-        whole = f"The whole plan in one native call: {text.duration(self.whole)}"
-        shown = text.table(heads, rows, right=(3, 4, 5), rules=[len(self.actions)])
-        return f"{shown}\n\n{whole}, on {text.threads(self.threads)}."
-
-    def __repr__(self) -> str:
-        whole = f"whole={text.duration(self.whole)}"
-        return f"Profile({len(self.actions)} calls, {whole}, one by one={text.duration(sum(self.seconds))})"
-
-
-CALL_HEADS = "op", "kernel", "layouts"
-
-
-def call_cells(action: Action) -> tuple[str, str, str]:
-    """An action in the columns of CALL_HEADS; reorders and copies are named after the tensor that they move."""
-    name = action.name if action.node is not None else f"{action.kind} {action.name}"
-    kernel = text.shortened(action.kernel, 20)
-    return text.shortened(name, 26), kernel, text.arrow(*action.layouts)
-
-
-def median_seconds(nanoseconds: Sequence[int]) -> float:
-    """The middle one of some times."""
-    return sorted(nanoseconds)[len(nanoseconds) // 2] / 1e9
-
-
-def seconds_of_plan(planned: Planned, solution: Solution, threads: int) -> float:
-    """Seconds of a whole plan, its reorders included."""
-    every = zip(planned.candidates, solution.chosen, strict=True)
-    nodes = sum(on_threads(found[k], planned.threads, threads) for found, k in every)
-    return nodes + sum(planned.problem.reorder(*copy) for copy in solution.reorders)
-
-
-def seconds_of_actions(planned: Planned, actions: tuple[Action, ...], threads: int) -> tuple[float, ...]:
-    """Seconds of each action. A reorder's are those of memory, whatever the threads."""
-    taken = {node.name: candidate for node, candidate in zip(planned.network.nodes, planned.chosen, strict=True)}
-
-    def cost(a: Action) -> float:
-        if a.node is None:
-            return planned.problem.reorder(a.writes[0], *a.layouts)
-        return a.cost if a.part else on_threads(taken[a.name], planned.threads, threads)
-
-    return tuple(map(cost, actions))
-
-
-# ---------------------------------------------------------------- the plan
 
 VERSION = 1  # of PlanData: another number where a field changes its meaning or goes away
 PRICED = 8  # reorders of a plan for which the best plan without them is searched

@@ -4,7 +4,8 @@ import textwrap
 
 from blockconv.core import text
 from blockconv.network.foreign import counted
-from blockconv.network.reporting.data import CALL_HEADS, NodeData, PlanData, call_cells, more
+from blockconv.network.reporting.data import NodeData, PlanData, more
+from blockconv.network.reporting.profile import CALL_HEADS, call_cells
 from blockconv.network.schedule import Action
 
 

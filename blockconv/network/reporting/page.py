@@ -15,9 +15,10 @@ from blockconv.machine import identity
 from blockconv.network.planning.planned import Planned
 from blockconv.network.planning.planner import Solution, fixed, greedy
 from blockconv.network.reporting import drawing
-from blockconv.network.reporting.data import PlanData, seconds_of_plan
+from blockconv.network.reporting.data import PlanData
 from blockconv.network.reporting.drawing import FILLS, fill, style_variables
 from blockconv.network.reporting.explain import foreign, others
+from blockconv.network.reporting.profile import seconds_of_plan
 from blockconv.network.schedule import Schedule
 
 LEAST_SCALE = 0.01  # the axis of the bars reaches at least this share of the best plan's time
