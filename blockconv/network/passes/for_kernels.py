@@ -96,7 +96,11 @@ def _with_axes(network: Network) -> Network:
 
 
 class _Wrapped(NamedTuple):
-    """A node between conversions. before: of inputs, by their names. after: of its output; None: it needs none."""
+    """A node between conversions.
+
+    before: the ops that convert inputs, by their names.
+    after: the op that converts its output; None: it needs none.
+    """
 
     attributes: Op
     before: Mapping[str, Op]
