@@ -25,8 +25,16 @@ from blockconv.api.norms import (
     layer_norm,
     layer_norm_backward,
 )
-from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
-from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, global_avg_pool2d, global_max_pool2d, max_pool2d
+from blockconv.api.pooling import (
+    adaptive_avg_pool2d,
+    adaptive_avg_pool2d_backward,
+    avg_pool2d,
+    avg_pool2d_backward,
+    global_avg_pool2d,
+    global_max_pool2d,
+    max_pool2d,
+    max_pool2d_backward,
+)
 from blockconv.api.quantization import dequantize_linear, quantize_linear
 from blockconv.core.errors import (
     ArgumentError,

@@ -16,7 +16,7 @@ from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOpt
 from blockconv.api.frame import Call, Computation, Derive, Frame, Result
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import whole
+from blockconv.core.checks import Shape, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
@@ -134,13 +134,13 @@ class CheckedConvolution:
 
     # -- what is read and written
 
-    def _check_residual(self, residual: BlockedArray, shape: tuple[int, ...], types: Types) -> None:
+    def _check_residual(self, residual: BlockedArray, shape: Shape, types: Types) -> None:
         if residual.shape != shape:
             raise ArgumentError(self._op, "residual", residual.shape, f"has to have the output's shape, {shape}")
         self.arithmetic.check_residual(residual.dtype, types.dst.array_dtype)
         check_zero_point(self._op, "residual", residual.zero_point, self._options.residual_quantization)
 
-    def _problem(self, shape: tuple[int, ...]) -> Conv2dProblem:
+    def _problem(self, shape: Shape) -> Conv2dProblem:
         oc, per_group, kh, kw = self.weight.shape
         self._check_channels(shape, per_group * self.groups)
         n, ic, ih, iw = shape
@@ -240,7 +240,7 @@ class CheckedConvolution:
 
     # -- checks
 
-    def _check_channels(self, shape: tuple[int, ...], channels: int) -> None:
+    def _check_channels(self, shape: Shape, channels: int) -> None:
         if len(shape) != 4 or shape[1] != channels:
             rule = f"has to be (N, C, H, W) with C = {channels}, which follows from weight and groups"
             last = "where channels are the last axis, give x.transpose(0, 3, 1, 2), of one image image[None] for x"

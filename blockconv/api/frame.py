@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blockconv.core.checks import Shape
 from blockconv.core.errors import ArgumentError, DtypeError, UnsupportedError
 from blockconv.core.interop import as_numpy, like, like_any
 from blockconv.core.layout import Layout
@@ -56,7 +57,7 @@ class Result(NamedTuple):
     is_plain: an array even for BlockedArrays; a tensor if any input is one.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     layout: Layout | None
     dtype: Any
     zero_point: int = 0

@@ -10,7 +10,7 @@ import numpy as np
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.convolution import CheckedConvolution, convolution_frame
 from blockconv.api.frame import Call, Computation, Frame, Result, chosen
-from blockconv.core.checks import check_extents, check_flag, read_sizes, whole
+from blockconv.core.checks import Shape, check_extents, check_flag, read_sizes, whole
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import Layout
@@ -51,7 +51,7 @@ class _ConvTranspose2d(_Transposed):
         super().__init__(*given, **options)
         self._output_padding = output_paddings(self._op, output_padding, self.stride, self.dilation)
 
-    def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
+    def _problem(self, shape: Shape) -> Conv2dBackwardDataProblem:
         self._check_channels(shape, int(self.weight.shape[0]))
         kernel, sizes, pads = self.weight.shape[2:], [], []
         for k in range(2):
@@ -74,7 +74,7 @@ class _BackwardData(_Transposed):
         self._shape = checked_shape(self._op, "input_shape", input_shape)
         super().__init__(*given, **options)
 
-    def _problem(self, shape: tuple[int, ...]) -> Conv2dBackwardDataProblem:
+    def _problem(self, shape: Shape) -> Conv2dBackwardDataProblem:
         n, channels, *sizes = self._shape
         problem = self._of(n, sizes, self._pads)
         if channels != problem.ic:
@@ -188,7 +188,7 @@ def conv2d_backward_data(
 
 
 def biased_backward_data(
-    input_shape: tuple[int, ...], weight: Any, grad: Any, bias: Any, windows: tuple[Any, ...], out_layout: str
+    input_shape: Shape, weight: Any, grad: Any, bias: Any, windows: tuple[Any, ...], out_layout: str
 ) -> Any:
     """`conv2d_backward_data` and a bias, (C,), or None. windows: stride, padding, dilation, groups."""
     options = (input_shape, *windows, None, "auto", "default")
@@ -267,7 +267,7 @@ _WEIGHTS = Frame("conv2d_backward_weights", ("input", "grad"), _solve_weights)
 
 
 def _weights_problem(
-    op: str, shape: tuple[int, ...], weight_shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    op: str, shape: Shape, weight_shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Conv2dBackwardWeightsProblem:
     oc, per_group, kh, kw = checked_shape(op, "weight_shape", weight_shape)
     strides, pads, dilations = read_window(op, (kh, kw), stride, padding, dilation)
@@ -283,7 +283,7 @@ def _weights_problem(
         return Conv2dBackwardWeightsProblem(n, channels, ih, iw, oc, kh, kw, *fields)
 
 
-def checked_shape(op: str, argument: str, shape: Any) -> tuple[int, ...]:
+def checked_shape(op: str, argument: str, shape: Any) -> Shape:
     """Four sizes of at least 0."""
     sizes = read_sizes(shape)
     if sizes is None or len(sizes) != 4:

@@ -148,9 +148,7 @@ def computed_type(x: Any) -> np.dtype[Any]:
     return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
-def by_channel(
-    op: str, name: str, given: Any, x: Any, default: float, shape: tuple[int, ...] | None = None
-) -> npt.NDArray[Any]:
+def by_channel(op: str, name: str, given: Any, x: Any, default: float, shape: Shape | None = None) -> npt.NDArray[Any]:
     """A number for each channel of an array, in the type that is computed with. shape: of `given`; None: (C,)."""
     if len(x.shape) < 2:
         raise ArgumentError(op, "input", x, "has to be (N, C, H, W)")
@@ -387,8 +385,8 @@ class _Seen(NamedTuple):
     x: Any
     groups: int
     per_pixel: bool
-    sizes: tuple[int, ...]
-    statistics: tuple[int, ...]
+    sizes: Shape
+    statistics: Shape
 
 
 def _in_groups(op: str, input: Any, seen: _Seen, parameters: tuple[Any, Any], eps: float, out: Any) -> _Results:

@@ -219,7 +219,7 @@ def _within(op: str, argument: str, values: Iterable[int], bounds: tuple[int, ..
 
 
 @lru_cache(maxsize=4096)
-def _padded(layout: Layout, shape: Shape) -> tuple[int, ...]:
+def _padded(layout: Layout, shape: Shape) -> Shape:
     padded = tuple(-(-size // block) * block for size, block in zip(shape, layout.blocks, strict=True))
     return tuple(map(max, padded, layout.whole)) if layout.whole else padded
 

@@ -424,7 +424,7 @@ PACKED = {name: element(name).dtype for name in NIBBLES}  # two values a byte, a
 
 
 @functools.lru_cache(maxsize=4096)
-def storage_for(layout: Layout, shape: Shape, dtype: np.dtype[Any] | str) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+def storage_for(layout: Layout, shape: Shape, dtype: np.dtype[Any] | str) -> tuple[int, Shape, np.dtype[Any]]:
     """(bytes, shape, dtype) of a storage."""
     nbytes = element(dtype).nbytes(layout.size(shape))
     check_bytes("BlockedArray", "shape", shape, nbytes)

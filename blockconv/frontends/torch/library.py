@@ -35,8 +35,14 @@ from blockconv.api.norms import (
     layer_norm_backward,
     normalized,
 )
-from blockconv.api.pool_gradients import adaptive_avg_pool2d_backward, avg_pool2d_backward, max_pool2d_backward
-from blockconv.api.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from blockconv.api.pooling import (
+    adaptive_avg_pool2d,
+    adaptive_avg_pool2d_backward,
+    avg_pool2d,
+    avg_pool2d_backward,
+    max_pool2d,
+    max_pool2d_backward,
+)
 from blockconv.core.interop import followed, follows_tangents, has_tangent
 
 calls: Any = SimpleNamespace()
