@@ -5,17 +5,16 @@ node that is to blame. It computes an op at once if all operands are constants.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from blockconv.core.checks import Shape
 from blockconv.core.errors import UnsupportedError
 from blockconv.core.text import take_name
 from blockconv.core.types import NIBBLES, Array, ElementType, element
-from blockconv.network.graph import Network, Node, computed, frozen, held, inferred
+from blockconv.network.graph import Network, Node, Remake, computed, frozen, held, inferred
 from blockconv.network.ops import Op, Reshape
 from blockconv.network.ops.rule import Tensor
 from blockconv.network.rest import Rest
@@ -164,7 +163,7 @@ class Emitter:
     def network(
         self,
         outputs: tuple[str, ...],
-        remake: Callable[[dict[str, Shape]], Network] | None = None,
+        remake: Remake | None = None,
         rest: Rest | None = None,
         like: Network | None = None,
     ) -> Network:

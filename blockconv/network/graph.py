@@ -34,6 +34,7 @@ from blockconv.network.reach import ReceptiveField, receptive_fields
 from blockconv.network.rest import Rest
 
 T = TypeVar("T")
+Remake = Callable[[dict[str, Shape]], "Network"]  # makes a network anew for other input shapes
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Network:
     constants: Mapping[str, Array]
     name: str = "network"
     # Makes the network anew for other input shapes where a front end folded shapes into constants.
-    remake: Callable[[dict[str, Shape]], Network] | None = field(default=None, repr=False)
+    remake: Remake | None = field(default=None, repr=False)
     merged: Mapping[str, str] = field(default_factory=dict, repr=False)
     rest: Rest | None = field(default=None, repr=False)
     tensors: dict[str, Tensor] = field(init=False, repr=False)  # every value, constants included
@@ -246,7 +247,7 @@ class Network:
     def of_shapes(
         self,
         shapes: Mapping[str, Shape],
-        remake: Callable[[dict[str, Shape]], Network] | None,
+        remake: Remake | None,
         known: Mapping[str, Tensor] | None = None,
     ) -> Network:
         """The same nodes and constants for other shapes of some inputs, `remake` apart.
@@ -262,7 +263,7 @@ class Network:
             return made
         return made.remade_by(remake, nodes=tuple(nodes))
 
-    def remade_by(self, remake: Callable[[dict[str, Shape]], Network] | None, **parts: Any) -> Network:
+    def remade_by(self, remake: Remake | None, **parts: Any) -> Network:
         """The same network with another `remake`, and other parts, which fit together and are not checked."""
         made = object.__new__(type(self))  # a quantized network keeps its report
         made.__dict__.update(self.__dict__, remake=remake, **parts)

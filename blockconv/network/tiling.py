@@ -24,6 +24,7 @@ from blockconv.network.graph import Network
 from blockconv.network.ops.rule import PIXELS, Reach
 from blockconv.network.reach import reaches, windows
 
+Known = Mapping[str, Mapping[int, Reach]]  # by value, and by the axis that counts its pixels
 USUAL = 512  # pixels of a tile along an axis, unless a size is requested
 LEAST_SHARE = 4  # a tile has at least this many times the pixels that its cuts cost
 
@@ -150,7 +151,7 @@ def _along(reach: Mapping[int, Reach], k: int) -> Reach:
     return reach[sorted(reach)[k]]
 
 
-def _stride(known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
+def _stride(known: Known, k: int) -> int:
     """Pixels of the image by which a tile can move so that each value moves by whole pixels."""
     return math.lcm(*(_along(reach, k).step.numerator for reach in known.values()))
 
@@ -164,14 +165,14 @@ def _asked(tile: Any) -> list[int | None]:
     return sizes
 
 
-def _shared(size: int, stride: int, usual: int, known: Mapping[str, Mapping[int, Reach]], k: int) -> int:
+def _shared(size: int, stride: int, usual: int, known: Known, k: int) -> int:
     """The tile size that divides the image into equal tiles, as many as `usual` makes: little is computed twice."""
     lost = max(math.ceil(_along(reach, k).high - _along(reach, k).low) for reach in known.values()) + 2 * stride
     count = max(1, math.ceil((size - lost) / (max(usual, LEAST_SHARE * lost) - lost)))
     return math.ceil((size - lost) / count) + lost
 
 
-def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int, Reach]]) -> None:
+def _check_like(image: Network, small: Network, known: Known) -> None:
     """Raise UnsupportedError if a tile's network differs from the whole image's in more than the number of pixels."""
     for node, same in zip(image.nodes, small.nodes, strict=True):
         if node.output not in known:
@@ -186,7 +187,7 @@ def _check_like(image: Network, small: Network, known: Mapping[str, Mapping[int,
                 raise UnsupportedError(f"{node}: {rule}; give an image of another size")
 
 
-def _valid(small: Network, known: Mapping[str, Mapping[int, Reach]], k: int) -> dict[str, Pair]:
+def _valid(small: Network, known: Known, k: int) -> dict[str, Pair]:
     """Pixels (first, end) of each value of a tile along an axis that read no pixel beyond a cut on either side."""
     name = small.inputs[0].name
     found = {name: (0, small.inputs[0].shape[PIXELS[k]])}
@@ -206,7 +207,7 @@ def _cuts(
     size: int,
     ends: Mapping[str, int],
     small: Network,
-    known: Mapping[str, Mapping[int, Reach]],
+    known: Known,
     stride: int,
     k: int,
 ) -> _Cuts:

@@ -21,7 +21,7 @@ def minimum(
     factors: Sequence[Factor], most: float, steps: int, table: int, report: Callable[[int], None] | None = None
 ) -> Minimum:
     """`elimination.minimum`, or its kept result for the same arguments."""
-    name = f"plan-{_digest(factors, most, steps, table)}"
+    name = kept_name("plan", [*map(tuple, factors)], most, steps, table)
     found = _known(name, factors)
     if found is None:
         found = elimination.minimum(factors, most, steps, table, report)
@@ -29,14 +29,6 @@ def minimum(
             values = None if found.values is None else [found.values[v] for v in sorted(found.values)]
             cache.write_table(name, {"values": values, "cost": found.cost, "bound": found.bound, "steps": found.steps})
     return found
-
-
-def _digest(factors: Sequence[Factor], most: float, steps: int, table: int) -> str:
-    digest = hashlib.sha256(repr((most, steps, table)).encode())
-    for f in factors:
-        digest.update(repr((f.scope, f.costs.shape)).encode())
-        digest.update(f.costs.astype(float).tobytes())
-    return digest.hexdigest()[:32]
 
 
 def _known(name: str, factors: Sequence[Factor]) -> Minimum | None:
@@ -57,11 +49,11 @@ def _known(name: str, factors: Sequence[Factor]) -> Minimum | None:
 # ---------------------------------------------------------------- choices
 
 
-def choice_name(*what: Any) -> str:
-    """The name of a choice that depends on these values and on this package, and on nothing else."""
+def kept_name(kind: str, *what: Any) -> str:
+    """The name of what depends on these values and on this package, and on nothing else."""
     written = io.BytesIO()
     _Plain(written).dump(what)
-    return f"choice-{hashlib.sha256(_package() + written.getbuffer()).hexdigest()[:32]}"
+    return f"{kind}-{hashlib.sha256(_package() + written.getbuffer()).hexdigest()[:32]}"
 
 
 def choice(name: str) -> tuple[Mapping[str, Any], float]:
