@@ -224,17 +224,33 @@ def test_gates(swap):
     assert b.fused(b.binary("mul", b.x, gate)) == ["activation", "binary"]
 
 
-@pytest.mark.parametrize("division_first", [False, True])
-def test_hardswish_spelled_out(division_first):
+@pytest.mark.parametrize("how", ["division last", "division first", "clip to 1", "factor apart"])
+def test_hardswish_spelled_out(how):
     b = Lab()
-    y, six = b.conv(b.x), b.constant(np.float32(6))
-    gate = b.activation(b.binary("add", y, b.constant(np.float32(3))), ("clip", 0, 6))
-    if division_first:
-        out = b.binary("mul", y, b.binary("div", gate, six))
+    y, three, six, half = b.conv(b.x), *(b.constant(np.float32(k)) for k in (3, 6, 0.5))
+    if how == "clip to 1":
+        out = b.binary("mul", b.activation(b.binary("add", b.binary("div", y, six), half), ("clip", 0, 1)), y)
     else:
-        out = b.binary("div", b.binary("mul", y, gate), six)
+        gate = b.activation(b.binary("add", y, three), ("clip", 0, 6))
+        if how == "division first":
+            out = b.binary("mul", y, b.binary("div", gate, six))
+        elif how == "division last":
+            out = b.binary("div", b.binary("mul", y, gate), six)
+        else:
+            out = b.binary("mul", b.binary("div", b.binary("mul", y, half), three), gate)
     assert b.fused(out) == ["conv2d"]
     assert b.net.nodes[0].attributes.activation.name == "hardswish"
+
+
+@pytest.mark.parametrize("bounds", [(0, 6), (0, 5), (-1, 5)])
+def test_a_clipped_line_is_a_hardsigmoid(bounds):
+    b = Lab()
+    line = b.binary("add", b.binary("mul", b.conv(b.x), b.constant(np.float32(2))), b.constant(np.float32(3)))
+    out = b.binary("div", b.activation(line, ("clip", *bounds)), b.constant(np.float32(6)))
+    b.fused(out)
+    found = b.net.nodes[0].attributes.activation
+    assert (found.name == "hardsigmoid") == (bounds == (0, 6)), found
+    assert bounds != (0, 6) or (found.first, found.second) == pytest.approx((1 / 3, 0.5))
 
 
 def erf(b: Lab, x: str, how: int) -> str:
