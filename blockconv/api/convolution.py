@@ -188,7 +188,7 @@ class CheckedConvolution:
             names = "packed", "biases", "parameters"
             return lambda operands, values: (addresses, lasting), dict(zip(names, lasting, strict=True))
         if self.arithmetic.is_float:
-            return self._derive_floats(to, call.operands[0]), None
+            return self._derive_floats(to, call.operands[0])
         op, given, activation = self._op, self._given, self.activation
 
         def derive(operands: Any, values: QuantizedOptions | None) -> tuple[Sequence[int], Any]:
@@ -206,7 +206,7 @@ class CheckedConvolution:
 
         return derive, None
 
-    def _derive_floats(self, to: _Prepared, given: Array) -> Derive:
+    def _derive_floats(self, to: _Prepared, given: Array) -> tuple[Derive, dict[str, Any] | None]:
         how, form, wei = to.packing, to.form, to.types.wei.dtype
         assert how is not None
         zeros, parameters = self.arithmetic.beside_weights(*to[:3], given, None, None)
@@ -228,7 +228,10 @@ class CheckedConvolution:
             biases = numbered[positions]
             return (start, address_of(biases), at, address_of(weight), between), (room, weight, biases, parameters)
 
-        return derive
+        if not in_place:
+            return derive, None
+        beside = {"packed": how.nbytes, "between": how.between, "parameters": parameters, "biases": zeros}
+        return derive, beside if numbers is None else {**beside, "positions": positions}
 
     def _operands(self, to: _Prepared, residual: Any, kept: dict[Any, Array]) -> tuple[Array, Array, Array]:
         """Packed weights, biases, parameters."""

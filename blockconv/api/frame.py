@@ -79,7 +79,8 @@ class Computation(NamedTuple):
         for the results. Any other name is a null.
     layout: the first result's, if the caller names none; None: the first array's.
     derive: makes the buffers named in `derived`, at each call.
-    beside: of those buffers, for a caller that makes them once: their arrays.
+    beside: of those buffers, for a caller that makes them once: their arrays or bytes. With "positions", "biases" are
+        gathered at each call: for each of them, its number among the given ones from 1 on, and 0 for a zero.
     """
 
     program: Program | None
@@ -90,7 +91,7 @@ class Computation(NamedTuple):
     layout: Layout | None = None
     derived: tuple[str, ...] = ()
     derive: Derive | None = None
-    beside: Mapping[str, Array] | None = None
+    beside: Mapping[str, int | Array] | None = None
 
 
 class Call(NamedTuple):

@@ -11,7 +11,7 @@ from blockconv.runtime.threading_layer import load_tbb
 
 
 def extend_numba() -> None:
-    """Teach Numba this library's objects, now or when somebody imports it: blockconv itself imports it late."""
+    """Teach Numba this library's functions, now or when somebody imports it: blockconv itself imports it late."""
     if "numba" in sys.modules:
         importlib.import_module("blockconv.nopython.overloads")
         load_tbb()  # Numba's parallel loops may come before our first call, and do not find pip's

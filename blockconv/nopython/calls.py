@@ -1,9 +1,17 @@
-"""Programs on fixed arrays, which native code runs by itself, on its own thread and without the GIL."""
+"""Calls that native code makes by itself, on its own thread and without the GIL: programs on arrays, and their table.
+
+The table has each kind of call that a thread has made: op, options, shapes and strides. Python plans it once. Native
+code finds it by its key, writes the addresses of its arrays into the program's words, and runs it. No other thread
+uses it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +20,12 @@ import numpy as np
 
 from blockconv.api.frame import Computation
 from blockconv.core.errors import UnsupportedError
+from blockconv.jit.arguments import Arguments, word
 from blockconv.runtime import Buffer, Launch, Program, address_of, aligned_empty
 from blockconv.runtime.launcher import Instance, launch_alone
+
+SYMBOL = "blockconv_calls"  # of the `Root`, for compiled functions that Numba keeps on disk
+SLOTS = 1024  # of the table, a power of two
 
 
 class Standing(NamedTuple):
@@ -46,19 +58,23 @@ def of_computation(op: str, computation: Computation, names: Sequence[str]) -> S
 
     Raises UnsupportedError for work that Python has a part in at each call.
     """
-    program, beside = computation.program, computation.beside
-    if program is None or (computation.derive is not None and beside is None):
+    program, beside = computation.program, {"workspace": computation.workspace, **(computation.beside or {})}
+    if program is None and 0 in computation.results[0].shape:
+        return standing((), ())
+    if program is None or (computation.derive is not None and computation.beside is None):
         raise UnsupportedError(f"{op}: Python takes part in such a call")
-    held = [aligned_empty(computation.workspace), *(beside or {}).values()]
-    own = dict(zip(("workspace", *(beside or ())), map(address_of, held), strict=True))
+    made = {name: aligned_empty(one) if isinstance(one, int) else one for name, one in beside.items()}
     places, buffers = [*names, "out"], (*computation.buffers, "workspace")
-    fixed = [Buffer(places.index(name)) if name in places else own.get(name, 0) for name in buffers]
+    fixed = [
+        Buffer(places.index(name)) if name in places else address_of(made[name]) if name in made else 0
+        for name in buffers
+    ]
 
     def placed(buffer: Buffer) -> int | Buffer:
         to = fixed[buffer.index]
         return to + buffer.offset if isinstance(to, int) else Buffer(to.index, buffer.offset)
 
-    return standing([launch.with_addresses(placed) for launch in program.launches], held)
+    return standing([launch.with_addresses(placed) for launch in program.launches], [*made.values()])
 
 
 class _Addresses(NamedTuple):
@@ -81,7 +97,7 @@ class Native(_Addresses):
 
     @classmethod
     def of(cls, made: Standing, out: Any, held: tuple[Any, ...]) -> Native:
-        run = cls(launch_alone().address, made.instance.address, int(PROCESS[0]))
+        run = cls(launch_alone().address, made.instance.address, table().process)
         run.out, run._held = out, (made, held)
         return run
 
@@ -93,6 +109,80 @@ class Native(_Addresses):
         raise TypeError("blockconv.native: addresses are of this process: make it where it is used")
 
 
-# The number of this process, where code that Numba keeps on disk finds it.
-PROCESS, SYMBOL = np.frombuffer(os.urandom(8), np.int64).copy(), "blockconv_process"
-llvm.add_symbol(SYMBOL, address_of(PROCESS))
+class Root(Arguments):
+    """The block that native code finds by its symbol."""
+
+    slots = word("the first known call of each slot, or 0", "address")
+    version = word("`VERSION` of this process")
+    process = word("a number that no other process has")
+
+
+class KnownCall(Arguments):
+    """A kind of call that a thread has planned."""
+
+    key = word("its words", "address")
+    words = word("of the key")
+    next = word("another one in the same slot, or 0", "address of a KnownCall")
+    n = word("images of the result")
+    c = word("channels of the result")
+    h = word("rows of the result")
+    w = word("columns of the result")
+    channels_last = word("whether the result is stored in the order of NHWC")
+    launch = word("`launch_alone`", "address of a kernel")
+    record = word("what it takes", "address")
+    patch = word("(word's address, array's number, bytes that are added) for each address of an array", "address")
+    patches = word("how many")
+    biases = word("the packed biases, which each call gathers", "address")
+    positions = word("for each of them, its number among the given ones from 1 on; 0 for a zero", "address")
+    gathered = word("how many")
+
+
+# Functions that Numba keeps on disk may be of another version of these blocks.
+VERSION = int.from_bytes(
+    hashlib.blake2b(repr([*KnownCall.fields, *Root.fields]).encode(), digest_size=7).digest(), "little"
+)
+
+
+class Table:
+    """The known calls of a process. Native code may be in any of them, so their memory stays."""
+
+    def __init__(self) -> None:
+        self._lock, self._order = threading.Lock(), threading.Lock()
+        self._kept: list[Any] = []
+        self._slots = np.zeros(SLOTS, np.int64)
+        self.process = int.from_bytes(os.urandom(7), "little")
+        self._root = np.array(Root(slots=address_of(self._slots), version=VERSION, process=self.process), np.int64)
+        llvm.add_symbol(SYMBOL, address_of(self._root))
+
+    def add(self, key: Sequence[int], slot: int, made: Standing, computation: Computation, channels_last: bool) -> None:
+        """Make a call known. channels_last: whether its result is stored in the order of NHWC."""
+        base, beside = made.instance.address, dict[str, Any](computation.beside or {})
+        words = np.array(key, np.int64)
+        patch = np.array([(base + 8 * at, *other) for at, *other in made.instance.patches], np.int64)
+        positions = beside.get("positions", words[:0])
+        entry = KnownCall(
+            key=address_of(words),
+            words=len(words),
+            next=0,
+            **dict(zip("nchw", computation.results[0].shape, strict=True)),
+            channels_last=channels_last,
+            launch=launch_alone().address,
+            record=base,
+            patch=address_of(patch),
+            patches=len(patch),
+            biases=address_of(beside.get("biases", words)),
+            positions=address_of(positions),
+            gathered=positions.size,
+        )
+        block = np.array(entry, np.int64)
+        with self._lock:
+            self._kept += made, words, patch, positions, block
+            with self._order:  # its release and its acquisition keep these stores in order on every processor
+                block[KnownCall.fields["next"].first] = self._slots[slot]
+            with self._order:
+                self._slots[slot] = address_of(block)
+
+
+@functools.cache
+def table() -> Table:
+    return Table()

@@ -1,33 +1,90 @@
-"""`Native` and `Layout` inside functions that Numba compiles."""
+"""blockconv's functions inside functions that Numba compiles.
 
+A call looks itself up in the table of known calls (`calls`), and runs on its caller's thread. Python plans the
+first call of each kind, and takes the GIL for it. Errors of arguments are those of the function itself.
+"""
+
+import hashlib
+import inspect
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import TypingError, carray, objmode, types
 from numba.extending import (
     NativeValue,
     intrinsic,
     lower_builtin,
     models,
+    overload,
     overload_method,
+    register_jitable,
     register_model,
     typeof_impl,
     unbox,
 )
 
+from blockconv.api.functional import CONV2D, conv2d
+from blockconv.api.pooling import (
+    FRAMES,
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    global_avg_pool2d,
+    global_max_pool2d,
+    max_pool2d,
+)
 from blockconv.core.layout import Layout
-from blockconv.nopython.calls import SYMBOL, Native
+from blockconv.dispatch.array import NCHW, NHWC, is_channels_last
+from blockconv.nopython.calls import SLOTS, SYMBOL, VERSION, KnownCall, Native, Root, of_computation, table
 
+ARRAYS = ("input", "weights", "bias")  # of each call; None where it has none
+FRAME_OF = {"conv2d": CONV2D, **FRAMES}
 _WORD = ir.IntType(64)
 
 
+def _bytes_before(of: Any) -> Any:
+    """The bytes before each word of an argument block."""
+    return namedtuple(of.__name__, of.fields)(*[8 * one.first for one in of.fields.values()])
+
+
+ROOT, KNOWN = _bytes_before(Root), _bytes_before(KnownCall)
+
+
+# ---------------------------------------------------------------- memory and native code
+
+
 @intrinsic
-def _process(context):
-    """The number of this process, by its symbol: functions that Numba keeps on disk find it in any process."""
+def _root(context):
+    """The address of `calls.Root`, by its symbol: functions that Numba keeps on disk find it in any process."""
 
     def emit(context, builder, sig, args):
         symbol = builder.module.globals.get(SYMBOL) or ir.GlobalVariable(builder.module, _WORD, SYMBOL)
-        return builder.load(symbol)
+        return builder.ptrtoint(symbol, _WORD)
 
     return types.int64(), emit
+
+
+@intrinsic
+def _thread(context):
+    """A number of the thread, which no other one has as long as it lives."""
+
+    def emit(context, builder, sig, args):
+        module, name = builder.module, "PyThread_get_thread_ident"
+        found = module.globals.get(name) or ir.Function(module, ir.FunctionType(_WORD, []), name)
+        return builder.call(found, [])
+
+    return types.int64(), emit
+
+
+@intrinsic
+def _elements(context, address, like):
+    """The pointer to an array's first element, whose type is that of `like`."""
+
+    def emit(context, builder, sig, args):
+        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+    return types.CPointer(types.unliteral(like))(types.int64, like), emit
 
 
 @intrinsic
@@ -42,11 +99,240 @@ def _native(context, function, argument):
     return types.void(types.int64, types.int64), emit
 
 
+@register_jitable
+def _load(address):
+    return carray(_elements(address, np.int64(0)), 1)[0]
+
+
+# ---------------------------------------------------------------- parts of a compiled call
+
+
+@register_jitable
+def _slot(key):
+    found = len(key)
+    for k in range(len(key)):
+        found = (found ^ key[k]) * 0x2545F4914F6CDD1D
+        found = found ^ (found >> 29)
+    return found & (SLOTS - 1)
+
+
+@register_jitable
+def _find(key, slot):
+    """The address of a known call, or 0."""
+    entry = _load(_load(_root() + ROOT.slots) + 8 * slot)
+    while entry != 0:
+        if _load(entry + KNOWN.words) == len(key):
+            words = carray(_elements(_load(entry + KNOWN.key), np.int64(0)), len(key))
+            equal = True
+            for k in range(len(key)):
+                equal &= words[k] == key[k]
+            if equal:
+                return entry
+        entry = _load(entry + KNOWN.next)
+    return entry
+
+
+@register_jitable
+def _run_known(known, addresses):
+    """Run a known call on the arrays at these addresses."""
+    count = _load(known + KNOWN.patches)
+    patches = carray(_elements(_load(known + KNOWN.patch), np.int64(0)), (count, 3))
+    for k in range(count):
+        carray(_elements(patches[k, 0], np.int64(0)), 1)[0] = addresses[patches[k, 1]] + patches[k, 2]
+    _native(_load(known + KNOWN.launch), _load(known + KNOWN.record))
+
+
+def _part(overloaded):
+    """A function of compiled code alone, of which there is one for each type of its first arguments."""
+
+    def part(*arguments):
+        raise NotImplementedError
+
+    overload(part)(overloaded)
+    return part
+
+
+@_part
+def _option(value):
+    return (lambda value: 7) if value in (None, types.none) else lambda value: hash(value)
+
+
+@_part
+def _words(x):
+    return (lambda x: x.shape + x.strides) if isinstance(x, types.Array) else lambda x: ()
+
+
+@_part
+def _address(x):
+    return (lambda x: np.int64(x.ctypes.data)) if isinstance(x, types.Array) else lambda x: np.int64(0)
+
+
+@_part
+def _dense(x):
+    """The array, or a contiguous copy where it is dense in the order of neither NCHW nor NHWC."""
+    if not isinstance(x, types.Array) or x.layout == "C":
+        return lambda x: x
+    orders = (tuple(reversed(range(x.ndim))), *(((1, 3, 2, 0),) if x.ndim == 4 else ()))
+
+    def dense(x):
+        for order in orders:
+            step, follows = x.itemsize, True
+            for axis in order:
+                follows &= x.shape[axis] == 1 or x.strides[axis] == step
+                step *= x.shape[axis]
+            if follows:
+                return x
+        return np.ascontiguousarray(x)[..., ::1]  # of the same type in Numba
+
+    return dense
+
+
+@_part
+def _gather(known, bias):
+    if not isinstance(bias, types.Array):
+        return lambda known, bias: None
+    zero = np.dtype(str(bias.dtype)).type(0)
+
+    def gather(known, bias):
+        count = _load(known + KNOWN.gathered)
+        positions = carray(_elements(_load(known + KNOWN.positions), np.int64(0)), count)
+        biases = carray(_elements(_load(known + KNOWN.biases), zero), count)
+        for k in range(count):
+            biases[k] = bias[positions[k] - 1] if positions[k] else zero
+
+    return gather
+
+
+@_part
+def _result(input, out, known):
+    """The array that a known call writes: `out`, or a new one."""
+    if isinstance(out, types.Array):
+        first = KNOWN.n + 8 * (4 - out.ndim)
+
+        def given(input, out, known):
+            for k in range(out.ndim):
+                if out.shape[k] != _load(known + first + 8 * k):
+                    raise ValueError("out: has to have the shape of the result")
+            begin, source = out.ctypes.data, input.ctypes.data
+            if begin < source + input.nbytes and source < begin + out.nbytes:
+                raise ValueError("out: must not overlap the input")
+            return out
+
+        return given
+    dtype, is_dense, is_one = input.dtype, input.layout == "C", input.ndim == 3
+
+    def images(input, out, known):
+        n, c, h, w = _load(known + KNOWN.n), _load(known + KNOWN.c), _load(known + KNOWN.h), _load(known + KNOWN.w)
+        if is_dense:
+            return np.empty((n, c, h, w), dtype)
+        if _load(known + KNOWN.channels_last) != 0:
+            return np.empty((n, h, w, c), dtype).transpose((0, 3, 1, 2))
+        return np.empty((n, c, h, w), dtype)[..., ::1]
+
+    def image(input, out, known):
+        c, h, w = _load(known + KNOWN.c), _load(known + KNOWN.h), _load(known + KNOWN.w)
+        return np.empty((c, h, w), dtype) if is_dense else np.empty((c, h, w), dtype)[..., ::1]
+
+    return image if is_one else images
+
+
+# ---------------------------------------------------------------- a call
+
+
+def plan(op, key, slot, arrays, options):
+    """Make a call known. Python runs it, once for each kind of call of a thread. Raises the function's errors."""
+    last = arrays[0].ndim == 4 and is_channels_last(arrays[0])
+    if op == "conv2d":
+        given, options = (arrays[0], None, *arrays[1:]), (*options, "auto", "default")
+    else:
+        given = arrays[:1]
+    computation = FRAME_OF[op].computation(given, options, layout=NHWC if last else NCHW)
+    table().add(key, slot, of_computation(op, computation, ARRAYS), computation, last)
+
+
+def _check(op, input, weights, bias, out):
+    """Raise Numba's error for arguments of types that no call takes."""
+    takes = (types.float32, types.float64, *(() if op == "conv2d" else (types.uint8, types.int8)))
+    if not isinstance(input, types.Array) or input.ndim not in (3, 4) or input.dtype not in takes:
+        raise TypingError(f"{op}: input: has to be an array (N, C, H, W) or (C, H, W) of {', '.join(map(str, takes))}")
+    for name, x, ndim in (("weight", weights, 4), ("bias", bias, 1)):
+        is_needed = op == "conv2d" and name == "weight"
+        if not isinstance(x, types.Array) and not is_needed:
+            continue
+        if not isinstance(x, types.Array) or (x.ndim, x.dtype) != (ndim, input.dtype):
+            raise TypingError(f"{op}: {name}: has to be an array of {ndim} axes of {input.dtype}")
+    wanted = "C", True, input.ndim, input.dtype
+    if isinstance(out, types.Array) and (out.layout, out.mutable, out.ndim, out.dtype) != wanted:
+        rule = f"has to be a writeable C-contiguous array of {input.ndim} axes of {input.dtype}"
+        raise TypingError(f"{op}: out: {rule}")
+
+
+def _caller(op):
+    """A function of compiled code, of the arrays in the order of `ARRAYS`, `out` or None, and options."""
+
+    def called(input, weights, bias, out, options, hashes):
+        _check(op, input, weights, bias, out)
+        known_now = [(str(x.dtype), x.ndim) if isinstance(x, types.Array) else None for x in (input, weights, bias)]
+        text = repr((op, known_now)).encode()
+        digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+        def call(input, weights, bias, out, options, hashes):
+            if _load(_root() + ROOT.version) != VERSION:
+                raise RuntimeError("compiled for another version of blockconv: delete Numba's cache of this function")
+            x, w, b = _dense(input), _dense(weights), _dense(bias)
+            key = (digest, _thread(), *hashes, *_words(x), *_words(w), *_words(b))
+            slot = _slot(key)
+            known = _find(key, slot)
+            if known == 0:
+                with objmode():
+                    plan(op, key, slot, (x, w, b), options)
+                known = _find(key, slot)
+            result = _result(x, out, known)
+            _gather(known, b)
+            _run_known(known, (_address(x), _address(w), _address(b), _address(result)))
+            return result
+
+        return call
+
+    return _part(called)
+
+
+# ---------------------------------------------------------------- the functions
+
+
+def _extend(function, *arrays):
+    """Teach Numba a function of these arrays, by its own names and defaults."""
+    own = [each.replace(annotation=each.empty) for each in inspect.signature(function).parameters.values()]
+    kind = own[0].kind
+    kept = [each for each in own if each.kind is kind and each.name != "return_indices"]
+    kept += [each.replace(kind=kind) for each in own if each.name in ("activation", "out")]
+    options = [each.name for each in kept if each.name not in (*arrays, "out")]
+    given = [*arrays, *["None"] * (len(ARRAYS) - len(arrays)), "out"]
+    words = "".join(f"_option({name}), " for name in options)
+    text = f"""
+def typing{inspect.Signature(kept)}:
+    def call{inspect.Signature(kept)}:
+        return called({", ".join(given)}, ({"".join(f"{name}, " for name in options)}), (0, {words}))
+    return call
+"""
+    scope = {"called": _caller(function.__name__), "_option": _option}
+    exec(text, scope)  # Numba takes names and defaults from the function itself
+    overload(function)(scope["typing"])
+
+
+_extend(conv2d, "input", "weight", "bias")
+for _function in (max_pool2d, avg_pool2d, adaptive_avg_pool2d, global_avg_pool2d, global_max_pool2d):
+    _extend(_function, "input")
+
+
+# ---------------------------------------------------------------- handles and layouts
+
+
 _NATIVE = types.NamedUniTuple(types.int64, len(Native._fields), Native)
 
 
 def _run(self):
-    if _process() != self.process:
+    if _load(_root() + ROOT.process) != self.process:
         raise RuntimeError("blockconv.native: was made in another process: give it as an argument, and not as a global")
     _native(self.function, self.argument)
 
@@ -92,3 +378,6 @@ def _layout_offset(self, shape, index):
         return found
 
     return offset
+
+
+table()  # which publishes its symbol
