@@ -249,7 +249,7 @@ class Conv2dProblem(_Images):
     @property
     def is_depthwise(self) -> bool:
         """Whether each group has one input channel. Output channel i*m+j reads input channel i."""
-        return self.g > 1 and self.g == self.ic
+        return self.g == self.ic
 
     def descriptor(self) -> str:
         """The shortest benchdnn string that `from_descriptor` reads as this problem."""

@@ -39,9 +39,8 @@ CLAIMS: dict[str, Broken] = {
     r"has an error of up to .*": always,
     r"needs sources of at least (\d+) (?:elements|bytes)": lambda p, least: True,
     r"needs weights that are known to be finite": always,
-    r"needs several groups of one input channel, not (\d+) of (\d+)": lambda p, g, ic: (
-        (g, ic) == (p.g, of_group(p)[0]) and (g == 1 or ic != 1)
-    ),
+    r"needs groups of one input channel, not of (\d+)": lambda p, ic: ic == of_group(p)[0] != 1,
+    r"needs fewer outputs of the only channel than .*": lambda p: (p.g, p.ic) == (1, 1) and p.oc > 1,
     r"needs several groups": lambda p: p.g == 1,
     r"needs groups of at least two input channels": lambda p: of_group(p)[0] < 2,
     r"needs groups of at most (\d+) (in|out)put channels, not (\d+)": lambda p, most, end, n: (
@@ -147,7 +146,8 @@ def test_every_refusal_is_true(op: str, count: int) -> None:
     assert not wrong, "\n".join(f"{said}: {why}" for said, why in wrong.items())
 
 
-def test_one_channel_is_no_group_of_many() -> None:
-    told = bc.explain(bc.Conv2dProblem(n=1, ic=1, ih=8, iw=8, oc=1, kh=3, kw=3), "NCHW")
-    (why,) = [one["why_not"] for one in told.candidates if one["kernel"] == "conv_depthwise"]
-    assert why == "needs several groups of one input channel, not 1 of 1"
+def test_few_outputs_of_one_channel_are_depthwise() -> None:
+    for oc, wanted in ((1, None), (64, "needs fewer outputs of the only channel than a vector has, which other")):
+        told = bc.explain(bc.Conv2dProblem(n=1, ic=1, ih=8, iw=8, oc=oc, kh=3, kw=3), "NCHW")
+        (why,) = [one["why_not"] for one in told.candidates if one["kernel"] == "conv_depthwise"]
+        assert (why and why.startswith(wanted)) if wanted else why is None

@@ -347,7 +347,9 @@ NO_EPILOGUE = Epilogue()
 def _make(request: Request) -> Primitive | Reason:
     problem = request.problem
     if not problem.is_depthwise:
-        return f"needs several groups of one input channel, not {problem.g} of {problem.ic // problem.g}"
+        return f"needs groups of one input channel, not of {problem.ic // problem.g}"
+    if problem.g == 1 and problem.oc >= request.machine.lanes(request.types.acc.itemsize):
+        return "needs fewer outputs of the only channel than a vector has, which other kernels compute together"
     at = blocking(request.on_threads(1))
     if isinstance(at, Reason):
         return at
