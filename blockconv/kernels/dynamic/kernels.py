@@ -73,26 +73,18 @@ def write_quantization(found, words):
 
 
 @jit.kernel
-def find_range(lanes):
-    """A task writes the least and the greatest of its elements, and of 0."""
+def find_quantization(lanes, is_last):
+    """A task writes the least and the greatest of its elements, and of 0. The last one reads such ranges, and writes
+    the scale and the zero point of uint8. Scratch: the range of all."""
 
     def kernel(args, first, last, scratch):
         a = DynamicArgs(args)
         for task in range(first, last):
             at = task * a.task_size
-            write_range(lanes, a.src + 4 * at, min(a.task_size, a.size - at), a.dst + FOUND_BYTES * task)
-
-    return kernel
-
-
-@jit.kernel
-def find_quantization(lanes):
-    """The only task reads ranges, and writes the scale and the zero point of uint8. Scratch: the range of all."""
-
-    def kernel(args, first, last, scratch):
-        a = DynamicArgs(args)
-        write_range(lanes, a.src, a.size, scratch)
-        write_found(load_f(scratch, 4), load_f(scratch + 4, 4), a.dst)
+            found = scratch if is_last else a.dst + FOUND_BYTES * task
+            write_range(lanes, a.src + 4 * at, min(a.task_size, a.size - at), found)
+        if is_last:
+            write_found(load_f(scratch, 4), load_f(scratch + 4, 4), a.dst)
 
     return kernel
 

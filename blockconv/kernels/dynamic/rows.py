@@ -23,7 +23,6 @@ from blockconv.kernels.dynamic.kernels import (
     dynamic_epilogue,
     dynamic_quantize,
     find_quantization,
-    find_range,
 )
 from blockconv.kernels.table import Primitive, Row
 from blockconv.machine.machine import QUANTIZED_CYCLES
@@ -42,10 +41,10 @@ def _find_ops(request: Request) -> list[Launch]:
     tasks, ranges = -(-size // task_size), Buffer(2)
     args = DynamicArgs(src=Buffer(0), dst=ranges, size=size, task_size=task_size)
     chunk = chunk_of(tasks, task_size * ITEMSIZE, threads)
-    last = DynamicArgs(src=ranges, dst=Buffer(1), size=2 * tasks)
+    last = DynamicArgs(src=ranges, dst=Buffer(1), size=2 * tasks, task_size=2 * tasks)
     return [
-        Launch(find_range(lanes), args, tasks, chunk),
-        Launch(find_quantization(lanes), last, 1, scratch=FOUND_BYTES),
+        Launch(find_quantization(lanes, False), args, tasks, chunk),
+        Launch(find_quantization(lanes, True), last, 1, scratch=FOUND_BYTES),
     ]
 
 

@@ -49,7 +49,6 @@ class IndexedArgs(Arguments):
     whole = word("the data", "bytes")
     size = word("of an item", "bytes")
     count = word("items")
-    run = word("items in a task")
     components = word("indices in a tuple")
     axes = table(IndexedAxis, MOST_DIMENSIONS, "that the indices of a tuple name")
     depth = word("loops")
@@ -81,12 +80,12 @@ def item_of(a, type, k):
 
 @jit.kernel
 def gather_at(index):
-    """A task reads some items. An index that the data does not have reads zeros."""
+    """A task reads an item. An index that the data does not have reads zeros."""
 
     def kernel(args, first, last, scratch):
         a = IndexedArgs(args)
         size = a.size
-        for k in range(first * a.run, min(a.count, last * a.run)):
+        for k in range(first, last):
             at = item_of(a, ElementType.of(index), k)
             if at < 0:
                 fill_memory(a.items + k * size, size, 0)
@@ -135,12 +134,10 @@ def combined(total, x, how):
 
 
 class AxisLinesArgs(Arguments):
-    """All lines of row-major data along one axis. A task is some of them."""
+    """All lines of row-major data along one axis. A task is a line."""
 
     src = word("the source", "address")
     dst = word("the destination", "address")
-    lines = word("lines")
-    run = word("lines in a task")
     size = word("of a line", "elements")
     inner = word("lines that are inside of the axis: from an element of a line to the next", "elements")
     count = word("results of a line")
@@ -148,7 +145,7 @@ class AxisLinesArgs(Arguments):
 
 @jit.unrolled_kernel
 def scan(src, kind, exclusive, reverse):
-    """A task reads some lines. Sums are float64 or int64 until they are stored."""
+    """Sums are float64 or int64 until they are stored."""
     type, how = ElementType.of(src), SCANS[kind]
     begin = (float if type.is_float else int)(how == "mul")
 
@@ -156,7 +153,7 @@ def scan(src, kind, exclusive, reverse):
         a = AxisLinesArgs(args)
         size, inner = a.size, a.inner
         step = inner * type.itemsize
-        for line in range(first * a.run, min(a.lines, last * a.run)):
+        for line in range(first, last):
             at = (line // inner * size * inner + line % inner) * type.itemsize
             value = begin
             if how in ("max", "min"):
@@ -175,7 +172,7 @@ def scan(src, kind, exclusive, reverse):
 
 @jit.unrolled_kernel
 def top(src, smallest, last_of_equal):
-    """A task reads some lines. Scratch: the keys and the indices that are kept, in order."""
+    """Scratch: the keys and the indices that are kept, in order."""
     type = ElementType.of(src)
     kept = element("float64" if type.is_float else "int64")
     smallest, last_of_equal = bool(smallest), bool(last_of_equal)
@@ -184,7 +181,7 @@ def top(src, smallest, last_of_equal):
         a = AxisLinesArgs(args)
         size, inner, count = a.size, a.inner, a.count
         indices = scratch + 8 * count
-        for line in range(first * a.run, min(a.lines, last * a.run)):
+        for line in range(first, last):
             outer = line // inner
             at = a.src + (outer * size * inner + line % inner) * type.itemsize
             to = a.dst + 8 * (outer * count * inner + line % inner)

@@ -12,7 +12,7 @@ from blockconv.core.checks import MOST_DIMENSIONS
 from blockconv.core.types import NUMBERS, UNSIGNED, ElementType
 from blockconv.kernels.common.loop_nest import Loop, fused
 from blockconv.kernels.common.request import Reason, Request
-from blockconv.kernels.common.tasks import TASK_BYTES, chunk_of
+from blockconv.kernels.common.tasks import chunk_of
 from blockconv.kernels.indexed.kernels import (
     SCANS,
     SCATTERS,
@@ -29,11 +29,12 @@ from blockconv.kernels.indexed.kernels import (
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import Buffer, Launch
 
+INDEX_BYTES = 16  # of an item at the least, when threads share them
 INDEX_CYCLES, ELEMENT_CYCLES = 20, 6  # of an item that is found by its index, and of an element in a scalar loop
 _EMPTY = IndexedAxis(least=0, size=1, stride=0)
 
 
-def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArgs:
+def _index_args(request: Request, **buffers: Buffer) -> IndexedArgs:
     p, itemsize, index = request.problem, request.types.src.itemsize, request.types.wei.itemsize
     strides = [math.prod(p.shape[k + 1 :]) * itemsize for k in range(len(p.shape))]
     axes = [IndexedAxis(least=p.least(k), size=p.shape[k], stride=strides[k]) for k in p.components]
@@ -46,7 +47,6 @@ def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArg
         whole=math.prod(p.shape) * itemsize,
         size=size,
         count=count,
-        run=max(1, min(-(-count // (4 * threads)), TASK_BYTES // max(size, 16))),
         components=len(axes),
         axes=[*axes, *[_EMPTY] * (MOST_DIMENSIONS - len(axes))],
         depth=len(loops),
@@ -55,14 +55,13 @@ def _index_args(request: Request, threads: int, **buffers: Buffer) -> IndexedArg
 
 
 def _gather(request: Request) -> list[Launch]:
-    args = _index_args(request, request.threads, items=Buffer(2), dst=Buffer(2), outside=Buffer(3))
-    tasks = -(-args.count // args.run)
-    kernel, chunk = gather_at(request.types.wei.code), chunk_of(tasks, args.run * args.size, request.threads)
-    return [Launch(kernel, args, tasks, chunk)]
+    args = _index_args(request, items=Buffer(2), dst=Buffer(2), outside=Buffer(3))
+    chunk = chunk_of(args.count, max(args.size, INDEX_BYTES), request.threads)
+    return [Launch(gather_at(request.types.wei.code), args, args.count, chunk)]
 
 
 def _scatter(request: Request, kind: str = "none") -> list[Launch]:
-    args = _index_args(request, 1, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
+    args = _index_args(request, items=Buffer(2), dst=Buffer(3), outside=Buffer(4))
     # A plain copy is the same for all types of one size.
     code = request.types.src.code if kind != "none" else ElementType("", UNSIGNED, request.types.src.itemsize).code
     return [Launch(scatter_at(request.types.wei.code, code, SCATTERS.index(kind)), args, 1)]
@@ -71,11 +70,8 @@ def _scatter(request: Request, kind: str = "none") -> list[Launch]:
 def _lines(request: Request, count: int) -> tuple[AxisLinesArgs, int, int]:
     """(args, tasks, how many are taken at a time)."""
     outer, size, inner = request.problem.lines
-    nbytes, lines = max(1, size * request.types.src.itemsize), outer * inner
-    run = max(1, min(-(-lines // (4 * request.threads)), TASK_BYTES // nbytes))
-    tasks = -(-lines // run)
-    args = AxisLinesArgs(src=Buffer(0), dst=Buffer(1), lines=lines, run=run, size=size, inner=inner, count=count)
-    return args, tasks, chunk_of(tasks, run * nbytes, request.threads)
+    args = AxisLinesArgs(src=Buffer(0), dst=Buffer(1), size=size, inner=inner, count=count)
+    return args, outer * inner, chunk_of(outer * inner, size * request.types.src.itemsize, request.threads)
 
 
 def _scan(request: Request) -> list[Launch]:
