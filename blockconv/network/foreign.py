@@ -58,6 +58,13 @@ def joined(network: Any, nodes: Sequence[Any], threads: int) -> tuple[ForeignPar
     return part, found.Session(part.model, threads)
 
 
+def read_outside(network: Any, nodes: Sequence[Any]) -> list[str]:
+    """The values of some nodes that the network gives, or that other nodes read."""
+    mine, made = {node.name for node in nodes}, dict.fromkeys(node.output for node in nodes)
+    readers = network.readers
+    return [name for name in made if name in network.outputs or any(one.name not in mine for one in readers[name])]
+
+
 def counted(kinds: Iterable[str]) -> str:
     """Ops with how many there are of each."""
     return ", ".join(f"{kind} ({count})" for kind, count in sorted(Counter(kinds).items()))

@@ -165,7 +165,7 @@ class Fallback:
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
             for name, (dtype, shape) in plain.items()
         ]
-        model, kinds = self._model(nodes, reads, infos, ()).SerializeToString(), tuple(map(kind_of, nodes))
+        model, kinds = self._model(nodes, reads, infos).SerializeToString(), tuple(map(kind_of, nodes))
         tensors = [self.scope.values[name] for name in reads]
         shapes = tuple(tensor.shape for tensor in tensors)
         for k, (name, (dtype, shape)) in enumerate(plain.items()):
@@ -200,16 +200,13 @@ class Fallback:
         if error.argument in ("ih", "iw"):  # no window fits, where ONNX's inference may still have a pixel: as below
             raise error
         nodes, reads = self._with_reads([node])
-        whole = self._model(nodes, reads, map(_untyped, filter(None, node.output)), [])
+        whole = self._model(nodes, reads, map(_untyped, filter(None, node.output)))
         if any(value.shape is not None and min(value.shape, default=1) < 1 for _, value in _by_onnx(whole)):
             raise error  # it ends the process for some pools of no pixels
         known = self._constants(reads)
         folds, outputs = len(known) == len(reads), [name for name in node.output if name]
         # A node of constants is computed as in the whole model, whose shapes ONNX Runtime may not know.
-        types = [helper.make_tensor_value_info(name, onnx_type(self.scope.values[name]), None) for name in reads]
-        model = self._whole(nodes, types, map(_untyped, outputs))
-        if not folds:
-            model = self._model(nodes, reads, map(_untyped, outputs), known)
+        model = self._model(nodes, reads, map(_untyped, outputs), () if folds else known, shaped=not folds)
         try:
             results = self._of_zeros(model, reads, known)
         except runtime_errors():  # it refuses the node too, or no memory holds them
@@ -297,14 +294,8 @@ class Fallback:
     def _loose(self, nodes: Sequence[Any], outputs: Iterable[str]) -> tuple[Any, list[str]]:
         """(a model of nodes and the nodes that they need, without shapes and weights; the values it reads)."""
         nodes, reads = self._with_reads(nodes)
-        inputs = []
-        for name in reads:
-            if name in self._odd:
-                inputs.append(self._odd[name])
-            elif self._array(name) is None:
-                kind = self._late_types.get(name) or onnx_type(self.scope.values[name])
-                inputs.append(helper.make_tensor_value_info(name, kind, None))
-        return self._whole(nodes, inputs, map(_untyped, outputs)), reads
+        inputs = [name for name in reads if self._array(name) is None]
+        return self._model(nodes, inputs, map(_untyped, outputs), shaped=False), reads
 
     def _leave(self, node: Any, types: Mapping[str, _Value]) -> None:
         """Keep a node for when the shapes of its inputs are known. types: what is known of its outputs."""
@@ -344,20 +335,25 @@ class Fallback:
         proto = numpy_helper.from_array(value.astype(object) if value.dtype.kind in "US" else value, name)
         return helper.make_node("Constant", [], [name], name=name, value=proto)
 
-    def _model(self, nodes: Sequence[Any], reads: Iterable[str], outputs: Iterable[Any], known: Iterable[str]) -> Any:
-        """A model of some nodes. known: inputs whose values it holds."""
-        held = set(known)
-        inputs = [
-            helper.make_tensor_value_info(name, onnx_type(t), t.shape)
-            for name, t in ((name, self.scope.values[name]) for name in reads)
-            if name not in held
-        ]
-        made = self._whole(nodes, inputs, outputs)
-        made.graph.initializer.extend(numpy_helper.from_array(np.asarray(self._array(name)), name) for name in held)
-        return made
-
-    def _whole(self, nodes: Sequence[Any], inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
-        graph = helper.make_graph(nodes, "foreign", list(inputs), list(outputs))
+    def _model(
+        self,
+        nodes: Sequence[Any],
+        reads: Iterable[str],
+        outputs: Iterable[Any],
+        known: Collection[str] = (),
+        shaped: bool = True,
+    ) -> Any:
+        """A model of some nodes. known: inputs whose values it holds. shaped: whether it states the others' shapes."""
+        inputs = []
+        for name in (name for name in reads if name not in known):
+            if name in self._odd:
+                inputs.append(self._odd[name])
+                continue
+            kind = self._late_types.get(name) or onnx_type(self.scope.values[name])
+            shape = self.scope.values[name].shape if shaped else None
+            inputs.append(helper.make_tensor_value_info(name, kind, shape))
+        held = [numpy_helper.from_array(np.asarray(self._array(name)), name) for name in known]
+        graph = helper.make_graph(nodes, "foreign", inputs, list(outputs), held)
         return helper.make_model(graph, opset_imports=self.model.opset_import, ir_version=max(self.model.ir_version, 3))
 
     def _array(self, name: str) -> Array | None:
@@ -385,9 +381,9 @@ class Fallback:
                 types = self.rules.infer(with_defaults(node, schema), self.scope.values, self.scope.constants)
             except NetworkError as error:
                 self._folds_elsewhere(node, error)
-        found = {name: _value(types[name]) for name in wanted if name in types}
+        found = {name: value_of(types[name]) for name in wanted if name in types}
         if self._has_own_shape(node):
-            model = self._model(nodes, reads, map(_untyped, wanted), [])
+            model = self._model(nodes, reads, map(_untyped, wanted))
             try:
                 results = self._of_zeros(model, reads, self._constants(reads))
                 return {name: _Value(x.dtype, x.shape) for name, x in zip(wanted, results, strict=True)}
@@ -462,7 +458,7 @@ def _is_known(value: _Value | None) -> bool:
     return value is not None and (value.dtype is None or value.shape is not None)
 
 
-def _value(type: Any) -> _Value:
+def value_of(type: Any) -> _Value:
     """The type and shape of a TypeProto."""
     if not type.HasField("tensor_type") or type.tensor_type.elem_type not in _PLAIN.values():
         return _Value(None, None)
@@ -476,7 +472,7 @@ def _value(type: Any) -> _Value:
 def _by_onnx(model: Any) -> Iterator[tuple[str, _Value]]:
     for value in with_inferred(model, data_prop=True).graph.output:  # ONNX Runtime may run a model that ONNX refuses
         if (kind := value.type.WhichOneof("value")) and (kind != "tensor_type" or value.type.tensor_type.elem_type):
-            yield value.name, _value(value.type)
+            yield value.name, value_of(value.type)
 
 
 def _by_onnx_runtime(model: Any, where: str) -> Iterator[tuple[str, _Value]]:

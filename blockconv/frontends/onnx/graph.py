@@ -14,7 +14,7 @@ from blockconv.core.errors import ArgumentError, DtypeError, NetworkError, Unsup
 from blockconv.core.heavy_work import garbage_at_the_end
 from blockconv.core.types import Array, ieee
 from blockconv.frontends.onnx.contributed import channel_block
-from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename
+from blockconv.frontends.onnx.foreign import Fallback, OddInput, is_odd, kind_of, rename, value_of
 from blockconv.frontends.onnx.functions import definition
 from blockconv.frontends.onnx.ops import OPS
 from blockconv.frontends.onnx.quantized import keeps_integers, unpacked
@@ -338,14 +338,10 @@ class _Refused:
 
 def _tensor(name: str, type: Any) -> Tensor | None:
     """A value of a TypeProto; None if that does not say the shape and the element type."""
-    if type is None or not type.tensor_type.HasField("shape"):
+    known = None if type is None else value_of(type)
+    if known is None or known.dtype is None or known.shape is None:
         return None
-    dims = type.tensor_type.shape.dim
-    try:
-        kind = element_type(dtype_of(type.tensor_type.elem_type))
-    except (KeyError, TypeError, ValueError):
-        return None
-    return Tensor(name, tuple(d.dim_value for d in dims), kind) if all(d.HasField("dim_value") for d in dims) else None
+    return Tensor(name, known.shape, element_type(known.dtype))
 
 
 class _NoOp(Unsupported):

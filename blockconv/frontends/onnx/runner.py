@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 from blockconv.core.checks import Shape
 from blockconv.core.errors import FAILURES, NetworkError, UnsupportedError, failing, to_install
 from blockconv.core.types import Array, numpy_dtype
-from blockconv.network.foreign import ForeignPart, counted
+from blockconv.network.foreign import ForeignPart, counted, read_outside
 from blockconv.network.ops import Foreign
 from blockconv.network.order import topological
 
@@ -133,12 +133,7 @@ def joined(network: Any, nodes: Sequence[Any], most: float = math.inf) -> Foreig
         # The part's value has two names, because a pass merged two equal values.
         inner[name], made = helper.make_node("Identity", [own[values[name]]], [name], name=name), {*made, name}
     order, _ = topological(list(inner.values()), reads_of, lambda one: one.output, values.keys() - made)
-    mine = {node.name for node in nodes}
-    needed = {
-        node.output
-        for node in nodes
-        if node.output in network.outputs or any(r.name not in mine for r in network.readers[node.output])
-    }
+    needed = read_outside(network, nodes)
     given = [name for name in values if name not in made]
     held = {name: network.constants[values[name]] for name in given if values[name] in network.constants}
     held = {name: value for name, value in held.items() if value.size <= most}

@@ -16,7 +16,7 @@ import numpy as np
 
 from blockconv.core.errors import NetworkError, UnsupportedError, failing, ignoring, to_install
 from blockconv.core.types import Array, numpy_dtype
-from blockconv.network.foreign import ForeignPart
+from blockconv.network.foreign import ForeignPart, read_outside
 from blockconv.network.ops import Foreign
 
 torch: Any = None
@@ -85,13 +85,8 @@ def joined(network: Any, nodes: Sequence[Any]) -> ForeignPart:
     for node in nodes:  # equal nodes are one call, whose output has several names
         steps.setdefault((node.attributes.model, node.inputs), []).append((node.attributes.output, node.output))
     made = {node.output for node in nodes}
-    mine = {node.name for node in nodes}
     inputs = [*dict.fromkeys(name for node in nodes for name in node.inputs if name not in made)]
-    outputs = [
-        name
-        for name in dict.fromkeys(node.output for node in nodes)
-        if name in network.outputs or any(reader.name not in mine for reader in network.readers[name])
-    ]
+    outputs = read_outside(network, nodes)
     typed = {name: [network.shape(name), network.tensors[name].type.name] for name in (*inputs, *outputs)}
     calls = [[json.loads(model), reads, writes] for (model, reads), writes in steps.items()]
     described = {name: {one: typed[one] for one in ends} for name, ends in (("in", inputs), ("out", outputs))}
