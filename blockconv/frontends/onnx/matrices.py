@@ -16,13 +16,27 @@ from blockconv.network.ops.rule import Tensor
 
 @op("Gemm", limits="floats, or constant B and C")
 def _gemm(call: Call) -> Tensor:
-    if all(call.scope.is_constant(call.input(k).name) for k in range(1, 2 + call.has(2))):
-        return gemm(call, call.input(), 1, 2)
-    a, b = call.input(), call.input(1)
+    return gemm(call, call.input(), 1, 2)
+
+
+def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
+    """alpha * A * B + beta * C, of a node whose operands `b_at` and `c_at` are B and C."""
+    b = call.input(b_at)
     if a.rank != 2 or b.rank != 2:
         raise call.error("inputs", (a.shape, b.shape), "have to be matrices")
-    y = _product(call)
-    return call.binary("add", y, call.scaled(call.input(2), call.attribute("beta", 1.0))) if call.has(2) else y
+    if not call.scope.is_constant(b.name):
+        y = _product(call)
+    else:
+        a = call.transposed(a, (1, 0), helps=True) if call["transA"] else a
+        y = call.scaled(matmul(call, ops.Conv2d(), a, b_at, turned=call["transB"]), call.attribute("alpha", 1.0))
+    if not call.has(c_at):
+        return y
+    c = call.input(c_at)
+    if c.rank > 2 or any(size not in (1, n) for size, n in zip(c.shape[::-1], y.shape[::-1], strict=False)):
+        raise call.error("C", c.shape, f"has to broadcast to the product's shape, {y.shape}")
+    if call.scope.is_constant(c.name):  # as floats, if it is given as integers
+        c = call.constant(call.array(c_at, "third matrix"), "c")
+    return call.binary("add", y, call.scaled(c, call.attribute("beta", 1.0)))
 
 
 @op("com.microsoft.FusedMatMul", limits="floats")
@@ -45,32 +59,6 @@ def _order(call: Call, x: Tensor, side: str) -> tuple[int, ...] | None:
     if call[f"trans{side}"]:
         order[-2:] = order[:-3:-1]
     return tuple(order) if order != sorted(order) else None
-
-
-def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:
-    """alpha * A * B + beta * C, of a node whose operands `b_at` and `c_at` are B and C."""
-    weight = call.array(b_at, "second matrix")
-    if a.rank != 2 or weight.ndim != 2:
-        raise call.error("inputs", (a.shape, weight.shape), "have to be matrices")
-    if 0 in weight.shape:
-        raise Unsupported(f"a second matrix without elements, {weight.shape}")
-    if call["transA"]:
-        a = call.emit(ops.Transpose((1, 0)), a, helps=True)
-    alpha, beta, turned = call.attribute("alpha", 1.0), call.attribute("beta", 1.0), call["transB"]
-
-    wei = call.weight(b_at, "weight", lambda b: (b if turned else b.T)[:, :, None, None], 0 if turned else 1)
-    channels, computed = wei.shape[:1], a.type.computed.dtype
-    c = call.array(c_at, "third matrix") if call.has(c_at) else np.zeros((), computed)
-    c = c if beta == 1 else c.astype(computed) * computed.type(beta)
-    shape = (a.shape[0], *channels)
-    if c.ndim > 2 or any(size not in (1, wanted) for size, wanted in zip(c.shape[::-1], shape[::-1], strict=False)):
-        raise call.error("C", c, f"has to broadcast to the product's shape, {shape}")
-    of_channels = c.size in (1, *channels) and c.shape[:-1] in ((), (1,))
-    shift = np.broadcast_to(c.reshape(-1) if of_channels else np.zeros((), computed), channels)
-    y = call.product(ops.Conv2d(), a, wei, shift if alpha == 1 and of_channels and call.has(c_at) else None)
-    if alpha != 1:  # a pass folds it into the weights, unless their type cannot hold the products
-        y = call.affine(y, np.full(channels, alpha), shift)
-    return y if of_channels else call.emit(ops.Binary("add"), y, call.constant(c.astype(a.dtype), "c"))
 
 
 @op("MatMul", limits="floats, or constant B; up to 6 dimensions")
@@ -184,8 +172,15 @@ def _contracted(call: Call, left: tuple[Tensor, str], right: tuple[Tensor, str],
     return call.reshape(made, tuple(sizes[label] for label in labels)), labels
 
 
-def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: tuple[Tensor, ...] = ()) -> Tensor:
-    """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A."""
+def matmul(
+    call: Call,
+    attributes: ops.Convolution,
+    a: Tensor,
+    at: int,
+    others: tuple[Tensor, ...] = (),
+    turned: bool = False,
+) -> Tensor:
+    """A by B, operand `at`, as convolutions of these attributes. others: their inputs after A. turned: B is (N, K)."""
     weight = call.array(at, "second matrix")
     if 0 in (*a.shape, *weight.shape):
         return _nothing(call, attributes, a, at, others)
@@ -193,8 +188,8 @@ def matmul(call: Call, attributes: ops.Convolution, a: Tensor, at: int, others: 
         return _batched(call, attributes, a, at, others)
     if a.rank < 1 or weight.ndim < 1:
         raise call.error("inputs", (a.shape, weight.shape), "have to be vectors or matrices")
-    change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b.T)[:, :, None, None]  # noqa: E731
-    wei = call.weight(at, "weight", change, 1)
+    change: Callable[[Array], Array] = lambda b: (b[None] if b.ndim == 1 else b if turned else b.T)[:, :, None, None]  # noqa: E731
+    wei = call.weight(at, "weight", change, 0 if turned else 1)
     y = call.product(attributes, a, wei, None, others)
     rows = (*a.shape[:-2], -1) if a.rank > 1 else ()
     return call.reshape(y, rows if weight.ndim == 1 else (*rows, wei.shape[0]))

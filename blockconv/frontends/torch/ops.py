@@ -183,36 +183,19 @@ def _amax(call: Call) -> Tensor:
 # ---------------------------------------------------------------- products and attention
 
 
-@op("addmm", "mm")
+_FACTORS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
+
+
+@op(*_FACTORS)
 def _product(call: Call) -> Tensor:
-    """(..., K) by a constant matrix, plus a bias: a 1x1 convolution of images of one pixel.
-
-    By one that flows it is a product of two values.
-    """
-    biased = call.kind == "addmm"
-    if call.get("alpha", 1) != 1 or call.get("beta", 1) != 1:
-        raise Unsupported(f"alpha={call['alpha']}, beta={call['beta']}")
-    x = call.input("mat1" if biased else "self")
-    if isinstance(call["mat2"], Tensor):
-        y = call.multiplied(x, call["mat2"])
-        return call.binary("add", y, call.input()) if biased else y
-    wei = call.parameter("mat2", lambda w: w.T[:, :, None, None])
-    shift = None
-    if biased:
-        shape, given = (wei.shape[0],), call.array("self")
-        if given.shape not in (shape, (1, *shape), (1,), ()):
-            raise Unsupported(f"a bias of shape {given.shape}")
-        shift = np.broadcast_to(given.reshape(-1), shape)
-    return call.product(ops.Conv2d(), x, wei, shift)
-
-
-op("bmm")(lambda call: call.multiplied(call.input(), call.input("mat2")))
-
-
-@op("baddbmm")
-def _baddbmm(call: Call) -> Tensor:
-    y = call.scaled(call.multiplied(call.input("batch1"), call.input("batch2")), call["alpha"])
-    return y if call["beta"] == 0 else call.binary("add", y, call.scaled(call.input(), call["beta"]))
+    """alpha * a @ b + beta * self. By a constant matrix it is a 1x1 convolution of images of one pixel."""
+    a, b = _FACTORS[call.kind]
+    if call.kind in ("mm", "addmm") and isinstance(call[b], Constant):
+        y = call.product(ops.Conv2d(), call.input(a), call.parameter(b, lambda w: w.T[:, :, None, None]), None)
+    else:
+        y = call.multiplied(call.input(a), call.input(b))
+    y, beta = call.scaled(y, call.get("alpha", 1)), call.get("beta", 0)
+    return y if beta == 0 else call.binary("add", y, call.scaled(call.input(), beta))
 
 
 @op("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", types=(*FLOATS, "bool"))
