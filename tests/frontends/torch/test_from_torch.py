@@ -74,6 +74,10 @@ OPS = {
     "linear 3d": (lambda: nn.Linear(11, 5, bias=False), ROW),
     "linear of image": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(480, 5)), IMAGE),
     "addmm": (lambda: Apply(lambda x, b, w: torch.addmm(b, x, w), b=torch.randn(4), w=torch.randn(6, 4)), MATRIX),
+    "addmm scaled": (
+        lambda: Apply(lambda x, b, w: torch.addmm(b, x, w, beta=0.5, alpha=2), b=torch.randn(4), w=torch.randn(6, 4)),
+        MATRIX,
+    ),
     "mm": (lambda: Apply(lambda x, w: x @ w, w=torch.randn(6, 4)), MATRIX),
     "addmm of values": (lambda: Apply(lambda x: torch.addmm(x[0], x, x.t() @ x)), MATRIX),
     "linear of values": (lambda: Apply(lambda x: F.linear(x, x[0, :, :], x[0, 0, :6])), ROW),
