@@ -17,37 +17,38 @@ from blockconv.frontends.onnx.quantized import (
     CONSTANT,
     dequantized,
     output_dtype,
+    qlinear_conv,
     quantization,
     scales,
     stored,
     weight,
 )
-from blockconv.frontends.onnx.scope import OPS, Call, Translator, op
-from blockconv.frontends.onnx.windows import average, global_pool
+from blockconv.frontends.onnx.scope import OPS, Call, op
+from blockconv.frontends.onnx.windows import average, conv, global_pool, pool
 from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
+Formula = Callable[[Call], Tensor]
 
-def _channels_first(translate: Translator, last: int = 0) -> Translator:
+
+def _channels_first(translate: Formula, last: int = 0) -> Formula:
     """`translate`, which reads channels first, of a node that may say `channels_last`. last: its default."""
 
-    @functools.wraps(translate)
-    def translated(call: Call) -> Tensor | list[Tensor]:
+    def translated(call: Call) -> Tensor:
         if not call.attribute("channels_last", last):
             return translate(call)
         x, rank = call.input(), call.input().rank
         call.inputs[0] = call.emit(ops.Transpose((0, rank - 1, *range(1, rank - 1))), x, helps=True)
-        y = translate(call)
-        assert isinstance(y, Tensor)
-        return call.emit(ops.Transpose((0, *range(2, rank), 1)), y)
+        return call.emit(ops.Transpose((0, *range(2, rank), 1)), translate(call))
 
     return translated
 
 
-_conv, _max = OPS["QLinearConv"], OPS["MaxPool"]
-op("com.microsoft.QLinearConv", limits=_conv.limits)(_channels_first(_conv.translate))
-op("com.microsoft.NhwcMaxPool", limits=_max.limits)(_channels_first(_max.translate, last=1))
+op("com.microsoft.QLinearConv", limits=OPS["QLinearConv"].limits)(_channels_first(qlinear_conv))
+op("com.microsoft.NhwcMaxPool", limits=OPS["MaxPool"].limits)(
+    _channels_first(lambda call: pool(call, "max", call.input()), last=1)
+)
 
 
 @op("com.microsoft.QGemm", limits=f"constant B and C; {CONSTANT}")
@@ -62,13 +63,13 @@ def _qgemm(call: Call) -> Tensor:
     return y if not call.has(7) else stored(call, y, 7, output_dtype(call, 8))
 
 
-def _of_integers(*reads: int) -> Callable[[Callable[..., Tensor]], Translator]:
+def _of_integers(*reads: int) -> Callable[[Callable[..., Tensor]], Formula]:
     """A translator of an op of integers, from its formula of floats.
 
     reads: the numbers of operands, each before its scale and zero point. The output's scale and zero point come last.
     """
 
-    def of(formula: Callable[..., Tensor]) -> Translator:
+    def of(formula: Callable[..., Tensor]) -> Formula:
         def translate(call: Call) -> Tensor:
             y = formula(call, *(dequantized(call, at) for at in reads))
             return stored(call, y, reads[-1] + 3, call.input(reads[0]).dtype)
@@ -78,18 +79,16 @@ def _of_integers(*reads: int) -> Callable[[Callable[..., Tensor]], Translator]:
     return of
 
 
-def _binary(kind: ops.BinaryKind) -> Translator:
+def _binary(kind: ops.BinaryKind) -> Formula:
     combined = _of_integers(0, 3)(lambda call, a, b: call.binary(kind, a, b))
 
-    def translate(call: Call) -> Tensor | list[Tensor]:
+    def translate(call: Call) -> Tensor:
         before = [_transposed(call, at) for at in (0, 3)]
         if before[0] is None or before[1] is None or before[0][1] != before[1][1]:
             return combined(call)
         # Both are channels last by transposes, which vanish where they meet those of convolutions.
         call.inputs[0], call.inputs[3] = before[0][0], before[1][0]
-        y = translate(call)
-        assert isinstance(y, Tensor)
-        return call.emit(ops.Transpose(before[0][1]), y)
+        return call.emit(ops.Transpose(before[0][1]), translate(call))
 
     return translate
 
@@ -168,16 +167,13 @@ def _activated(call: Call, y: Tensor) -> Tensor:
 @op("com.microsoft.FusedConv", limits="1-D to 3-D; constant weight and bias")
 def _fused_conv(call: Call) -> Tensor:
     """A convolution, plus another value, activated."""
-    y = OPS["Conv"].translate(call)
-    assert isinstance(y, Tensor)
+    y = conv(call)
     return _activated(call, call.binary("add", y, call.input(3)) if call.has(3) else y)
 
 
-@op("com.microsoft.FusedGemm", limits="floats, or constant B and C")
-def _fused_gemm(call: Call) -> Tensor:
-    y = OPS["Gemm"].translate(call)
-    assert isinstance(y, Tensor)
-    return _activated(call, y)
+op("com.microsoft.FusedGemm", limits="floats, or constant B and C")(
+    lambda call: _activated(call, gemm(call, call.input(), 1, 2))
+)
 
 
 @op(
@@ -379,7 +375,7 @@ def _reorder_output(call: Call) -> Tensor:
 
 
 @op(f"{BLOCKED}.Conv", limits="constant weight and bias")
-def _blocked_conv(call: Call) -> Tensor | list[Tensor]:
+def _blocked_conv(call: Call) -> Tensor:
     """A FusedConv whose weight is in blocks of output channels, and of input channels, if there are as many."""
     block, weight = call.scope.channel_block, call.array(1, "weight")
     if weight.ndim != 4 or weight.shape[0] % block or (weight.shape[1] > block and weight.shape[1] % block):

@@ -13,10 +13,7 @@ from blockconv.network import ops
 from blockconv.network.emitter import Unsupported
 from blockconv.network.ops.rule import Tensor
 
-
-@op("Gemm", limits="floats, or constant B and C")
-def _gemm(call: Call) -> Tensor:
-    return gemm(call, call.input(), 1, 2)
+op("Gemm", limits="floats, or constant B and C")(lambda call: gemm(call, call.input(), 1, 2))
 
 
 def gemm(call: Call, a: Tensor, b_at: int, c_at: int) -> Tensor:

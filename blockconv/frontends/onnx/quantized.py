@@ -245,7 +245,7 @@ def stored(call: Call, y: Tensor, at: int, dtype: Any) -> Tensor:
 
 
 @op("QLinearConv", limits=f"1-D to 3-D; constant weight and bias; {CONSTANT}")
-def _qlinear_conv(call: Call) -> Tensor:
+def qlinear_conv(call: Call) -> Tensor:
     x = dequantized(call, 0)
     scale = quantization(call, 1, call.input().dtype).scale * scales(call, 4)
     weight(call, 3, 0)

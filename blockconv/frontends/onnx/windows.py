@@ -59,10 +59,17 @@ def _same(auto: str, size: int, kernel: int, stride: int, dilation: int) -> Pair
 
 
 @op("Conv", limits="1-D to 3-D; constant weight and bias")
-def _conv(call: Call) -> Tensor:
-    if call.has(2):
-        call.array(2, "bias")
-    return convolution(call, ops.Conv2d(), call.input(), 1, (call.input(2),) if call.has(2) else ())
+def conv(call: Call) -> Tensor:
+    """A convolution, as a node states it."""
+    return convolution(call, ops.Conv2d(), call.input(), 1, _bias(call))
+
+
+def _bias(call: Call) -> tuple[Tensor, ...]:
+    """The bias, which has to be a constant, if there is one."""
+    if not call.has(2):
+        return ()
+    call.array(2, "bias")
+    return (call.input(2),)
 
 
 def convolution(
@@ -92,9 +99,6 @@ def _conv_transpose(call: Call) -> Tensor:
         call.attributes["pads"] = helper.make_attribute("pads", call.ints(2, "pads"))
         del call.inputs[2]
     window = _window(call, weight.shape[2:])
-    if call.has(2):
-        call.array(2, "bias")
-    bias = (call.input(2),) if call.has(2) else ()
     x, pads = call.input(), _cut(call, window)
     if 0 in _image(call, window):  # a pixel of zeros in place of none adds a stride, which is cut
         sides = zip(pads, window.stride, _image(call, window), strict=True)
@@ -105,7 +109,7 @@ def _conv_transpose(call: Call) -> Tensor:
     def changed(change: Callable[[Any], Any] | None) -> Tensor:
         return call.input(1) if change is None else call.constant(change(weight), "weight")
 
-    return volumes.convolution(call, made, x, window._replace(pads=pads), changed, bias)
+    return volumes.convolution(call, made, x, window._replace(pads=pads), changed, _bias(call))
 
 
 def _cut(call: Call, window: Window) -> Any:
@@ -137,10 +141,11 @@ def _cut(call: Call, window: Window) -> Any:
 
 def average(call: Call, x: Tensor) -> Tensor:
     """The averages of `x`, as a node states them."""
-    return _pool(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", x)
+    return pool(call, "avg_include_padding" if call["count_include_pad"] else "avg_exclude_padding", x)
 
 
-def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
+def pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
+    """A pool of `x`, as a node states it."""
     only_output(call)
     window = _window(call, call.attribute("kernel_shape", ()))
     sides = zip(_image(call, window), window.kernel, window.stride, window.dilation, window.pads, strict=True)
@@ -164,7 +169,7 @@ def _pool(call: Call, kind: ops.PoolKind, x: Tensor) -> Tensor:
     return y
 
 
-op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")(lambda call: _pool(call, "max", call.input()))
+op("MaxPool", limits="1-D to 3-D; no window of only padding; no indices")(lambda call: pool(call, "max", call.input()))
 op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_include_pad")(
     lambda call: average(call, call.input())
 )
@@ -172,7 +177,7 @@ op("AveragePool", limits="1-D to 3-D; no window of only padding, unless count_in
 
 def _reached(size: int, kernel: int, stride: int, step: int, pads: Pair, whole: bool) -> Pair:
     """The pads of one axis. If the input is less than a stride too short for a window, ONNX Runtime has one, cut.
-    If it is less than two strides too short, `_pool` takes that window away: ONNX Runtime has none.
+    If it is less than two strides too short, `pool` takes that window away: ONNX Runtime has none.
 
     whole: in ceil_mode, the pads that complete the last window, unless it begins after the input.
     """
