@@ -16,7 +16,7 @@ from blockconv.api.arithmetic import NOTHING_QUANTIZED, Arithmetic, QuantizedOpt
 from blockconv.api.frame import Call, Computation, Derive, Frame, Result
 from blockconv.core.activation import Activation
 from blockconv.core.activation import activation as read_activation
-from blockconv.core.checks import Shape, whole
+from blockconv.core.checks import Shape, checked_groups
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_numpy
 from blockconv.core.layout import Layout
@@ -258,11 +258,8 @@ class CheckedConvolution:
         if weight.ndim != 4:
             remedy = ONE_IMAGE if weight.ndim == 2 else ""
             raise ArgumentError(self._op, "weight", weight, f"has to be {self._weight_axes}", remedy)
-        number = whole(groups)
-        if number is None or number < 1 or weight.shape[0] % number:
-            which = "output" if self._weight_axes.startswith("(O") else "input"
-            rule = f"has to be a positive int that divides the {weight.shape[0]} {which} channels"
-            raise ArgumentError(self._op, "groups", groups, rule)
+        which = "output " if self._weight_axes.startswith("(O") else "input "
+        number = checked_groups(self._op, "groups", groups, int(weight.shape[0]), which)
         channels = self._out_channels(number)
         if bias is not None and bias.shape != (channels,):
             raise ArgumentError(self._op, "bias", bias, f"has to have shape ({channels},)")

@@ -10,7 +10,7 @@ import numpy as np
 from blockconv.api.annotations import ActivationLike, AnyArray, Array, ArrayLike, DenseArray, Padding, Sizes
 from blockconv.api.convolution import CheckedConvolution, convolution_frame
 from blockconv.api.frame import Call, Computation, Frame, Result, chosen
-from blockconv.core.checks import Shape, check_extents, check_flag, read_sizes, whole
+from blockconv.core.checks import Shape, check_extents, check_flag, checked_groups, read_sizes
 from blockconv.core.errors import ArgumentError, DtypeError, raised_by
 from blockconv.core.interop import as_autocast, with_gradient
 from blockconv.core.layout import Layout
@@ -271,9 +271,7 @@ def _weights_problem(
 ) -> Conv2dBackwardWeightsProblem:
     oc, per_group, kh, kw = checked_shape(op, "weight_shape", weight_shape)
     strides, pads, dilations = read_window(op, (kh, kw), stride, padding, dilation)
-    number = whole(groups)
-    if number is None or number < 1 or oc % number:
-        raise ArgumentError(op, "groups", groups, f"has to be a positive int that divides the {oc} output channels")
+    number = checked_groups(op, "groups", groups, oc, "output ")
     n, channels, ih, iw = shape
     if channels != per_group * number:
         rule = f"has to be (N, C, H, W) with C = {per_group * number}, which follows from weight_shape and groups"

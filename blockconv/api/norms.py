@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from blockconv.api.annotations import AnyArray, Array, DenseArray
 from blockconv.api.frame import Call, Computation, Frame, Result, check_alike, chosen, given_array
-from blockconv.core.checks import Shape, check_flag, checked_number, read_sizes, whole
+from blockconv.core.checks import Shape, check_flag, checked_groups, checked_number, read_sizes, whole
 from blockconv.core.eltwise_problem import BatchNormProblem, GroupNormProblem
 from blockconv.core.errors import ArgumentError, DtypeError, LayoutError, raised_by
 from blockconv.core.interop import as_numpy, like_any
@@ -463,12 +463,9 @@ def _of_pixels(layout: Layout, groups: int) -> Layout:
 
 
 def _groups(op: str, input: Any, num_groups: Any, per_pixel: Any) -> _Seen:
-    x, groups = _images(op, "input", input), whole(num_groups)
+    x = _images(op, "input", input)
     n, channels, *pixels = x.shape
-    if groups is None or groups < 1 or channels % groups:
-        rule = f"has to be a positive int that divides the {channels} channels"
-        raise ArgumentError(op, "num_groups", num_groups, rule)
-    flag = check_flag(op, "per_pixel", per_pixel)
+    groups, flag = checked_groups(op, "num_groups", num_groups, channels), check_flag(op, "per_pixel", per_pixel)
     return _Seen(x, groups, flag, (channels,), (n, groups, *pixels * flag))
 
 

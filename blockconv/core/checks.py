@@ -139,6 +139,15 @@ def check_axis(op: str, axis: int, shape: Shape) -> None:
         raise ArgumentError(op, "axis", axis, f"has to be one of the {len(shape)} axes of {shape}")
 
 
+def checked_groups(op: str, argument: str, value: object, channels: int, which: str = "") -> int:
+    """A number of groups of so many channels. which: "input " or "output ", for the error."""
+    number = whole(value)
+    if number is None or number < 1 or channels % number:
+        rule = f"has to be a positive int that divides the {channels} {which}channels"
+        raise ArgumentError(op, argument, value, rule)
+    return number
+
+
 def checked_number(op: str, name: str, value: object) -> float:
     try:
         return float(value - 0)  # type: ignore[operator]  # text is no number

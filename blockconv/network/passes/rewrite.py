@@ -53,6 +53,19 @@ class Edit:
         """The same if the value is read once, and not given by the network: then it may vanish."""
         return self.producer(name, kind) if self._reads[name] == 1 else None
 
+    def above(self, name: str, *kinds: builtins.type[Op], shared: bool = False) -> list[tuple[Node, Any]]:
+        """The nodes of these kinds above a value, each the maker of the one before's first input; empty without one.
+
+        shared: also if others read their values.
+        """
+        found: list[tuple[Node, Any]] = []
+        for kind in kinds:
+            one = (self.producer if shared else self.private)(found[-1][0].inputs[0] if found else name, kind)
+            if one is None:
+                return []
+            found.append(one)
+        return found
+
     def reads(self, name: str) -> int:
         """How often nodes read a value; that the network gives it counts too."""
         return self._reads[name]

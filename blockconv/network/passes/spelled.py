@@ -176,35 +176,33 @@ def _normalised(edit: Edit, node: Node, x: str, root: str) -> bool:
             return False
         nodes.append(inverse[0])
         root = inverse[0].inputs[1]
-    sqrt: Any = edit.producer(root, Activate)
-    shifted: Any = sqrt and edit.producer(sqrt[0].inputs[0], Affine)
-    variance: Any = shifted and edit.producer(shifted[0].inputs[0], ReduceMean)
-    square: Any = variance and edit.producer(variance[0].inputs[0], Binary)
-    if not (sqrt and shifted and variance and square):
+    found = edit.above(root, Activate, Affine, ReduceMean, Binary, shared=True)
+    if not found:
         return False
-    factor, epsilon = map(even, edit.parameters(shifted[0]))
-    nodes += [sqrt[0], shifted[0], variance[0], square[0]]
+    (_, sqrt), (shifted, line), (_, variance), (square, product) = found
+    factor, epsilon = map(even, edit.parameters(shifted))
+    nodes += [one for one, _ in found]
     is_norm = (
-        square[1].kind == "mul"
-        and square[0].inputs == (x, x)
-        and variance[1].keepdims
-        and sqrt[1].activation == function("sqrt")
+        product.kind == "mul"
+        and square.inputs == (x, x)
+        and variance.keepdims
+        and sqrt.activation == function("sqrt")
         and factor == 1
         and epsilon is not None
         and math.isfinite(epsilon)
-        and all(one[1].activation.is_identity for one in (shifted, square))
+        and line.activation.is_identity
+        and product.activation.is_identity
     )
     if not is_norm:
         return False
-    less: Any = edit.producer(x, Binary)
-    mean: Any = less and edit.producer(less[0].inputs[1], ReduceMean)
-    if mean and less[1].kind == "sub" and less[1].activation.is_identity and mean[1] == variance[1]:
+    norm, less = GroupNorm(1, epsilon or 0.0), edit.producer(x, Binary)
+    mean = edit.producer(less[0].inputs[1], ReduceMean) if less else None
+    if less and mean and less[1] == Binary("sub") and mean[1] == variance:
         centred, source = [*nodes, less[0], mean[0]], less[0].inputs[0]
         if mean[0].inputs == (source,) and _alone(edit, {one.name: one for one in centred}, node):
-            return _put_norm(edit, centred[::-1], source, variance[1].axes, GroupNorm(1, epsilon or 0.0))
+            return _put_norm(edit, centred[::-1], source, variance.axes, norm)
     is_alone = _alone(edit, {one.name: one for one in nodes}, node)
-    made = GroupNorm(1, epsilon or 0.0, centred=False)
-    return is_alone and _put_norm(edit, nodes[::-1], x, variance[1].axes, made)
+    return is_alone and _put_norm(edit, nodes[::-1], x, variance.axes, replace(norm, centred=False))
 
 
 def _put_norm(edit: Edit, old: list[Node], x: str, axes: tuple[int, ...], norm: GroupNorm) -> bool:
@@ -241,17 +239,15 @@ def _affine_into_norm(edit: Edit, node: Node, a: Affine, before: Node, norm: Gro
 @after(Reshape, Transpose)
 def norm_of_pixels(edit: Edit, node: Node, a: Transpose, last: Node, b: Reshape) -> bool:
     """Layer normalisation of channels, between transposes to the last axis and back, becomes one of each pixel."""
-    norm = edit.private(last.inputs[0], GroupNorm)
-    before = edit.private(norm[0].inputs[0], Reshape) if norm else None
-    first = edit.private(before[0].inputs[0], Transpose) if before else None
-    if norm is None or before is None or first is None or (a.perm, first[1].perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
+    found = edit.above(last.inputs[0], GroupNorm, Reshape, Transpose)
+    if not found or (a.perm, found[2][1].perm) != ((0, 3, 1, 2), (0, 2, 3, 1)):
         return False
-    src = edit.shape(first[0].inputs[0])
-    if norm[1].groups != 1 or edit.shape(before[0].output)[1:] != src[1:2] or edit.shape(node.output) != src:
+    (norm, of), (before, _), (first, _) = found
+    src = edit.shape(first.inputs[0])
+    if of.groups != 1 or edit.shape(before.output)[1:] != src[1:2] or edit.shape(node.output) != src:
         return False
-    made = replace(norm[1], per_pixel=True)
-    new = replace(node, attributes=made, inputs=first[0].inputs, parameters=norm[0].parameters)
-    return edit.replace((first[0], before[0], norm[0], last, node), new)
+    new = replace(node, attributes=replace(of, per_pixel=True), inputs=first.inputs, parameters=norm.parameters)
+    return edit.replace((first, before, norm, last, node), new)
 
 
 SPELLED = (_activation, _norm, _affine_into_norm)

@@ -19,6 +19,7 @@ from blockconv.core.types import Array
 from blockconv.network.graph import Network
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.plan import Plan, compile
+from blockconv.network.quantization.rewriting import flows_in_order
 
 METHODS = ("minmax", "percentile")
 DROPPED = 16  # bits of a float32 that do not tell bins of a histogram apart
@@ -93,19 +94,13 @@ def read_samples(network: Network, samples: Any) -> list[dict[str, Any]]:
 
 def flowing(network: Network) -> list[str]:
     """The values of float32 that flow at run time."""
-    made = [*(tensor.name for tensor in network.inputs), *(node.output for node in network.nodes)]
-    return [name for name in made if network.tensors[name].dtype == np.float32]
+    return [name for name in flows_in_order(network) if network.tensors[name].dtype == np.float32]
 
 
 def with_outputs(network: Network, names: Iterable[str], threads: int | None) -> Plan:
     """A plan that gives these values of a network that is fused, beside its outputs."""
     outputs = dict.fromkeys((*network.outputs, *names))
     return compile(replace(network, outputs=tuple(outputs), remake=None, rest=None), threads=threads)
-
-
-def values_of(plan: Plan, sample: Mapping[str, Any]) -> dict[str, Array]:
-    """A plan's outputs by name."""
-    return plan.by_name(**sample)
 
 
 def measured(
@@ -121,7 +116,7 @@ def measured(
     ranges: dict[str, tuple[float, float]] = {}
     counts = {name: np.zeros(BINS, np.int64) for name in (names if method == "percentile" else ())}
     for k, sample in enumerate(samples):
-        found = values_of(plan, sample)
+        found = plan.by_name(**sample)
         for name in names:
             value = np.asarray(found[name] if name in found else sample[name])
             low, high = _extent(k, name, value)

@@ -24,7 +24,6 @@ from blockconv.network.quantization.calibration import (
     flowing,
     measured,
     read_samples,
-    values_of,
     with_outputs,
 )
 from blockconv.network.quantization.report import LayerReport, QuantizationReport, decibels
@@ -248,7 +247,7 @@ def _ratios(
     plans = with_outputs(fused, compared.values(), None), with_outputs(made, compared, None)
     signal, noise = dict.fromkeys(compared, 0.0), dict.fromkeys(compared, 0.0)
     for sample in samples:
-        wanted, found = (values_of(plan, sample) for plan in plans)
+        wanted, found = (plan.by_name(**sample) for plan in plans)
         for value, name in compared.items():
             exact, given = wanted[name].astype(np.float64), found[value]
             if given.dtype != np.float32:
