@@ -2,8 +2,7 @@
 
 from blockconv.runtime.launcher import OWN_TABLE, Block, Buffer, Launch, Program
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
-from blockconv.runtime.pools import get_threading, set_threading
-from blockconv.runtime.threads import check_threads, get_num_threads, set_num_threads
+from blockconv.runtime.pools import check_threads, get_num_threads, get_threading, set_num_threads, set_threading
 
 __all__ = [
     "OWN_TABLE",

@@ -27,7 +27,7 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import call_kernel, fetch_add, load_acquire, spin_pause, yield_processor
 from blockconv.runtime import pools
 from blockconv.runtime.memory import Scratch, address_of, aligned_empty
-from blockconv.runtime.threads import get_num_threads
+from blockconv.runtime.pools import get_num_threads
 
 LINE = 16  # int64s between two counters: 128 bytes, so that no two share a (pair of) cache lines
 GRAIN = 12e-6  # the least work of a thread, in seconds: to wake it takes 6 µs, or 20 µs if its processor sleeps
