@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from .grid import headed
-from .results import FAILED, WRONG, Case, Entry
+from .results import FAILED, OK, WRONG, Case, Entry
 
-__all__ = ["AGREE", "Change", "agreement", "changes", "render_changes"]
+__all__ = ["AGREE", "Change", "agreement", "changes", "entries", "render_changes"]
 
 AGREE = 0.05  # within which two runs of one suite are to have the same ratio to the best peer
 
 
 @dataclass(frozen=True)
 class Change:
-    """One entry in two files; `ratio` is (new time over old without the drift, and its interval)."""
+    """One entry in two files.
+
+    ratio: new time over old without the drift, and an interval for it; (ratio, ratio, ratio) where a file has single
+        times. None if one of the two has no time.
+    """
 
     key: str
     title: str
@@ -38,7 +42,8 @@ def changes(old: dict[str, Case], new: dict[str, Case], threshold: float = 0.05)
     The peers did not change between the files if their versions did not, so the median of their
     ratios is what the machine did meanwhile: the drift, of a case where it has three such peers,
     which took turns with ours. Slower or faster is an entry whose ratio, without the drift, passes
-    the threshold and whose interval leaves no doubt that it moved.
+    the threshold and whose interval leaves no doubt that it moved. The interval comes from the medians' intervals, or
+    from quartiles, which are what published files keep. Of quartiles it is wider: they hold half of the samples.
     """
     pairs = list(_pairs(old, new))
     drifts: dict[str, list[float]] = {}
@@ -69,16 +74,33 @@ def _median(ratios: Sequence[float], otherwise: float) -> float:
 
 def _pairs(old: dict[str, Case], new: dict[str, Case]) -> Iterable[tuple[Case, Entry, Entry]]:
     for key, case in new.items():
-        before = {entry["name"]: entry for entry in old.get(key, {}).get("entries", ())}
-        for entry in case["entries"]:
+        before = {entry["name"]: entry for entry in entries(old.get(key, {}))}
+        for entry in entries(case):
             match = before.get(entry["name"])
-            if match and (entry["role"] == "ours" or match["version"] == entry["version"]):
+            if match and (entry["role"] == "ours" or match.get("version") == entry.get("version")):
                 yield case, match, entry
+
+
+def entries(case: Case) -> list[Entry]:
+    """The entries of a case as every suite but `costs` has them; a row of `costs` has one time, without quartiles."""
+    return [entry if "name" in entry else _of_costs(entry) for entry in case.get("entries", ())]
+
+
+def _of_costs(entry: Entry) -> Entry:
+    """A measured row of the kernel table, in a layout."""
+    timing = {"median": entry["measured"] * 1e9}
+    about = {"predicted": entry["predicted"]}
+    return {
+        "name": f"{entry['row']} {entry['layout']}", "role": "ours", "verdict": OK, "timing": timing, "about": about
+    }  # fmt: skip
 
 
 def _ratio(old: Entry, new: Entry) -> tuple[float, float, float]:
     a, b = old["timing"], new["timing"]
-    return b["median"] / a["median"], b["low"] / a["high"], b["high"] / a["low"]
+    for low, high in (("low", "high"), ("q1", "q3"), ("median", "median")):
+        if {low, high} <= a.keys() & b.keys():
+            break
+    return b["median"] / a["median"], b[low] / a[high], b[high] / a[low]
 
 
 def render_changes(found: Sequence[Change], drift: float) -> Table:
@@ -88,7 +110,8 @@ def render_changes(found: Sequence[Change], drift: float) -> Table:
     for change in sorted(found, key=lambda change: -(change.ratio[0] if change.ratio else math.inf)):
         ratio = ["", ""]
         if change.ratio:
-            ratio = [f"{change.ratio[0]:.3f}", f"[{change.ratio[1]:.3f}, {change.ratio[2]:.3f}]"]
+            middle, low, high = change.ratio
+            ratio = [f"{middle:.3f}", f"[{low:.3f}, {high:.3f}]" if low < high else "single times"]
         style = "bold red" if change.is_regression else "" if change.verdict == "same" else "green"
         table.add_row(change.title, change.name, *ratio, change.verdict, style=style)
     return table

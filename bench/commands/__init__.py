@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "steps of training in PyTorch: eager, Inductor and ours; time and peak memory",
     "tiles": "a large image by tiles, on Dask's workers, and planned for many machines",
     "mixed": "convolutions in turns with PyTorch's operations, for each pool",
+    "export": "result files as one CSV table, a row for each time",
     "compare": "two result files; the status is 1 if anything got slower",
     "pairs": "two trees of sources in turns: what a change of the code does to speed",
     "manifest": "rows, blockings, assembly and bits of every case; what changed",

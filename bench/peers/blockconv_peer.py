@@ -208,7 +208,7 @@ def _refused(choice: str, error: Exception) -> Variant:
 def _plan(choice: str, net: bc.Network, asked: Any) -> Any:
     """asked: further arguments of `compile`."""
     if choice.startswith("costs="):
-        return bc.compile(net, costs=choice.removeprefix("costs="), **asked)
+        return bc.compile(net, costs=_costs(choice.removeprefix("costs=")), **asked)
     if choice.endswith(".json"):
         return bc.compile(net, layouts=json.loads(Path(choice).read_text()), **asked)
     if ":" in choice:
@@ -218,6 +218,14 @@ def _plan(choice: str, net: bc.Network, asked: Any) -> Any:
     if choice == "greedy":
         return bc.compile(net, planner="greedy", **asked)
     return bc.compile(net, layouts=choice, **asked)
+
+
+def _costs(given: str) -> Any:
+    """A table's file, or a function of `module:function`."""
+    module, colon, function = given.partition(":")
+    if colon and not Path(given).exists():
+        return getattr(importlib.import_module(module), function)
+    return given
 
 
 def _own(choice: str, net: bc.Network, asked: Any) -> Any:

@@ -350,10 +350,9 @@ def register_layout(name: str, tag: str | Layout) -> Layout:
         try:
             known = Layout(name)
         except LayoutError:
-            _tag_of[name] = layout.tag
-            _name_of.setdefault(layout.tag, name)
-            return layout
-    if known != layout:
-        rule = f"already names {known.tag}, and cannot name {layout.tag}"
-        raise LayoutError("register_layout", "name", name, rule, "take another name")
+            _tag_of[name], known = layout.tag, layout
+        if known != layout:
+            rule = f"already names {known.tag}, and cannot name {layout.tag}"
+            raise LayoutError("register_layout", "name", name, rule, "take another name")
+        _name_of.setdefault(layout.tag, name)
     return layout

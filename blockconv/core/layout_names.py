@@ -158,11 +158,16 @@ def _domain(name: str, letters: str) -> str:
 _NUMBER_FIRST = re.compile(r"([A-Za-z]*)((?:[0-9]+[a-z])*)")
 
 
+_CHANNELS = re.compile(r"NCHW([0-9]+)")  # this library's own names
+
+
 _LETTER_FIRST = re.compile(r"([A-Z]+)((?:[a-z][0-9]+)+)")
 
 
 def _split_compact(name: str) -> tuple[str, _Blocks]:
-    """Split oneDNN's nChw16c, TVM's NCHW16c, MegEngine's NCHWc16 into outer letters and blocks."""
+    """Split oneDNN's nChw16c, TVM's NCHW16c, MegEngine's NCHWc16, our NCHW16 into outer letters and blocks."""
+    if found := _CHANNELS.fullmatch(name):
+        return "nChw", [(int(found[1]), "c")]
     if found := _LETTER_FIRST.fullmatch(name):
         blocks = [(int(size), letter) for letter, size in re.findall(r"([a-z])([0-9]+)", found[2])]
     elif (found := _NUMBER_FIRST.match(name)) and found[1]:

@@ -93,8 +93,8 @@ def read_costs(table: str | os.PathLike[str] | Mapping[str, float] | None) -> di
         return {}
     found: Any = table
     if not isinstance(table, (Mapping, str, os.PathLike)):
-        rule = "has to be a mapping of seconds, like Plan.cost_table's, or the path of a JSON file with one"
-        raise ArgumentError("compile", "costs", table, rule, "call a function for each key first")
+        rule = "has to be a mapping of seconds, like Plan.cost_table's, a JSON file's path, or a function"
+        raise ArgumentError("compile", "costs", table, rule)
     if not isinstance(table, Mapping):
         try:
             found = json.loads(Path(table).read_text(encoding="utf-8"))

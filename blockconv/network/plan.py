@@ -29,7 +29,7 @@ from blockconv.network.graph import Network, check_network, read_shape
 from blockconv.network.instance import Arenas, BoundPlan, End, measured_runs
 from blockconv.network.passes.fuse import fuse
 from blockconv.network.passes.precision import stored_as
-from blockconv.network.planning.own import OwnPlanner, check_costs, chosen_by, cost_table
+from blockconv.network.planning.own import OwnCosts, OwnPlanner, check_costs, chosen_by, cost_table, costs_by
 from blockconv.network.planning.parameters import Parameters
 from blockconv.network.planning.planned import (
     Layouts,
@@ -64,7 +64,7 @@ def compile(
     input_shapes: Any = None,
     threads: int | None = None,
     accuracy: str | float = "default",
-    costs: str | os.PathLike[str] | Mapping[str, float] | None = None,
+    costs: str | os.PathLike[str] | Mapping[str, float] | OwnCosts | None = None,
     precision: FloatType = "float32",
 ) -> Plan:
     """Choose a layout for every tensor of a network and a kernel for every op, and bind them: a `Plan`.
@@ -80,8 +80,9 @@ def compile(
     threads: the most threads that a call of the plan uses. Default: `get_num_threads` now.
     accuracy: the largest error that a convolution may have, relative to its largest output: "default", "strict" (no
         Winograd kernels) or a number, as in `conv2d`.
-    costs: your own costs in seconds, which override all others: a mapping with keys of `Plan.cost_table`, or a JSON
-        file with one. A key that is unknown to the network is an error.
+    costs: your own costs in seconds, which override all others: a mapping with keys of `Plan.cost_table`, a JSON file
+        with one, or a function `costs(problem, kernel, src, dst)`, as described below. A key that is unknown to the
+        network is an error.
     precision: "float32": every value has the network's type. "bfloat16" or "float16": the plan stores the weights and
         values of a float32 network in this type, each rounded once, and sums in float32. Inputs and outputs keep the
         network's types. `plan.network.evaluate` rounds like the plan.
@@ -89,6 +90,10 @@ def compile(
     `compile` calls your own planner once, with a `LayoutProblem`. This has the ops after fusion, their choices with
     costs, the costs of reorders, and the network. Your planner returns {node: choice} or {node: layout}. Nodes that it
     omits are planned optimally. Its answer also holds for other input sizes, if its choices exist there.
+
+    `compile` calls your own `costs` for each key of `Plan.cost_table`, for the network's sizes. Its arguments are the
+    problem of the op, the name of the kernel, and the layouts (`Layout`) that it reads and writes. A reorder has a
+    `ReorderProblem`, and "reorder" for a kernel. It returns seconds, or None to keep blockconv's own cost.
 
     Inputs and outputs are arrays of logical shape, (N, C, H, W) for images.
     Raises NetworkError, LayoutError or ArgumentError for a bad argument, and UnsupportedError for a node without a
@@ -117,8 +122,12 @@ def compile(
     network = stored_as(fuse(network, precision), precision)
     named = planner if isinstance(planner, str) else "optimal"
     measures = check_flag("compile", "measure", measure)
-    options = Options(read_layouts(network, layouts), named, measures, count, accuracy, read_costs(costs))
-    check_costs(network, options)
+    options = Options(read_layouts(network, layouts), named, measures, count, accuracy)
+    if callable(costs):
+        options = replace(options, costs=costs_by(costs, network, options))
+    else:
+        options = replace(options, costs=read_costs(costs))
+        check_costs(network, options)
     plan = Plan(network, options if isinstance(planner, str) else chosen_by(planner, network, options))
     _warn_of_foreign(plan)
     return plan

@@ -501,7 +501,7 @@ def test_networks_beside_their_peers(tmp_path):
         "mine:broken": "ZeroDivisionError: division by zero (mine.py, line 6)",
         "mine:silent": "planner='silent': has to return {node: choice or layout}",
         "mine:absent": "has no attribute 'absent'",
-        "NCHW17": "layouts='NCHW17': '17' is no block",
+        "NHWC17": "layouts='NHWC17': '17' is no block",
     }
     command = [sys.executable, "-m", "bench", "nets", "--quick", "--budget", "0.1", "--out", str(path)]
     command += ["--peers", "onnxruntime", "openvino", "--networks", str(tmp_path / "small.onnx")]

@@ -363,7 +363,9 @@ NO_LAYOUTS = [
     ("nChw0c", "'0c' must have a size of at least 2"),
     ("nChw1c", "'1c' must have a size of at least 2"),
     ("b_fs_yx_fsv1", "'1f' must have a size of at least 2"),
-    ("NCHW65", "'65' is no block"),
+    ("NCHW1", "'1c' must have a size of at least 2"),
+    ("NHWC16", "'16' is no block"),
+    ("NCHW٣", "'٣' is no block"),
     ("NCHW16C", "'16C' is no block"),
     ("nChw16c4", "'4' follows a block"),
     ("NC16cHW", "'HW' follows a block"),
@@ -477,7 +479,7 @@ def test_weights_by_any_name(arguments: tuple[Any, ...], weights: str) -> None:
             ("NCHW4", "dense", "tvm"),
             "library='tvm': must be a library with weight layouts; give one of megengine",
         ),
-        (("NCHW65",), "weights_for: activation='NCHW65'"),
+        (("NHWC65",), "weights_for: activation='NHWC65'"),
         ((["NCHW"],), "weights_for: activation=['NCHW']"),
     ],
 )
@@ -514,6 +516,14 @@ def test_a_registered_name() -> None:
     assert Layout("my layout").tag == "aBcd7b"
 
 
+@pytest.mark.parametrize("block", [2, 12, 24, 48, 65])
+def test_channels_in_blocks_of_any_size_have_a_short_name(block: int) -> None:
+    layout = Layout(f"NCHW{block}")
+    assert layout == Layout(f"NCHW{block}c")
+    assert layout.is_native == (block <= 64)
+    assert layout.storage_shape((2, 50, 3, 5)) == (2, -(-50 // block), 3, 5, block)
+
+
 def test_a_name_of_the_library_keeps_its_meaning() -> None:
     assert register_layout("NCHW16", "nChw16c").name == "NCHW16"
     for name in ("NCHW16", "channels_last", "nChw2c", "abcd"):
@@ -527,8 +537,8 @@ def test_a_name_of_the_library_keeps_its_meaning() -> None:
 def test_what_cannot_be_registered(name: Any) -> None:
     with pytest.raises(LayoutError, match="register_layout: name="):
         register_layout(name, "aBcd3b")
-    with pytest.raises(LayoutError, match="register_layout: tag='NCHW65'"):
-        register_layout("my other layout", "NCHW65")
+    with pytest.raises(LayoutError, match="register_layout: tag='NHWC65'"):
+        register_layout("my other layout", "NHWC65")
 
 
 def test_one_of_many_threads_gives_a_name_its_meaning() -> None:

@@ -7,6 +7,7 @@ import doctest
 import gc
 import itertools
 import json
+import math
 import pickle
 import random
 import threading
@@ -489,6 +490,38 @@ def test_every_key_of_the_table_is_read(asked: dict[str, Any], monkeypatch: pyte
     assert bc.compile(network, **asked, costs=known).cost_table() == known
 
 
+@pytest.mark.parametrize(
+    "asked", [{}, {"layouts": "NCHW12"}, {"layouts": {"a": "NCHW12"}}, {"layouts": ["NCHW8", "NHWC"]}]
+)
+def test_a_function_prices_what_the_table_has(asked: dict[str, Any]) -> None:
+    """A plan of a function's costs is that of the same costs as a table; for None it has the library's own."""
+    network = residual_network()
+    known = bc.compile(network, **asked).cost_table()
+    calls: list[tuple[Any, str, bc.Layout, bc.Layout]] = []
+
+    def seconds(problem: Any, kernel: str, src: bc.Layout, dst: bc.Layout) -> float | None:
+        calls.append((problem, kernel, src, dst))
+        if kernel == "reorder":
+            assert (bc.Layout(problem.src), bc.Layout(problem.dst)) == (src, dst)
+            return math.prod(problem.shape) * 1e-9
+        return None if kernel.startswith("pool") else 1e-6 * (len(kernel) + len(dst.tag) + problem.n)
+
+    plan = bc.compile(network, **asked, costs=seconds)
+    table = plan.cost_table()
+    assert table.keys() == known.keys()
+    pools = {key for key in table if key.startswith("pool")}
+    assert pools
+    assert {key: table[key] for key in pools} == {key: known[key] for key in pools}
+    assert not {key for key in table.keys() - pools if table[key] == known[key]}
+    assert bc.compile(network, **asked, costs=table).cost == pytest.approx(plan.cost)
+    assert {kernel for _, kernel, _, _ in calls} >= {key.partition(" ")[0] for key in table}
+    mine = bc.compile(network, costs=seconds, planner=lambda problem: {"a": "NHWC"})
+    assert next(action for action in mine.actions if action.name == "a").writes[1] == bc.Layout("NHWC")
+    for wrong in (-1.0, np.nan, "1", (1.0,)):
+        with pytest.raises(bc.ArgumentError, match=r"costs=\('conv.*: .* finite seconds"):
+            bc.compile(network, costs=lambda problem, kernel, *_, wrong=wrong: wrong if "conv" in kernel else None)
+
+
 def test_a_key_that_nothing_reads_is_refused(tmp_path: Path) -> None:
     network = residual_network()
     key = next(key for key in bc.compile(network).cost_table() if key.startswith("conv_direct | "))
@@ -677,7 +710,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(bc.ArgumentError, match=r"runs=.*: has to be an int from 1 to 1,000,000"):
             plan.profile(values((1, 3, 12, 12)), runs=runs)  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="a mapping of seconds"):
-        bc.compile(network, costs=lambda *_: 1.0)  # type: ignore[arg-type]
+        bc.compile(network, costs=1.0)  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="one of default, strict"):
         bc.compile(network, accuracy=np.array(["default", "strict"]))  # type: ignore[arg-type]
     with pytest.raises(bc.ArgumentError, match="'optimal' or 'greedy'"):

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from blockconv.core.errors import ArgumentError, short
 from blockconv.core.layout import NATIVE, Layout
+from blockconv.core.problem import ReorderProblem
+from blockconv.dispatch.tuning import read_costs
 from blockconv.network.graph import Network
 from blockconv.network.memory import same_bytes
 from blockconv.network.planning.planned import (
@@ -123,22 +125,53 @@ def _reorders(network: Network, layouts: Iterable[Layout]) -> Iterable[tuple[str
             yield from ((name, src, dst) for src, dst in pairs)
 
 
+OwnCosts = Callable[[Any, str, Layout, Layout], float | None]
+
+
+class _Asked(NamedTuple):
+    """What a cost is for: the node or value that has it first, and the arguments of `OwnCosts`."""
+
+    name: str
+    problem: Any
+    kernel: str
+    src: Layout
+    dst: Layout
+
+
+def _keys(network: Network, options: Options) -> dict[str, _Asked]:
+    """Each key that a plan of this network may read, in all of `NATIVE` and the requested layouts."""
+    layouts: Any = options.layouts
+    given = layouts.values() if isinstance(layouts, Mapping) else layouts if isinstance(layouts, tuple) else [layouts]
+    every = tuple(dict.fromkeys((*NATIVE, *(lay for lay in given if isinstance(lay, Layout)))))
+    planned, _, found = formulated(network, replace(options, layouts=every, measure=False), every=True)
+    known = {
+        cost_key(c, count): _Asked(node.name, c.request.problem, c.row.name, c.request.src, c.request.dst)
+        for node, candidates in zip(planned.nodes, found, strict=True)
+        for c in candidates
+        for count in ({1, options.threads} if options.measure else {1})
+        if c.row is not None
+    }
+    for name, src, dst in _reorders(planned, every):
+        tensor = planned.tensors[name]
+        problem = ReorderProblem(tensor.shape, src.tag, dst.tag, 1 if tensor.type.is_packed else tensor.type.itemsize)
+        known.setdefault(reorder_key(tensor.shape, src, dst), _Asked(name, problem, "reorder", src, dst))
+    return known
+
+
+def costs_by(function: OwnCosts, network: Network, options: Options) -> dict[str, float]:
+    """The seconds that a user's function returns for each key; a key is left out where it returns None.
+
+    Raises ArgumentError if the function returns anything else.
+    """
+    given = {key: function(*asked[1:]) for key, asked in _keys(network, options).items()}
+    return read_costs({key: seconds for key, seconds in given.items() if seconds is not None})
+
+
 def check_costs(network: Network, options: Options) -> None:
     """Raise ArgumentError for a key that no plan of this network reads, in whatever layouts."""
     if not options.costs:
         return
-    asked = options.layouts if isinstance(options.layouts, tuple) else ()
-    planned, _, found = formulated(network, replace(options, layouts=(*NATIVE, *asked), measure=False), every=True)
-    threads = {1, options.threads} if options.measure else {1}
-    known = {
-        cost_key(c, count): node.name
-        for node, candidates in zip(planned.nodes, found, strict=True)
-        for c in candidates
-        for count in threads
-        if c.row is not None
-    }
-    for name, src, dst in _reorders(planned, dict.fromkeys((*NATIVE, *asked))):
-        known.setdefault(reorder_key(planned.shape(name), src, dst), name)
+    known = {key: asked.name for key, asked in _keys(network, options).items()}
     unknown = [key for key in options.costs if key not in known]
     if unknown:
         rule = f"is unknown to this network, like {len(unknown)} of the {len(options.costs)} keys"
