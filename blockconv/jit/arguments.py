@@ -75,10 +75,6 @@ class Word:
             raise TypeError(f"is one integer, or an address that is known later; it is given {value!r}")
         return (value,)  # a `Buffer`, or a value of LLVM
 
-    def lines(self, first: int, prefix: str) -> Iterator[tuple[int, str, str, str]]:
-        """The index, name, unit and meaning of each word, in a block that begins with word `first`."""
-        yield first + self.first, prefix + self.name, self.unit, self.meaning
-
 
 @functools.cache
 def _is_whole(kind: type) -> bool:
@@ -118,10 +114,6 @@ class Blocks(Word):
                 wanted = f"{'any number' if self.count is None else self.count} of {wanted}"
             raise TypeError(f"is {wanted}; it is given {value!r}")
         return itertools.chain.from_iterable(given)
-
-    def lines(self, first: int, prefix: str) -> Iterator[tuple[int, str, str, str]]:
-        for field in self.block.fields.values():
-            yield from field.lines(first + self.first, f"{prefix}{self.name}{'[0]' if self.many else ''}.")
 
 
 def word(meaning: str, unit: str = "", default: int | None = None):
@@ -180,7 +172,7 @@ class _Block(type):
         return made
 
 
-_RESERVED = frozenset({"address", "defaults", "describe", "fields", "is_open", "load", "nbytes", "view_at"})
+_RESERVED = frozenset({"address", "defaults", "fields", "is_open", "load", "nbytes", "view_at"})
 
 
 class Arguments(tuple[Any, ...], metaclass=_Block):
@@ -262,14 +254,6 @@ class Arguments(tuple[Any, ...], metaclass=_Block):
         for load in found if held else ():
             load.set_metadata("invariant.load", builder.module.add_metadata([]))
         return _made(cls, found)
-
-    @classmethod
-    def describe(cls) -> str:
-        """A line for each word: its index, its name, its unit, its meaning."""
-        lines = [line for field in cls.fields.values() for line in field.lines(0, "")]
-        names = max((len(name) for _, name, _, _ in lines), default=0)
-        units = max((len(unit) for _, _, unit, _ in lines), default=0)
-        return "\n".join(f"{at:3}  {name:{names}}  {unit:{units}}  {text}".rstrip() for at, name, unit, text in lines)
 
 
 def _made(block: type[_A], words: Iterable[Any]) -> _A:

@@ -56,7 +56,7 @@ def compile_together(wanted: Sequence[jit.Wanted], tell: Callable[[], None] = la
     """
     count = min(target.affinity(), len(wanted) // FEWEST)
     may_compile = target.may_compile() and not target.numba_setting("DISABLE_JIT")
-    if count < 2 or not _is_python() or not may_compile or not jit.disk_cache().usable():
+    if count < 2 or not _is_python() or not may_compile or jit.disk_cache().refusal():
         return
     own = max(0, (len(wanted) + OTHERS) // count - OTHERS)
     children: list[subprocess.Popen[bytes]] = []

@@ -55,9 +55,11 @@ class Kernel(Addressed):
 
 
 class KernelFamily:
-    """The object that ``@kernel`` makes from a builder: ``family(*ints)`` is the kernel specialised on them.
+    """Decorator: ``build(*params)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
 
-    A record stands for its integers. The builder gets records where its parameters are annotated so.
+    The decorated ``family(*params)`` is the kernel compiled for these integers, and records of them. The body may close
+    over these only: they are the specialisation and the cache key. The builder gets records where its parameters are
+    annotated so. unroll: whether LLVM may unroll its loops.
     """
 
     def __init__(self, build: Build, unroll: bool = False) -> None:
@@ -120,21 +122,10 @@ class KernelFamily:
         return None if code is None else Kernel(name, link(name, code))
 
 
-def kernel(build: Build) -> KernelFamily:
-    """Decorator: ``build(*params)`` returns a kernel's Python body, ``body(args, first, last, scratch)``.
-
-    params: integers, and records of them. The body may close over these only: they are the specialisation and the
-    cache key.
-    """
-    return KernelFamily(build)
-
-
-def unrolled_kernel(build: Build) -> KernelFamily:
-    """The same for a kernel whose loops LLVM unrolls, where that makes it faster: for copies, and element by element.
-
-    Unrolling takes LLVM a third of its time. Most kernels unroll the loops that count by themselves.
-    """
-    return KernelFamily(build, unroll=True)
+kernel = KernelFamily
+# For a kernel that is faster if LLVM unrolls its loops: copies, and element by element. Unrolling takes LLVM a third of
+# its time. Most kernels unroll the loops that count by themselves.
+unrolled_kernel = functools.partial(KernelFamily, unroll=True)
 
 
 # ---------------------------------------------------------------- many kernels at once
@@ -145,26 +136,16 @@ requested: dict[Wanted, None] = {}  # all kernels, where they are made for anoth
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[dict[Wanted, None]]:
+def collecting(compiles: bool = False) -> Iterator[dict[Wanted, None]]:
     """List, and do not compile, the kernels that this thread requests inside and the disk cache lacks.
 
-    The kernels returned for them have no code: they must not be run, or kept.
+    The kernels returned for them have no code: they must not be run, or kept. compiles: inside another such block, list
+    none and compile all the same, for what runs at once or is kept.
     """
     wanted: dict[Wanted, None] = {}
-    with _listing(wanted):
-        yield wanted
-
-
-def compiling() -> contextlib.AbstractContextManager[None]:
-    """Inside `collecting`: kernels are compiled all the same, for what runs at once or is kept."""
-    return _listing(None)
-
-
-@contextlib.contextmanager
-def _listing(wanted: dict[Wanted, None] | None) -> Iterator[None]:
-    around, _collected.kernels = getattr(_collected, "kernels", None), wanted
+    around, _collected.kernels = getattr(_collected, "kernels", None), None if compiles else wanted
     try:
-        yield
+        yield wanted
     finally:
         _collected.kernels = around
 

@@ -6,7 +6,7 @@ allocate, raise or need the GIL. Parameters of type int are known while a kernel
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -241,25 +241,21 @@ def join(builder, pieces: list[Any]):
     return pieces[0]
 
 
-def transpose(builder, vectors: list[Any], rows: int, columns: int, width: int = 1) -> list[Any]:
+def transpose(builder, vectors: list[Any], rows: int, columns: int) -> list[Any]:
     """The rows x columns matrix that `vectors` hold in row-major order, transposed, held in the same way.
 
-    width: lanes of each of its elements. A perfect shuffle (zip the first half with the second) rotates the bits of an
-    element's position by one to the left. So log2(rows) zips transpose, as do log2(columns) unzips.
+    A perfect shuffle (zip the first half with the second) rotates the bits of an element's position by one to the left.
+    So log2(rows) zips transpose, as do log2(columns) unzips.
     """
-    half, elements = len(vectors) // 2, vectors[0].type.count // width
-
-    def lanes_of(chosen: Iterable[int]) -> list[int]:
-        return [width * k + lane for k in chosen for lane in range(width)]
-
+    half, lanes = len(vectors) // 2, vectors[0].type.count
     if rows <= columns:
-        zipped = [k // 2 + elements * (k % 2) for k in range(elements)]
-        low, high = lanes_of(zipped), lanes_of(k + elements // 2 for k in zipped)
+        low = [k // 2 + lanes * (k % 2) for k in range(lanes)]
+        high = [k + lanes // 2 for k in low]
         for _ in range(rows.bit_length() - 1):
             pairs = list(zip(vectors[:half], vectors[half:], strict=True))
             vectors = [shuffle(builder, a, b, mask) for a, b in pairs for mask in (low, high)]
     else:
-        even, odd = (lanes_of(range(first, 2 * elements, 2)) for first in (0, 1))
+        even, odd = ([*range(first, 2 * lanes, 2)] for first in (0, 1))
         for _ in range(columns.bit_length() - 1):
             pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
             vectors = [shuffle(builder, a, b, mask) for mask in (even, odd) for a, b in pairs]

@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,10 +83,6 @@ class KernelCache:
             return True
         return any(store.holds(name) for store in self.below)
 
-    def usable(self) -> bool:
-        """Whether entries can be written; see `refusal`."""
-        return not self.refusal()
-
     def refusal(self) -> str:
         """Why no entry can be written; "" if entries can. Makes the directory if there is none, and notes the use."""
         try:
@@ -100,10 +96,8 @@ class KernelCache:
     def _digest(self, name: str, data: bytes) -> bytes:
         return hashlib.sha256(f"{self.fingerprint}\0{name}\0".encode() + data).hexdigest().encode()
 
-    @contextmanager
-    def _open_base(self) -> Iterator[PrivateDirectory]:
-        with open_directory(self.base, private=self.shared) as base:
-            yield base
+    def _open_base(self) -> AbstractContextManager[PrivateDirectory]:
+        return open_directory(self.base, private=self.shared)
 
     @contextmanager
     def _open(self, create: bool = False) -> Iterator[PrivateDirectory]:

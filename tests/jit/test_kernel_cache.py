@@ -211,7 +211,7 @@ def test_builders_of_one_name_in_modules_of_one_name_have_entries_of_their_own(
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of this test alone: others, in processes beside this one, may write the same entries meanwhile."""
     own = KernelCache(tmp_path, jit.disk_cache().fingerprint)
-    assert own.usable()
+    assert not own.refusal()
     monkeypatch.setattr(cache, "disk_cache", lambda: own)
 
 

@@ -106,7 +106,7 @@ def test_a_directory_that_is_put_in_the_place_of_ours_is_not_believed(
     if put is not of_another_fingerprint:  # that one is ours
         cache.write("entry", b"new")
         assert (cache.directory / "entry").read_bytes() == before
-        assert not cache.usable()
+        assert cache.refusal()
 
 
 @owners
@@ -207,7 +207,7 @@ def test_a_process_that_adds_an_entry_prunes_by_age(aged: KernelCache) -> None:
 
 def test_what_is_used_is_not_old(cache: KernelCache) -> None:
     age(cache.directory, 29)
-    assert cache.usable()
+    assert not cache.refusal()
     assert KernelCache(cache.base, 20 * "b").prune() == []
     (kept,) = (kept for kept in cache.contents() if kept.fingerprint == PRINT)
     assert kept.age < DAY

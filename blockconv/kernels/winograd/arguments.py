@@ -10,7 +10,7 @@ from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
 class WinogradScratch(Arguments):
     """A worker's scratch, from its beginning. The header and two tiles of pixels come first."""
 
-    patch = word("to gathered pixels of a tile", "bytes")
+    patch = word("to a window's gathered pixels, or a tile's finished ones", "bytes")
     v = word("to the transformed source, [position][vector of channels][tile]", "bytes")
     v_position = word("from a position of the transformed source to the next", "bytes")
     products = word("to the held products, [position][tile][output channel]", "bytes")
@@ -75,11 +75,8 @@ class WinogradArgs(ConvOperands, ImageSizes, ReductionWords, WinogradScratch):
     ocbs = word("blocks of output channels of a group", "blocks")
     group_oc = word("output channels of a group, with the destination's padding if there is only one", "channels")
     group_steps = word("reduction steps of a group", "steps")
-    # For layouts whose blocks end within a vector: tables for each vector of channels, one after the other.
-    src_parts = word(
-        "from `offsets` to those of the source: from a vector's first channel to its parts; then a patch's", "bytes"
-    )
-    dst_parts = word("from `offsets` to those of the destination", "bytes")
+    # For layouts whose blocks end within a vector: a table for each vector of channels, one after the other.
+    dst_parts = word("from `offsets` to the destination's: from a vector's first channel to its parts", "bytes")
 
 
 class WinogradWeightsArgs(Arguments):
@@ -100,8 +97,9 @@ class WinogradWeightsArgs(Arguments):
     position = word("from a position of a block to the next", "bytes")
     ocb = word("from a block of output channels to the next", "bytes")
     groups = word("groups that exist; of others, weights are zeros", "groups")
-    group_ic = word("input channels of a group", "channels")
+    group = word("from a group's weights to the next one's", "bytes")
     group_oc = word("output channels of a group", "channels")
+    steps = word("input channels of a group, or pairs of them", "steps")
     ic_step = word("from the weights of an input channel to those of the next", "bytes")
     oc_step = word("from those of an output channel to those of the next", "bytes")
     tap_step = word("from a tap to the next, where output channels are contiguous", "bytes")
@@ -112,10 +110,10 @@ BORDER = 8  # words: a vector
 PLANE_BYTES = 16  # of a row of pixels that is read at once where channels are planes of bytes
 
 
-class Zero(Arguments):
-    """A word that is zero, or not used; or what is read out of bounds."""
+class Held(Arguments):
+    """A word of a line of memory."""
 
-    value = word("0, or a zero point in each of eight bytes")
+    value = word("see the line")
 
 
 class Header(Arguments):
@@ -124,9 +122,10 @@ class Header(Arguments):
     set_index = word("the set of groups that is worked on")
     first_ocb = word("the first block of the set's output channels whose products are held")
     last_ocb = word("the one after the last such")
-    unused = table(Zero, 5, "up to a cache line's end")
-    zeros = table(Zero, ZEROS, "read in place of a bias")
-    border = table(Zero, BORDER, "read in place of pixels out of bounds: zeros, or the zero point of bytes")
+    unused = table(Held, 5, "up to a cache line's end")
+    zeros = table(Held, ZEROS, "read in place of a bias")
+    border = table(Held, BORDER, "read in place of pixels out of bounds: zeros, or the zero point in each byte")
+    overwritten = table(Held, BORDER, "written in place of pixels after a row")
     record = group(TileRecord)
 
 

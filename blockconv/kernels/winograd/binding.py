@@ -22,8 +22,7 @@ from blockconv.kernels.winograd.arguments import WinogradArgs
 from blockconv.kernels.winograd.blocking import ITEMSIZE, WinogradBlocking, reads_windows, window_columns
 from blockconv.kernels.winograd.codegen import ELEMENT, PRODUCT
 from blockconv.kernels.winograd.codegen_finish import Finish
-from blockconv.kernels.winograd.source import winograd_source
-from blockconv.kernels.winograd.source_windows import winograd_source_windows
+from blockconv.kernels.winograd.source import Source, winograd_source
 from blockconv.kernels.winograd.weights import weight_form
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
@@ -35,9 +34,7 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     steps = -(-ic // at.ic_block)
     tail = at.elements(ic - (steps - 1) * at.ic_block)
     has_tail = tail < at.elements(at.ic_block)
-    parts = _parts(s, at, p.ic, at.src_lanes) + _patch_parts(s, at, types.src.itemsize)
-    tables = [np.array(of, np.int64) for of in (_offsets(p, at), parts, _parts(d, at, padded, at.lanes))]
-    src_bytes = request.src_bytes
+    offsets, src_bytes = _offsets(p, at), request.src_bytes
     args = fill(
         WinogradArgs,
         conv_operands(epilogue.residual),
@@ -75,23 +72,28 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         prefetch_lines=_prefetch_lines(p, at),
         prefetch_rows=at.form.side if is_beyond(request.machine, src_bytes) else 0,
         src_end=Buffer(SRC.index, src_bytes),
-        src_parts=8 * len(tables[0]),
-        dst_parts=8 * (len(tables[0]) + len(tables[1])),
+        dst_parts=8 * len(offsets),
     )
     tasks = at.sets * at.tile_blocks * at.splits
-    return Launch(kernels.winograd(at.form.exact), args, tasks, 1, at.scratch_bytes, np.concatenate(tables))
+    table = np.array([*offsets, *_parts(d, at, padded)], np.int64)
+    return Launch(kernels.winograd(at.form.exact), args, tasks, 1, at.scratch_bytes, table)
 
 
 def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     """The kernel of the first stage."""
-    (m, stride, exact), src = at.form, request.types.src
-    load_width, has_parts = at.contiguous(request.source, at.src_lanes)
-    part = at.src_lanes if has_parts else at.transform_lanes
-    vectors = m, stride, at.src_lanes, part, int(request.machine.isa.fma and not exact), load_width
-    if reads_windows(request.source, at):
-        columns = window_columns(request.problem, at, src.itemsize) if load_width == 1 else 0
-        return winograd_source_windows(*vectors, columns, src.code)
-    return winograd_source(*vectors, has_parts, src.code)
+    src, (load_width, has_parts) = request.types.src, at.contiguous(request.source, at.src_lanes)
+    how = Source(
+        at.form,
+        at.src_lanes,
+        at.transform_lanes,
+        request.machine.isa.fma and not at.form.exact,
+        load_width,
+        columns=window_columns(request.problem, at, src.itemsize) if load_width == 1 else 0,
+        has_parts=has_parts,
+        in_place=not reads_windows(request.source, at),
+        type=src.code,
+    )
+    return winograd_source(how)
 
 
 def _finish_kernel(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> jit.Kernel:
@@ -124,17 +126,11 @@ def _offsets(problem: Conv2dProblem, at: WinogradBlocking) -> list[int]:
     return [c // together * at.block_tiles * vector + c % together * at.itemsize for c in channels]
 
 
-def _parts(of: Geometry, at: WinogradBlocking, channels: int, lanes: int) -> list[int]:
+def _parts(dst: Geometry, at: WinogradBlocking, channels: int) -> list[int]:
     """Bytes from the first channel of each vector to its parts; nothing where these are evenly far apart."""
-    width, has_parts = at.contiguous(of, lanes)
-    vectors = range(0, channels if has_parts else 0, lanes)
-    return [of.offset(c + k) - of.offset(c) for c in vectors for k in range(0, lanes, width)]
-
-
-def _patch_parts(source: Geometry, at: WinogradBlocking, itemsize: int) -> list[int]:
-    """The same in a patch, where a tile's pixels are stored part by part."""
-    width, has_parts = at.contiguous(source, at.src_lanes)
-    return [k * at.form.positions * itemsize for k in range(0, at.src_lanes if has_parts else 0, width)]
+    width, has_parts = at.contiguous(dst, at.lanes)
+    vectors = range(0, channels if has_parts else 0, at.lanes)
+    return [dst.offset(c + k) - dst.offset(c) for c in vectors for k in range(0, at.lanes, width)]
 
 
 def _multiply_kernel(problem: Conv2dProblem, at: WinogradBlocking, isa: Isa) -> jit.Kernel:

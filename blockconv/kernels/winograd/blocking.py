@@ -35,7 +35,7 @@ STEP = 0.3  # of such a tile's channel that a step of the reduction takes beside
 
 
 class TileWindow(NamedTuple):
-    """The part of a source that is gathered at once, for neighbouring tiles of an image (see `source_windows.py`).
+    """The part of a source that is gathered at once, for neighbouring tiles of an image (see `source.py`).
 
     rows, cols: of tiles, at most; more than one row where all columns fit.
     leading: pixels from a row to the next.
@@ -237,11 +237,9 @@ def blocking(
 
 
 def reads_windows(source: Geometry, at: WinogradBlocking) -> bool:
-    """Whether windows of the source are gathered before they are transformed."""
-    width, has_parts = at.contiguous(source, at.src_lanes)
-    if at.images or has_parts:
-        return False
-    return width < at.src_lanes or at.edge > FEW_EDGES
+    """Whether windows of the source are of several tiles, since most of them are gathered."""
+    width, _ = at.contiguous(source, at.src_lanes)
+    return width < at.src_lanes or (at.edge > FEW_EDGES and not at.images)
 
 
 def window_columns(problem: Conv2dProblem, at: WinogradBlocking, itemsize: int) -> int:

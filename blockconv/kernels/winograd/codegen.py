@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from blockconv.core.types import SIGNED, ElementType, element
-from blockconv.jit.ir import I64, const, counted, emitted, pointer, shuffle
+from blockconv.jit.ir import const, counted, emitted, shuffle
 from blockconv.kernels.common.halves import widened
 from blockconv.kernels.common.vectors import Vectors
 from blockconv.kernels.winograd.transforms import TAPS, Form, source_1d, transform_2d
@@ -25,12 +25,6 @@ def multiples(builder, start, step, count: int) -> list[Any]:
     return [start, *(start + step * k for k in range(1, count))]
 
 
-def _table(builder, address, count: int) -> list[Any]:
-    """So many int64s at an address."""
-    first = pointer(builder, address, I64)
-    return [builder.load(builder.gep(first, [const(k)]), align=8) for k in range(count)]
-
-
 # ---------------------------------------------------------------- source
 
 
@@ -40,18 +34,16 @@ class SourceTile(NamedTuple):
     src: int  # the address of the tile's first pixel
     src_row: int
     src_col: int
-    src_parts: int  # the address of a table, with `has_parts`
     dst: int  # the address of the transform's first position
     dst_position: int  # from a position to the next
 
 
 @functools.cache
-def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_parts: int, src: int):
+def source_transform(form: Form, lanes: int, fma: int, src: int):
     """Code that transforms `lanes` channels of a `SourceTile`.
 
     src: the code of its elements' type, float32, one of floats of 16 bits, which become float32, or one of bytes, which
     become int16.
-    has_parts: a load takes `load_width` of the lanes, and a table has how far each such part is from the first.
     """
 
     @emitted
@@ -60,10 +52,9 @@ def source_transform(form: Form, lanes: int, load_width: int, fma: int, has_part
         memory = Vectors(builder, type, lanes, bool(fma))
         v = Vectors(builder, TRANSFORMED if form.exact else ELEMENT, lanes, bool(fma))
         rows = multiples(builder, tile.src, tile.src_row, form.side)
-        parts = _table(builder, tile.src_parts, lanes // load_width) if has_parts else [const(0)]
 
         def load(at):
-            found = memory.gathered([at + part for part in parts])
+            found = memory.load(at)
             if type.is_half:
                 return widened(v, type, found)
             if not form.exact:

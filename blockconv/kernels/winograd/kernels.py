@@ -4,12 +4,11 @@ The stages (see `blockconv.kernels.winograd.rows`) are kernels of their own, cal
 for source layouts, destination layouts and the microkernel's tiles do not multiply.
 """
 
-import functools
-
 from blockconv import jit
-from blockconv.jit.ir import call_kernel
+from blockconv.jit.ir import call_kernel, fill_memory, move_part
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
+from blockconv.kernels.common.transposed_tile import TileAddresses, transpose_tile
 from blockconv.kernels.winograd.arguments import (
     BORDER,
     HEADER_BYTES,
@@ -33,8 +32,7 @@ from blockconv.kernels.winograd.codegen_finish import (
     finish_pixels,
     row_tiles,
 )
-from blockconv.kernels.winograd.codegen_windows import Planes, copy_vectors, gather_planes
-from blockconv.kernels.winograd.source import tile_at
+from blockconv.kernels.winograd.source import tile_at, transposed_planes
 from blockconv.kernels.winograd.transforms import TAPS
 
 ITEMSIZE = ELEMENT.itemsize
@@ -144,22 +142,9 @@ def winograd_multiply_shared(lanes, part, fma, channels):
 # ---------------------------------------------------------------- third stage: pixels
 
 
-def _even(a, oc):
-    """The distance between the stores of a vector."""
-    return a.dst_block
-
-
-@functools.cache
-def _in_table(lanes, store_width):
-    """The same, as the address of a table."""
-    nbytes = 8 * (lanes // store_width)
-    return lambda a, oc: a.offsets + a.dst_parts + oc // lanes * nbytes
-
-
-@functools.cache
-def _output(dst_block, how):
+def _output(how):
     """output: where pixels of a vector go."""
-    images = how.lanes if how.period else 0
+    images, nbytes = how.lanes if how.period else 0, 8 * (how.lanes // how.store_width)
 
     def output(a, scratch, oc, dst):
         """`oc` is the first channel, `dst` the first pixel's address."""
@@ -167,7 +152,7 @@ def _output(dst_block, how):
             dst=dst,
             dst_row=a.dst_strides.row,
             dst_pixel=a.dst_strides.col,
-            dst_block=dst_block(a, oc),
+            dst_block=a.offsets + a.dst_parts + oc // how.lanes * nbytes if how.has_parts else a.dst_block,
             residual=a.residual - a.dst,
             valid=a.oc - oc,
             written=images or a.oc_padded - oc,
@@ -178,11 +163,9 @@ def _output(dst_block, how):
     return output
 
 
-@functools.cache
 def _finish_tile(how):
     """finish for a destination with contiguous channels: a tile at a time."""
-    transform = destination_transform(how)
-    output = _output(_in_table(how.lanes, how.store_width) if how.has_parts else _even, how)
+    transform, output = destination_transform(how), _output(how)
 
     def finish(a, scratch, products, oc, dst, rows, cols):
         bia = a.bia + oc * ITEMSIZE
@@ -192,10 +175,9 @@ def _finish_tile(how):
     return finish
 
 
-@functools.cache
 def _store_planes(pixels, how):
     """store: a row of a patch to planes, so many pixels at a time, or fewer where there are no more."""
-    pixel, output, finish_them = how.lanes * ITEMSIZE, _output(_even, how), finish_pixels(pixels, how)
+    pixel, output, finish_them = how.lanes * ITEMSIZE, _output(how), finish_pixels(pixels, how)
 
     def store(a, scratch, oc, src, dst, cols):
         for col in range(0, cols, pixels):
@@ -215,7 +197,6 @@ def _store_planes(pixels, how):
     return store_as_many
 
 
-@functools.cache
 def _finish_planes(how):
     """finish for a destination of planes: several tiles of a row.
 
@@ -237,7 +218,7 @@ def _finish_planes(how):
     return finish
 
 
-@jit.unrolled_kernel
+@jit.kernel
 def winograd_finish(how: Finish):
     """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels."""
     m, channels, finish, most = how.form.m, how.channels, _finish_tile(how), 1
@@ -272,17 +253,6 @@ def winograd_finish(how: Finish):
 # ---------------------------------------------------------------- all three
 
 
-def _zero(a):
-    """The border around a source of floats."""
-    return 0
-
-
-def _zero_point(a):
-    """The border around a source of bytes: the zero point in each of eight."""
-    four = EpilogueArguments(a.activation).src_fill
-    return four | four << 32
-
-
 @jit.kernel
 def winograd(exact):
     """A task is a block of tiles of a set and a share of its output channels; tasks of a block follow one another.
@@ -290,15 +260,11 @@ def winograd(exact):
     It reads source, weights, bias and residual, and writes the pixels of its tiles and channels in the destination.
     exact: whether of integers.
     """
-    border_of = _zero_point if exact else _zero
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
-        for k in range(ZEROS):
-            header.zeros[k].value = 0
-        border = border_of(a)
-        for k in range(BORDER):
-            header.border[k].value = border
+        fill_memory(header.zeros.address, 8 * ZEROS, 0)
+        fill_memory(header.border.address, 8 * BORDER, EpilogueArguments(a.activation).src_fill if exact else 0)
         tiles, splits, ocbs = a.block_tiles, a.splits, a.set_ocbs
         chunk, blocks, loaded = a.chunk, a.tile_blocks, -1
         for task in range(first, last):
@@ -324,51 +290,41 @@ def winograd(exact):
 
 
 @jit.kernel
-def winograd_weights(vectors, lanes, turned=0):
+def winograd_weights(exact, vectors, lanes, turned=0):
     """Transform weights; a task is an input channel of a block (`vectors` of `lanes`) of a group's output channels.
 
+    exact: whether of integers; a task is then a pair of channels, whose weights are read where they are.
     turned: 0; 1: taps are in reverse order; 2: and output channels are contiguous.
     """
-    pixel, width, taps = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS
-    tap_bytes, begin = taps * ITEMSIZE, (taps - 1) * pixel if turned else 0
-    tap = -pixel if turned else pixel
-    gather, transform = gather_planes(taps, lanes, ELEMENT.code), weight_transform(False, lanes, tap)
-    copy = copy_vectors(taps, lanes)
+    pixel, width, taps, some = lanes * ITEMSIZE, vectors * lanes, TAPS * TAPS, 8
+    block, tile = vectors * pixel, transposed_planes(some, lanes, ITEMSIZE)
+    tap, begin = (-pixel, (taps - 1) * pixel) if turned else (pixel, 0)
+    transform = weight_transform(True, 2 * lanes, block) if exact else weight_transform(False, lanes, tap)
 
     def kernel(args, first, last, scratch):
-        a = WinogradWeightsArgs(args)
-        group_ic, group_oc = a.group_ic, a.group_oc
+        a, lines = WinogradWeightsArgs(args), scratch + taps * pixel
+        steps, group_oc, oc_step = a.steps, a.group_oc, a.oc_step
         blocks = (group_oc + width - 1) // width
+        move_part(lines, lines, some, ITEMSIZE, 0)
         for task in range(first, last):
-            ocb, ic = task // group_ic, task % group_ic
+            ocb, step = task // steps, task % steps
             for v in range(vectors):
-                oc = ocb % blocks * width + v * lanes
-                group = min(ocb // blocks, a.groups - 1)
-                src = a.src + group * (group_oc * group_ic * tap_bytes) + oc * a.oc_step + ic * a.ic_step
-                # Groups that the last set lacks are multiplied too, with zeros: denormal numbers would take long.
-                exist = group_oc - oc if group == ocb // blocks else 0
-                if turned == 2:
-                    copy(src, a.tap_step, exist, scratch)
-                else:
-                    gather(Planes(src, a.oc_step, 0, taps, exist, 0, scratch))
-                dst = a.dst + ocb * a.ocb + (ic * vectors + v) * pixel
-                transform(Taps(scratch + begin, dst, a.position), a.factors, a.side, a.odd)
-
-    return kernel
-
-
-@jit.kernel
-def winograd_pair_weights(vectors, lanes):
-    """Transform weights of integers; a task is a pair of input channels of a block of a group's output channels."""
-    width, vector = vectors * lanes * ITEMSIZE, lanes * ITEMSIZE
-    transform, taps = weight_transform(True, 2 * lanes, width), TAPS * TAPS
-
-    def kernel(args, first, last, scratch):
-        a = WinogradWeightsArgs(args)
-        pairs = (a.group_ic + 1) // 2
-        for task in range(first, last):
-            src, dst = a.src + task * (taps * width), a.dst + task // pairs * a.ocb + task % pairs * width
-            for v in range(vectors):
-                transform(Taps(src + v * vector, dst + v * vector, a.position), a.factors, a.side, a.odd)
+                of_taps = a.src + task * (taps * block) + v * pixel
+                if not exact:
+                    oc, group = ocb % blocks * width + v * lanes, min(ocb // blocks, a.groups - 1)
+                    src = a.src + group * a.group + oc * oc_step + step * a.ic_step
+                    # Groups that the last set lacks are multiplied too, with zeros: denormal numbers would take long.
+                    exist = group_oc - oc if group == ocb // blocks else 0
+                    if turned == 2:
+                        for t in range(taps):
+                            move_part(scratch + t * pixel, src + t * a.tap_step, lanes, ITEMSIZE, exist)
+                    else:
+                        for t in range(taps - some + 1):
+                            at, to = src + t * ITEMSIZE, scratch + t * pixel
+                            planes = TileAddresses(at, 0, oc_step, exist, to, 0, pixel, some, some, lines, 0)
+                            transpose_tile(tile, planes)
+                    of_taps = scratch + begin
+                dst = a.dst + ocb * a.ocb + (step * vectors + v) * pixel
+                transform(Taps(of_taps, dst, a.position), a.factors, a.side, a.odd)
 
     return kernel

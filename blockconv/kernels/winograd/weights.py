@@ -7,6 +7,7 @@ import numpy as np
 from blockconv.core.layout import Layout
 from blockconv.core.problem import Conv2dProblem
 from blockconv.kernels.common.request import Request
+from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.table import Transform, WeightForm
 from blockconv.kernels.winograd import kernels
 from blockconv.kernels.winograd.arguments import WinogradWeightsArgs
@@ -32,18 +33,17 @@ def _transform_op(form: Form, machine: Machine, turned: int, problem: Conv2dProb
         position=at.wei_position(p),
         ocb=at.wei_ocb(p),
         groups=p.g,
-        group_ic=ic,
+        group=ic * oc * each,
         group_oc=oc,
+        steps=at.elements(ic),
         ic_step=oc * each if turned else each,
         oc_step=ITEMSIZE if is_last else each if turned else ic * each,
         tap_step=oc * ITEMSIZE,
     )
     table = np.array(weight_factors(form), np.int64 if form.exact else np.float64).view(np.int64).ravel()
-    if form.exact:
-        kernel = kernels.winograd_pair_weights(at.vectors, at.out_lanes)
-        return Launch(kernel, args, p.g * at.ocbs * at.elements(ic), 16, table=table)
-    kernel = kernels.winograd_weights(at.vectors, at.out_lanes, *(1 + is_last,) * turned)
-    return Launch(kernel, args, at.sets * at.set_ocbs * ic, 64, each * at.out_lanes, table)
+    kernel = kernels.winograd_weights(form.exact, at.vectors, at.out_lanes, turned * (1 + is_last))
+    tasks = at.set_ocbs * at.sets * at.elements(ic)
+    return Launch(kernel, args, tasks, 16 if form.exact else 64, each * at.out_lanes + 3 * LINE, table)
 
 
 def _transformed_bytes(form: Form, machine: Machine, problem: Conv2dProblem) -> int:

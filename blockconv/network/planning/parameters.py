@@ -88,7 +88,7 @@ class Parameters:
             found = self._shared.get(key)
             is_of_all = self._keys.keys().isdisjoint(names)
             if found is None:
-                with jit.compiling():  # what packs runs now
+                with jit.collecting(compiles=True):  # what packs runs now
                     found = self._shared[key] = make(self._region.empty if is_of_all else aligned_empty)
             if is_of_all:
                 self._packed[key] = found
