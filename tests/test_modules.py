@@ -198,7 +198,6 @@ GENERATORS = (
     "vectors",
     "packing_units",
     "finish_rows",
-    "source_windows",
 )
 BOUNDARIES = {
     "blockconv.api.functional", "blockconv.dispatch.array", "blockconv.dispatch.measuring",

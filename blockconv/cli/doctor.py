@@ -5,7 +5,6 @@ import importlib.util
 import os
 import platform
 import sys
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -163,7 +162,7 @@ def _kernels_of(model: Path) -> dict[str, str]:
         wanted, _ = pool.submit(kernels_of, model, True).result()
     cache = jit.disk_cache()
     entries = {getattr(importlib.import_module(module), name).entry(*params) for module, name, params in wanted}
-    kept = set(filter(replace(cache, below=()).holds, entries))
+    kept = set(filter(cache._replace(below=()).holds, entries))
     packed = set(filter(cache.holds, entries - kept))
     left = len(entries) - len(kept) - len(packed)
     return {

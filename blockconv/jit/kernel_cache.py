@@ -18,7 +18,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +40,7 @@ class CachedFingerprint(NamedTuple):
     age: float
 
 
-@dataclass(frozen=True)
-class KernelCache:
+class KernelCache(NamedTuple):
     """The entries of one fingerprint.
 
     base: an absolute path.
@@ -186,7 +184,7 @@ def find(fingerprint: str, packs: Sequence[Any] = ()) -> KernelCache:
         try:
             cache = KernelCache(Path(base()).absolute(), fingerprint, shared)
             if not (why := cache.refusal()):
-                return replace(cache, below=(*below, *packs), refused=tuple(refused))
+                return cache._replace(below=(*below, *packs), refused=tuple(refused))
             refused.append(why)
             require_above(cache.base)
             below.insert(0, cache)

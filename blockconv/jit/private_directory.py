@@ -14,8 +14,8 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from blockconv.core.errors import ignoring
 
@@ -61,8 +61,7 @@ def read_trusted(path: Path) -> bytes:
         return directory.read(path.name)
 
 
-@dataclass(frozen=True)
-class PrivateDirectory:
+class PrivateDirectory(NamedTuple):
     """An open directory. Every method raises OSError where the system does, or where others may write to a file.
 
     descriptor: None where there are no descriptors of directories, and paths are used instead.

@@ -34,7 +34,9 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
     steps = -(-ic // at.ic_block)
     tail = at.elements(ic - (steps - 1) * at.ic_block)
     has_tail = tail < at.elements(at.ic_block)
-    offsets, src_bytes = _offsets(p, at), request.src_bytes
+    offsets, src_bytes, finish = _offsets(p, at), request.src_bytes, _finish(request, at, epilogue)
+    # One kernel stores the tiles of all forms.
+    stored = finish._replace(form=at.form._replace(m=2, stride=1))
     args = fill(
         WinogradArgs,
         conv_operands(epilogue.residual),
@@ -45,7 +47,8 @@ def winograd_op(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> L
         offsets=OWN_TABLE,
         source_kernel=_source_kernel(request, at).address,
         multiply_kernel=_multiply_kernel(p, at, request.machine.isa).address,
-        finish_kernel=_finish_kernel(request, at, epilogue).address,
+        finish_kernel=kernels.winograd_finish(finish).address,
+        store_kernel=kernels.winograd_store(stored).address,
         tile_kernel=0 if at.shared else _tile_kernel(at, request.machine.isa).address,
         tile_images=at.images or 1,
         last_image=p.n - (at.images or 1),
@@ -96,25 +99,23 @@ def _source_kernel(request: Request, at: WinogradBlocking) -> jit.Kernel:
     return winograd_source(how)
 
 
-def _finish_kernel(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> jit.Kernel:
-    """The kernel of the third stage."""
+def _finish(request: Request, at: WinogradBlocking, epilogue: Epilogue) -> Finish:
+    """How pixels are finished."""
     types, dst = request.types, request.types.dst
     store_width, has_parts = at.contiguous(request.destination, at.lanes)
     # Which of the types of bytes it is, is a matter of bounds, which are arguments.
     stored = element("uint8") if dst.itemsize == 1 else dst
-    return kernels.winograd_finish(
-        fill(
-            Finish,
-            at,
-            fma=request.machine.isa.fma and not at.form.exact,
-            store_width=store_width,
-            act=epilogue.kind(types),
-            has_parts=has_parts,
-            dst=stored.code if types.is_requantized or dst.is_half else 0,
-            rounding=epilogue.rounding if dst.itemsize == 1 else 0,
-            shifted=epilogue.shifted,
-            period=at.images > 0,
-        )
+    return fill(
+        Finish,
+        at,
+        fma=request.machine.isa.fma and not at.form.exact,
+        store_width=store_width,
+        act=epilogue.kind(types),
+        has_parts=has_parts,
+        dst=stored.code if types.is_requantized or dst.is_half else 0,
+        rounding=epilogue.rounding if dst.itemsize == 1 else 0,
+        shifted=epilogue.shifted,
+        period=at.images > 0,
     )
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from blockconv.core.checks import Pair
@@ -15,7 +14,7 @@ from blockconv.kernels.common.tasks import splits_of
 from blockconv.kernels.common.tile import LINE
 from blockconv.kernels.winograd.arguments import HEADER_BYTES, WinogradScratch
 from blockconv.kernels.winograd.codegen import ELEMENT
-from blockconv.kernels.winograd.codegen_finish import row_tiles
+from blockconv.kernels.winograd.codegen_finish import ROW_PIXELS
 from blockconv.kernels.winograd.transforms import Form
 from blockconv.machine.machine import Machine
 
@@ -48,8 +47,7 @@ class TileWindow(NamedTuple):
     height: int
 
 
-@dataclass(frozen=True)
-class WinogradBlocking:
+class WinogradBlocking(NamedTuple):
     """A task is a block of tiles of a set of groups and a share (one of `splits`) of their output channels.
 
     images: of a vector, which then holds one channel of each, and a tile is of as many images; 0: vectors are of
@@ -330,7 +328,7 @@ def _scratch(
     """
     m, vector = form.m, lanes * ITEMSIZE
     patch = HEADER_BYTES + 2 * m * m * vector
-    pixels = form.positions, window.height * window.leading, m * m * row_tiles(m)  # of the source, of the destination
+    pixels = form.positions, window.height * window.leading, m * ROW_PIXELS  # of the source, of the destination
     v = patch + odd_lines(max(pixels) * vector)
     v_position, products_position = odd_lines(tiles * sources * vector), odd_lines(tiles * products * vector)
     return WinogradScratch(

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from blockconv.core.types import ElementType
-from blockconv.jit.ir import const, counted, emitted
-from blockconv.jit.values import alloca_once
-from blockconv.kernels.common.epilogue import finish
+from blockconv.jit.ir import emitted
+from blockconv.kernels.common.epilogue import TileEpilogue, finish
 from blockconv.kernels.common.requantize import FLOAT32, dequantized
 from blockconv.kernels.common.tile import Tile
 from blockconv.kernels.common.vectors import Vectors
@@ -46,6 +45,10 @@ class Finish(NamedTuple):
     period: int = 0
 
     @property
+    def is_planes(self) -> bool:
+        return self.store_width == 1
+
+    @property
     def channels(self) -> int:
         """Channels of a vector."""
         return self.period or self.lanes
@@ -77,64 +80,43 @@ def row_tiles(m: int) -> int:
     return ROW_PIXELS // m
 
 
-@functools.cache
 def destination_transform(how: Finish):
-    """Code that transforms `Products` to m² pixels, finishes them and stores them, as `Output` has it; not to planes.
-
-    `rows` x `cols` of the tile's pixels are in the image. The output's scratch holds two tiles.
-    """
-    m, lanes, store_width, act, has_parts = how.form.m, how.lanes, how.store_width, how.act, bool(how.has_parts)
-    whole_tile, one_pixel = (how.tile(size, size) for size in (m, 1))
+    """Code that transforms `Products` to m² pixels with their bias. Those of a whole tile are finished and stored, as
+    `Output` has it; others, and planes, are stored in a patch, vectors in rows of `ROW_PIXELS`."""
+    m, tile = how.form.m, how.tile(how.form.m, how.form.m)
 
     @emitted
-    def transform(builder, products, rows, cols, out) -> None:
-        v, pixels = whole_tile.code(builder), _pixels(builder, how, products)
-        whole = out.valid >= how.channels  # else, too, pixel by pixel: less code
-        for size in (rows, cols):
-            whole = whole & (size >= m)
-        with builder.if_else(whole, likely=True) as (all_of_it, part):
-            with all_of_it:
-                full = out._replace(valid=const(lanes), written=const(lanes))
-                finish(builder, whole_tile, store_width, act, full, pixels, has_parts)
+    def transform(builder, products, is_whole, out, patch) -> None:
+        v, pixels = tile.code(builder), _pixels(builder, how, products)
+
+        def to_patch() -> None:
+            for k, slot in enumerate(pixels):
+                row, col = divmod(k, m)
+                v.store(builder.load(slot), patch + (row * ROW_PIXELS + col) * v.bytes)
+
+        if how.is_planes:
+            to_patch()
+            return
+        with builder.if_else(is_whole > 0, likely=True) as (whole, part):
+            with whole:
+                kind = how.store_width, how.act, out, bool(how.has_parts)
+                TileEpilogue(builder, tile, *kind, masked=False).finish(pixels)
             with part:
-                for k, slot in enumerate(pixels):
-                    v.store(builder.load(slot), out.scratch + k * v.bytes)
-                one, behind = alloca_once(builder, v.kind), out.scratch + m * m * v.bytes
-                with counted(builder, rows) as row, counted(builder, cols) as col:
-                    k = row * m + col
-                    builder.store(v.load(out.scratch + k * v.bytes), one)
-                    offset = row * out.dst_row + col * out.dst_pixel
-                    here = out._replace(dst=out.dst + offset, scratch=behind)
-                    finish(builder, one_pixel, store_width, act, here, [one], has_parts)
-
-    return transform
-
-
-@functools.cache
-def destination_to_patch(how: Finish):
-    """Code that transforms `Products` to m rows of m pixels with their bias, vectors from `dst` on."""
-
-    @emitted
-    def transform(builder, products, dst, dst_row) -> None:
-        v = how.tile(1, 1).code(builder)
-        rows = multiples(builder, dst, dst_row, how.form.m)
-        for k, slot in enumerate(_pixels(builder, how, products)):
-            row, col = divmod(k, how.form.m)
-            v.store(builder.load(slot), rows[row] + col * v.bytes)
+                to_patch()
 
     return transform
 
 
 @functools.cache
 def finish_pixels(pixels: int, how: Finish):
-    """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them to planes."""
+    """Code that finishes so many neighbouring pixels, vectors of channels at `src`, and stores them."""
     tile = how.tile(1, pixels)
 
     @emitted
     def finish_them(builder, src, out) -> None:
         v = tile.code(builder)
         values = (v.load(src + k * v.bytes) for k in range(pixels))
-        finish(builder, tile, 1, how.act, out, _in_slots(v, values))
+        finish(builder, tile, how.store_width, how.act, out, _in_slots(v, values), bool(how.has_parts))
 
     return finish_them
 

@@ -5,6 +5,7 @@ for source layouts, destination layouts and the microkernel's tiles do not multi
 """
 
 from blockconv import jit
+from blockconv.jit.arguments import held
 from blockconv.jit.ir import call_kernel, fill_memory, move_part
 from blockconv.kernels.common.requantize import EpilogueArguments
 from blockconv.kernels.common.tile import LINE, Output
@@ -25,9 +26,9 @@ from blockconv.kernels.winograd.codegen import (
     weight_transform,
 )
 from blockconv.kernels.winograd.codegen_finish import (
+    ROW_PIXELS,
     Finish,
     Products,
-    destination_to_patch,
     destination_transform,
     finish_pixels,
     row_tiles,
@@ -163,20 +164,8 @@ def _output(how):
     return output
 
 
-def _finish_tile(how):
-    """finish for a destination with contiguous channels: a tile at a time."""
-    transform, output = destination_transform(how), _output(how)
-
-    def finish(a, scratch, products, oc, dst, rows, cols):
-        bia = a.bia + oc * ITEMSIZE
-        given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
-        transform(given, rows, cols, output(a, scratch, oc, dst))
-
-    return finish
-
-
-def _store_planes(pixels, how):
-    """store: a row of a patch to planes, so many pixels at a time, or fewer where there are no more."""
+def _store_row(pixels, how):
+    """store: a row of a patch, so many pixels at a time, or fewer where there are no more."""
     pixel, output, finish_them = how.lanes * ITEMSIZE, _output(how), finish_pixels(pixels, how)
 
     def store(a, scratch, oc, src, dst, cols):
@@ -186,7 +175,7 @@ def _store_planes(pixels, how):
 
     if pixels == 1:
         return store
-    store_fewer = _store_planes(pixels // 2 if pixels > LEAST_PIXELS else 1, how)
+    store_fewer = _store_row(pixels // 2 if pixels > LEAST_PIXELS else 1, how)
 
     def store_as_many(a, scratch, oc, src, dst, cols):
         if cols < pixels:
@@ -197,38 +186,36 @@ def _store_planes(pixels, how):
     return store_as_many
 
 
-def _finish_planes(how):
-    """finish for a destination of planes: several tiles of a row.
+@jit.kernel
+def winograd_store(how: Finish):
+    """Finish and store the header's patch, from channel `first` on: planes a vector of pixels at a time, else pixels.
 
-    Planes are stored from a patch with such tiles side by side, a vector of pixels at a time. If the lines of 16 planes
-    were written bit by bit, all might map to the same few sets of the first-level cache.
+    If the lines of 16 planes were written bit by bit, all might map to the same few sets of the first-level cache.
     """
-    m, pixel = how.form.m, how.lanes * ITEMSIZE
-    row, transform, store = row_tiles(m) * m * pixel, destination_to_patch(how), _store_planes(how.lanes, how)
+    row, store = ROW_PIXELS * how.lanes * ITEMSIZE, _store_row(how.lanes if how.is_planes else 1, how)
 
-    def finish(a, scratch, products, oc, dst, rows, cols):
-        patch, bia = scratch + a.patch, a.bia + oc * ITEMSIZE
-        for k in range((cols + m - 1) // m):
-            given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
-            transform(given, patch + k * m * pixel, row)
-            products += a.products_tile
-        for r in range(rows):
-            store(a, scratch, oc, patch + r * row, dst + r * a.dst_strides.row, cols)
+    def kernel(args, first, last, scratch):
+        a, header = held(WinogradArgs(args)), Header(scratch)
+        for r in range(header.rows):
+            store(a, scratch, first, scratch + a.patch + r * row, header.dst + r * a.dst_strides.row, header.cols)
 
-    return finish
+    return kernel
 
 
 @jit.kernel
 def winograd_finish(how: Finish):
-    """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels."""
-    m, channels, finish, most = how.form.m, how.channels, _finish_tile(how), 1
-    if how.store_width == 1:
-        finish, most = _finish_planes(how), row_tiles(m)
+    """Transform the products of tiles first to last - 1 and the header's channel blocks, and store their pixels.
+
+    Whole tiles are stored at once. Planes, several tiles of a row, and tiles that lack pixels or channels are stored in
+    a patch first, from which `store_kernel` stores them.
+    """
+    m, channels, planes, pixel = how.form.m, how.channels, how.is_planes, how.lanes * ITEMSIZE
+    transform, output, most = destination_transform(how), _output(how), row_tiles(m) if planes else 1
 
     def kernel(args, first, last, scratch):
         a, header = WinogradArgs(args), Header(scratch)
         dst_row, dst_col, length = a.dst_strides.row, a.dst_strides.col, a.dst_strides.length
-        number, last_ocb = header.set_index, header.last_ocb
+        number, last_ocb, patch = header.set_index, header.last_ocb, scratch + a.patch
         before = number * a.set_oc
         start, end = _first_channel(a, header.first_ocb), _first_channel(a, last_ocb)
         if number + 1 == a.sets and last_ocb == a.set_ocbs:
@@ -236,15 +223,21 @@ def winograd_finish(how: Finish):
         for channel in range(start, end, channels):
             oc = before + channel
             plane = a.dst + (oc // length) * a.dst_strides.block + (oc % length) * a.dst_strides.channel
-            products = scratch + a.products + (channel - start) * a.products_channel
+            products, bia = scratch + a.products + (channel - start) * a.products_channel, a.bia + oc * ITEMSIZE
             tile = first
             while tile < last:
                 row, col, n = tile_at(a, tile)
                 count = min(most, last - tile, a.tile_cols - col)
                 rows, cols = min(m, a.oh - row * m), min(count * m, a.ow - col * m)
                 dst = plane + n * a.dst_strides.n + row * m * dst_row + col * m * dst_col
-                finish(a, scratch, products, oc, dst, rows, cols)
-                products += count * a.products_tile
+                is_whole = not planes and rows == m and cols == m and a.oc - oc >= channels
+                for k in range(count):
+                    given = Products(products, a.products_position, bia, bia + a.scales, a.activation)
+                    transform(given, is_whole, output(a, scratch, oc, dst), patch + k * m * pixel)
+                    products += a.products_tile
+                if not is_whole:
+                    header.rows, header.cols, header.dst = rows, cols, dst
+                    call_kernel(a.store_kernel, args, oc, 0, scratch)
                 tile += count
 
     return kernel

@@ -36,7 +36,6 @@ Buffers: as direct convolution's. Source, weights, bias (zero-padded), destinati
 
 import functools
 import math
-from dataclasses import replace
 
 from blockconv.core.types import HALVES, INT8, LIGHT
 from blockconv.kernels.common.dot import WIDENED
@@ -91,7 +90,7 @@ def _make(m: int, request: Request) -> Primitive | Reason:
     exact, shared = not types.acc.is_float, request.anchor is not None
     at = blocking(machine, p, dst, m, request.threads, exact, images, shared)
     if types.src.is_half:
-        at = replace(at, dot=WIDENED)
+        at = at._replace(dot=WIDENED)
     return Primitive(
         cost=lambda: cost(request, at),
         make=lambda epilogue=NO_EPILOGUE: [winograd_op(request, at, epilogue)],
