@@ -163,6 +163,20 @@ def test_bits_are_the_same_for_any_number_of_threads() -> None:
             assert len(set(found)) == 1, (pool, dtype, layout)
 
 
+def test_an_index_past_the_plane_names_no_pixel() -> None:
+    """Nor does one that is a pixel's in its lowest 32 bits."""
+    pool, types = Pool2dProblem("max", 1, 32, 8, 8, 2, 2, 2, 2), Types.all("float32")
+    grad, indices, _ = arrays(pool)
+    for layout in ("NCHW", "NHWC", "NCHW16"):
+        problem = Pool2dBackwardProblem(pool)
+        row = selection.choose("pool2d_backward", problem, Layout(layout), Layout(layout), types)
+        program = Program(row.prepare(problem, Layout(layout), Layout(layout), types, 1).launches())
+        x, where = stored(grad.astype("float32"), layout, 0), stored(indices + (1 << 32), layout, -1)
+        out = np.full(Layout(layout).size(pool.src_shape), np.nan, "float32")
+        program.run((address_of(x), address_of(out), address_of(where)), 1)
+        assert not out.any(), layout
+
+
 def test_a_problem_needs_a_pool() -> None:
     for bad in (5, None, Pool2dBackwardProblem(POOLS[0])):
         with pytest.raises(bc.ArgumentError, match=r"pool2d_backward: pool=.*: has to be a Pool2dProblem"):
