@@ -96,6 +96,20 @@ def _turned(element: ElementType, lanes: int):
     return pack
 
 
+class AttentionSpec(NamedTuple):
+    """What becomes of the first of two products.
+
+    attends: whether there are two; else there is no softmax.
+    masked: whether scores have a mask.
+    causal, zero_rows: as in `AttentionProblem`.
+    """
+
+    attends: int = 0
+    masked: int = 0
+    causal: int = 0
+    zero_rows: int = 0
+
+
 class Scores(NamedTuple):
     """Rows of scores: [vector][row][lane], of the type that is computed with. They become a row's softmax.
 
@@ -140,11 +154,8 @@ class _RowVectors(NamedTuple):
             body(self.at(self.whole), self.whole, self.v.below(self.rest))
 
 
-def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bool, zero_rows: bool):
-    """Code that makes softmax(scale * score + mask) of `Scores`. masked: there is a mask, of this type.
-
-    causal, zero_rows: as in `AttentionProblem`.
-    """
+def softmax_of_scores(element: ElementType, lanes: int, how: AttentionSpec):
+    """Code that makes softmax(scale * score + mask) of `Scores`; a mask has this type."""
 
     @emitted
     def softmax(builder, x: Scores) -> None:
@@ -153,7 +164,7 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
         most, total = v.slots(1, v.zero) + v.slots(1, v.zero)
         with counted(builder, x.rows) as number:
             added, limit = x.mask + number * x.mask_row, x.columns
-            if causal:
+            if how.causal:
                 seen = x.first + number + 1
                 limit = builder.select(seen < limit, seen, limit)
             whole = builder.sdiv(limit, const(lanes))
@@ -162,7 +173,7 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
 
             def find_most(at, number, mask: Any | None) -> None:
                 score = v.load(at) * scale
-                if masked:
+                if how.masked:
                     offset = number * given.bytes
                     score = score + given.load(added + offset, mask)
                 if mask is not None:
@@ -181,15 +192,15 @@ def softmax_of_scores(element: ElementType, lanes: int, masked: bool, causal: bo
             builder.store(v.zero, total)
             row.each(find_most)
             largest = v.fold(builder.load(most), v.larger)
-            if zero_rows:
+            if how.zero_rows:
                 largest = v.or_zero(largest, -math.inf)
             row.each(find_total)
             sums = v.fold(builder.load(total), v.add)
             factor = 1.0 / sums
-            if zero_rows:
+            if how.zero_rows:
                 factor = v.or_zero(factor, math.inf)
             row.each(lambda at, number, mask: v.store(v.load(at) * factor, at))
-            if causal:  # the others are zero
+            if how.causal:  # the others are zero
                 begin, end = (builder.sdiv(n + (lanes - 1), const(lanes)) for n in (limit, x.columns))
                 with counted(builder, end - begin) as unseen:
                     v.store(v.zero, row.at(begin + unseen))

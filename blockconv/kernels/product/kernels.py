@@ -8,7 +8,7 @@ from blockconv.jit.arguments import Arguments, group, word
 from blockconv.jit.ir import as_float64, call_kernel, fill_memory, load_i64
 from blockconv.kernels.common.operands import Operands
 from blockconv.kernels.common.tile_record import ReductionWords, TileRecord
-from blockconv.kernels.product.codegen import Matrix, Scores, matrix_packer, softmax_of_scores
+from blockconv.kernels.product.codegen import AttentionSpec, Matrix, Scores, matrix_packer, softmax_of_scores
 from blockconv.kernels.product.codegen_few import FewRows, multiply_few_rows, store_few_rows
 
 
@@ -88,29 +88,39 @@ class RowWords(Arguments):
     block_bytes = word("from a packed block to the next", "bytes")
 
 
-class PairWords(Arguments):
-    """Where the matrices of a product are."""
+class MatrixWords(Arguments):
+    """Where the matrices of a result are."""
 
     src = word("from the first left matrix to this one", "bytes")
-    wei = word("from the first panel to this matrix's", "bytes")
+    keys = word("from the first right matrix, or panel, of the scores to this one", "bytes")
+    wei = word("likewise of the product", "bytes")
+    mask = word("from the first element of the mask to this matrix's", "bytes")
     dst = word("from the first result to this one", "bytes")
 
 
 class ProductOperands(Operands):
-    """The operands of a product of matrices, and how tasks share it."""
+    """The operands of a product of matrices, and how tasks share it. The left matrices of attention are scores."""
 
-    wei = word("the right matrices: packed, or of few rows as they are", "address")
+    keys = word("what rows are multiplied by to be scores: packed, or of few rows as they are", "address")
+    wei = word("the right matrices, likewise", "address")
+    mask = word("what is added to scores; 0: nothing", "address")
+    mask_row = word("from a row of the mask to the next", "bytes")
+    scale = word("what scores are multiplied by", "bits of a float64")
+    scores_at = word("from the scratch to the scores", "bytes")
+    score_block = word("from a vector of a row of scores to the next", "bytes")
+    seen = word("columns of scores")
     splits = word("tasks that share the panels, or the columns")
     rows = group(RowWords, "the rows of the left matrices")
 
 
 class MultiplyArgs(ProductOperands):
-    """A product of matrices."""
+    """A product of matrices, or attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
 
     table = word("the op's table; it begins with a tile's columns of zeros", "address")
-    matrices = word("from the table to the `PairWords` of each product", "bytes")
+    matrices = word("from the table to the `MatrixWords` of each result", "bytes")
     packed_at = word("from the scratch to packed rows", "bytes")
-    product = group(ProductWords, "the product")
+    scores = group(ProductWords, "the product that gives the scores; without softmax, the only one")
+    product = group(ProductWords, "the product that gives the result; its tiles have as many rows")
 
 
 class Extent(NamedTuple):
@@ -191,23 +201,38 @@ def _row_packer(element: int, lanes: int, turned: bool):
     return packed
 
 
+def _scores_of(a, at, address, rows):
+    """The `Scores` of so many rows; at: the `MatrixWords`."""
+    return Scores(
+        address=address,
+        rows=rows.size,
+        block=a.score_block,
+        columns=a.seen,
+        scale=as_float64(a.scale),
+        mask=a.mask + at.mask + rows.first * a.mask_row,
+        mask_row=a.mask_row,
+        first=rows.first,
+    )
+
+
 @jit.kernel
-def multiply(element, lanes, packs, turned):
+def multiply(element, lanes, packs, turned, how: AttentionSpec):
     """A task is some rows of a matrix by some of the panels.
 
     packs: rows are packed in the scratch first, else they are read where they are. turned: in memory, these are
         columns.
     """
-    pack = _row_packer(element, lanes, bool(turned))
+    pack, softmax = _row_packer(element, lanes, bool(turned)), softmax_of_scores(ElementType.of(element), lanes, how)
 
     def kernel(args, first, last, scratch):
         a = MultiplyArgs(args)
         p, r, run, packed = a.product, a.rows, TileRecord(scratch), -1
+        scores = scratch + a.scores_at
         fill_memory(scratch, TileRecord.nbytes, 0)
         for task in range(first, last):
             split, rest = task % a.splits, task // a.splits
             matrix, part = rest // r.tasks, rest % r.tasks
-            at = PairWords(a.table + a.matrices)[matrix]
+            at = MatrixWords(a.table + a.matrices)[matrix]
             rows = rows_of_task(r.rows, p.pixels, r.tasks, part)
             src = a.src + at.src + rows.first * r.src_row
             if packs:
@@ -215,6 +240,11 @@ def multiply(element, lanes, packs, turned):
                     pack(r, src, scratch + a.packed_at, rows.size)
                     packed = rest
                 src = scratch + a.packed_at
+            if how.attends:
+                of = a.scores
+                multiply_rows(of, run, a.table, Rows(src, scores, a.keys + at.keys, rows.size), 0, of.panels)
+                softmax(_scores_of(a, at, scores, rows))
+                src = scores
             x = Rows(src, a.dst + at.dst + rows.first * p.dst_pixel, a.wei + at.wei, rows.size)
             multiply_rows(p, run, a.table, x, p.panels * split // a.splits, p.panels * (split + 1) // a.splits)
 
@@ -222,12 +252,13 @@ def multiply(element, lanes, packs, turned):
 
 
 class FewArgs(ProductOperands):
-    """A product of few rows, whose right matrices are read where they are."""
+    """A product of few rows, or attention, whose right matrices are read where they are."""
 
-    matrices = word("a table of `PairWords`, one for each product", "address")
+    matrices = word("a table of `MatrixWords`, one for each result", "address")
     width = word("columns of a task")
-    columns = word("of the product")
-    wei_row = word("from a row of a right matrix to the next, as it is in memory", "bytes")
+    columns = word("of the result")
+    keys_row = word("from a row of what gives scores to the next, as it is in memory", "bytes")
+    wei_row = word("likewise of a right matrix", "bytes")
     wei_split = word("from a task's columns to those of the next", "bytes")
     dst_row = word("from a row of the result to the next", "bytes")
     itemsize = word("of an element of the result", "bytes")
@@ -235,157 +266,32 @@ class FewArgs(ProductOperands):
 
 
 @jit.kernel
-def multiply_few(element, lanes, rows, turned, wei_turned):
-    """A task is some columns of a product of so many rows.
+def multiply_few(element, lanes, rows, turned, how: AttentionSpec):
+    """A task is some columns of a result of so many rows.
 
-    turned, wei_turned: the rows in memory of the left, and of the right matrices are their columns.
-    """
-    kind = ElementType.of(element)
-    pack, store = _row_packer(element, lanes, bool(turned)), store_few_rows(kind, lanes, rows)
-    multiply_rows_by = multiply_few_rows(kind, lanes, rows, bool(wei_turned))
-
-    def kernel(args, first, last, scratch):
-        a, packed = FewArgs(args), -1
-        for task in range(first, last):
-            split, matrix = task % a.splits, task // a.splits
-            at, column = PairWords(a.matrices)[matrix], split * a.width
-            if matrix != packed:
-                pack(a.rows, a.src + at.src, scratch, rows)
-                packed = matrix
-            columns = min(a.width, a.columns - column)
-            multiply_rows_by(
-                FewRows(
-                    src=scratch,
-                    wei=a.wei + at.wei + split * a.wei_split,
-                    stride=a.wei_row,
-                    depth=a.rows.depth,
-                    columns=columns,
-                    sums=scratch + a.sums_at,
-                )
-            )
-            store(scratch + a.sums_at, a.dst + at.dst + column * a.itemsize, a.dst_row, columns)
-
-    return kernel
-
-
-# ---------------------------------------------------------------- attention
-
-
-class HeadWords(Arguments):
-    """Where the matrices of an attention are."""
-
-    src = word("from the first left matrix to this one", "bytes")
-    keys = word("from the first panel of keys to this matrix's", "bytes")
-    values = word("from the first panel of values to this matrix's", "bytes")
-    mask = word("from the first element of the mask to this matrix's", "bytes")
-    dst = word("from the first result to this one", "bytes")
-
-
-class AttentionWords(Operands):
-    """Attention."""
-
-    keys = word("the matrices that the left ones are multiplied by: packed, or of few rows as they are", "address")
-    values = word("the matrices that the softmax of scores is multiplied by, likewise", "address")
-    mask = word("what is added to scores; 0: nothing", "address")
-    scores_at = word("from the scratch to the scores; the packed rows come first", "bytes")
-    score_block = word("from a vector of a row of scores to the next", "bytes")
-    mask_row = word("from a row of the mask to the next", "bytes")
-    scale = word("what scores are multiplied by", "bits of a float64")
-    rows = group(RowWords, "the rows of the left matrices")
-
-
-class AttendArgs(AttentionWords):
-    """Attention. A task makes all scores of its rows, [vector][row][lane], in the scratch."""
-
-    table = word("the op's table; it begins with a tile's columns of zeros", "address")
-    matrices = word("from the table to the `HeadWords` of each", "bytes")
-    packed_at = word("from the scratch to packed rows", "bytes")
-    columns = word("of scores")
-    first = group(ProductWords, "the product that gives the scores")
-    second = group(ProductWords, "the product of their softmax; its tiles have as many rows")
-
-
-@jit.kernel
-def attend(element, lanes, packs, turned, masked, causal, zero_rows):
-    """A task is some rows of a matrix. packs, turned: as in `multiply`. The others: as in `softmax_of_scores`."""
-    pack = _row_packer(element, lanes, bool(turned))
-    softmax = softmax_of_scores(ElementType.of(element), lanes, bool(masked), bool(causal), bool(zero_rows))
-
-    def kernel(args, first, last, scratch):
-        a = AttendArgs(args)
-        p, r, run, scores = a.first, a.rows, TileRecord(scratch), scratch + a.scores_at
-        fill_memory(scratch, TileRecord.nbytes, 0)
-        for task in range(first, last):
-            matrix, part = task // r.tasks, task % r.tasks
-            at = HeadWords(a.table + a.matrices)[matrix]
-            rows = rows_of_task(r.rows, p.pixels, r.tasks, part)
-            src = a.src + at.src + rows.first * r.src_row
-            if packs:
-                pack(r, src, scratch + a.packed_at, rows.size)
-                src = scratch + a.packed_at
-            multiply_rows(p, run, a.table, Rows(src, scores, a.keys + at.keys, rows.size), 0, p.panels)
-            softmax(
-                Scores(
-                    address=scores,
-                    rows=rows.size,
-                    block=a.score_block,
-                    columns=a.columns,
-                    scale=as_float64(a.scale),
-                    mask=a.mask + at.mask + rows.first * a.mask_row,
-                    mask_row=a.mask_row,
-                    first=rows.first,
-                )
-            )
-            p2 = a.second
-            dst = a.dst + at.dst + rows.first * p2.dst_pixel
-            multiply_rows(p2, run, a.table, Rows(scores, dst, a.values + at.values, rows.size), 0, p2.panels)
-
-    return kernel
-
-
-class AttendFewArgs(AttentionWords):
-    """Attention of few rows. The other matrices are read where they are."""
-
-    matrices = word("a table of `HeadWords`, one for each", "address")
-    keys_row = word("from a row of the keys to the next, as it is in memory", "bytes")
-    values_row = word("likewise of the values", "bytes")
-    dst_row = word("from a row of the result to the next", "bytes")
-    sums_at = word("from the scratch to the rows of the result", "bytes")
-    seen = word("columns of scores")
-    columns = word("of the result")
-
-
-@jit.kernel
-def attend_few(element, lanes, rows, turned, masked, causal, zero_rows):
-    """A task is a matrix of so many rows. masked, causal, zero_rows: as in `softmax_of_scores`.
-
-    turned: bits 0 to 2 say of left matrices, keys and values whether their rows in memory are their columns.
+    turned: bits 0 to 2 say of left and right matrices, and of what gives scores, whether their rows in memory are their
+        columns.
     """
     kind = ElementType.of(element)
     pack, store = _row_packer(element, lanes, bool(turned & 1)), store_few_rows(kind, lanes, rows)
-    multiply_keys, multiply_values = (multiply_few_rows(kind, lanes, rows, bool(turned & bit)) for bit in (2, 4))
-    softmax = softmax_of_scores(kind, lanes, bool(masked), bool(causal), bool(zero_rows))
+    by_wei, by_keys = (multiply_few_rows(kind, lanes, rows, bool(turned & bit)) for bit in (2, 4))
+    softmax = softmax_of_scores(kind, lanes, how)
 
     def kernel(args, first, last, scratch):
-        a = AttendFewArgs(args)
+        a, packed = FewArgs(args), -1
         scores, sums = scratch + a.scores_at, scratch + a.sums_at
         for task in range(first, last):
-            at = HeadWords(a.matrices)[task]
-            pack(a.rows, a.src + at.src, scratch, rows)
-            multiply_keys(FewRows(scratch, a.keys + at.keys, a.keys_row, a.rows.depth, a.seen, scores))
-            softmax(
-                Scores(
-                    address=scores,
-                    rows=rows,
-                    block=a.score_block,
-                    columns=a.seen,
-                    scale=as_float64(a.scale),
-                    mask=a.mask + at.mask,
-                    mask_row=a.mask_row,
-                    first=0,
-                )
-            )
-            multiply_values(FewRows(scores, a.values + at.values, a.values_row, a.seen, a.columns, sums))
-            store(sums, a.dst + at.dst, a.dst_row, a.columns)
+            split, matrix = task % a.splits, task // a.splits
+            at, column, depth, src = MatrixWords(a.matrices)[matrix], split * a.width, a.rows.depth, scratch
+            if matrix != packed:
+                pack(a.rows, a.src + at.src, scratch, rows)
+                packed = matrix
+            if how.attends:
+                by_keys(FewRows(scratch, a.keys + at.keys, a.keys_row, depth, a.seen, scores))
+                softmax(_scores_of(a, at, scores, Extent(0, rows)))
+                src, depth = scores, a.seen
+            columns = min(a.width, a.columns - column)
+            by_wei(FewRows(src, a.wei + at.wei + split * a.wei_split, a.wei_row, depth, columns, sums))
+            store(sums, a.dst + at.dst + column * a.itemsize, a.dst_row, columns)
 
     return kernel

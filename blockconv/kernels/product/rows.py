@@ -11,12 +11,12 @@ Buffers: matmul: a, b, result, memory for the panels. attention: a, b, c, perhap
 panels of b and of c.
 """
 
+import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockconv.core.checks import Pair
 from blockconv.core.layout import row_major
 from blockconv.core.product_problem import AttentionProblem
 from blockconv.core.types import FLOATS, ElementType, element
@@ -37,9 +37,11 @@ from blockconv.kernels.product.blocking import (
     row_tasks,
     zeros_and,
 )
+from blockconv.kernels.product.codegen import AttentionSpec
 from blockconv.kernels.table import Primitive, Row
 from blockconv.runtime import OWN_TABLE, Buffer, Launch
 
+EXP_CYCLES = 12.0  # of a vector of scores that becomes powers, and is read and written three times
 FEW_ROWS = 8  # of a left matrix, at most: right matrices are read once, where they are
 FEW_BYTES = 1 << 14  # of the sums of such a task, at most: they stay in the first-level cache
 RECORD = -(-TileRecord.nbytes // 128) * 128
@@ -157,9 +159,6 @@ def left(request: Request, x: Product, at: Matrices, tasks: int) -> Left:
     return Left(turned, packs, min(x.rows, most) | 1, tasks)  # blocks of an odd number of lines share no sets
 
 
-# ---------------------------------------------------------------- products
-
-
 def _is_few(x: Product, like: Product | None) -> bool:
     """Whether right matrices are read once, where they are.
 
@@ -168,254 +167,179 @@ def _is_few(x: Product, like: Product | None) -> bool:
     return x.rows <= FEW_ROWS and (like is None or x.rows == like.rows)
 
 
-class _MatMul:
-    """A product on a machine: the offsets of its matrices, and how it is cut.
+class _Cut:
+    """A product on a machine, or attention, which is two: the offsets of matrices, and how they are cut.
 
-    Left matrices whose rows have one stride, and which share one right matrix, become one.
+    Left matrices whose rows have one stride, and which share one right matrix, become one. Attention's do not: a task
+    has all scores of some rows in its scratch, and no more of them exist.
     """
 
     def __init__(self, request: Request) -> None:
         self.request, p, kind = request, request.problem, request.types.src
         batch, rows, columns = p.size
+        self.how, scores, right, mask = AttentionSpec(), p, [(p.b, p.orders[1])], (1, 1)
+        if isinstance(p, AttentionProblem):
+            self.how = AttentionSpec(1, p.mask is not None, p.causal, p.zero_rows)
+            scores, right = p.scores, [*right, (p.c, p.orders[2])]
+            mask = (1, 1) if p.mask is None else (1,) * (2 - len(p.mask)) + p.mask
         self.a = Matrices.of(p.a, p.orders[0], batch, kind.itemsize)
-        self.b = Matrices.own(p.b, p.orders[1], kind.itemsize)
-        self.dst = Matrices.of(p.dst_shape, inverse(p.orders[2]), batch, kind.itemsize)
-        self.panels = Matrices.numbers(p.b, p.orders[1], batch)
-        if len(self.b.offsets) == 1 and self.a.is_one(rows) and self.dst.is_one(rows):
-            rows, self.panels = rows * len(self.panels), self.panels[:1]
-            self.a, self.dst = (at._replace(offsets=at.offsets[:1]) for at in (self.a, self.dst))
-        like = None if request.anchor is None else _MatMul(request.at_anchor).x
-        self.x: Product = product(request.machine, ProductSizes(rows, p.depth, columns, kind.computed), like)
-
-        self.is_few = _is_few(self.x, like)
+        self.right = [Matrices.own(*given, kind.itemsize) for given in right]
+        self.numbers = [Matrices.numbers(*given, batch) for given in right]
+        self.dst = Matrices.of(p.dst_shape, inverse(p.orders[-1]), batch, kind.itemsize)
+        self.mask = Matrices.of(mask, None, batch, kind.itemsize)
+        self.mask_row = self.mask.row if mask[-2] > 1 else 0
+        is_one = self.a.is_one(rows) and self.dst.is_one(rows)
+        if not self.how.attends and len(self.right[0].offsets) == 1 and is_one:
+            rows, self.numbers = rows * len(self.numbers[0]), [self.numbers[0][:1]]
+            self.a, self.dst, self.mask = (at._replace(offsets=at.offsets[:1]) for at in (self.a, self.dst, self.mask))
+        like = None if request.anchor is None else _Cut(request.at_anchor).products[0]
+        self.products: list[Product] = []
+        widths = [scores.depth, *[scores.size[2]] * self.how.attends, columns]
+        for depth, width in itertools.pairwise(widths):
+            sizes = ProductSizes(rows, depth, width, kind.computed)
+            first = self.products[0].pixels if self.products else 0
+            self.products.append(product(request.machine, sizes, None if first else like, first))
+        self.is_few = _is_few(self.products[0], like)
 
     @property
-    def nbytes(self) -> tuple[int]:
-        """Bytes of all panels."""
-        return (0 if self.is_few else len(self.b.offsets) * self.x.panels * self.x.panel_bytes,)
+    def nbytes(self) -> tuple[int, ...]:
+        """Bytes of all panels of each right operand."""
+        if self.is_few:
+            return (0,) * len(self.right)
+        return tuple(
+            len(at.offsets) * x.panels * x.panel_bytes for at, x in zip(self.right, self.products, strict=True)
+        )
 
     def seconds(self) -> float:
-        """Predicted: panels are packed, tiles computed."""
-        m, threads, x, p = self.request.machine, self.request.threads, self.x, self.request.problem
-        kind, pairs = self.request.types.src, len(self.panels)
-        if self.is_few:
-            moved = m.move_seconds(kind.itemsize * math.prod(p.b), kind.itemsize * math.prod(p.dst_shape))
-            return m.launch_seconds() + max(moved, pairs * few_rows_seconds(m, x)) / threads
-        (panels,) = self.nbytes
-        packed = m.move_seconds(kind.itemsize * math.prod(p.b), panels)
-        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + panels, kind.itemsize * math.prod(p.dst_shape))
-        return 2 * m.launch_seconds() + (packed + max(moved, pairs * x.seconds(m))) / threads
+        """Predicted: panels are packed, products computed, and powers between them."""
+        m, p, kind = self.request.machine, self.request.problem, self.request.types.src
+        given = kind.itemsize * sum(math.prod(getattr(p, name)) for name in "bc"[: len(self.right)])
+        packed, read = (0.0, given) if self.is_few else (m.move_seconds(given, sum(self.nbytes)), sum(self.nbytes))
+        each = sum(few_rows_seconds(m, x) if self.is_few else x.seconds(m) for x in self.products)
+        if self.how.attends:
+            each += self.products[0].rows * self.products[1].steps * EXP_CYCLES * m.cycle_seconds()
+        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + read, kind.itemsize * math.prod(p.dst_shape))
+        launched = m.launch_seconds() * (1 if self.is_few else 1 + len(self.right))
+        return launched + (packed + max(moved, len(self.dst.offsets) * each)) / self.request.threads
 
     def launches(self) -> list[Launch]:
-        request, x, kind = self.request, self.x, self.request.types.src
-        if 0 in request.problem.dst_shape:
+        if 0 in self.request.problem.dst_shape:
             return []
-        if self.is_few:
-            return [self._few()]
-        held, cache = x.element.itemsize, request.machine.second_level_cache
-        pairs = len(self.panels)
-        tasks = row_tasks(request, x, pairs, x.depth * held, cache // 4)
-        rows = left(request, x, self.a, tasks)
-        block = rows.block_bytes(x) if rows.packs else x.lanes * held
-        steps = [block * k for k in range(x.steps)]
-        zeros = x.width * held
-        matrices = [self.a.offsets, self.panels * (x.panels * x.panel_bytes), self.dst.offsets]
-        table = zeros_and(steps, np.stack(matrices, axis=1), zeros=zeros)
-        ends = Ends(
-            src_pixel=x.lanes * held if rows.packs else self.a.row,
-            dst=kind,
-            dst_pixel=self.dst.row,
-            dst_block=x.lanes * kind.itemsize,
-            dst_panel=x.width * kind.itemsize,
-            tiles=-(-x.tiles // tasks),
-        )
+        return [self._few()] if self.is_few else self._by_panels()
+
+    @property
+    def _words(self) -> dict[str, Any]:
+        """The words that both kernels take from a problem."""
+        return {
+            "src": Buffer(0),
+            "mask": Buffer(3) if self.how.masked else 0,
+            "dst": Buffer(self._inputs),
+            "mask_row": self.mask_row,
+            "scale": element("float64").bits(self.request.problem.scale if self.how.attends else 1.0),
+            "seen": self.products[0].columns,
+        }
+
+    @property
+    def _inputs(self) -> int:
+        return 1 + len(self.right) + self.how.masked
+
+    def _matrices(self, right: list[Offsets]) -> Offsets:
+        """The `MatrixWords` of each result. right: offsets of the matrices of right operands."""
+        return np.stack([self.a.offsets, right[0], right[-1], self.mask.offsets, self.dst.offsets], axis=1)
+
+    def _by_panels(self) -> list[Launch]:
+        request, kind, isa = self.request, self.request.types.src, self.request.machine.isa
+        x, last, attends = self.products[0], self.products[-1], self.how.attends
+        cache = request.machine.second_level_cache
+        count, vector = len(self.dst.offsets), x.lanes * kind.computed.itemsize
+        vectors = x.panels * x.vectors * attends  # of a row of scores
+        # Tasks have their scores in the cache, or their rows.
+        row_bytes, most = (vectors * vector, cache // 8) if attends else (x.depth * x.element.itemsize, cache // 4)
+        tasks = row_tasks(request, x, count, row_bytes, most)
+        rows, tiles = left(request, x, self.a, tasks), -(-x.tiles // tasks)
+        block, src_pixel = (rows.block_bytes(x), vector) if rows.packs else (vector, self.a.row)
+        score_block = rows.block_bytes(x)
+        steps = [range(0, block * x.steps, block), range(0, score_block * last.steps, score_block)][
+            : len(self.products)
+        ]
+        zeros = max(each.width for each in self.products) * x.element.itemsize
+        sizes = [each.panels * each.panel_bytes for each in self.products]
+        matrices = self._matrices([numbers * size for numbers, size in zip(self.numbers, sizes, strict=True)])
+        table, at = zeros_and(*steps, matrices, zeros=zeros), 8 * -(-zeros // 8)
+        stored = kind, self.dst.row, x.lanes * kind.itemsize, last.width * kind.itemsize, tiles
+        ends = Ends(vector if attends else src_pixel, *stored)
+        scores = words = product_words(last, isa.fma, ends, at + 8 * x.steps * attends, last.columns)
+        if attends:
+            of_scores = Ends(src_pixel, x.element, vector, score_block, x.vectors * score_block, tiles)
+            scores = product_words(x, isa.fma, of_scores, at, x.panels * x.width)
         wanted = 3 * request.threads if request.threads > 1 else 1
-        splits = max(1, min(x.panels, wanted // (pairs * tasks)))
+        splits = 1 if attends else max(1, min(x.panels, wanted // (count * tasks)))
+        scores_at = RECORD + score_block * x.steps * rows.packs
+        panels = [Buffer(self._inputs + 1 + k) for k in range(len(self.right))]
         args = kernels.MultiplyArgs(
-            src=Buffer(0),
-            wei=Buffer(3),
-            dst=Buffer(2),
-            table=OWN_TABLE,
-            matrices=8 * (-(-zeros // 8) + x.steps),
+            **self._words,
+            keys=panels[0],
+            wei=panels[-1],
+            scores_at=scores_at,
+            score_block=score_block,
             splits=splits,
-            packed_at=RECORD,
             rows=rows.words(x, self.a),
-            product=product_words(x, request.machine.isa.fma, ends, 8 * -(-zeros // 8), x.columns),
+            table=OWN_TABLE,
+            matrices=at + 8 * sum(map(len, steps)),
+            packed_at=RECORD,
+            scores=scores,
+            product=words,
         )
-        kernel = kernels.multiply(kind.code, x.lanes, rows.packs, rows.turned)
-        scratch = RECORD + (rows.block_bytes(x) * x.steps if rows.packs else 0)
-        first = panels_op(request, x, self.b, Buffer(1), Buffer(3))
-        return [first, Launch(kernel, args, pairs * tasks * splits, scratch=scratch, table=table)]
+        kernel = kernels.multiply(kind.code, x.lanes, rows.packs, rows.turned, self.how)
+        scratch = scores_at + score_block * vectors
+        return [
+            *(
+                panels_op(request, each, own, Buffer(1 + k), panels[k])
+                for k, (each, own) in enumerate(zip(self.products, self.right, strict=True))
+            ),
+            Launch(kernel, args, count * tasks * splits, scratch=scratch, table=table),
+        ]
 
     def _few(self) -> Launch:
-        """The right matrices are read where they are. Tasks share columns: a thread reads long runs of a row."""
-        x, kind, pairs, threads = self.x, self.request.types.src, len(self.panels), self.request.threads
-        vectors, turned = -(-x.columns // x.lanes), self.b.column != kind.itemsize
-        splits = max(-(-threads // pairs), -(-x.rows * x.columns * x.element.itemsize // FEW_BYTES))
-        width = x.lanes * -(-vectors // splits)
-        splits, rows = -(-x.columns // width), Left(self.a.column != kind.itemsize, True, x.rows, 1)
-        sums_at = rows.block_bytes(x) * x.steps
+        """Right matrices are read where they are. Tasks share columns of a product: a thread reads long runs of a row.
+
+        Of attention a task is a matrix.
+        """
+        kind, x, last, threads = self.request.types.src, self.products[0], self.products[-1], self.request.threads
+        count, vectors = len(self.dst.offsets), -(-last.columns // x.lanes)
+        turned = [at.column != kind.itemsize for at in (self.a, self.right[-1], self.right[0])]
+        wei_row, keys_row = (
+            at.column if flag else at.row for at, flag in zip((self.right[-1], self.right[0]), turned[1:], strict=True)
+        )
+        splits = max(-(-threads // count), -(-last.rows * last.columns * last.element.itemsize // FEW_BYTES))
+        width = x.lanes * -(-vectors // (1 if self.how.attends else splits))
+        splits, rows = -(-last.columns // width), Left(turned[0], True, x.rows, 1)
+        block = rows.block_bytes(x)
+        scores_at = block * x.steps
+        sums_at = scores_at + (block * last.steps if self.how.attends else 0)
         args = kernels.FewArgs(
-            src=Buffer(0),
-            wei=Buffer(1),
-            dst=Buffer(2),
-            matrices=OWN_TABLE,
+            **self._words,
+            keys=Buffer(1),
+            wei=Buffer(len(self.right)),
+            scores_at=scores_at,
+            score_block=block,
             splits=splits,
+            rows=rows.words(x, self.a),
+            matrices=OWN_TABLE,
             width=width,
-            columns=x.columns,
-            wei_row=self.b.column if turned else self.b.row,
-            wei_split=width * self.b.column,
+            columns=last.columns,
+            keys_row=keys_row,
+            wei_row=wei_row,
+            wei_split=width * self.right[-1].column,
             dst_row=self.dst.row,
             itemsize=kind.itemsize,
             sums_at=sums_at,
-            rows=rows.words(x, self.a),
         )
-        table = np.stack([self.a.offsets, self.b.offsets[self.panels], self.dst.offsets], axis=1)
-        kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, rows.turned, turned)
-        scratch = sums_at + x.rows * width * x.element.itemsize
-        return Launch(kernel, args, pairs * splits, scratch=scratch, table=table.reshape(-1))
-
-
-# ---------------------------------------------------------------- attention
-
-EXP_CYCLES = 12.0  # of a vector of scores that becomes powers, and is read and written three times
-
-
-class _Attention:
-    """Attention on a machine. A task has all scores of some rows in its scratch, and no more of them exist."""
-
-    def __init__(self, request: Request) -> None:
-        self.request, p, kind = request, request.problem, request.types.src
-        batch, rows, columns = p.size
-        self.a = Matrices.of(p.a, p.orders[0], batch, kind.itemsize)
-        right = (p.b, p.orders[1]), (p.c, p.orders[2])
-        self.keys, self.values = (Matrices.own(*given, kind.itemsize) for given in right)
-        self.dst = Matrices.of(p.dst_shape, inverse(p.orders[3]), batch, kind.itemsize)
-        self.numbers = [Matrices.numbers(*given, batch) for given in right]
-        mask = (1, 1) if p.mask is None else (1,) * (2 - len(p.mask)) + p.mask
-        self.mask = Matrices.of(mask, None, batch, kind.itemsize)
-        self.mask_row = self.mask.row if mask[-2] > 1 else 0
-        like = None if request.anchor is None else _Attention(request.at_anchor).first
-        keys, of = p.scores.size[2], kind.computed
-        self.first: Product = product(request.machine, ProductSizes(rows, p.scores.depth, keys, of), like)
-        self.second = product(request.machine, ProductSizes(rows, keys, columns, of), None, self.first.pixels)
-        self.is_few = _is_few(self.first, like)
-
-    @property
-    def nbytes(self) -> Pair:
-        """Bytes of all panels of keys, and of values."""
-        if self.is_few:
-            return 0, 0
-        one, two = (
-            len(at.offsets) * x.panels * x.panel_bytes
-            for at, x in ((self.keys, self.first), (self.values, self.second))
-        )
-        return one, two
-
-    def seconds(self) -> float:
-        """Predicted: panels are packed, both products computed, and powers between them."""
-        m, p, count = self.request.machine, self.request.problem, len(self.dst.offsets)
-        kind, panels = self.request.types.src, sum(self.nbytes)
-        given = kind.itemsize * (math.prod(p.b) + math.prod(p.c))
-        packed, read = (0.0, given) if self.is_few else (m.move_seconds(given, panels), panels)
-        powers = self.first.rows * self.second.steps * EXP_CYCLES * m.cycle_seconds()
-        of = (few_rows_seconds(m, x) if self.is_few else x.seconds(m) for x in (self.first, self.second))
-        computed = count * (sum(of) + powers)
-        moved = m.move_seconds(kind.itemsize * math.prod(p.a) + read, kind.itemsize * math.prod(p.dst_shape))
-        return 3 * m.launch_seconds() + (packed + max(moved, computed)) / self.request.threads
-
-    def launches(self) -> list[Launch]:
-        request, p, kind = self.request, self.request.problem, self.request.types.src
-        first, second, held = self.first, self.second, self.first.element.itemsize
-        if 0 in p.dst_shape:
-            return []
-        if self.is_few:
-            return [self._few()]
-        count, inputs = len(self.dst.offsets), 3 + (p.mask is not None)
-        vectors = first.panels * first.vectors
-        tasks = row_tasks(request, first, count, vectors * first.lanes * held, request.machine.second_level_cache // 8)
-        rows = left(request, first, self.a, tasks)
-        block, vector = rows.block_bytes(first), first.lanes * held
-        zeros = max(first.width, second.width) * held
-        steps = [
-            [(block if rows.packs else vector) * k for k in range(first.steps)],
-            range(0, block * second.steps, block),
-        ]
-        matrices = [self.a.offsets, *self._panels(), self.mask.offsets, self.dst.offsets]
-        table = zeros_and(*steps, np.stack(matrices, axis=1), zeros=zeros)
-        at, tiles = 8 * -(-zeros // 8), -(-first.tiles // tasks)
-        of_scores = Ends(
-            vector if rows.packs else self.a.row, first.element, vector, block, first.vectors * block, tiles
-        )
-        ends = Ends(vector, kind, self.dst.row, first.lanes * kind.itemsize, second.width * kind.itemsize, tiles)
-        scores_at = RECORD + (block * first.steps if rows.packs else 0)
-        fma = request.machine.isa.fma
-        args = kernels.AttendArgs(
-            src=Buffer(0),
-            keys=Buffer(inputs + 1),
-            values=Buffer(inputs + 2),
-            mask=Buffer(3) if inputs > 3 else 0,
-            dst=Buffer(inputs),
-            table=OWN_TABLE,
-            matrices=at + 8 * (first.steps + second.steps),
-            packed_at=RECORD,
-            scores_at=scores_at,
-            score_block=block,
-            columns=first.columns,
-            mask_row=self.mask_row,
-            scale=element("float64").bits(p.scale),
-            rows=rows.words(first, self.a),
-            first=product_words(first, fma, of_scores, at, first.panels * first.width),
-            second=product_words(second, fma, ends, at + 8 * first.steps, second.columns),
-        )
-        flags = rows.packs, rows.turned, inputs > 3, p.causal, p.zero_rows
-        kernel = kernels.attend(kind.code, first.lanes, *map(int, flags))
-        return [
-            panels_op(request, first, self.keys, Buffer(1), Buffer(inputs + 1)),
-            panels_op(request, second, self.values, Buffer(2), Buffer(inputs + 2)),
-            Launch(kernel, args, count * tasks, scratch=scores_at + block * vectors, table=table),
-        ]
-
-    def _few(self) -> Launch:
-        """Keys and values are read where they are. A task is a matrix."""
-        p, kind, first = self.request.problem, self.request.types.src, self.first
-        inputs, sides = 3 + (p.mask is not None), (self.a, self.keys, self.values)
-        turned = [at.column != kind.itemsize for at in sides]
-        _, keys_row, values_row = (at.column if flag else at.row for at, flag in zip(sides, turned, strict=True))
-        rows = Left(turned[0], True, first.rows, 1)
-        block = rows.block_bytes(first)
-        scores_at = block * first.steps
-        sums_at = scores_at + block * self.second.steps
-        args = kernels.AttendFewArgs(
-            src=Buffer(0),
-            keys=Buffer(1),
-            values=Buffer(2),
-            mask=Buffer(3) if inputs > 3 else 0,
-            dst=Buffer(inputs),
-            matrices=OWN_TABLE,
-            keys_row=keys_row,
-            values_row=values_row,
-            mask_row=self.mask_row,
-            dst_row=self.dst.row,
-            scores_at=scores_at,
-            score_block=block,
-            sums_at=sums_at,
-            seen=first.columns,
-            columns=self.second.columns,
-            scale=element("float64").bits(p.scale),
-            rows=rows.words(first, self.a),
-        )
-        of = [at.offsets[numbers] for at, numbers in zip(sides[1:], self.numbers, strict=True)]
-        table = np.stack([self.a.offsets, *of, self.mask.offsets, self.dst.offsets], axis=1)
-        bits, flags = sum(1 << k for k, flag in enumerate(turned) if flag), (inputs > 3, p.causal, p.zero_rows)
-        kernel = kernels.attend_few(kind.code, first.lanes, first.rows, bits, *map(int, flags))
-        scratch = sums_at + block * -(-self.second.columns // first.lanes)
-        return Launch(kernel, args, len(self.dst.offsets), scratch=scratch, table=table.reshape(-1))
-
-    def _panels(self) -> list[Offsets]:
-        """For each matrix, from the first panel of keys to its own, and of values."""
-        sizes = (x.panels * x.panel_bytes for x in (self.first, self.second))
-        return [numbers * size for numbers, size in zip(self.numbers, sizes, strict=True)]
+        of = [at.offsets[numbers] for at, numbers in zip(self.right, self.numbers, strict=True)]
+        bits = sum(1 << k for k, flag in enumerate(turned[: 1 + len(self.right)]) if flag)
+        kernel = kernels.multiply_few(kind.code, x.lanes, x.rows, bits, self.how)
+        scratch = sums_at + block * -(-width // x.lanes)
+        return Launch(kernel, args, count * splits, scratch=scratch, table=self._matrices(of).reshape(-1))
 
 
 def _make(request: Request) -> Primitive | Reason:
@@ -423,7 +347,7 @@ def _make(request: Request) -> Primitive | Reason:
     for layout, shape in ((request.src, p.src_shape), (request.dst, p.dst_shape)):
         if layout != row_major(len(shape)):
             return f"needs arrays in row-major order, unlike {layout}"
-    found = _Attention(request) if isinstance(p, AttentionProblem) else _MatMul(request)
+    found = _Cut(request)
     return Primitive(found.seconds, found.launches, workspace=found.nbytes)
 
 
